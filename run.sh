@@ -261,7 +261,7 @@ alone() {
 # report RUN...: needs no flags of the example, and no launch.
 report() {
   set_up
-  exec "$venv/bin/python" -m recsuite.monitoring.runs "$@"
+  exec "$venv/bin/python" -m recsuite.monitoring.results "$@"
 }
 
 # It sees what local rank 0 of train's launch would see.

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from recsuite.checkpoint.checkpointer import Checkpointer
 from recsuite.checkpoint.storage.directory import deltas_in
-from recsuite.checkpoint.storage.dynamic.files import name_of
+from recsuite.checkpoint.storage.dynamic import name_of
 from recsuite.checkpoint.storage.manifest import Progress, read_manifest
 from recsuite.checkpoint.storage.writer import retire
 from recsuite.config.config import Config

@@ -26,7 +26,7 @@ from environment import DOCS, describe, finish, in_words, make_parser
 from figures import bar
 
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
-from recsuite.serving.index.nearest import NearestItems
+from recsuite.serving.index import NearestItems
 
 K, USERS = 100, 500
 RECALL, LIMIT = 0.99, 1_000

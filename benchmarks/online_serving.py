@@ -32,7 +32,7 @@ from online_quality import Lines, train
 
 from recsuite.checkpoint.storage.directory import LATEST
 from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
-from recsuite.serving.followers.following import wait_for_first
+from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 
 PAGE = DOCS / "dynamic.md"

@@ -15,8 +15,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.checkpoint.storage.stream_progress import StreamProgress
+from recsuite.checkpoint.storage.manifest import Progress, StreamProgress
 from recsuite.errors import UserError
 from recsuite.files import local
 from recsuite.runtime.console import say

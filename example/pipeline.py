@@ -25,7 +25,7 @@ from recsuite.tools import script
 from recsuite.tools.trainings import newest, started, working_folder
 
 if TYPE_CHECKING:
-    from recsuite.serving.followers.chain import Chain
+    from recsuite.serving.followers import Chain
     from recsuite.serving.served import ServedModel
     from recsuite.tools.cases import Cases
 
@@ -68,7 +68,7 @@ def run(flags: argparse.Namespace, others: Sequence[str]) -> int:
 
 def serve(save_dir: Path, given: Sequence[object]) -> Chain:
     """Train both, and serve the newest of each until both have ended; what is served then."""
-    from recsuite.serving.followers.chain import Chain
+    from recsuite.serving.followers import Chain
 
     folders = {"retriever": save_dir / "retriever", "ranker": save_dir / "ranker"}
     commands = {
@@ -123,7 +123,7 @@ def asked(
     model: ServedModel, values: dict[str, list[Any]], k: int, exclude: list[Any]
 ) -> list[list[tuple[Any, float]]]:
     """What one model alone recommends."""
-    from recsuite.serving.followers.chain import told
+    from recsuite.serving.followers import told
 
     return model.recommend(told(model, values), k, exclude=exclude)
 

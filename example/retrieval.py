@@ -24,7 +24,7 @@ from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 
 if TYPE_CHECKING:
-    from recsuite.serving.display.viewer import Viewer
+    from recsuite.serving.display import Viewer
     from recsuite.serving.served import Follower, ServedModel
 
 # Items drawn for a step compete beside those of the batch, where seldom ones are seldom.
@@ -118,7 +118,7 @@ def follow(follower: Follower) -> None:
 
 def measure(model: ServedModel, viewers: Sequence[Viewer]) -> None:
     """Hold the index against exact search, for as many lists as it looks in."""
-    from recsuite.serving.index.curve import K, curve_lines, recall_curve
+    from recsuite.serving.index import K, curve_lines, recall_curve
 
     told = [viewer.values(model.snapshot) for viewer in viewers]
     users, items = model.vectors_of({name: [values[name][0] for values in told] for name in told[0]})

@@ -86,7 +86,7 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve.py needs {error.name}, which is not installed; run {INSTALL}") from None
-    from recsuite.serving.followers.following import follow, wait_for_first
+    from recsuite.serving.followers import follow, wait_for_first
     from recsuite.serving.served import Follower
 
     with bound(flags.host, flags.port) as port:
@@ -148,7 +148,7 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
 
-    from recsuite.serving.followers.following import of_one_moment, unknown_of
+    from recsuite.serving.followers import of_one_moment, unknown_of
 
     app, model, slots = FastAPI(title="recommendations"), follower.model, anyio.Semaphore(COMPUTATIONS)
     of_score, of_recommend = bodies(model.snapshot)

@@ -15,7 +15,7 @@ PUBLIC = {
     "DenseNumbers": "models.heads",
     "Epoch": "training.callbacks",
     "FeatureRows": "models.rows",
-    "FittedModel": "tools.fitted",
+    "FittedModel": "tools.fitting",
     "FileTracker": "monitoring.trackers",
     "Follower": "serving.served",
     "Inputs": "models.rows",

@@ -36,9 +36,15 @@ from recsuite.checkpoint.storage import shards as parts
 from recsuite.checkpoint.storage.chain import chain_at, check_whole
 from recsuite.checkpoint.storage.choice import chosen_chain
 from recsuite.checkpoint.storage.directory import BEST, LATEST, full_checkpoints_in, newest_in, step_of
-from recsuite.checkpoint.storage.dynamic.files import opened
-from recsuite.checkpoint.storage.dynamic.record import DynamicRecord
-from recsuite.checkpoint.storage.manifest import MANIFEST, VOCABULARY, Progress, read_manifest, write_manifest
+from recsuite.checkpoint.storage.dynamic import opened
+from recsuite.checkpoint.storage.manifest import (
+    MANIFEST,
+    VOCABULARY,
+    DynamicRecord,
+    Progress,
+    read_manifest,
+    write_manifest,
+)
 from recsuite.datasets.opening import open_data
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsuite.checkpoint.dynamic.loading import check_tables
-from recsuite.checkpoint.dynamic.tables import DynamicTables
-from recsuite.checkpoint.storage.dynamic.texts import Texts
+from recsuite.checkpoint.dynamic import DynamicTables, check_tables
+from recsuite.checkpoint.storage.dynamic import Texts
 from recsuite.checkpoint.storage.manifest import Manifest, Progress
 from recsuite.checkpoint.storage.shards import check_shard_files, shard_file_name, write_shard_file
 from recsuite.errors import UserError

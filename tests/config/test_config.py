@@ -17,7 +17,7 @@ from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import parse_args, sentences_of
 from recsuite.config.sections import Section
 from recsuite.errors import UserError
-from recsuite.monitoring import runs
+from recsuite.monitoring import results
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import python
 
@@ -285,7 +285,7 @@ def test_a_set_with_a_name_is_not_written_into_a_url() -> None:
         lambda url: serve.parse(["--save_dir", url]),
         lambda url: pipeline.parse(["--save_dir", url]),
         lambda url: online.parse(["--save_dir", url]),
-        lambda url: runs.main([url]),
+        lambda url: results.main([url]),
         lambda url: ServedModel.open(url),
         lambda url: ServedModel.open(Path(url)),
         lambda url: Follower(".", start=url),

@@ -11,7 +11,7 @@ import pytest
 
 from recsuite.config.sections import ModelConfig
 from recsuite.models.tasks import TASKS
-from recsuite.monitoring.runs import find_runs, lower_is_better, main
+from recsuite.monitoring.results import find_runs, lower_is_better, main
 from tests.support.launch import python, succeeded
 
 REPORT: dict[str, Any] = {
@@ -130,7 +130,7 @@ def test_the_table_judges_as_the_tasks_do() -> None:
 )
 def test_a_report_that_is_none_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.json").write_text(text)
-    result = python("-m", "recsuite.monitoring.runs", tmp_path)
+    result = python("-m", "recsuite.monitoring.results", tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(f"report: {tmp_path}/metrics.json is not the report of a training (")
     assert result.stderr.endswith("); leave its run out.\n")
@@ -139,7 +139,7 @@ def test_a_report_that_is_none_is_one_sentence(tmp_path: Path, text: str) -> Non
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
     for folder, sentence in ((tmp_path, "holds no metrics.json"), (tmp_path / "gone", "is not a folder")):
-        result = python("-m", "recsuite.monitoring.runs", folder)
+        result = python("-m", "recsuite.monitoring.results", folder)
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr == (
             f"report: {folder} {sentence}; give folders that were a run's --report_dir, or hold such.\n"
@@ -147,6 +147,6 @@ def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_real_report_is_a_row(watched: tuple[str, Path]) -> None:
-    output = succeeded(python("-m", "recsuite.monitoring.runs", watched[1]))
+    output = succeeded(python("-m", "recsuite.monitoring.results", watched[1]))
     assert "ratings in the test" in output
     assert f"| {watched[1].name} " in output

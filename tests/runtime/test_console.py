@@ -84,7 +84,7 @@ def test_streams_that_were_closed_before_it_began_take_everything(tmp_path: Path
     [
         [EXAMPLE, "--epochs", "1"],
         [EXAMPLE, "--recommend", "--user", "1"],
-        ["-m", "recsuite.monitoring.runs", "runs"],
+        ["-m", "recsuite.monitoring.results", "runs"],
         [*LAUNCHER, "--standalone", "--nproc_per_node=2", EXAMPLE],
     ],
 )

@@ -405,7 +405,7 @@ def test_runs_are_compared_by_one_process_that_gets_the_arguments(copy: Copy) ->
     copy.run("report", "two words", "another")
     assert not copy.calls("recsuite.launcher")
     assert copy.installs() == ["--no-deps|-r|requirements.txt"]
-    assert copy.calls()[-1] == "-m|recsuite.monitoring.runs|two words|another"
+    assert copy.calls()[-1] == "-m|recsuite.monitoring.results|two words|another"
 
 
 # --- doctor ---

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recsuite.errors import UserError
-from recsuite.serving.followers.chain import Chain
+from recsuite.serving.followers import Chain
 from recsuite.serving.served import ServedModel
 from recsuite.tools.cases import Cases, latencies
 from tests.support.random_model import ITEMS, snapshot_of

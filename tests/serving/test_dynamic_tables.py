@@ -13,20 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from recsuite.checkpoint.storage.dynamic.files import ROWS, WAITING, name_of
-from recsuite.checkpoint.storage.dynamic.record import DynamicRecord
-from recsuite.checkpoint.storage.dynamic.texts import Texts
-from recsuite.checkpoint.storage.manifest import Manifest, ParentLink, Progress
+from recsuite.checkpoint.storage.dynamic import ROWS, WAITING, Texts, name_of
+from recsuite.checkpoint.storage.manifest import DynamicRecord, Manifest, ParentLink, Progress
 from recsuite.checkpoint.storage.shards import shard_file_name, write_shard_file
 from recsuite.errors import UserError
-from recsuite.serving.dynamic.tables import (
-    Changed,
-    Contents,
-    arrays_of,
-    check_records,
-    read_changes,
-    read_tables,
-)
+from recsuite.serving.dynamic import Changed, Contents, arrays_of, check_records, read_changes, read_tables
 from recsuite.serving.request import ids_of_values
 from tests.support.dynamic_checkpoints import SPEC, Table, advance
 

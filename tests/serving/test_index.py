@@ -14,14 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from recsuite.checkpoint.storage.dynamic.record import DynamicRecord
-from recsuite.checkpoint.storage.manifest import read_manifest
+from recsuite.checkpoint.storage.manifest import DynamicRecord, read_manifest
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
-from recsuite.serving.dynamic.directory import Directory
+from recsuite.serving.dynamic import Directory
 from recsuite.serving.export import write_export
-from recsuite.serving.index.curve import NOTHING, curve_lines, recall_curve
-from recsuite.serving.index.files import FILE
-from recsuite.serving.index.nearest import NearestItems
+from recsuite.serving.index import FILE, NOTHING, NearestItems, curve_lines, recall_curve
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
 from tests.support.killed_writer import run_until_call

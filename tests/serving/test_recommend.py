@@ -26,8 +26,7 @@ from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import COUNT, RATING, Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend
-from recsuite.serving.display.events import Told
-from recsuite.serving.display.viewer import DAMPING, MOST_SHOWN, Viewer, popular
+from recsuite.serving.display import DAMPING, MOST_SHOWN, Told, Viewer, popular
 from recsuite.serving.recommend import _check_ids, open_viewer, page
 from recsuite.serving.served import ServedModel
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded

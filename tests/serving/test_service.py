@@ -27,8 +27,8 @@ from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import UserError
-from recsuite.serving.followers import following
-from recsuite.serving.followers.following import follow, of_one_moment
+from recsuite.serving import followers
+from recsuite.serving.followers import follow, of_one_moment
 from recsuite.serving.recommend import open_viewer, recommend
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import ROOT, free_port, started, wait_for
@@ -421,8 +421,8 @@ def following_of(follower: Any) -> Iterator[threading.Thread]:
 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(following, "LONGEST_PAUSE", 0.04)
+    monkeypatch.setattr(followers, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(followers, "LONGEST_PAUSE", 0.04)
 
 
 @pytest.mark.parametrize(

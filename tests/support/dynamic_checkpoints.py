@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from recsuite.checkpoint.dynamic.loading import check_room, load_tables
-from recsuite.checkpoint.dynamic.tables import DynamicTable, DynamicTables
-from recsuite.checkpoint.storage.dynamic.files import check_dynamic, opened
+from recsuite.checkpoint.dynamic import DynamicTable, DynamicTables, check_room, load_tables
+from recsuite.checkpoint.storage.dynamic import check_dynamic, opened
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink, Progress
 from recsuite.checkpoint.storage.shards import _pieces, shard_file_name, write_shard_file
 from recsuite.sharding.dynamic import Counts, DynamicSpec

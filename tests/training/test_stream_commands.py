@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from recsuite.checkpoint.storage.directory import deltas_in, newest_in, step_of
-from recsuite.checkpoint.storage.manifest import read_manifest
-from recsuite.checkpoint.storage.stream_progress import StreamProgress
+from recsuite.checkpoint.storage.manifest import StreamProgress, read_manifest
 from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
 from tests.support.launch import EXAMPLE, python, started, succeeded, wait_for
 

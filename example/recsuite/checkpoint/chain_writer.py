@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from recsuite.checkpoint.delta import TouchedRows, Vocabulary, write_delta
-from recsuite.checkpoint.dynamic.loading import add_texts
+from recsuite.checkpoint.dynamic import add_texts
 from recsuite.checkpoint.full import (
     FullWriter,
     digest_of_vocabulary,

@@ -34,9 +34,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsuite.checkpoint.dynamic.tables import DynamicTables
+from recsuite.checkpoint.dynamic import DynamicTables
 from recsuite.checkpoint.full import Tensors, write_config
-from recsuite.checkpoint.storage.dynamic.files import PREFIX, name_of
+from recsuite.checkpoint.storage.dynamic import PREFIX, name_of
 from recsuite.checkpoint.storage.manifest import Manifest, write_manifest
 from recsuite.checkpoint.storage.shards import shard_file_name, shard_files_of, tables_of, write_shard_file
 from recsuite.config.config import Config

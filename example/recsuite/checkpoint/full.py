@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from recsuite.checkpoint.dynamic.tables import DynamicTable, DynamicTables
+from recsuite.checkpoint.dynamic import DynamicTable, DynamicTables
 from recsuite.checkpoint.storage.manifest import CONFIG, VOCABULARY, Manifest, write_manifest
 from recsuite.checkpoint.storage.shards import OFFSETS_KEY, shard_file_name, widths_in, write_shard_file
 from recsuite.config.config import Config

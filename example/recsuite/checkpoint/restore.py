@@ -8,8 +8,7 @@ from pathlib import Path
 from torch.distributed.checkpoint.api import CheckpointException
 
 from recsuite.checkpoint.delta import apply_delta
-from recsuite.checkpoint.dynamic.loading import check_room, check_tables, load_tables
-from recsuite.checkpoint.dynamic.tables import DynamicTables
+from recsuite.checkpoint.dynamic import DynamicTables, check_room, check_tables, load_tables
 from recsuite.checkpoint.full import Tensors, check_fit, dynamic_of, read_full, shapes_of, tensors_of
 from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at, check_whole
 from recsuite.checkpoint.storage.choice import (
@@ -22,7 +21,7 @@ from recsuite.checkpoint.storage.choice import (
     suggestion,
 )
 from recsuite.checkpoint.storage.directory import others_in
-from recsuite.checkpoint.storage.dynamic.files import opened
+from recsuite.checkpoint.storage.dynamic import opened
 from recsuite.checkpoint.storage.manifest import Manifest, Progress
 from recsuite.checkpoint.storage.shards import check_shard_files, reading
 from recsuite.config.sections import CheckpointConfig, ModelConfig

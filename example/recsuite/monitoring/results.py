@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics
 from recsuite.datasets.telling import MOST_OF_LABEL
-from recsuite.errors import an, counted, four_places, markdown
+from recsuite.errors import LINES, UserError, an, counted, four_places, harmless, markdown, printable
+from recsuite.files import local, reason_of
+from recsuite.runtime.console import end_when_unread
+from recsuite.runtime.host import check_descriptors
 from recsuite.runtime.process import RuntimeContext
 
 if TYPE_CHECKING:
     from recsuite.models.tasks import Task
     from recsuite.training.callbacks import Run
-
 
 # How validation and test differ, by the value of --split.
 DIFFERENCES = {
@@ -195,3 +203,145 @@ def describe_difference(
     )
     how = "differ by more than chance" if differs else "are of different kinds of events"
     yield f"{values} {how}" + (f": {'; '.join(reasons)}" if reasons else "")
+
+
+# A metric is an error, the smaller the better, if its name holds one of these; the others are scores.
+ERRORS = ("rmse", "mae", "loss")
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """One run in the metric that it is judged by; None is a value that is not defined.
+
+    test_of: what is the same for all runs on the same test; interval: the 95 % interval of the test.
+    """
+
+    name: str
+    test_of: str
+    title: str
+    metric: str
+    label: str
+    validation: float | None
+    test: float | None
+    interval: Sequence[float]
+    baselines: dict[str, float | None]
+    seconds: float
+    flags: dict[str, str]
+
+    @property
+    def badness(self) -> tuple[bool, float]:
+        """Sorts runs: the best by validation first, those without validation last."""
+        value = self.validation or 0.0
+        return self.validation is None, value if lower_is_better(self.metric) else -value
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a metric of this name is an error."""
+    return any(word in name for word in ERRORS)
+
+
+def find_runs(folders: Sequence[Path]) -> list[RunReport]:
+    """The runs in these folders or anywhere below them, each once.
+
+    Raises:
+        UserError: when a folder holds none, or a report cannot be read.
+    """
+    files: dict[Path, None] = {}
+    for folder in folders:
+        found = sorted(folder.rglob("metrics.json"))
+        if not found:
+            what = "holds no metrics.json" if folder.is_dir() else "is not a folder"
+            raise UserError(f"{folder} {what}; give folders that were a run's --report_dir, or hold such.")
+        files |= dict.fromkeys(path.resolve() for path in found)
+    # A run is named by the part of its path that differs from the others'.
+    shared = os.path.commonpath([path.parent.parent for path in files])
+    return [read_report(path, os.path.relpath(path.parent, shared)) for path in files]
+
+
+def read_report(path: Path, name: str) -> RunReport:
+    """One metrics.json.
+
+    Raises:
+        UserError: when it cannot be read, or is not what a training writes.
+    """
+    try:
+        return _of_report(printable(name), json.loads(path.read_bytes()))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({reason_of(error)}).") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        fault = f"{type(error).__name__}: {printable(error)}"
+        raise UserError(f"{path} is not the report of a training ({fault}); leave its run out.") from error
+
+
+def _of_report(name: str, report: dict[str, Any]) -> RunReport:
+    metric, config, data = report["main_metric"], report["config"], report["data"]
+    # A resumed run may have tested weights of an epoch that its report does not hold.
+    tested = [epoch for epoch in report["epochs"] if epoch["epoch"] == report["test_epoch"]]
+    source, split = printable(Path(data["source"]).name), printable(config["split"])
+    events = f"{data['num_test']:,} {report['events']} in the test"
+    # Each event of a stream is predicted before it is learned.
+    test = "--stream" if config.get("stream") else f"--split {split}, {events}"
+    return RunReport(
+        name,
+        # Baselines follow from the data and the split alone, so other events under the same name show there.
+        json.dumps([data, report["baselines"], test, metric], sort_keys=True),
+        f"{source}, {test}",
+        metric,
+        report["metrics"][metric],
+        _number(tested[0]["validation"].get(metric)) if tested else None,
+        _number(report["test"].get(metric)),
+        [float(end) for end in report.get("intervals", {}).get("test", {}).get(metric, ())],
+        {printable(name): _number(values.get(metric)) for name, values in report["baselines"].items()},
+        sum(report["time"].values()),
+        # Where a run wrote its report is no difference.
+        {name: printable(value) for name, value in config.items() if name != "report_dir"},
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def compare(runs: Sequence[RunReport]) -> str:
+    """A table of runs on the same test, with the flags that differ and the baselines."""
+    runs, names = (
+        sorted(runs, key=lambda run: run.badness),
+        dict.fromkeys(n for run in runs for n in run.flags),
+    )
+    differ = [name for name in names if len({run.flags.get(name) for run in runs}) > 1]
+    label = runs[0].label
+    rows = [["run", f"validation {label}", f"test {label}", "95 % interval", "seconds"]]
+    rows[0] += [f"--{name}" for name in differ]
+    for run in runs:
+        interval = " to ".join(map(four_places, run.interval)) or "-"
+        row = [run.name, four_places(run.validation), four_places(run.test), interval, f"{run.seconds:.1f}"]
+        rows.append(row + [run.flags.get(name, "-") for name in differ])
+    for name, value in runs[0].baselines.items():
+        rows.append([name, "-", four_places(value), "-", "-", *["-"] * len(differ)])
+    return f"{runs[0].title}\n\n{markdown(rows)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read and print.
+
+    Raises:
+        UserError: for runs that are of no use.
+    """
+    parser = argparse.ArgumentParser(prog="report", description="Compare the reports of runs.")
+    parser.add_argument(
+        "runs", nargs="+", type=local, metavar="RUN", help="--report_dir, or a folder of such"
+    )
+    groups: dict[str, list[RunReport]] = {}
+    for run in find_runs(parser.parse_args(arguments).runs):
+        groups.setdefault(run.test_of, []).append(run)
+    print(harmless("\n\n".join(map(compare, groups.values())), LINES))
+
+
+if __name__ == "__main__":
+    end_when_unread()
+    try:
+        check_descriptors()
+        main()
+    except UserError as error:
+        print(f"report: {error}", file=sys.stderr)
+        sys.exit(2)

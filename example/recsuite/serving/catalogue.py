@@ -21,7 +21,7 @@ from recsuite.models.layers import Members
 from recsuite.models.retrieval import without
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import first_label
-from recsuite.serving.index.nearest import KeptIndex, NearestItems
+from recsuite.serving.index import KeptIndex, NearestItems
 from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import Found, Rows, Snapshot
 

@@ -31,9 +31,8 @@ from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, plain, written_aside
 from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.console import say
-from recsuite.serving.dynamic.tables import Contents, arrays_of
-from recsuite.serving.index.files import write_lists
-from recsuite.serving.index.lists import Lists
+from recsuite.serving.dynamic import Contents, arrays_of
+from recsuite.serving.index import Lists, write_lists
 from recsuite.serving.reader import read_settled
 from recsuite.serving.snapshot import Snapshot
 

@@ -21,7 +21,7 @@ from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, typed
 from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
-from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
+from recsuite.serving.dynamic import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
 
 DENSE = "dense."

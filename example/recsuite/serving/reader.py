@@ -37,8 +37,8 @@ from recsuite.datasets.source import FIRST_SCHEMA
 from recsuite.errors import UserError, an, printable
 from recsuite.files import parsed, typed
 from recsuite.models.tasks import ModelMaker
-from recsuite.serving.dynamic.tables import read_tables
-from recsuite.serving.index.files import read_lists
+from recsuite.serving.dynamic import read_tables
+from recsuite.serving.index import read_lists
 from recsuite.serving.model_files import (
     checked,
     dense_names,

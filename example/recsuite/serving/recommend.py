@@ -32,9 +32,8 @@ from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, duration, printable
 from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.console import say
-from recsuite.serving.display.events import Told
-from recsuite.serving.display.viewer import DAMPING, HAPPENINGS, Listing, Viewer, best_for, popular
-from recsuite.serving.followers.following import follow, wait_for_first
+from recsuite.serving.display import DAMPING, HAPPENINGS, Listing, Told, Viewer, best_for, popular
+from recsuite.serving.followers import follow, wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 
 # What a user did with items, by the kind of the label, and which of them are shown first, see `Viewer.liked`.

@@ -35,7 +35,7 @@ from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.models.rows import Inputs
 from recsuite.models.tasks import ModelMaker
 from recsuite.serving.catalogue import Catalogue, Items, described
-from recsuite.serving.index.nearest import KeptIndex
+from recsuite.serving.index import KeptIndex
 from recsuite.serving.model_files import put, read_change
 from recsuite.serving.reader import read_settled, read_snapshot
 from recsuite.serving.request import (
@@ -55,7 +55,7 @@ from recsuite.serving.request import (
 from recsuite.serving.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from recsuite.serving.display.events import Told
+    from recsuite.serving.display import Told
 
 LABELLED_HISTORY = {HISTORY, HISTORY_RATINGS, HISTORY_AGES}
 WITHOUT_HISTORIES = (

@@ -20,8 +20,8 @@ from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import TASKS, ModelMaker, Task, predictions_of
-from recsuite.serving.dynamic.directory import Directory
-from recsuite.serving.index.lists import Lists
+from recsuite.serving.dynamic import Directory
+from recsuite.serving.index import Lists
 from recsuite.serving.request import (
     HISTORY_AGES,
     HISTORY_RATINGS,

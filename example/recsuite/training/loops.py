@@ -25,8 +25,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from typing_extensions import Self
 
 from recsuite.checkpoint.storage.choice import describe_step
-from recsuite.checkpoint.storage.manifest import VOCABULARY, Progress
-from recsuite.checkpoint.storage.stream_progress import StreamProgress
+from recsuite.checkpoint.storage.manifest import VOCABULARY, Progress, StreamProgress
 from recsuite.config.config import Config
 from recsuite.config.sections import CheckpointConfig, TrainingConfig
 from recsuite.datasets.columns import Columns

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from recsuite.checkpoint.storage.dynamic.files import check_dynamic
+from recsuite.checkpoint.storage.dynamic import check_dynamic
 from recsuite.checkpoint.storage.manifest import TYPES, Manifest
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, FileEntry, explained, flushed, parsed

@@ -1,28 +1,85 @@
-"""The rows of dynamic tables in shard files: by their ids, without a word of where they lay.
-
-Of each table NAME every file of a full checkpoint has, for ids of its rank: "dynamic.NAME.ids" int64 [n],
-ascending, ".weight" float32 [n, D], ".momentum1" float32 [n], ".seen" int64 [n] and ".count" int32 [n]; of
-ids that wait for admission ".waiting.ids", ".waiting.count" and ".waiting.seen"; one file has the row of the
-unknown, ".unknown.weight" [1, D] and ".unknown.momentum1" [1]. Where ids are of texts, ".texts.ids",
-".texts.bytes" and ".texts.ends" say which, see `texts.py`. In a delta these are what changed, and ".gone" and
-".waiting.gone", int64, ascending, are the ids that left.
-"""
+"""What a manifest says of a dynamic table."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from safetensors import safe_open
 
-from recsuite.checkpoint.storage.dynamic.record import DynamicRecord
-from recsuite.checkpoint.storage.dynamic.texts import Texts
-from recsuite.checkpoint.storage.manifest import Manifest
-from recsuite.errors import UserError
+from recsuite.checkpoint.storage.manifest import DynamicRecord, Manifest
+from recsuite.errors import UserError, printable
 from recsuite.ids import UNKNOWN_ID
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts by their ids. ids: int64 [n], ascending; texts: their UTF-8, object [n]."""
+
+    ids: np.ndarray
+    texts: np.ndarray
+
+    @classmethod
+    def of(cls, ids: np.ndarray, texts: Iterable[bytes]) -> Texts:
+        """Texts in any order."""
+        held = np.empty(len(ids), object)
+        held[:] = list(texts)
+        order = np.argsort(ids, kind="stable")
+        return cls(ids[order], held[order])
+
+    @classmethod
+    def none(cls) -> Texts:
+        """No text."""
+        return cls(np.empty(0, np.int64), np.empty(0, object))
+
+    @classmethod
+    def of_arrays(cls, ids: np.ndarray, content: np.ndarray, ends: np.ndarray) -> Texts:
+        """As a file has them.
+
+        Raises:
+            ValueError: when the ends do not ascend, or are not those of the bytes.
+        """
+        begins = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+        if (ends < begins).any() or (ends[-1:] != len(content)).any() or (not len(ends) and len(content)):
+            raise ValueError("texts do not end where they should")
+        whole = content.tobytes()
+        return cls.of(ids, [whole[begin:end] for begin, end in zip(begins, ends, strict=True)])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As a file has them."""
+        ends = np.cumsum([len(text) for text in self.texts], dtype=np.int64)
+        content = np.frombuffer(b"".join(self.texts), np.uint8)
+        return {"texts.ids": self.ids, "texts.bytes": content, "texts.ends": ends}
+
+    def of_ids(self, ids: np.ndarray) -> Texts:
+        """Those of some ids; of ids without a text there is none."""
+        which = np.isin(self.ids, ids)
+        return Texts(self.ids[which], self.texts[which])
+
+    def with_others(self, others: Texts, table: str) -> Texts:
+        """Both together.
+
+        Raises:
+            UserError: when one id stands for two texts; names both.
+        """
+        ids = np.concatenate([self.ids, others.ids])
+        texts = np.concatenate([self.texts, others.texts])
+        order = np.argsort(ids, kind="stable")
+        ids, texts = ids[order], texts[order]
+        same = ids[1:] == ids[:-1]
+        for place in np.flatnonzero(same & (texts[1:] != texts[:-1])):
+            one, other = (printable(text.decode("utf-8", "replace")) for text in texts[place : place + 2])
+            raise UserError(
+                f"{one!r} and {other!r} of {table} have the same id, {ids[place]}; write one otherwise."
+            )
+        first = np.concatenate([np.ones(len(ids[:1]), bool), ~same])
+        return Texts(ids[first], texts[first])
+
 
 PREFIX = "dynamic."
 # Slot to type, and whether it has the D numbers of a row: one entry for each of the ids.

@@ -1,0 +1,461 @@
+"""What an index finds of what is best, and what a search of it costs, for as many lists as it looks in."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import math
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from recsuite.checkpoint.storage.manifest import Manifest
+from recsuite.checkpoint.storage.shards import write_shard_file
+from recsuite.errors import UserError, printable
+from recsuite.files import FileEntry, check_file, plain, typed
+from recsuite.models.retrieval import best_places, ranked
+from recsuite.runtime.console import say
+
+if TYPE_CHECKING:
+    from recsuite.serving.catalogue import Items
+
+# What users have had is left out by whoever asks; here nothing is.
+NOTHING = torch.empty(2, 0, dtype=torch.int64)
+K = 100
+
+
+@dataclass(frozen=True)
+class Point:
+    """Searches that look in so many lists: the share of the k best items that they find, and the median of
+    the microseconds that one user's takes, alone. In all lists (`breadth`, then also of `is_default`)
+    everything is found.
+    """
+
+    breadth: int
+    recall: float
+    microseconds: float
+    is_default: bool
+
+
+@torch.inference_mode()
+def recall_curve(users: torch.Tensor, items: Items, k: int = K) -> list[Point]:
+    """Recall over microseconds, from one list to all of them by powers of 2, and what `recommend` takes.
+
+    users: float32 [U, D], see `ServedModel.vectors_of`.
+
+    Raises:
+        UserError: see `Items.nearest`.
+    """
+    best = best_places(items.head, users, items.vectors, k, NOTHING)
+    nearest = items.nearest
+    powers = [2**power for power in range(nearest.num_lists.bit_length())]
+    breadths = sorted({*powers, nearest.breadth, nearest.num_lists})
+    return [_point(users, items, best, breadth) for breadth in breadths]
+
+
+def _point(users: torch.Tensor, items: Items, best: torch.Tensor, breadth: int) -> Point:
+    k, seconds, found = best.shape[1], [], 0
+    for user, wanted in zip(users.split(1), best.tolist(), strict=True):
+        begin = time.perf_counter()
+        places = items.near(user, k, NOTHING, breadth)
+        places = ranked(items.head, user, items.vectors, places)[0][:, :k]
+        seconds.append(time.perf_counter() - begin)
+        found += len({*wanted} & {*places[0].tolist()})
+    recall = found / best.numel() if best.numel() else 1.0
+    return Point(breadth, recall, 1e6 * statistics.median(seconds), breadth == items.nearest.breadth)
+
+
+def curve_lines(points: Sequence[Point], k: int = K) -> Iterator[str]:
+    """The curve as a table, of which one line is what `recommend` takes."""
+    label = f"recall@{k}"
+    yield f"| lists searched | {label} | us a query |"
+    yield f"|---------------:|{'-' * (len(label) + 1)}:|-----------:|"
+    for point in points:
+        breadth = f"{point.breadth:,}{' *' if point.is_default else ''}"
+        yield f"| {breadth:>14} | {point.recall:{len(label)}.4f} | {point.microseconds:10,.0f} |"
+
+
+# Lists for the root of the number of items: fewer are longer, and more take longer to choose from.
+LISTS_PER_ROOT = 4
+# The fewest items that a list has on average, and the most of a list from which its centre is made.
+LEAST, SAMPLES = 16, 64
+ROUNDS = 10
+# Once so many vectors have come for each one of which the centres were made, these are made anew.
+WORN = 0.5
+# And once this share of all is longer than any was: every search looks at those.
+MOST_LONGER = 0.01
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The centres of lists, and the items that lie in them.
+
+    The centre that is nearest is that of the vector with one more number, by which all are equally long:
+    where the products with a user are large, the distances from the user, whose number is 0, are then small
+    (Bachrach et al., "Speeding up the Xbox recommender system using a Euclidean transformation", 2014). A
+    vector that is longer than those of which the centres were made has no such number, and may be among the
+    best for anybody: it lies in one more list, in which every search looks. The number chooses a list, and
+    nothing else: what is found is compared by the products themselves.
+
+    centres: float32 [L, D + 1], in units of `length`, the largest of the vectors that they were made of;
+    made_of: how many these were; came: how many vectors have come since; keys: what items are known by, int64
+    [N], ascending; numbers: of their lists, int64 [N], L for the one more; prints: of their vectors, see
+    `prints_of`.
+    """
+
+    centres: torch.Tensor
+    length: float
+    made_of: int
+    came: int
+    keys: torch.Tensor
+    numbers: torch.Tensor
+    prints: torch.Tensor
+
+    @functools.cached_property
+    def _half_squares(self) -> torch.Tensor:
+        """Half of the squared lengths of the centres, float32 [L]."""
+        return self.centres.square().sum(dim=1) / 2
+
+    @property
+    def is_new(self) -> bool:
+        """Whether they were made of the very items that are in them."""
+        return self.came == 0 and self.made_of == len(self.keys)
+
+    def units_of(self, vectors: torch.Tensor) -> torch.Tensor:
+        """The vectors as lists hold them, float16 [N, D]: in products, they are right to 1 in 2,000."""
+        return (vectors / self.length).to(torch.float16)
+
+    def after(self, keys: torch.Tensor, vectors: torch.Tensor) -> tuple[Lists, torch.Tensor] | None:
+        """The lists of other items, and which of these have come or changed, bool [N]; None where so many
+        have that the centres may lie beside them, or vectors have another width.
+
+        An item that was here with the same vector stays in its list. keys: int64 [N], ascending; vectors:
+        float32 [N, D].
+        """
+        if self.centres.shape[1] != vectors.shape[1] + 1:
+            return None
+        prints = prints_of(self.units_of(vectors))
+        comes = torch.ones(len(keys), dtype=torch.bool)
+        places = torch.searchsorted(self.keys, keys).clamp(max=max(0, len(self.keys) - 1))
+        if len(self.keys):
+            comes = (self.keys[places] != keys) | (self.prints[places] != prints)
+        came = self.came + int(comes.sum())
+        if came > WORN * self.made_of or int(self._are_longer(vectors).sum()) > MOST_LONGER * len(keys):
+            return None
+        numbers = torch.empty(len(keys), dtype=torch.int64)
+        numbers[~comes] = self.numbers[places[~comes]]
+        numbers[comes] = self._nearest(vectors[comes])
+        return dataclasses.replace(self, came=came, keys=keys, numbers=numbers, prints=prints), comes
+
+    def _nearest(self, vectors: torch.Tensor) -> torch.Tensor:
+        """The number of the list for each vector, int64 [N]."""
+        faiss: Any = importlib.import_module("faiss")
+        centres = faiss.IndexFlatL2(self.centres.shape[1])
+        centres.add(self.centres.numpy())
+        numbers = torch.from_numpy(centres.search(longer(vectors / self.length).numpy(), 1)[1]).view(-1)
+        return numbers.masked_fill(self._are_longer(vectors), len(self.centres))
+
+    def _are_longer(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Which vectors are longer than those of which the centres were made, bool [N]."""
+        return vectors.square().sum(dim=1).sqrt() > self.length
+
+    def near(self, users: torch.Tensor, breadth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The numbers of the lists to look in for users, int64 [U, breadth + 1], and how near they are,
+        float32.
+        """
+        # Half of the squared distance between a user of the length 1 and a centre, but for what all have
+        # alike.
+        directions = torch.nn.functional.normalize(users, dim=1)
+        nearness = torch.addmm(self._half_squares, directions, self.centres[:, :-1].t(), beta=-1)
+        found = nearness.topk(breadth, dim=1, sorted=False)
+        always = torch.full((len(users), 1), len(self.centres))
+        return torch.cat([found.indices, always], dim=1), torch.nn.functional.pad(found.values, (0, 1))
+
+
+def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> Lists:
+    """Lists for items, with their centres by k-means. Takes seconds for every 100,000.
+
+    keys: int64 [N], ascending; vectors: float32 [N, D].
+
+    Raises:
+        ImportError: when faiss is not installed.
+    """
+    # By name: its stubs lack much of it.
+    faiss: Any = importlib.import_module("faiss")
+    nobody = torch.empty(0, dtype=torch.int64)
+    if not len(keys):
+        centre = torch.zeros(1, vectors.shape[1] + 1)
+        return Lists(centre, 1.0, 0, 0, nobody, nobody, nobody)
+    number = max(1, min(round(LISTS_PER_ROOT * math.sqrt(len(keys))), len(keys) // LEAST))
+    # Where all vectors are 0, any unit will do.
+    length = float(vectors.square().sum(dim=1).amax().sqrt()) or 1.0
+    means = faiss.Kmeans(
+        vectors.shape[1] + 1,
+        number,
+        niter=ROUNDS,
+        seed=0,
+        min_points_per_centroid=1,
+        max_points_per_centroid=SAMPLES,
+    )
+    means.train(longer(vectors / length).numpy())
+    lists = Lists(torch.from_numpy(means.centroids), length, len(keys), 0, keys, nobody, nobody)
+    numbers, prints = lists._nearest(vectors), prints_of(lists.units_of(vectors))
+    return dataclasses.replace(lists, numbers=numbers, prints=prints)
+
+
+def longer(vectors: torch.Tensor) -> torch.Tensor:
+    """Vectors with the number that gives them the length 1, where they are not longer, float32 [N, D + 1]."""
+    more = (1 - vectors.square().sum(dim=1, keepdim=True)).clamp(min=0).sqrt()
+    return torch.cat([vectors, more], dim=1)
+
+
+def prints_of(halves: torch.Tensor) -> torch.Tensor:
+    """A number for each vector, float16 [N, D], by which another one is told from it, int64 [N]."""
+    # Four numbers at once, as one of 64 bits. Odd factors: whichever bit is another, so is the product.
+    words = torch.nn.functional.pad(halves, (0, -halves.shape[1] % 4)).view(torch.int64)
+    factors = torch.randint(2**62, words.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 + 1
+    return (words * factors).sum(dim=1)
+
+
+# Not under a name by which readers of models know their files: those of before there were indexes pass it by.
+FILE = "items.index"
+# The place among what a manifest tells of.
+INDEX = "index"
+TENSORS = ("centres", "keys", "numbers", "prints")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a manifest tells of an index: its file, and of its `Lists` what is no tensor."""
+
+    file: FileEntry
+    length: float
+    made_of: int
+    came: int
+
+
+def write_lists(folder: Path, lists: Lists) -> dict[str, Any]:
+    """Write lists into a folder, and wait until they are on the disk; returns what its manifest tells."""
+    arrays = {name: getattr(lists, name).contiguous().numpy() for name in TENSORS}
+    entry = write_shard_file(folder / FILE, arrays)
+    return {INDEX: plain(Written(entry, lists.length, lists.made_of, lists.came))}
+
+
+def read_lists(folder: Path, manifest: Manifest) -> Lists | None:
+    """The lists that were written with a model; None where there are none, and where what is there is not
+    what was written, which is said.
+    """
+    if INDEX not in manifest.about:
+        return None
+    try:
+        return _read(folder, manifest.about[INDEX])
+    except (UserError, OSError, SafetensorError, TypeError, ValueError) as error:
+        say(f"{folder} has no index that can be used ({printable(error)}); one will be made anew")
+        return None
+
+
+def _read(folder: Path, told: Any) -> Lists:
+    written: Written = typed(Written, told)
+    check_file(folder, written.file)
+    with safe_open(folder / written.file.name, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in TENSORS}
+    lists = Lists(length=written.length, made_of=written.made_of, came=written.came, **tensors)
+    _check(lists)
+    return lists
+
+
+def _check(lists: Lists) -> None:
+    """Refuse lists that do not fit together: what is wrong in them would be memory of somebody else's."""
+    keys, numbers = lists.keys, lists.numbers
+    whole = [tensor.dtype == torch.int64 and tensor.ndim == 1 for tensor in (keys, numbers, lists.prints)]
+    fits = (
+        lists.centres.dtype == torch.float32
+        and lists.centres.ndim == 2
+        and min(lists.centres.shape) > 0
+        and all(whole)
+        and len(keys) == len(numbers) == len(lists.prints)
+        and bool((keys[1:] > keys[:-1]).all())
+        and bool(((numbers >= 0) & (numbers <= len(lists.centres))).all())
+        and lists.length > 0
+    )
+    if not fits:
+        raise ValueError("its lists do not fit together")
+
+
+# A search looks at so many items or at this share of all, whichever is more: catalogues of fewer are searched
+# whole.
+SEARCHED, SHARE = 2**16, 1 / 12
+# What faiss compares in one instruction: vectors are as long as a multiple of this.
+WIDTH = 16
+# So many more are found than asked for, because vectors of 16 bits may change places at the end.
+SPARE = 0.1
+# Keys from 0 to less than this times their number are rows, and have a table of their places, of 8
+# bytes each; ids are searched for.
+KEYS_PER_ITEM = 4
+# Seconds that an index may take without a word.
+SAID = 1.0
+
+
+class NearestItems:
+    """Items in lists, of which a search looks at the nearest ones (Sivic and Zisserman, "Video Google", 2003;
+    here those of faiss). A newer model makes another one of it, see `after`; this one stays as it is, for
+    somebody may be searching it.
+    """
+
+    def __init__(
+        self, keys: torch.Tensor, vectors: torch.Tensor, lists: Lists | None = None, index: Any = None
+    ) -> None:
+        """An index of items, made from that of a former model where there is one, and not too much is new.
+
+        keys: what items are known by, int64 [N]; vectors: float32 [N, D], their unit is free; lists: of the
+        former model; index: in which its vectors are.
+
+        Raises:
+            ImportError: when faiss is not installed.
+        """
+        sorted_keys, self._order = keys.sort()
+        vectors = vectors[self._order]
+        before, found = lists, None if lists is None else lists.after(sorted_keys, vectors)
+        self.lists, comes = found or (make_lists(sorted_keys, vectors), None)
+        if before is None or index is None or comes is None:
+            self._index = _empty_index(vectors.shape[1], self.num_lists + 1)
+            comes = torch.ones(len(keys), dtype=torch.bool)
+        else:
+            self._index = _faiss().clone_index(index)
+            stays = torch.isin(before.keys, sorted_keys[~comes], assume_unique=True)
+            self._index.remove_ids(_faiss().IDSelectorBatch(before.keys[~stays].numpy()))
+        self._add(vectors, comes)
+        self._place_of: torch.Tensor | None = None
+        if len(keys) and sorted_keys[0] >= 0 and sorted_keys[-1] < KEYS_PER_ITEM * len(keys):
+            self._place_of = torch.zeros(int(sorted_keys[-1]) + 1, dtype=torch.int64)
+            self._place_of[keys] = torch.arange(len(keys))
+
+    def after(self, keys: torch.Tensor, vectors: torch.Tensor) -> NearestItems:
+        """The index of a newer model: items that left are removed, those that came or changed are put where
+        they belong now, and all others stay; made anew where too many are others. Takes what making one does.
+        """
+        return NearestItems(keys, vectors, self.lists, self._index)
+
+    def _add(self, vectors: torch.Tensor, which: torch.Tensor) -> None:
+        """Put some of the items into their lists. vectors: of all, in the order of keys; which: bool [N]."""
+        pointer = _faiss().swig_ptr
+        # Held until faiss has copied them: it is given addresses.
+        padded = _padded(vectors[which] / self.lists.length)
+        keys, numbers = self.lists.keys[which].numpy(), self.lists.numbers[which].numpy()
+        self._index.add_core(len(keys), pointer(padded), pointer(keys), pointer(numbers))
+
+    def __len__(self) -> int:
+        """How many items are in it."""
+        return len(self.lists.keys)
+
+    @property
+    def num_lists(self) -> int:
+        """The largest breadth of a search."""
+        return len(self.lists.centres)
+
+    @property
+    def breadth(self) -> int:
+        """In how many lists a search looks, where it is not told."""
+        looked_at = max(SEARCHED, SHARE * len(self))
+        return min(self.num_lists, math.ceil(self.num_lists * looked_at / max(1, len(self))))
+
+    def search(self, users: torch.Tensor, k: int, breadth: int | None = None) -> torch.Tensor:
+        """The places of k items or some more for each user, int64 [U, at least min(k, N)]; -1 where fewer
+        were found.
+
+        users: float32 [U, D]; breadth: in how many lists it looks, at most L, where all items are found.
+        """
+        k = min(math.ceil((1 + SPARE) * k), len(self))
+        if k == 0 or len(users) == 0:
+            return torch.zeros(len(users), k, dtype=torch.int64)
+        breadth = min(breadth or self.breadth, self.num_lists)
+        lists, nearness = (tensor.numpy() for tensor in self.lists.near(users, breadth))
+        products, keys = torch.empty(len(users), k), torch.empty(len(users), k, dtype=torch.int64)
+        padded, pointer = _padded(users), _faiss().swig_ptr
+        # The method of C++: that of Python keeps the breadth in the index, which threads share.
+        self._index.search_preassigned_c(
+            len(users),
+            pointer(padded),
+            k,
+            pointer(lists),
+            pointer(nearness),
+            pointer(products.numpy()),
+            pointer(keys.numpy()),
+            False,
+            _faiss().SearchParametersIVF(nprobe=breadth + 1),
+        )
+        # Told by the product: any key may be an id, below zero too.
+        return self._places(keys).where(products > torch.finfo(torch.float32).min, -1)
+
+    def _places(self, keys: torch.Tensor) -> torch.Tensor:
+        """The places of keys; of one that is none, any."""
+        if self._place_of is not None:
+            return self._place_of[keys.clamp(min=0)]
+        return self._order[torch.searchsorted(self.lists.keys, keys).clamp(max=len(self) - 1)]
+
+
+class KeptIndex:
+    """The index of the newest model that was asked for one, from which that of the next is made."""
+
+    def __init__(self, lists: Lists | None = None) -> None:
+        """lists: those that were written with a model."""
+        self._lists = lists
+        self._newest: NearestItems | None = None
+        self._lock = threading.Lock()
+
+    def of(self, keys: torch.Tensor, vectors: torch.Tensor) -> NearestItems:
+        """The index of these items, see `NearestItems`. Says how long it took to make one anew.
+
+        Raises:
+            ImportError: when faiss is not installed.
+        """
+        begin = time.perf_counter()
+        # Threads that ask for the first index of a model wait for one of them to make it.
+        with self._lock:
+            before = self._newest.lists if self._newest else self._lists
+            if self._newest is None:
+                self._newest = NearestItems(keys, vectors, self._lists)
+            else:
+                self._newest = self._newest.after(keys, vectors)
+            newest = self._newest
+        seconds = time.perf_counter() - begin
+        was_made = before is None or newest.lists.centres is not before.centres
+        if was_made and seconds > SAID:
+            say(f"the index of {len(newest):,} items was made anew, in {seconds:.1f} s")
+        return newest
+
+
+def _empty_index(dim: int, num_lists: int) -> Any:
+    faiss = _faiss()
+    width = -(-dim // WIDTH) * WIDTH
+    # It chooses no list: `Lists.near` does. Of 16 bits, as memory is what a search waits for.
+    index = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatIP(width),
+        width,
+        num_lists,
+        faiss.ScalarQuantizer.QT_fp16,
+        faiss.METRIC_INNER_PRODUCT,
+        False,
+    )
+    index.is_trained = True
+    return index
+
+
+def _padded(vectors: torch.Tensor) -> np.ndarray:
+    """Vectors with zeros at their ends, float32 [n, a multiple of WIDTH]."""
+    found: np.ndarray = torch.nn.functional.pad(vectors, (0, -vectors.shape[1] % WIDTH)).numpy()
+    return found
+
+
+def _faiss() -> Any:
+    # By name: its stubs lack much of it.
+    return importlib.import_module("faiss")
