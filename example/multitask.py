@@ -21,6 +21,11 @@ DEFAULTS = (
     "--task response --history 0 --embedding_dim 16 --mlp_dims 64,32 --epochs 6 --validation_fraction 0.05 "
     "--lr 0.1 --weight_decay 2 --dense_lr 0.002 --dense_weight_decay 0.1"
 )
+# Flags of other tasks, and of data without labels of their own.
+UNREAD = (
+    *("task", "preset", "negatives", "history", "history_weights", "audience", "others", "days"),
+    *("block", "num_blocks", "num_heads", "dropout", "stream", "dataset", "world", "synthetic_ratings"),
+)
 EXPERTS = 4
 # Rows of tables begin close to zero, where products of two of them have nearly no gradient.
 SCALE = 4.0
@@ -101,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> int:
         flags = shop_log.with_data(sys.argv[1:] if argv is None else argv)
-        return rs.run_modes(flags, MODES, MMoE, DEFAULTS.split())
+        return rs.run_modes(flags, MODES, MMoE, DEFAULTS.split(), unread=UNREAD)
 
     return rs.exit_status(run)
 

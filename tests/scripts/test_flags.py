@@ -21,7 +21,7 @@ from recsuite.errors import UserError, script_name
 from tests.support.launch import ROOT, SUPPORT, python, succeeded
 
 sys.path.append(str(ROOT / "example"))
-SCRIPTS = ("example", "retrieval", "sequential", "ctr")
+SCRIPTS = ("example", "retrieval", "sequential", "ctr", "multitask")
 # Of flags of which half the default, one more or another choice is not allowed; and what a flag needs.
 FOLDERS = ("data_path", "schema", "cache_dir", "report_dir", "export", "save_dir")
 VALUES: dict[str, str] = {
@@ -123,6 +123,9 @@ def test_a_script_offers_no_flag_that_its_training_does_not_read(script: str, tm
     if script == "ctr":
         importlib.import_module("criteo_log").write_log(tmp_path / "log", 2_000)
         data: tuple[object, ...] = ("--data_path", "log")
+    elif script == "multitask":
+        importlib.import_module("shop_log").write_log(tmp_path / "shop", rows=2_000)
+        data = ("--data_path", "shop")
     else:
         data = ("--dataset", "synthetic", "--synthetic_ratings", 2_000, "--data_path", "ratings")
     run = python(SUPPORT / "recorded_reads.py", script, *data, *SMALL, cwd=tmp_path)

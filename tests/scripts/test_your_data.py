@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from recsuite.datasets.tables.proposal import propose
 from recsuite.errors import UserError
 from recsuite.tools.script import fitting_command
 from tests.support.launch import EXAMPLE, ROOT, python, read_json, succeeded, torchrun
+
+sys.path.append(str(ROOT / "example"))
+import shop_log
 
 # The steps are those of one process with batches of 1,024.
 GLOBAL_BATCH = 1_024
@@ -132,6 +136,14 @@ def test_a_log_without_users_is_for_the_script_of_click_prediction(tmp_path: Pat
     )
     (tmp_path / "schema.toml").write_text(f'{schema}[label]\nkind = "yes_no"\ncolumn = "label"\n')
     assert fitting_command(log) == ["ctr.py", *log]
+
+
+def test_several_answers_of_yes_and_no_are_for_the_script_of_several_labels(tmp_path: Path) -> None:
+    shop_log.write_log(tmp_path / "shop", rows=1_000)
+    data = ["--data_path", str(tmp_path / "shop")]
+    assert fitting_command(data) == ["multitask.py", *data]
+    shop_log.write_log(tmp_path / "purchases", ["purchase"], rows=1_000)
+    assert fitting_command(["--data_path", str(tmp_path / "purchases")])[0] == "example.py"
 
 
 @pytest.mark.parametrize("kind", ["rating without times", "yes_no", "clicks"])

@@ -276,8 +276,8 @@ def fitting_command(argv: list[str]) -> list[str]:
     from recsuite.datasets.opening import fitted_to_tables
 
     config, given = parse_given(argv)
-    if _is_log_of_clicks(config.data):
-        return ["ctr.py", *argv]
+    if script := _script_of_labels(config.data):
+        return [script, *argv]
     # What is given would count more than the flags of the checkpoint.
     if config.checkpoint.reads:
         return ["example.py", *argv]
@@ -302,9 +302,9 @@ def fitting_command(argv: list[str]) -> list[str]:
     return [script, *argv, *added]
 
 
-def _is_log_of_clicks(config: DataConfig) -> bool:
-    """Return true for a log like Criteo's, whose events have no users: 40 columns without names, or a schema
-    that gives all events the same user.
+def _script_of_labels(config: DataConfig) -> str:
+    """Return the script for several answers of yes and no, or for a log like Criteo's, whose events have no
+    users: 40 columns without names, or a schema that gives all events the same user; "" for other data.
     """
     from recsuite.datasets.source import is_own
     from recsuite.datasets.tables.description import given_in
@@ -313,19 +313,20 @@ def _is_log_of_clicks(config: DataConfig) -> bool:
     from recsuite.datasets.tables.schema_file import schema_path
 
     if not is_own(config):
-        return False
+        return ""
     written = schema_path(config.data_path)
     if written.exists():
         _, given = given_in(written)
-        constants = given.get("files", {}).get("constants", ())
-        return given.get("label", {}).get("kind") == "yes_no" and any(
-            each.startswith("user=") for each in constants
-        )
+        labels = [given.get("label", {}), *given.get("more_labels", ())]
+        if any(label.get("kind") != "yes_no" for label in labels):
+            return ""
+        has_no_users = any(each.startswith("user=") for each in given.get("files", {}).get("constants", ()))
+        return "multitask.py" if len(labels) > 1 else "ctr.py" if has_no_users else ""
     # The guess of the schema says what is wrong with tables.
     with contextlib.suppress(UserError):
         lines = (TextFile(file).head.splitlines()[0] for file in find_tables(config.data_path).events)
-        return all(re.fullmatch(rb"[01](\t[^\t]*){39}", line) for line in lines)
-    return False
+        return "ctr.py" if all(re.fullmatch(rb"[01](\t[^\t]*){39}", line) for line in lines) else ""
+    return ""
 
 
 def _say_if_synthetic(config: DataConfig) -> None:
