@@ -140,8 +140,12 @@ class EventBatches:
             found = found.behind(features.find_items(negatives))
         num_rows, num_real = len(negatives) + self.batch_size, len(negatives) + len(events)
         values, lengths = features.join(num_rows, found.single, found.lists, empty)
-        share = self.batch_size * self.world_size / self._step_size(request)
-        labels, weights = self._labels_and_weights(events, share, trains, empty)
+        full, number = (
+            self.batch_size * self.world_size,
+            len(self.positions_of(request.split, request.window)),
+        )
+        share = full / min(full, number - request.first - request.step * full)
+        labels, weights, *more = self._labels_and_weights(events, share, trains, empty)
         numbers = empty((num_rows, len(self.numbers)), np.float32)
         numbers[num_real:] = 0
         np.concatenate(found.numbers, axis=1, out=numbers[:num_real])
@@ -152,7 +156,6 @@ class EventBatches:
         if self.is_two_sided and trains and not self.is_stream:
             features.rarities(events, found.single[-1], share, rarities[:, :num_real])
         had = self._had(events if trains else events[:0], turns, negatives, empty)
-        more = self._more_labels(events, weights, empty)
         return values, lengths, labels, weights, history_labels, *ages, numbers, *links, rarities, had, *more
 
     def _negatives(self, request: Request) -> np.ndarray:
@@ -193,30 +196,27 @@ class EventBatches:
 
     def _labels_and_weights(
         self, events: np.ndarray, share: float, trains: bool, empty: Callable[..., np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, ...]:
+        """The labels and weights of a `Batch`, and those of the labels after the first; share: the weight of
+        an event.
+        """
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         labels[: len(events)], labels[len(events) :] = events["label"], 0
         weights[: len(events)], weights[len(events) :] = share, 0
-        if "weight" in (events.dtype.names or ()) and trains:
+        names = events.dtype.names or ()
+        if "weight" in names and trains:
             # Whatever is measured counts each event once.
             weights[: len(events)] *= events["weight"]
-        return labels, weights
-
-    def _more_labels(
-        self, events: np.ndarray, weights: np.ndarray, empty: Callable[..., np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The last two arrays of a `Batch`; weights: of the events."""
         shape = self.batch_size, len(self.schema.more_labels)
-        found = empty(shape, np.float32), empty(shape, np.float32)
-        labels, its_weights = found
-        labels[:], its_weights[:] = 0, 0
+        more_labels, more_weights = empty(shape, np.float32), empty(shape, np.float32)
+        more_labels[:], more_weights[:] = 0, 0
         for place in range(shape[1]):
             values = events[f"label_{place + 2}"]
-            labels[: len(events), place] = np.nan_to_num(values)
-            its_weights[: len(events), place] = weights[: len(events)] * ~np.isnan(values)
-            if (name := f"weight_{place + 2}") in (events.dtype.names or ()):
-                its_weights[: len(events), place] *= events[name]
-        return found
+            more_labels[: len(events), place] = np.nan_to_num(values)
+            more_weights[: len(events), place] = weights[: len(events)] * ~np.isnan(values)
+            if (name := f"weight_{place + 2}") in names:
+                more_weights[: len(events), place] *= events[name]
+        return labels, weights, more_labels, more_weights
 
     def _links(
         self, shared: Mapping[str, Shared], reads: np.ndarray, first: int, empty: Callable[..., np.ndarray]
@@ -290,13 +290,6 @@ class EventBatches:
             of_event[:, others] = UNKNOWN_ROW
         for of_event in numbers[len(ENTITIES) :]:
             of_event[others] = np.nan
-
-    def _step_size(self, request: Request) -> int:
-        full, number = (
-            self.batch_size * self.world_size,
-            len(self.positions_of(request.split, request.window)),
-        )
-        return min(full, number - request.first - request.step * full)
 
     def _positions_and_turns(self, request: Request) -> tuple[np.ndarray, Turns | None]:
         """This rank's slice of a step: positions in the columns of events, int64 [at most batch_size], and

@@ -231,10 +231,12 @@ class TableLayout:
         first key, and the names of the tables, each with its first row in the group.
         """
         first_key, tables = self.num_keys, []
-        for name, index, shard in self._shards(rank, kind):
-            tables.append((name, self.num_keys - first_key))
-            self.shifts[name][index] = self.num_keys - shard.shard_offsets[0]
-            self.num_keys += shard.shard_sizes[0]
+        for name, table in self.plan.items():
+            for index, shard in enumerate(table.sharding_spec.shards):
+                if table.sharding_type == kind and shard.placement.rank() == rank:
+                    tables.append((name, self.num_keys - first_key))
+                    self.shifts[name][index] = self.num_keys - shard.shard_offsets[0]
+                    self.num_keys += shard.shard_sizes[0]
         self._group_ends.append(self.num_keys)
         return first_key, tuple(tables)
 
@@ -243,13 +245,6 @@ class TableLayout:
         self.group_ends = torch.tensor(self._group_ends)
         is_narrow = self.num_keys < 2**31 and not self.dynamic
         self.key_dtype = torch.int32 if is_narrow else torch.int64
-
-    def _shards(self, rank: int, kind: str) -> Iterator[tuple[str, int, Any]]:
-        """What a rank has of the tables with one kind of sharding: table, number of the shard, shard."""
-        for name, table in self.plan.items():
-            for index, shard in enumerate(table.sharding_spec.shards):
-                if table.sharding_type == kind and shard.placement.rank() == rank:
-                    yield name, index, shard
 
     def keys_of(self, names: Sequence[str], values: Sequence[torch.Tensor]) -> torch.Tensor:
         """The key of every row of some static tables, int64. values: of each table int64 [its rows].
@@ -261,20 +256,17 @@ class TableLayout:
         for name, rows in zip(names, values, strict=True):
             # A row that is out of range would have the key of another table's row, and nothing would look
             # wrong.
-            self._check_range(name, rows)
+            if len(rows):
+                least, most = rows.aminmax()
+                if least < 0 or most >= self.num_rows[name]:
+                    raise IndexError(
+                        f"{name}: rows {least} to {most} are asked for, and there are {self.num_rows[name]}"
+                    )
             shifts = self.shifts[name]
             # A table in one shard needs no division.
             shift = shifts.index_select(0, rows // self.rows_in_shard[name]) if len(shifts) > 1 else shifts
             found.append(rows + shift)
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
-
-    def _check_range(self, name: str, rows: torch.Tensor) -> None:
-        if len(rows):
-            least, most = rows.aminmax()
-            if least < 0 or most >= self.num_rows[name]:
-                raise IndexError(
-                    f"{name}: rows {least} to {most} are asked for, and there are {self.num_rows[name]}"
-                )
 
     def pieces(self, request: LookupRequest) -> Iterator[tuple[Part, slice]]:
         """Each part with where what came for it lies in `rows`, rank after rank; those for which nothing came
@@ -539,12 +531,6 @@ def _resolve_part(part: DynamicPart, request: LookupRequest, pieces: list[slice]
             request.rows[piece] = found
 
 
-def mark_missing(request: LookupRequest, rows: torch.Tensor) -> None:
-    """Tell in the rows that go back, float32 [R, D], which ids have none."""
-    if request.missing is not None:
-        rows.view(torch.int32)[request.missing, 0] = MARK
-
-
 def take_unknown(request: LookupRequest, rows: torch.Tensor) -> None:
     """Have the ids whose rows, of those that came back, float32 [n, D], are marked look at the unknown's."""
     is_missing = rows.view(torch.int32)[:, 0] == MARK
@@ -719,7 +705,9 @@ class Rows(torch.autograd.Function):
             for part, piece in tables.layout.pieces(request):
                 # Written where other ranks read it: rows are copied once on this side.
                 torch.index_select(part.group.weights, 0, rows[piece], out=mine.rows[piece])
-            mark_missing(request, mine.rows)
+            # Which of the ids have no row, told in the rows that go back.
+            if request.missing is not None:
+                mine.rows.view(torch.int32)[request.missing, 0] = MARK
         with named("output exchange"):
             found = tables.exchange.swap(mine, request.received, request.num_sent)()
         with named("lookup"):

@@ -78,8 +78,15 @@ def build_model(
     torch.manual_seed(config.runtime.seed)
     head = make_head(columns, config.model, config.data.history, maker)
     widths = widths_of(head, [table.name for table in held_tables(columns)], config.model.embedding_dim)
-    specs = dynamic_specs(columns, config, context, widths)
-    num_rows = rows_of_tables(columns, specs, context.world_size)
+    memory = int((1 - RESERVED_FOR_DENSE) * _memory_per_rank(context)) * context.world_size
+    held, seed, is_stream = held_tables(columns), config.runtime.seed, config.stream.stream
+    specs = specs_of(held, config.tables, widths, INIT_STD, seed, memory, is_stream)
+    num_rows = {
+        table.name: context.world_size * rows_per_rank(specs[table.name], context.world_size)
+        if table.name in specs
+        else table.rows
+        for table in held
+    }
     model = make_model(columns, config.model, head, num_rows, loss)
     sharder = make_sharder(tables, config, specs, context, max(widths.values()))
     plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context, tables)
@@ -103,25 +110,6 @@ def add_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
 def held_tables(columns: Columns) -> list[Table]:
     """The tables of a model: a feature without rows of its own is read by those of another."""
     return [table for table in columns.tables if table.rows]
-
-
-def dynamic_specs(
-    columns: Columns, config: Config, context: RuntimeContext, widths: Mapping[str, int]
-) -> dict[str, DynamicSpec]:
-    """What the dynamic tables of a data set are told, by their names. widths: of all tables."""
-    memory = int((1 - RESERVED_FOR_DENSE) * _memory_per_rank(context)) * context.world_size
-    seed, is_stream = config.runtime.seed, config.stream.stream
-    return specs_of(held_tables(columns), config.tables, widths, INIT_STD, seed, memory, is_stream)
-
-
-def rows_of_tables(columns: Columns, specs: Mapping[str, DynamicSpec], world_size: int) -> dict[str, int]:
-    """How many rows the table of each feature has for TorchRec."""
-    return {
-        table.name: world_size * rows_per_rank(specs[table.name], world_size)
-        if table.name in specs
-        else table.rows
-        for table in held_tables(columns)
-    }
 
 
 def make_sharder(
@@ -179,14 +167,18 @@ def make_plan(
     """
     # TorchRec's managed collisions know no table that lies whole on a rank.
     splits_all = isinstance(sharder, ManagedTablesSharder)
+    worth_splitting = ROWS_PER_RANK_WORTH_SPLITTING * context.world_size
+    split = {
+        name for name, rows in num_rows.items() if splits_all or name in specs or rows >= worth_splitting
+    }
     constraints = {
         name: ParameterConstraints(
-            sharding_types=[_sharding_type(rows, context.world_size, name in specs or splits_all).value],
+            sharding_types=[(ShardingType.ROW_WISE if name in split else ShardingType.TABLE_WISE).value],
             # The kernel whose backward is the optimizer's step. Left to choose, the planner may take one that
             # keeps rows in the host's memory and copies them to a GPU as they are needed, which is slower.
             compute_kernels=[EmbeddingComputeKernel.FUSED.value],
         )
-        for name, rows in num_rows.items()
+        for name in num_rows
     }
     memory = _memory_per_rank(context)
     planner = EmbeddingShardingPlanner(
@@ -221,11 +213,6 @@ def _topology(memory: int, context: RuntimeContext) -> Topology:
     )
     kernels = KernelConfig(compute_device=context.device.type)
     return TopologyFactory.create_topology(trainer, kernel_config=kernels)
-
-
-def _sharding_type(rows: int, world_size: int, is_split: bool) -> ShardingType:
-    large = is_split or rows >= ROWS_PER_RANK_WORTH_SPLITTING * world_size
-    return ShardingType.ROW_WISE if large else ShardingType.TABLE_WISE
 
 
 def _memory_per_rank(context: RuntimeContext) -> int:

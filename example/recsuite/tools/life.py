@@ -94,7 +94,9 @@ def run(
     given: the flags of the command line; the others are those of the checkpoint that is read, if one is;
     modes, after, model: see `run_modes`; defaults: see `joined`.
     """
-    script.announce_data(config)
+    # With a checkpoint to read, that is known only once its flags are: `joined` says it then.
+    if not config.checkpoint.reads:
+        script.say_if_synthetic(config.data)
     with script.joined(config, given, defaults) as (config, context):
         modes = {"compact": lambda config, context: compact(config, context, model), **modes}
         section = config.checkpoint

@@ -158,15 +158,6 @@ def _serve(config: Config, given: frozenset[str], model: ModelMaker | None) -> N
         recommend(config, given, model)
 
 
-def announce_data(config: Config) -> None:
-    """Say from rank 0 if the ratings are not real ones. Not collective.
-
-    With a checkpoint to read, that is known only once its flags are: `joined` says it then.
-    """
-    if not config.checkpoint.reads:
-        _say_if_synthetic(config.data)
-
-
 @contextlib.contextmanager
 def joined(
     config: Config, given: frozenset[str] = frozenset(), defaults: frozenset[str] = frozenset()
@@ -225,7 +216,7 @@ def _agree_on_flags(config: Config, given: frozenset[str], defaults: frozenset[s
 
     config = of_this_machine(config, broadcast_from_rank0(decided))
     if config.checkpoint.reads:
-        _say_if_synthetic(config.data)
+        say_if_synthetic(config.data)
     return config
 
 
@@ -329,6 +320,7 @@ def _script_of_labels(config: DataConfig) -> str:
     return ""
 
 
-def _say_if_synthetic(config: DataConfig) -> None:
+def say_if_synthetic(config: DataConfig) -> None:
+    """Say from rank 0 if the ratings are not real ones. Not collective."""
     if config.is_synthetic and read_launch().rank == 0:
         say(SYNTHETIC_NOTICE)

@@ -448,7 +448,10 @@ class EpochLoop(Training):
         self.evaluator = make_evaluator(self.input_pipeline, self.columns, self.config.model, self.context)
         self.epochs: list[Epoch] = []
         while self.has_epochs_left:
-            self.train_state.expect_noise(self.task.noise_of(self.progress.best, self.columns.schema.unit))
+            # The prior holds rows as strongly as is right for what the model does not predict yet.
+            noise = self.task.noise_of(self.progress.best, self.columns.schema.unit)
+            if self.train_state.prior is not None and noise is not None:
+                self.train_state.prior.noise = noise
             num_train = self.columns.num_train
             part = TrainingPass(self, Falling(num_train, self.config.training.epochs), num_train)
             yield part

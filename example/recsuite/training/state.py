@@ -292,11 +292,6 @@ class ShardedModel:
         prior = getattr(self.head, "prior", None)
         return prior if isinstance(prior, Prior) else None
 
-    def expect_noise(self, noise: float | None) -> None:
-        """Hold rows by their prior, if they have one, as strongly as is right for this noise."""
-        if self.prior is not None and noise is not None:
-            self.prior.noise = noise
-
 
 def build_train_state(
     columns: Columns,
