@@ -15,6 +15,7 @@ import criteo_log
 import shop_log
 
 MULTITASK = ROOT / "example" / "multitask.py"
+SHOP = ROOT / "example" / "shop_log.py"
 
 
 def test_the_shop_knows_the_best_auc_of_purchases_and_what_taste_adds(tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_the_shop_knows_the_best_auc_of_purchases_and_what_taste_adds(tmp_path: 
 
 
 def test_a_schema_with_one_label_trains_the_same_model_on_it_alone(tmp_path: Path) -> None:
-    shop_log.write_log(tmp_path / "shop", ["click"], rows=2_000)
+    succeeded(python(SHOP, tmp_path / "shop", "--labels", "click", "--rows", 2_000))
     flags = ("--data_path", tmp_path / "shop", "--epochs", 1, "--num_workers", 0)
     succeeded(python(MULTITASK, *flags, "--report_dir", tmp_path / "report"))
     test = read_json(tmp_path / "report" / "metrics.json")["test"]
