@@ -140,10 +140,8 @@ class EventBatches:
             found = found.behind(features.find_items(negatives))
         num_rows, num_real = len(negatives) + self.batch_size, len(negatives) + len(events)
         values, lengths = features.join(num_rows, found.single, found.lists, empty)
-        full, number = (
-            self.batch_size * self.world_size,
-            len(self.positions_of(request.split, request.window)),
-        )
+        full = self.batch_size * self.world_size
+        number = len(self.positions_of(request.split, request.window))
         share = full / min(full, number - request.first - request.step * full)
         labels, weights, *more = self._labels_and_weights(events, share, trains, empty)
         numbers = empty((num_rows, len(self.numbers)), np.float32)

@@ -167,10 +167,8 @@ def make_plan(
     """
     # TorchRec's managed collisions know no table that lies whole on a rank.
     splits_all = isinstance(sharder, ManagedTablesSharder)
-    worth_splitting = ROWS_PER_RANK_WORTH_SPLITTING * context.world_size
-    split = {
-        name for name, rows in num_rows.items() if splits_all or name in specs or rows >= worth_splitting
-    }
+    large = ROWS_PER_RANK_WORTH_SPLITTING * context.world_size
+    split = {name for name, rows in num_rows.items() if splits_all or name in specs or rows >= large}
     constraints = {
         name: ParameterConstraints(
             sharding_types=[(ShardingType.ROW_WISE if name in split else ShardingType.TABLE_WISE).value],
