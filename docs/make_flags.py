@@ -31,7 +31,7 @@ STUB_HEAD = (
 )
 HEAD = """# Every flag
 
-`python example/example.py --help` prints the same. `retrieval.py`, `sequential.py` and `ctr.py` have those
+`python example/example.py --help` prints the same. `retrieval.py`, `sequential.py`, `ctr.py` and `multitask.py` have those
 that they read: their `--help` leaves the others out, and one of these is an error.
 `python docs/make_flags.py --write` makes this page.
 """

@@ -106,6 +106,7 @@ def write_log(folder: Path, rows: int = ROWS, seed: int = 0) -> None:
     """
     if rows < MIN_ROWS:
         raise UserError(f"--rows must be at least {MIN_ROWS:,}, got {rows:,}.")
+    check_new(folder)
     numbers, categories, logits, without = draw(rows, seed)
     labels = np.random.default_rng(seed + 1).random(rows) < 1 / (1 + np.exp(-logits))
     test = slice(rows - round(TEST_SHARE * rows), None)
@@ -194,14 +195,22 @@ def parse(
 
 
 def say_oracle(config: Config, context: RuntimeContext) -> None:
-    """Say what the best possible model of a synthetic log reaches."""
+    """Say what the best possible model of synthetic data reaches."""
     path = Path(config.data.data_path) / ORACLE
     if path.is_file():
-        found = json.loads(path.read_text())
-        context.say(
-            f"the best possible AUC of this log is {found['auc']:.4f}, and without crosses about "
-            f"{found['without_crosses']:.4f}"
-        )
+        best, *others = json.loads(path.read_text()).items()
+        without = [f", and {name.replace('_', ' ')} about {value:.4f}" for name, value in others]
+        context.say(f"the best possible AUC is {best[1]:.4f}{''.join(without)}")
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that is there already.
+
+    Raises:
+        UserError: names it.
+    """
+    if folder.exists():
+        raise UserError(f"{folder} is there already. Fix: give another folder, or remove it.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

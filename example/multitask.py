@@ -14,6 +14,7 @@ import sys
 import torch
 from torch import nn
 
+import criteo_log
 import recsuite as rs
 import shop_log
 
@@ -88,7 +89,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
             part.end(training.validate())
         result = training.finish()
     rs.report(result, args, runtime, observers)
-    shop_log.say_oracle(args, runtime)
+    criteo_log.say_oracle(args, runtime)
 
 
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:

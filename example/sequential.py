@@ -1,4 +1,4 @@
-"""What comes next: a transformer over the order of what each user had.
+"""Predict the next item, by a transformer over the order of what each user had.
 
     python sequential.py                                            one process, synthetic ratings
     torchrun --standalone --nproc_per_node=2 sequential.py --dataset ml-1m

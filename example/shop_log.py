@@ -6,10 +6,10 @@
     FOLDER/train.csv, test.csv   user, item, purchase, click
            users.csv, items.csv  city and age of each user; brand, category and price of each item
            schema.toml           purchase and click as two labels, or the one that --labels names
-           _oracle.json          the AUC of purchases, on test.csv, of the probabilities from which they were
+           _oracle.json          the AUC, on test.csv, of the probabilities from which the first label was
                                  drawn (auc), and of the same without the taste of users (without_taste)
 
-A click depends on features and on taste, the product of eight hidden factors of user and item. So does a
+A click depends on features and on taste, the product of four hidden factors of user and item. So does a
 purchase, which is ten times rarer: clicks say what a user likes, purchases alone are too few. The same flags
 give the same files.
 """
@@ -25,18 +25,16 @@ import numpy as np
 import pandas
 
 import criteo_log
-from recsuite.config.config import Config
 from recsuite.datasets.metrics import auc
 from recsuite.errors import UserError
 from recsuite.files import DATA_ROOT, written_aside
-from recsuite.runtime.process import RuntimeContext
 
 ROWS, MIN_ROWS, TEST_SHARE = 300_000, 1_000, 0.2
 LABELS = ("purchase", "click")
 USERS, ITEMS, FACTORS = 1_000, 400, 4
 # Mean logits, and how much taste and features weigh in them.
 MEAN = {"click": -1.4, "purchase": -5.4}
-TASTE = {"click": 1.2, "purchase": 1.2}
+TASTE = 1.2
 FEATURES = {"click": 0.3, "purchase": 0.5}
 SCHEMA = """\
 [user]
@@ -81,8 +79,8 @@ COLUMNS = {"user": {"city": 20, "age": 6}, "item": {"brand": 40, "category": 15}
 
 
 def draw(rows: int, seed: int) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """Return the tables "user" and "item", column to values; and of the impressions "user", "item", and the
-    logits "click" and "purchase", with taste and, as "without", of a purchase without it.
+    """Return the tables "user" and "item", column to values; and of the impressions "user", "item", the
+    logits of each label, and those without taste, such as "click without".
     """
     random = np.random.default_rng(seed)
     tables: dict[str, dict[str, np.ndarray]] = {}
@@ -106,26 +104,28 @@ def draw(rows: int, seed: int) -> tuple[dict[str, dict[str, np.ndarray]], dict[s
     effects["purchase"] -= 0.5 * (np.log(price) - 3)[events["item"]]
     factors = [random.normal(0, FACTORS**-0.25, (number, FACTORS)) for number in sizes.values()]
     taste = (factors[0][events["user"]] * factors[1][events["item"]]).sum(axis=1)
-    logits = {label: effects[label] + TASTE[label] * taste for label in LABELS}
-    return tables, {**events, **logits, "without": effects["purchase"]}
+    for label in LABELS:
+        events |= {label: effects[label] + TASTE * taste, f"{label} without": effects[label]}
+    return tables, events
 
 
 def write_log(folder: Path, labels: Sequence[str] = LABELS, rows: int = ROWS, seed: int = 0) -> None:
     """Write a shop into a folder, which appears as a whole.
 
     Raises:
-        UserError: for too few rows.
+        UserError: for too few rows, and when there is such a folder.
     """
     if rows < MIN_ROWS:
         raise UserError(f"--rows must be at least {MIN_ROWS:,}, got {rows:,}.")
+    criteo_log.check_new(folder)
     tables, events = draw(rows, seed)
     random = np.random.default_rng(seed + 1)
     drawn = {label: random.random(rows) < 1 / (1 + np.exp(-events[label])) for label in LABELS}
     test = slice(rows - round(TEST_SHARE * rows), None)
-    is_bought = drawn["purchase"][test]
+    first = labels[0]
     oracle = {
-        "auc": auc(events["purchase"][test], is_bought),
-        "without_taste": auc(events["without"][test], is_bought),
+        "auc": auc(events[first][test], drawn[first][test]),
+        "without_taste": auc(events[f"{first} without"][test], drawn[first][test]),
     }
     with written_aside(folder) as aside:
         aside.mkdir(parents=True)
@@ -152,17 +152,6 @@ def with_data(flags: Sequence[str]) -> list[str]:
     if criteo_log.WITHOUT_DATA & named or "--data_path" in named:
         return [*flags]
     return [*flags, "--data_path", str(criteo_log.synthetic_log(DATA_ROOT / "shop", write_log))]
-
-
-def say_oracle(config: Config, context: RuntimeContext) -> None:
-    """Say what the best possible model of a synthetic shop reaches."""
-    path = Path(config.data.data_path) / criteo_log.ORACLE
-    if path.is_file():
-        found = json.loads(path.read_text())
-        context.say(
-            f"the best possible AUC of purchases is {found['auc']:.4f}, and without the taste of users about "
-            f"{found['without_taste']:.4f}"
-        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -164,7 +164,8 @@ class FirstLoss(nn.Module):
 
 def test_each_label_is_measured_on_the_events_that_have_it(config: Config, context: RuntimeContext) -> None:
     with open_data(config, context) as data, rs.begin_training(data, config, context) as training:
-        model = training.shard(ThreeOutputs, loss=FirstLoss())
+        shapes = {"labels": lambda predictions, labels: float(predictions.shape[1] + labels.shape[1])}
+        model = training.shard(ThreeOutputs, loss=FirstLoss(), metrics=shapes)
         evaluator: Any = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
         predictions = evaluator.predict(model.model, "test", 0)
         found = evaluator.test(model.model, 0)
@@ -181,6 +182,7 @@ def test_each_label_is_measured_on_the_events_that_have_it(config: Config, conte
     assert found["stars_mae"] == pytest.approx(errors.abs().mean(), rel=1e-6)
     assert found["auc"] == measure_probabilities(predictions[:, 0], rows["bought"].to_numpy() == 1)["auc"]
     assert {"clicked_auc", "stars_rmse"} <= validated.keys()
+    assert found["labels"] == 6
 
 
 def test_a_model_of_the_first_label_alone_is_taken_and_that_is_said(
@@ -206,3 +208,25 @@ def test_another_number_of_outputs_than_labels_is_refused(config: Config, contex
             ValueError, match=r"or 3, of the labels bought, clicked, stars, got the shape \[48, 2\]"
         ):
             evaluator.test(model.model, 0)
+
+
+def test_labels_of_several_kinds_require_a_model_that_says_what_it_predicts(
+    config: Config, context: RuntimeContext
+) -> None:
+    class Silent(ThreeOutputs):
+        predictions = None  # type: ignore[assignment]
+
+    with open_data(config, context) as data, rs.begin_training(data, config, context) as training:
+        model = training.shard(Silent, loss=FirstLoss())
+        evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
+        with pytest.raises(ValueError, match=r"labels of several kinds .rating, yes_no. must say"):
+            evaluator.test(model.model, 0)
+
+
+def test_a_weight_may_be_missing_where_its_label_is(config: Config, tmp_path: Path) -> None:
+    rows = events()
+    rows.loc[rows["clicked"].isna(), "trust"] = np.nan
+    rows.to_csv(tmp_path / "events.csv", index=False)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    columns = open_columns(config.replaced(data_path=str(tmp_path)))
+    assert columns.num_skipped == 0

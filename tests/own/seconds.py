@@ -6,6 +6,7 @@ torchrun --standalone --nproc_per_node=2 seconds.py --data_path videos --dump --
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ import recsuite as rs
 
 # Batches whose gradients add up to one step; steps until the full learning rate.
 EVERY, WARM_UP = 3, 20
+METRICS = {"median error": lambda seconds, labels: float(np.median(np.abs(seconds - labels)))}
 
 
 class Seconds(nn.Module):
@@ -34,7 +36,6 @@ class Seconds(nn.Module):
         return self.mlp(torch.cat(inputs, dim=1)).squeeze(1)
 
     def predictions(self, output: torch.Tensor) -> torch.Tensor:
-        """Return seconds, float32 [B], of what forward returned."""
         return output.expm1()
 
 
@@ -42,8 +43,13 @@ def loss_of(output: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
     return (batch.weights * (output - batch.labels.log1p()).abs()).mean()
 
 
-def median_error(seconds: np.ndarray, labels: np.ndarray) -> float:
-    return float(np.median(np.abs(seconds - labels)))
+class Signs(rs.TableRule):
+    """Moves each number of a row by the rate, against the sign of its gradient."""
+
+    name = "signs"
+
+    def step(self, gradients: torch.Tensor, state: Any, rate: torch.Tensor, number: int) -> torch.Tensor:
+        return gradients.sign_() * -rate
 
 
 def momentum(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
@@ -54,9 +60,6 @@ def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
     return Seconds(data, args.embedding_dim)
 
 
-METRICS = {"median error": median_error}
-
-
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     with (
         rs.observing(args, runtime, trackers=[rs.FileTracker("track.jsonl")]) as observers,
@@ -64,7 +67,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         rs.checkpointing(data, args, runtime, observers) as checkpoints,
         rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
     ):
-        model = training.shard(make_model, tables=rs.RowWiseAdagrad(0.1), dense=momentum, metrics=METRICS)
+        model = training.shard(make_model, tables=Signs(0.01), dense=momentum, metrics=METRICS)
         for part in training.passes():
             for batch in part:
                 with torch.autocast(runtime.device.type, torch.bfloat16):
@@ -84,7 +87,8 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     with rs.open_data(args, runtime, rs.build_dataloader) as data:
-        model, progress = rs.restore(data, args, runtime, make_model, dense=momentum, metrics=METRICS)
+        given = {"tables": Signs(0.01), "dense": momentum, "metrics": METRICS}
+        model, progress = rs.restore(data, args, runtime, make_model, **given)
         rs.report_test(model, progress, data, args, runtime)
 
 

@@ -17,6 +17,7 @@ import recsuite as rs
 from recsuite.config.config import Config
 from recsuite.config.sections import OptimizerConfig
 from recsuite.datasets.opening import open_data
+from recsuite.datasets.schema import ITEM, USER, Feature, Schema
 from recsuite.models.tasks import TASKS, predictions_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Step
@@ -192,10 +193,12 @@ def test_a_metric_that_returns_no_number_is_named(training: Training) -> None:
 )
 def test_several_outputs_need_predictions(output: Any, predictions: Any) -> None:
     model = nn.Identity()
+    feature = Feature("user", USER, "user"), Feature("item", ITEM, "item")
+    schema = Schema(feature, "user", "item", "title", "rating", 1.0, 5.0, 4.0)
     if predictions is not None:
         model.predictions = predictions
     with pytest.raises(ValueError, match=re.escape("Fix: define predictions(output)")):
-        predictions_of(model, TASKS["rating"], output, ["rating"])
+        predictions_of(model, TASKS["rating"], output, schema)
 
 
 def test_a_model_without_vectors_is_refused_for_a_ranking(

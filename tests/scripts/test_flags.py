@@ -112,10 +112,13 @@ def test_help_leaves_out_what_a_script_does_not_read_and_it_is_refused(script: s
     assert shown - {"help"} == flag_names().keys() - unread
     for flag in unread:
         assert module_of(script).main([f"--{flag}=1"]) == 2
-        sentence = (
-            f"--{flag} is not a flag of {script_name()}, where nothing reads it; leave it out, or start "
-        )
-        assert f"{sentence}example.py, which has it." in capsys.readouterr().err
+        sentence = f"{script_name()} does not read --{flag}. Fix: leave it out, or run example.py."
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_flag_or_section_cannot_be_left_out() -> None:
+    with pytest.raises(ValueError, match=r"names of flags and of their sections, got 'straem'"):
+        unread_flags(["straem"])
 
 
 @pytest.mark.parametrize("script", SCRIPTS[1:])

@@ -1,4 +1,4 @@
-"""What writes the checkpoints of one training: full ones, and deltas that each build on the one before."""
+"""Writer of the checkpoints of one training: full ones, and deltas that each build on the one before."""
 
 from __future__ import annotations
 

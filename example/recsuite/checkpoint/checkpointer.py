@@ -1,4 +1,4 @@
-"""When a training writes a checkpoint, where it begins, and which of its checkpoints was the best."""
+"""Callback that writes checkpoints, says where a training begins, and marks the best checkpoint."""
 
 from __future__ import annotations
 

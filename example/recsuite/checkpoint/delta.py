@@ -11,7 +11,7 @@
 As in a full checkpoint, a row is its "weight" times the number "dense.row_scale", which the delta has anew:
 with it all rows decay, also those that are not in it.
 
-Of dynamic tables a delta has the rows that changed and the ids that left, see `storage/dynamic/files.py`.
+Of dynamic tables a delta has the rows that changed and the ids that left, see `storage/dynamic.py`.
 
 Raw values that are numbers are int64 or float64, and what stands for row 0, which has none, is the smallest
 number or nan; texts are uint8 [n, longest], in UTF-8 and filled up with zeros.

@@ -10,7 +10,7 @@
         schema.json              what the data set says of its users, items and events
         manifest.json            progress, run, tensors, files with sizes and digests, plan, versions
 
-Dynamic tables lie in the shard files by their ids, see `storage/dynamic/files.py`.
+Dynamic tables lie in the shard files by their ids, see `storage/dynamic.py`.
 
 A row is what its table holds times "dense.row_scale", the number with which all rows decay.
 

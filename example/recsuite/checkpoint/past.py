@@ -1,4 +1,4 @@
-"""What a checkpoint of a stream remembers of its data, for whoever opens those again. Imports no torch."""
+"""Data of a stream opened again as a checkpoint knows them. Imports no torch."""
 
 from __future__ import annotations
 

@@ -74,7 +74,10 @@ class _Parser(argparse.ArgumentParser):
 
 def unread_flags(names: Collection[str]) -> frozenset[str]:
     """Return the flags that names stand for: each is that of a flag, or of a section for all of its flags."""
-    return frozenset(flag for flag, section in flag_names().items() if flag in names or section in names)
+    known = flag_names()
+    if strange := {*names} - known.keys() - {*known.values()}:
+        raise ValueError(f"unread takes names of flags and of their sections, got {min(strange)!r}.")
+    return frozenset(flag for flag, section in known.items() if flag in names or section in names)
 
 
 def check_read(argv: Sequence[str], unread: Collection[str]) -> None:
@@ -85,11 +88,8 @@ def check_read(argv: Sequence[str], unread: Collection[str]) -> None:
     """
     for word in argv:
         name = word.partition("=")[0]
-        if name[:2] == "--" and name[2:] in unread:
-            raise UserError(
-                f"{name} is not a flag of {script_name()}, where nothing reads it; leave it out, or start "
-                "example.py, which has it."
-            )
+        if name[:2] == "--" and name[2:] in {*unread, *(LONG_NAMES.get(flag) for flag in unread)}:
+            raise UserError(f"{script_name()} does not read {name}. Fix: leave it out, or run example.py.")
 
 
 def build_parser(unread: Collection[str] = ()) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""What a data set looks like, whatever it is of: features of users and items, and events that join the two.
+"""Schema of any data set: features of users and items, and events that join the two.
 
 Knows numbers and names only, so a data worker may import it. The features of one family of data sets, and
 what it calls its users, items and labels, are its `Schema`; generic code says user, item, event and label.

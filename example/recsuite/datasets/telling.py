@@ -1,4 +1,4 @@
-"""How much a column of the events says about which item an event is of, beyond what chance would.
+"""Leakage: the share of an event's item or label that a column of the events reveals, beyond chance.
 
 A ranking is shown the features of an event while it looks for the item: one that follows from the item gives
 it away, in the training and in every metric, and is not there when something is to be recommended.

@@ -1,4 +1,4 @@
-"""Where the processes of one machine meet: in files of a folder that no other user can enter, and on no port.
+"""Rendezvous of the processes of one machine, in files of a folder that no other user can enter.
 
 torchrun's own meeting is a store behind a port on all addresses of the machine, and it unpickles what it
 finds there: whoever reaches the port has the launcher run what he likes.

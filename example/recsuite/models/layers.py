@@ -145,7 +145,7 @@ def scaled(held: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
     The derivative would be the gradient times the scale. Passed on unscaled, row-wise Adagrad sums the same
     squares whatever the scale has become, as if it had shrunk the rows themselves; that its step is then one
-    of the rows is up to the learning rate, which `training/optimizer.py` divides by the scale.
+    of the rows is up to the learning rate, which `training/state.py` divides by the scale.
     """
     rows: torch.Tensor = _Scale.apply(held, scale)
     return rows
@@ -182,7 +182,7 @@ class _Scale(torch.autograd.Function):
 
 
 class Links(NamedTuple):
-    """Which list each event takes, and what is to be made of its sum, see `datasets.batching.batch.Batch`.
+    """Which list each event takes, and what is to be made of its sum, see `datasets.batching.Batch`.
 
     sources: int64 [S, B]; scales, own: float32 [S, B]; reads: how many values of its list stand before each
     event, int32 [B], empty where an event takes all of them; rarities: float32 [3 + features of events, B],

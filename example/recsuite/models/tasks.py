@@ -258,21 +258,27 @@ def widths_of(model: nn.Module, tables: Collection[str], embedding_dim: int) -> 
     return widths
 
 
-def predictions_of(model: nn.Module, task: Task, output: Any, labels: Sequence[str]) -> torch.Tensor:
+def predictions_of(model: nn.Module, task: Task, output: Any, schema: Schema) -> torch.Tensor:
     """Return predicted labels, float32 [B], or [B, L] of a model of all L labels, of what the forward of a
     model returned: those of its method `predictions(output)`, if it has one, else those of the task.
     """
-    convert = getattr(model, "predictions", None)
-    if convert is None and isinstance(output, torch.Tensor):
-        convert = task.labels_of
-    found: torch.Tensor = convert(output) if convert else output
-    if isinstance(found, torch.Tensor) and found.dim() == 2 and found.shape[1] == len(labels) > 1:
-        return found.float()
-    rule = "A model must predict one number for each event"
+    labels, kinds = schema.label_names, {schema.label_kind, *(each.kind for each in schema.more_labels)}
+    rule, convert = "A model must predict one number for each event", getattr(model, "predictions", None)
     if len(labels) > 1:
         rule += f", or {len(labels)}, of the labels {', '.join(labels)}"
-    require_shape(found, 1, rule, "define predictions(output)")
-    return found.float()
+    if convert is None and isinstance(output, torch.Tensor):
+        convert = task.labels_of
+        # The task knows the first label alone.
+        if output.dim() == 2 and len(kinds) > 1:
+            rule = (
+                f"A model of labels of several kinds ({', '.join(sorted(kinds))}) must say what it predicts"
+            )
+            require_shape(output, 1, rule, "define predictions(output)")
+    found: Any = convert(output) if convert else output
+    if not (isinstance(found, torch.Tensor) and found.dim() == 2 and found.shape[1] == len(labels) > 1):
+        require_shape(found, 1, rule, "define predictions(output)")
+    predictions: torch.Tensor = found.float()
+    return predictions
 
 
 def first_label(predictions: Any) -> Any:

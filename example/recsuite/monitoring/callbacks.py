@@ -1,4 +1,4 @@
-"""Who looks at a training, as the flags ask for it; and the stopwatch, which every rank has."""
+"""Callbacks and trackers of a training, by flags and by arguments, and the stopwatch of every rank."""
 
 from __future__ import annotations
 

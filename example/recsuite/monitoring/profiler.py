@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: named ranges, a recording of some steps, and how they split.
+"""Profile of training steps: named ranges, a recording of some steps, and their split.
 
 The ranges are few: those of `PARTS` that the loop and the model name, and TorchRec's own around each lookup
 and each exchange. The innermost one counts, so the parts of a step add up to the step.

@@ -1,4 +1,4 @@
-"""What came of a training or an evaluation, as lines and a table on rank 0's output."""
+"""Results of a training or an evaluation, as lines and a table on rank 0's output; runs side by side."""
 
 from __future__ import annotations
 

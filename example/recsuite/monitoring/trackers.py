@@ -102,9 +102,8 @@ class Tracking(Callback):
 
     def on_end(self, run: Run) -> None:
         """See `Callback`."""
-        # Where nothing was left to train, the tracker had the test from the training itself.
-        if run.epochs:
-            self._add({"test": finite(run.test)})
+        # Also where nothing was left to train: a training may have died before its test.
+        self._add({"test": finite(run.test)})
 
     def close(self, kind: type[BaseException] | None, *error: object) -> None:
         """Give what waits, and end the tracker, if it was begun. kind: of the exception that ended the

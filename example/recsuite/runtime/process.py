@@ -243,7 +243,7 @@ def init_runtime(config: Config) -> RuntimeContext:
         RUNNING_SPINS.enter_context(spinning_briefly())
     else:
         spin_briefly()
-    # Not at the top: every data worker imports this file with the script, and must hold no torch.
+    # Not at the top: a data worker may import this file, and must hold no torch.
     import numpy as np
     import torch
 

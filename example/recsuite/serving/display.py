@@ -1,4 +1,4 @@
-"""What data tell of users and items: their features, what each user had, and which users had each item."""
+"""Features of users and items, and their histories, as the data have them, for serving."""
 
 from __future__ import annotations
 

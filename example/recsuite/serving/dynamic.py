@@ -1,4 +1,4 @@
-"""Which ids of a dynamic table have a row, and where that lies in memory; a delta makes another one of it."""
+"""Dynamic tables of a served model: the rows of ids, and their change by a delta."""
 
 from __future__ import annotations
 

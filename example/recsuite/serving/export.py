@@ -2,13 +2,13 @@
 
 PATH/
     model.safetensors   all rows of the tables ("tables.user.weight"), the dense part
-                        ("dense.mlp.0.weight"), and dynamic tables as in `storage/dynamic/files.py`, with
+                        ("dense.mlp.0.weight"), and dynamic tables as in `storage/dynamic.py`, with
                         zeros for what only a training needs, and of texts those of the items
     vocabulary.json     for every feature the raw value of table row 1, 2, ..., or how a number is encoded
     schema.json         what the data set says of its users, items and events
     features.json       the tables in the order in which a model adds them up: feature, entity, column,
                         whether it has lists, rows
-    items.index         where an index has each item, if one was made, see `index/files.py`
+    items.index         where an index has each item, if one was made, see `serving/index.py`
     manifest.json       run, progress, tensors, files with digests, and which delta may follow
 """
 

@@ -1,4 +1,4 @@
-"""What every program that follows a training shares: the wait for its first model, and for each newer one."""
+"""Programs that follow a training: the wait for its first model and newer ones, and chains of two models."""
 
 from __future__ import annotations
 

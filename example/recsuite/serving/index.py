@@ -1,4 +1,4 @@
-"""What an index finds of what is best, and what a search of it costs, for as many lists as it looks in."""
+"""Approximate index of items: search in lists, its files, and its recall over microseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the folders of a model hold: files that are checked before use, a dense part, and changed rows."""
+"""Files of a served model: checks before use, the dense part, and changed rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model recommends to one user, with titles, and again whenever a trainer has written a newer one.
+"""Recommendations for one user on the command line, with titles, renewed with each newer checkpoint.
 
 An item is recommended if the training saw it and, unless --seen allows that, the user has not had it; see
 `display.viewer`.

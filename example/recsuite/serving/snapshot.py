@@ -125,7 +125,7 @@ class Snapshot:
         """Return predictions for B ratings, float32 [B], or [B, L] of a model of L labels."""
         if isinstance(self.head, TwoSided):
             return self.head.predict(rows, batch)
-        return predictions_of(self.head, self.task, self.head(rows, batch), self.schema.label_names)
+        return predictions_of(self.head, self.task, self.head(rows, batch), self.schema)
 
     @property
     def takes_ages(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which table lies where: the plan, and the distributed model made from it.
+"""Sharding plan of the tables, and the distributed model made from it.
 
 Initial weights depend on the seed, the table and the row alone, so every number of ranks and every plan
 starts from the same model.

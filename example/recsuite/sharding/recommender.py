@@ -50,7 +50,7 @@ class ModelInput(Pipelineable):
     is 0; more_labels and more_weights: of the labels after the first, float32 [B, L - 1], both 0 where an
     event lacks one; all_labels and all_weights: of all L labels, float32 [B, L]; numbers: dense features,
     float32 [B, numbers]; had: bits of the negatives that the user had, uint8 [B, bytes], see
-    `datasets.batching.batch.Batch`; members: of its histories; links: of its lists. Made in the main process
+    `datasets.batching.Batch`; members: of its histories; links: of its lists. Made in the main process
     from a worker's plain arrays; `to` moves all of it, so that TorchRec's pipelines can copy it ahead of
     time.
 

@@ -1,4 +1,4 @@
-"""What scripts share around their loop: the modes of a command line, data, checkpoints, results.
+"""Shared parts of scripts around their loop: modes of a command line, data, checkpoints, results.
 
 Imports nothing heavy at its top.
 """

@@ -1,4 +1,4 @@
-"""What every script shares around its own work: its start, the flags that its ranks agree on, its end."""
+"""Start and end of every script, and the flags that its ranks agree on."""
 
 from __future__ import annotations
 

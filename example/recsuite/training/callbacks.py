@@ -1,4 +1,4 @@
-"""What a training tells those that look at it, and what keeps what it learned.
+"""Callbacks of a training, and the checkpointer that keeps its weights.
 
 A callback looks on: progress bar, timer, profiler, event log. It changes nothing, and a training without any
 learns the same. A checkpointer is more than that: it says where the training begins, it may end the process,

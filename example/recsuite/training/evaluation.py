@@ -1,4 +1,4 @@
-"""How good a model is on the validation events and on the test, over all ranks, for either task. Collective.
+"""Metrics of a model on the validation events and on the test, over all ranks. Collective.
 
 Everything is exact: each event counts once, and nothing is sampled. What is compared in the end is an array
 with one entry for each event of the split, in their order, the same on every rank; metrics are numpy's.
@@ -66,6 +66,8 @@ def make_evaluator(
     """The evaluator that the configured task asks for. Not collective."""
     task = TASKS[config.task]
     if task.evaluation == "ranks":
+        if columns.schema.more_labels:
+            context.say(f"a ranking measures no {' and no '.join(columns.schema.label_names[1:])}")
         return RankingEvaluator(input_pipeline, columns, context)
     return PredictionEvaluator(task, input_pipeline, columns, context)
 
@@ -112,11 +114,13 @@ class PredictionEvaluator:
         self.task = task
         self.input_pipeline = input_pipeline
         self.context = context
-        self.labels = {split: columns.labels(split) for split in ("validation", "test")}
         self.schema = columns.schema
-        self.more_labels = {
-            split: columns.all_labels(columns.range_of(split))[:, 1:]
-            for split in ("validation", "test") * bool(self.schema.more_labels)
+        # float32 [n], or [n, L] of L labels.
+        self.labels = {
+            split: columns.all_labels(columns.range_of(split))
+            if self.schema.more_labels
+            else columns.labels(split)
+            for split in ("validation", "test")
         }
         self.users = Users(columns)
 
@@ -125,9 +129,8 @@ class PredictionEvaluator:
         predictions, labels = self.predict(model, "validation", epoch), self.labels["validation"]
         if len(labels) == 0:
             return self.task.no_metrics()
-        calibration, users = self._calibration(predictions, labels), self.users.of["validation"]
-        found = self._measure(model, predictions, labels, calibration, users)
-        self._add_more(found, predictions, self.more_labels.get("validation"), users)
+        calibration = self._calibration(predictions, labels)
+        found = self._measure(model, predictions, labels, calibration, self.users.of["validation"])
         return self.users.described(found, "validation")
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
@@ -141,17 +144,13 @@ class PredictionEvaluator:
             self.users.of["test"],
         )
 
-        more = self.more_labels.get("test")
-
         def of_some(some: Any) -> Measured:
-            found = self._measure(model, predictions[some], labels[some], calibration, users[some])
-            self._add_more(found, predictions[some], None if more is None else more[some], users[some])
-            return found
+            return self._measure(model, predictions[some], labels[some], calibration, users[some])
 
-        if more is not None and predictions.ndim == 1:
+        if predictions.ndim < labels.ndim:
             self.context.say(
-                f"the model predicts {self.schema.label} alone, so {', '.join(self.schema.label_names[1:])} "
-                "is not measured"
+                f"the model predicts {self.schema.label_names[0]} alone, so "
+                f"{', '.join(self.schema.label_names[1:])} is not measured"
             )
         return self.users.with_parts(of_some)
 
@@ -161,7 +160,7 @@ class PredictionEvaluator:
         """The metrics of the first label on the events of a stream from one position to before another;
         labels: of them.
         """
-        predictions = self.predict(model, "validation", number, window)
+        predictions = first_label(self.predict(model, "validation", number, window))
         return self._measure(model, predictions, labels, UNCALIBRATED)
 
     def _measure(
@@ -172,12 +171,17 @@ class PredictionEvaluator:
         calibration: Calibration,
         users: np.ndarray | None = None,
     ) -> Measured:
-        liked, predictions = labels >= self.schema.liked_label, first_label(predictions)
+        if predictions.ndim < labels.ndim:
+            labels = first_label(labels)
+        first, its_labels = first_label(predictions), first_label(labels)
+        liked = its_labels >= self.schema.liked_label
         if self.task.evaluation == "answers":
             # The probabilities as they are: what is served is not calibrated again.
-            found = measure_probabilities(predictions, liked, users)
+            found = measure_probabilities(first, liked, users)
         else:
-            found = measure(predictions, labels, liked, calibration, users)
+            found = measure(first, its_labels, liked, calibration, users)
+        if labels.ndim == 2:
+            self._add_more(found, predictions, labels, users)
         for name, metric in model.module.metrics.items():
             value = np.asarray(metric(predictions, labels))
             if value.ndim:
@@ -188,20 +192,16 @@ class PredictionEvaluator:
         return found
 
     def _add_more(
-        self, found: Measured, predictions: np.ndarray, labels: np.ndarray | None, users: np.ndarray
+        self, found: Measured, predictions: np.ndarray, labels: np.ndarray, users: np.ndarray | None
     ) -> None:
         """Add the metrics of the labels after the first, by the name of the label and of the metric.
 
-        predictions: float32 [n, L], or [n] of a model that predicts the first label alone; labels: float32
-        [n, L - 1], NaN where an event lacks one.
+        predictions, labels: float32 [n, L] both; of the labels NaN where an event lacks one.
         """
-        if labels is None or predictions.ndim == 1:
-            return
-        for label, predicted, values in zip(
-            self.schema.more_labels, predictions.T[1:], labels.T, strict=True
-        ):
+        columns = zip(self.schema.more_labels, predictions.T[1:], labels.T[1:], strict=True)
+        for label, predicted, values in columns:
             names, has = METRICS_OF[label.kind == YES_NO], ~np.isnan(values)
-            predicted, values, users_of = predicted[has], values[has], users[has]
+            predicted, values, users_of = predicted[has], values[has], None if users is None else users[has]
             if not has.any():
                 measured = Measured(dict.fromkeys(names, float("nan")), 0)
             elif label.kind == YES_NO:
@@ -214,7 +214,8 @@ class PredictionEvaluator:
                     found.intervals[f"{label.name}_{name}"] = measured.intervals[name]
 
     def _calibration(self, predictions: np.ndarray, labels: np.ndarray) -> Calibration:
-        return fit_calibration(first_label(predictions), labels >= self.schema.liked_label)
+        liked = first_label(labels) >= self.schema.liked_label
+        return fit_calibration(first_label(predictions), liked)
 
     @torch.no_grad()
     def predict(
@@ -233,12 +234,11 @@ class PredictionEvaluator:
         dataset = self.input_pipeline.loader.dataset
         shape = dataset.num_steps(split, window=window), dataset.batch_size
         mine = torch.empty(*shape, device=self.context.device)
-        labels = self.schema.label_names
         for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context, window)):
             output = model(batch.to(self.context.device, non_blocking=True)).output
-            found = predictions_of(model.module.recommender.head, self.task, output, labels)
+            found = predictions_of(model.module.recommender.head, self.task, output, self.schema)
             if mine.shape[2:] != found.shape[1:]:
-                mine = torch.empty(*shape, len(labels), device=self.context.device)
+                mine = torch.empty(*shape, *found.shape[1:], device=self.context.device)
             mine[step] = found
         return in_order(mine, len(dataset.positions_of(split, window)), self.context)
 

@@ -113,7 +113,7 @@ def with_histories(
 ) -> tuple[list[str], torch.Tensor, torch.Tensor]:
     """The features of a batch with each history behind the event's own item, as values of one key: of two
     keys that shared a table, checkpoints and the tracking of rows would have to know. See
-    `models.sequences.head.apart`.
+    `models.sequences.apart`.
     """
     of_keys = lengths.view(len(keys), -1)
     parts = dict(zip(keys, values.split(of_keys.sum(dim=1).tolist()), strict=True))

@@ -1,4 +1,4 @@
-"""What a model has learned, as numbers: whether they can be those of a trained one, and a copy of the best.
+"""Weights of a model: checks that they are finite and grown by training, and a copy of the best.
 
 Tensors are given by name, as `checkpoint.tensors_of` or a model's `state_dict` has them. A row of a table is
 what the table holds times the model's `row_scale`.

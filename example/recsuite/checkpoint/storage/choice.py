@@ -1,4 +1,4 @@
-"""Which checkpoint of a folder is meant, also while a trainer writes there, and which other one would do."""
+"""Choice of a checkpoint in a folder, also while a trainer writes there, and of another one that would do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a manifest says of a dynamic table."""
+"""Dynamic tables in shard files: names, checks, texts of ids, and the replay of deltas."""
 
 from __future__ import annotations
 

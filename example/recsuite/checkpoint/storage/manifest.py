@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and the check that it is what it says. Knows files, no tensors.
+"""Manifest of a checkpoint, and the check of its files against it. Knows files, no tensors.
 
 manifest.json is written last and holds the format, the progress of the training, its run, name and shape of
 every tensor, size and digest of every file, and, in a delta, what it builds on. Nothing is read with pickle,
@@ -68,7 +68,7 @@ class DynamicRecord:
     capacity: places on all ranks, in buckets of bucket_width; has_texts: whether its ids are those of texts,
     which lie beside the rows; now: its clock, in `unit`, "steps" or "seconds"; live: rows on all ranks;
     counts: what became of ids since the beginning of the training, by the names of
-    `sharding.dynamic.contents.Counts`. The rest is as in `sharding.dynamic.spec.DynamicSpec`.
+    `sharding.dynamic.Counts`. The rest is as in `sharding.dynamic.DynamicSpec`.
     """
 
     embedding_dim: int
@@ -97,7 +97,7 @@ class StreamProgress:
     begin, end: of the window under way; both are where the last one ended, where none is. time: of the last
     event before `end`, in seconds since 1970. begins_at: where the clock of event time stands, that of the
     first event of the last window. events_per_file: of the data as they were last read, by which what comes
-    later is known; late: see `datasets.streams.past.Past`; digest: of all events before `end`. predicted: the
+    later is known; late: see `datasets.streams.Past`; digest: of all events before `end`. predicted: the
     metrics of the window under way, which was predicted before it is learned from; sums, counts: of the
     metrics of all windows before it.
     """
@@ -148,7 +148,7 @@ class Progress:
 
     What comes next is place `samples` of the epoch's order, on any number of ranks. best: the best validation
     result so far, None before the first; epochs_since_best: how many have ended since the one that counts as
-    the best, see `training.loops.epochs.judged`. In a stream an epoch is a window, and `stream` says where it
+    the best, see `training.loops.judged`. In a stream an epoch is a window, and `stream` says where it
     is; it is None elsewhere.
     """
 

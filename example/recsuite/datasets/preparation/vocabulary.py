@@ -1,4 +1,4 @@
-"""What the raw values of features become: table rows, or inputs on a common scale.
+"""Encoding of the raw values of features: table rows, or inputs on a common scale.
 
 Known from the training events alone, and kept with a model, so that what serves it does the same:
 vocabulary.json has for a feature of categories its raw values, in the order of their table rows 1, 2, ...,

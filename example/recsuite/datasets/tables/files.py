@@ -1,4 +1,4 @@
-"""Which files a path stands for: one file, a folder of parts, day partitions, or a URL.
+"""Files that a path stands for: one file, a folder of parts, day partitions, or a URL.
 
 A folder may hold the users' and items' own tables beside the events. Finds files and says what they are;
 `formats` reads them.

@@ -313,7 +313,9 @@ class Wanted:
             return lists(column, self.column, self.form)
         if self.form == WHOLE:
             return wholes(column, self.column)
-        of_kinds = {ID: ids, WEIGHT: weights, MORE_WEIGHT: weights, NUMBER: numbers}
+        if self.kind == MORE_WEIGHT:
+            return _one_where_missing(weights(column, self.column))
+        of_kinds = {ID: ids, WEIGHT: weights, NUMBER: numbers}
         return of_kinds.get(self.kind, categories)(column, self.column)
 
     def reason(self, fault: int, column: pyarrow.Array) -> str:
@@ -346,6 +348,12 @@ def _with_gaps(found: Parsed) -> Parsed:
     """Labels that an event may lack: NaN where there is none, or one that drop names."""
     lacks = (found.faults == MISSING) | (found.faults == DROPPED)
     return Parsed(np.where(lacks, np.float32(np.nan), found.values), np.where(lacks, 0, found.faults))
+
+
+def _one_where_missing(found: Parsed) -> Parsed:
+    """Weights of a label that an event may lack, and its weight with it."""
+    lacks = found.faults == MISSING
+    return Parsed(np.where(lacks, np.float32(1), found.values), np.where(lacks, 0, found.faults))
 
 
 def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[Wanted, ...]]:

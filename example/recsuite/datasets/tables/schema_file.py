@@ -1,4 +1,4 @@
-"""What a schema.toml says, a dataclass for each section: which columns of somebody's tables mean what.
+"""Sections of a schema.toml as dataclasses: the meaning of the columns of a user's own tables.
 
 A file with these sections, all of which but [user], [item] and [label] may be left out:
 
