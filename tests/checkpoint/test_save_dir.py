@@ -765,7 +765,7 @@ def test_nothing_in_the_program_reads_pickle() -> None:
         if re.search(r"import (.*\W)?(pickle|marshal|dill|cloudpickle|joblib)\b", source):
             knows.add(path.name)
     # It measures what is sent to its workers.
-    assert knows == {"handle.py"}
+    assert knows == {"pool.py"}
 
 
 @pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
