@@ -31,8 +31,9 @@ STUB_HEAD = (
 )
 HEAD = """# Every flag
 
-`python example/example.py --help` prints the same. `retrieval.py`, `sequential.py`, `ctr.py` and `multitask.py`
-have those that they read: their `--help` leaves the others out, and one of these is an error.
+`python example/example.py --help` prints the same. `retrieval.py`, `sequential.py`, `ctr.py` and
+`multitask.py` have those that they read: their `--help` leaves the others out, and one of these is an
+error.
 `python docs/make_flags.py --write` makes this page.
 """
 PRESETS_HEAD = """`--preset NAME` sets the flags of its column that are not given, and a training says which.

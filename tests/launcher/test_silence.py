@@ -3,8 +3,8 @@
 An attack meets real launches, in a phase that `silent_ranks.py` holds them in. The short form has a short
 --timeout and a launcher of little patience; `./run.sh soak tests/launcher/test_silence.py` makes every
 attack on one machine and on two, SOAK_ROUNDS times each (default: 3), SOAK_AT_ONCE at a time (default: 2),
-or only those with SOAK_ONLY in "attack, phase", with --timeout 10 and the launcher's own 30 seconds, and prints
-the seconds until the last process was gone.
+or only those with SOAK_ONLY in "attack, phase", with --timeout 10 and the launcher's own 30 seconds, and
+prints the seconds until the last process was gone.
 """
 
 from __future__ import annotations
