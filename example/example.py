@@ -90,7 +90,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         for part in training.passes():
             for batch in part:
                 loss = model(batch)
-                # The rows of the tables learn in here, each as soon as its gradient is known.
+                # This also updates the rows of the tables, each as soon as its gradient is known.
                 loss.backward()
                 model.step()
             part.end(training.validate())

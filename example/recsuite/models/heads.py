@@ -103,13 +103,12 @@ class Head(TwoSided):
 
     def __init__(self, features: Sequence[Feature], embedding_dim: int) -> None:
         super().__init__()
-        self.features = [feature for feature in features if feature.has_table]
-        names = [feature.name for feature in self.features]
+        with_rows = [feature for feature in features if feature.has_table]
         self.names = {
-            side: [each.name for each in self.features if each.entity in entities]
+            side: [each.name for each in with_rows if each.entity in entities]
             for side, entities in SIDES.items()
         }
-        self.has_history = HISTORY in names
+        self.has_history = HISTORY in [feature.name for feature in with_rows]
         self.numbers = DenseNumbers(features, embedding_dim)
 
     # What the rows of a feature are multiplied by.

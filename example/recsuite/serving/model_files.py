@@ -25,7 +25,10 @@ from recsuite.serving.dynamic import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
 
 DENSE = "dense."
-OWN = "of a model of your own give the function that made it: ServedModel.open(folder, model=...)."
+OWN = (
+    "for a model of your own, use the script that trained it, or give the function that made it: "
+    "ServedModel.open(folder, model=...)."
+)
 
 
 @contextlib.contextmanager

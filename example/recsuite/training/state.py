@@ -182,7 +182,7 @@ class ShardedModel:
     """A model whose tables are shared out over all ranks, with its loss and its optimizers.
 
         loss = model(batch)      # forward; the rows come from the ranks that have them
-        loss.backward()          # the rows learn in here
+        loss.backward()          # also updates the rows of the tables
         model.step()             # the dense part learns
 
     For a loss of your own: `output = model.output(batch)`, and `model.step(loss)` in the end. All of these
