@@ -106,6 +106,18 @@ def test_the_tree_of_the_repository_names_every_folder() -> None:
     assert named == there | {file.relative_to(ROOT).as_posix() for file in files}
 
 
+def test_a_docstring_begins_with_a_verb_or_a_noun() -> None:
+    riddles = {"What", "Whether", "Which", "Who", "Whose", "How", "That", "Those", "Where", "Why"}
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in (ROOT / "example").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if (text := ast.get_docstring(node)) and text.split()[0].strip(",.:") in riddles
+    ]
+    assert found == []
+
+
 def test_the_page_of_flags_is_that_of_the_parser() -> None:
     made = succeeded(python(DOCS / "make_flags.py", env={"PYTHONPATH": str(ROOT / "example")}))
     assert (DOCS / "flags.md").read_text() == made, "run python docs/make_flags.py --write"
