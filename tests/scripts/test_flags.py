@@ -17,7 +17,7 @@ import pytest
 from recsuite.config import parser
 from recsuite.config.config import Config, flag_names
 from recsuite.config.parser import build_parser, parse_given, unread_flags
-from recsuite.errors import UserError, script_name
+from recsuite.errors import UserError
 from tests.support.launch import ROOT, SUPPORT, python, succeeded
 
 sys.path.append(str(ROOT / "example"))
@@ -112,7 +112,7 @@ def test_help_leaves_out_what_a_script_does_not_read_and_it_is_refused(script: s
     assert shown - {"help"} == flag_names().keys() - unread
     for flag in unread:
         assert module_of(script).main([f"--{flag}=1"]) == 2
-        sentence = f"{script_name()} does not read --{flag}. Fix: leave it out, or run example.py."
+        sentence = f"--{flag} is not a flag of this script. Fix: leave it out, or run example.py."
         assert sentence in capsys.readouterr().err
 
 

@@ -49,5 +49,5 @@ def test_the_index_of_a_training_on_any_ranks_is_exported_followed_and_shown(
 def test_a_training_of_another_task_is_refused_before_it_begins(tmp_path: Path) -> None:
     ended = python(RETRIEVAL, "--task", "rating", "--save_dir", tmp_path / "dumps")
     assert ended.returncode == 2
-    assert "retrieval.py: --task is not a flag of retrieval.py, where nothing reads it" in ended.stderr
+    assert "--task is not a flag of this script. Fix: " in ended.stderr
     assert not (tmp_path / "dumps").exists()

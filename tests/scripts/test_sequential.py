@@ -58,7 +58,7 @@ def test_what_two_ranks_dumped_three_load_with_the_same_metrics(
     ("flags", "sentence"),
     [
         (("--history", 0), "--task sequence reads what a user had, and --history 0 is nothing"),
-        (("--stream",), "--stream is not a flag of sequential.py, where nothing reads it"),
+        (("--stream",), "--stream is not a flag of this script. Fix: leave it out"),
         (("--num_heads", 3, "--embedding_dim", 8), "--embedding_dim 8 cannot be divided among --num_heads 3"),
         (("--dropout", 1), "--dropout 1.0 leaves nothing"),
     ],

@@ -89,7 +89,7 @@ def check_read(argv: Sequence[str], unread: Collection[str]) -> None:
     for word in argv:
         name = word.partition("=")[0]
         if name[:2] == "--" and name[2:] in {*unread, *(LONG_NAMES.get(flag) for flag in unread)}:
-            raise UserError(f"{script_name()} does not read {name}. Fix: leave it out, or run example.py.")
+            raise UserError(f"{name} is not a flag of this script. Fix: leave it out, or run example.py.")
 
 
 def build_parser(unread: Collection[str] = ()) -> argparse.ArgumentParser:
