@@ -1,16 +1,16 @@
-"""Criteo's columns, and a synthetic log of clicks that has them.
+"""Criteo's columns, and a synthetic log of clicks with them.
 
     python criteo_log.py FOLDER                  800,000 impressions
     python criteo_log.py FOLDER --rows 30000
 
     FOLDER/train.tsv, test.tsv   without a header: the label (1 is a click), the numbers I1 to I13 and the
-                                 categories C1 to C26, with tabs between; what is missing is empty
+                                 categories C1 to C26, separated by tabs; a missing value is empty
            _oracle.json           the AUC, on test.tsv, of the probabilities from which the labels were drawn
-                                 (auc), and of the same without what was planted in pairs (without_crosses)
+                                 (auc), and of the same without the effects of pairs (without_crosses)
 
-A click depends on single features, on pairs of categories and on pairs of a category and a number. The effect
-of a pair is zero in the mean over each of its two, so a sum of features cannot know it. The same flags give
-the same files.
+A click depends on single features, on pairs of categories and on pairs of a category and a number. The mean
+effect of a pair over each of its two features is zero, so a sum of features cannot model it. The same flags
+give the same files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from recsuite.files import DATA_ROOT, locked, written_aside
 from recsuite.runtime.process import RuntimeContext, read_launch
 
 T = TypeVar("T")
-# The underscore keeps it from being read as a table.
+# Because of the underscore it is not read as a table.
 ORACLE = "_oracle.json"
 # Flags of users, their histories and recommendations, of other data and other tasks.
 UNREAD = [
@@ -57,18 +57,18 @@ NUMBERS = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 COLUMNS = ("label", *NUMBERS, *CATEGORIES)
 ROWS, MIN_ROWS, TEST_SHARE = 800_000, 1_000, 0.2
-# Values of each category.
+# Number of values of each category.
 NUM_VALUES = (8, 6, 8, 5, 10, 3, 12, 6, 6, 8, 6, 4, 12, 8, 6, 3, 10, 5, 8, 6, 8, 4, 8, 10, 6, 5)
-# Pairs of categories, and of a category and a number, by their places, and how much each weighs.
+# Pairs of categories, and of a category and a number, by their positions, and the weight of each.
 PAIRS, NUMBER_PAIRS, WEIGHT = ((0, 1), (2, 7), (4, 13)), ((8, 0), (10, 2)), 0.7
-# Of the effect of one feature, and the mean logit.
+# Standard deviation of the effect of one feature, and the mean logit.
 SPREAD, MEAN = 0.2, -1.2
-# Seconds for which another process may draw or describe the same log.
+# Seconds to wait for another process that writes the same log or its schema.
 DEADLINE = 300.0
 
 
 def draw(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return numbers, float64 [rows, 13] with NaN where there is none; categories, int64 [rows, 26]; and the
+    """Return numbers, float64 [rows, 13] with NaN for missing ones; categories, int64 [rows, 26]; and the
     logits of a click with and without crosses, float64 [rows] both.
     """
     random = np.random.default_rng(seed)
@@ -79,7 +79,7 @@ def draw(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     is_missing = random.random(numbers.shape) < np.linspace(0, 0.3, len(NUMBERS))
     numbers[is_missing], inputs[is_missing] = np.nan, 0.0
     slopes = random.normal(0, SPREAD, len(NUMBERS))
-    # What counts in a pair counts alone too, as it mostly does.
+    # Features of a pair also have a single effect, as is common.
     slopes[[number for _, number in NUMBER_PAIRS]] = 2 * SPREAD
     single = MEAN + inputs @ slopes
     categories = np.empty((rows, len(CATEGORIES)), np.int64)
@@ -89,7 +89,7 @@ def draw(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
         single += random.normal(0, SPREAD, number)[categories[:, place]]
 
     def effect(place: int) -> np.ndarray:
-        """A value's share in a pair, of mean 0 and variance 1 over the rows."""
+        """Return the factor of a feature in a pair, of mean 0 and variance 1 over the rows."""
         values = random.normal(0, 1, NUM_VALUES[place])[categories[:, place]]
         return (values - values.mean()) / values.std()
 
@@ -99,7 +99,7 @@ def draw(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
 
 
 def write_log(folder: Path, rows: int = ROWS, seed: int = 0) -> None:
-    """Write a log into a folder, which appears as a whole.
+    """Write a log into a folder atomically.
 
     Raises:
         UserError: for too few rows.
@@ -125,7 +125,7 @@ def _lines(labels: np.ndarray, numbers: np.ndarray, categories: np.ndarray) -> I
         texts = np.nan_to_num(number).astype(np.int64).astype(str)
         columns.append(np.where(np.isnan(number), "", texts).tolist())
     for place, (category, number) in enumerate(zip(categories.T, NUM_VALUES, strict=True)):
-        # As Criteo's, texts of 8 hexadecimal digits. Of every third column one value is that it is missing.
+        # Texts of 8 hexadecimal digits, as in Criteo's log. In every third column one value means missing.
         names = [f"{(place * 1_000 + value + 1) * 2_654_435_761 % 2**32:08x}" for value in range(number)]
         names[0] = "" if place % 3 == 2 else names[0]
         columns.append(np.array(names)[category].tolist())
@@ -134,7 +134,7 @@ def _lines(labels: np.ndarray, numbers: np.ndarray, categories: np.ndarray) -> I
 
 
 def synthetic_log(folder: Path, write: Callable[[Path], object] = write_log) -> Path:
-    """Return a folder with a log, which is drawn if it is not there; several processes may call it."""
+    """Return a folder with a log, which is generated if it does not exist; several processes may call it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f".{folder.name}.lock"), "drawing the log", DEADLINE):
         if not folder.exists():
@@ -144,7 +144,7 @@ def synthetic_log(folder: Path, write: Callable[[Path], object] = write_log) -> 
 
 def describe(path: Path) -> None:
     """Write a schema.toml for a log, a file or a folder, unless there is one beside it. Criteo's rows have no
-    user and no item, so all have the same ones; several processes may call it.
+    user and no item, so all rows get the same ones; several processes may call it.
 
     Raises:
         UserError: for a file without Criteo's 40 columns.
@@ -172,7 +172,7 @@ def describe(path: Path) -> None:
 def parse(
     argv: Sequence[str] | None, description: str | None, models: Mapping[str, T]
 ) -> tuple[T, list[str]]:
-    """Return the model of --model, and the flags of the library, with the log that it reads.
+    """Return the model of --model, and the flags of the library, including the path of the log.
 
     Raises:
         UserError: see `describe`.
@@ -183,7 +183,7 @@ def parse(
     parser.add_argument("--model", choices=models, default="dlrm", help="dlrm, unless another is given")
     parser.add_argument("--data_path", type=Path, help="a log of Criteo's; a synthetic one without it")
     flags, others = parser.parse_known_args(argv)
-    # Before a log is drawn.
+    # Before a log is generated.
     check_read(others, unread_flags(UNREAD))
     if {"-h", "--help"} & {*others} and read_launch().rank == 0:
         parser.print_help()
@@ -195,7 +195,7 @@ def parse(
 
 
 def say_oracle(config: Config, context: RuntimeContext) -> None:
-    """Say what the best possible model of synthetic data reaches."""
+    """Print the metric of the best possible model on synthetic data."""
     path = Path(config.data.data_path) / ORACLE
     if path.is_file():
         best, *others = json.loads(path.read_text()).items()
@@ -204,7 +204,7 @@ def say_oracle(config: Config, context: RuntimeContext) -> None:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse a folder that is there already.
+    """Refuse a folder that exists already.
 
     Raises:
         UserError: names it.

@@ -17,17 +17,17 @@ from torch import nn
 import criteo_log
 import recsuite as rs
 
-# Criteo's rows have no user, and so no history.
+# Criteo's rows have no user, so there is no history.
 DEFAULTS = (
     "--task response --history 0 --embedding_dim 8 --mlp_dims 32 --epochs 2 "
     "--lr 0.1 --weight_decay 0.5 --dense_lr 0.005 --dense_weight_decay 0.2"
 )
-# Rows of tables begin close to zero, where products of two of them have nearly no gradient.
+# Initial rows of tables are close to zero, where products of two of them have nearly no gradient.
 SCALE = 4.0
 
 
 class ClickModel(nn.Module):
-    """What the models share: their inputs, and logits that begin at the share of clicks."""
+    """Base of the models: their inputs, and logits that start at the share of clicks."""
 
     def __init__(self, data: rs.ModelData, args: rs.ModelConfig) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class ClickModel(nn.Module):
 
 
 class Linear(ClickModel):
-    """A sum of features, without crosses: what the others have to beat."""
+    """A sum of features, without crosses: the baseline."""
 
     def __init__(self, data: rs.ModelData, args: rs.ModelConfig) -> None:
         super().__init__(data, args)
@@ -134,7 +134,7 @@ def load(model: type[ClickModel], args: rs.Config, runtime: rs.RuntimeContext) -
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
+    """Run the command line. Return the exit status: 2 for a user's mistake."""
 
     def run() -> int:
         model, others = criteo_log.parse(argv, __doc__, MODELS)

@@ -24,9 +24,9 @@ __all__ = ["build_dataloader", "cleanup_runtime", "init_runtime", "parse_args"]
 class RatingModel(rs.TwoSided):
     """Predict a rating: mean + biases + product of the factors + an MLP of both sides.
 
-    A row has D numbers: the first is a bias, the others are factors. The rows of a user's features add up to
-    one vector, those of a movie's to another; both have a name, so the model can also recommend. A movie
-    that the user rated before counts by how far its rating was above the mean.
+    A row has D numbers: the first is a bias, the others are factors. The rows of a user's features are summed
+    to one vector, those of a movie's to another. The two vectors are separate methods, so the model can also
+    recommend. A movie of the user history is weighted by its rating minus the mean.
     """
 
     def __init__(self, data: rs.ModelData, dim: int, hidden: Sequence[int]) -> None:
@@ -61,7 +61,7 @@ class SquaredError(nn.Module):
 
 
 def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
-    """Return the model above, or for another --task, or with who rated what on both sides, the library's."""
+    """Return the model above, or the library's for another --task or with co-occurrence features."""
     if args.task != "rating" or data.names("audience"):
         return rs.library_model(data, args)
     return RatingModel(data, args.embedding_dim, args.mlp_dims)
@@ -86,7 +86,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
             tables=rs.RowWiseAdagrad(args.optimizer.lr),
             dense=dense_optimizer,
         )
-        # Epochs, or windows of a stream; a training that is resumed begins where its checkpoint ended.
+        # Epochs, or windows of a stream; a resumed training begins where its checkpoint ended.
         for part in training.passes():
             for batch in part:
                 loss = model(batch)
@@ -104,7 +104,7 @@ def dump(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 
 
 def inc_dump(args: rs.Config, runtime: rs.RuntimeContext) -> None:
-    """Train, and write what changed, as deltas after a full checkpoint. Collective: every rank."""
+    """Train, and write deltas with the changed rows after a full checkpoint. Collective: every rank."""
     train(args.replaced(inc_dump=True), runtime)
 
 
@@ -119,7 +119,7 @@ MODES = {"train": train, "dump": dump, "inc_dump": inc_dump, "load": load}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
+    """Run the command line. Return the exit status: 2 for a user's mistake."""
     return rs.exit_status(lambda: rs.run_modes(argv, MODES, make_model))
 
 

@@ -28,14 +28,14 @@ UNREAD = (
     *("block", "num_blocks", "num_heads", "dropout", "stream", "dataset", "world", "synthetic_ratings"),
 )
 EXPERTS = 4
-# Rows of tables begin close to zero, where products of two of them have nearly no gradient.
+# Initial rows of tables are close to zero, where products of two of them have nearly no gradient.
 SCALE = 4.0
 
 
 class MMoE(nn.Module):
-    """Experts that all labels share; each label weighs them by a gate of its own, and has a tower.
+    """Experts shared by all labels. Each label has a tower, and a gate that weights the experts.
 
-    Experts and gates see the rows of all features, the product of a user's and an item's, and numbers.
+    Experts and gates read the rows of all features, the product of a user's and an item's, and numbers.
     """
 
     def __init__(self, data: rs.ModelData, args: rs.ModelConfig) -> None:
@@ -103,7 +103,7 @@ MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
+    """Run the command line. Return the exit status: 2 for a user's mistake."""
 
     def run() -> int:
         flags = shop_log.with_data(sys.argv[1:] if argv is None else argv)

@@ -1,11 +1,11 @@
-"""Day two: a training follows the ratings in the order of time, and a server follows the training.
+"""Train online on the ratings in the order of time, and serve each new model.
 
-    python online.py                           a small synthetic world in which all changes
+    python online.py                           a small drifting synthetic data set
     python online.py --data_path ml-1m         the ratings of a MovieLens folder, replayed by their times
     python online.py --window 7d --ttl 180d    further flags are those of example.py
 
-The training is another process: it predicts each window of ratings, learns from it, and leaves a delta. This
-one serves, takes every delta, and in the end says what a model would be worth that nobody trained further.
+The training is another process: it predicts each window of ratings, trains on it, and writes a delta. This
+process serves and loads every delta. At the end it prints the error of a model without further training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recsuite.tools import script
 from recsuite.tools.trainings import have_ended, newest, started, working_folder
 
 TRAINING = Path(__file__).with_name("example.py")
-# Places for the users and movies of a moderate set; where more come, tables grow.
+# Capacity for the users and movies of a moderate data set; tables grow if there are more.
 TABLES = ("--ids", "dynamic", "--capacity", "10000")
 STREAM = ("--stream", *TABLES, "--inc_dump", "--window", "30d", "--batch_size", "512")
 WORLD = ("--dataset", "synthetic", "--world", "moving", "--synthetic_ratings", "30000")
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The flags of this script, and the others, which are those of example.py."""
+    """Return the flags of this script, and the others, which are those of example.py."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data_path", help="a folder of MovieLens files; synthetic ratings without one")
     parser.add_argument(
@@ -45,7 +45,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 
 def run(flags: argparse.Namespace, others: list[str]) -> int:
-    """Train and serve side by side, then compare."""
+    """Train and serve in parallel, then compare."""
     with working_folder("online-") as folder:
         save_dir = flags.save_dir or folder / "dumps"
         data: tuple[str, ...] = ("--data_path", str(flags.data_path or folder / "ratings"))
@@ -69,7 +69,7 @@ def run(flags: argparse.Namespace, others: list[str]) -> int:
 
 
 def serve(save_dir: Path, begun: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Progress]:
-    """Serve each newer model of a training, to its end; where the training was with each."""
+    """Serve each newer model of a training until its end; yield the progress of each."""
     from recsuite.training.loops import day
 
     for followers in newest(dict.fromkeys(begun, save_dir), begun):
@@ -83,12 +83,12 @@ def serve(save_dir: Path, begun: Mapping[str, subprocess.Popen[bytes]]) -> Itera
 
 
 def stream_of(progress: Progress) -> StreamProgress:
-    """Where the stream of a training is."""
+    """Return the position of a training in its stream."""
     return progress.stream or StreamProgress()
 
 
 def rmse_since(before: StreamProgress, now: StreamProgress) -> float:
-    """The progressive error of a stream on what it has learned between two of its places."""
+    """Return the progressive error of a stream between two of its positions."""
     squares, number = now.sums["rmse"] - before.sums["rmse"], now.counts["rmse"] - before.counts["rmse"]
     return float((squares / number) ** 0.5)
 

@@ -1,13 +1,12 @@
-"""Retrieve, then rank: two trainings, and a server that chains what they have learned while they go on.
+"""Retrieve, then rank: two trainings, and a server that chains their newest models while they run.
 
-    python pipeline.py                         a small synthetic world
+    python pipeline.py                         a small synthetic data set
     python pipeline.py --data_path ml-1m       the ratings of a MovieLens folder, or tables of your own
     python pipeline.py --candidates 500        further flags are those of example.py, for both trainings
 
-One training is that of sequential.py, whose model finds candidates; the other is that of example.py --task
-ranking, whose model ranks them together with the first. Both write checkpoints, and this process serves the
-newest of each. In the end it says what the chain is worth beside each of its parts, and how long an answer
-takes.
+The model of sequential.py finds candidates. The model of example.py --task ranking ranks them, together with
+the first. Both trainings write checkpoints, and this process serves the newest of each. At the end it prints
+the metrics of the chain and of each part, and the latency of an answer.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ if TYPE_CHECKING:
     from recsuite.tools.cases import Cases
 
 HERE = Path(__file__).parent
-# What each model is trained by. Both leave out the newest event of each user.
+# Script and flags of each training. Both exclude the newest event of each user.
 RETRIEVER = HERE / "sequential.py", "--split", "leave_one_out", "--dump"
 RANKER = HERE / "example.py", "--task", "ranking", "--split", "leave_one_out", "--dump"
 WORLD = ("--dataset", "synthetic", "--synthetic_ratings", "30000")
-# How much the ranker may count; validation chooses.
+# Candidate weights of the ranker; validation chooses one.
 WEIGHTS = (0.5, 1.0, 1.5)
 CLIENTS, ANSWERS = 8, 50
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train both, serve, and compare; returns the exit status: 2 for a user's mistake."""
+    """Train both, serve, and compare. Return the exit status: 2 for a user's mistake."""
     return script.exit_status(lambda: run(*parse(argv)))
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The flags of this script, and the others, which are those of both trainings."""
+    """Return the flags of this script, and the others, which are those of both trainings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data_path", help="MovieLens or tables; synthetic ratings without one")
     parser.add_argument("--save_dir", type=local, help="keeps both models here; without one they are removed")
@@ -57,7 +56,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 
 def run(flags: argparse.Namespace, others: Sequence[str]) -> int:
-    """Train and serve side by side, then measure."""
+    """Train and serve in parallel, then measure."""
     with working_folder("pipeline-") as folder:
         data_path, save_dir = flags.data_path or folder / "ratings", flags.save_dir or folder / "models"
         chain = serve(save_dir, ["--data_path", data_path, *(() if flags.data_path else WORLD), *others])
@@ -67,7 +66,7 @@ def run(flags: argparse.Namespace, others: Sequence[str]) -> int:
 
 
 def serve(save_dir: Path, given: Sequence[object]) -> Chain:
-    """Train both, and serve the newest of each until both have ended; what is served then."""
+    """Train both, and serve the newest of each until both have ended. Return the final chain."""
     from recsuite.serving.followers import Chain
 
     folders = {"retriever": save_dir / "retriever", "ranker": save_dir / "ranker"}
@@ -87,7 +86,7 @@ def serve(save_dir: Path, given: Sequence[object]) -> Chain:
 
 
 def measure(chain: Chain, data_path: str) -> None:
-    """Choose how much the ranker counts by validation, and say what the test says of each part and of the
+    """Choose the weight of the ranker by validation, and print the test metrics of each part and of the
     chain.
     """
     from recsuite.tools.cases import cases_of_models, latencies
@@ -114,7 +113,7 @@ def measure(chain: Chain, data_path: str) -> None:
 
 
 def ndcg_of(chain: Chain, weight: float, cases: Cases) -> float:
-    """What the chain finds with this weight of the ranker."""
+    """Return the NDCG@10 of the chain with this weight of the ranker."""
     chain.weight = weight
     return cases.metrics(chain.recommend)["ndcg_at_10"]
 
@@ -122,7 +121,7 @@ def ndcg_of(chain: Chain, weight: float, cases: Cases) -> float:
 def asked(
     model: ServedModel, values: dict[str, list[Any]], k: int, exclude: list[Any]
 ) -> list[list[tuple[Any, float]]]:
-    """What one model alone recommends."""
+    """Return the recommendations of one model alone."""
     from recsuite.serving.followers import told
 
     return model.recommend(told(model, values), k, exclude=exclude)

@@ -1,14 +1,14 @@
-"""Retrieve: two towers, and an index of items that lives with their checkpoints.
+"""Retrieve items with two towers, and an index of items that follows their checkpoints.
 
     python retrieval.py                                      one process, synthetic ratings
     torchrun --standalone --nproc_per_node=2 retrieval.py --dataset ml-1m
     python retrieval.py --load --save_dir dumps              the index of what was trained before
 
-The flags are those of example.py that rank, after --preset ranking --negatives 512; where they ask for no
-checkpoint, deltas are written, but not with --train alone. One tower makes a vector of a user, the other of
-an item, and their product is the score; so items are found by an index of vectors, and not by looking at
-each. What this adds to example.py: the best checkpoint is exported with its index, which follows the later
-ones by their deltas, is held against exact search, and shows what it finds.
+The flags are those of example.py for ranking, after --preset ranking --negatives 512. If they request no
+checkpoint, deltas are written, except with --train alone. One tower makes a vector of a user, the other of an
+item, and their product is the score. So an index of vectors finds items without scoring each of them. In
+addition to example.py, this script exports the best checkpoint with its index, updates the index from later
+deltas, compares it with exact search, and prints recommendations.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from recsuite.serving.display import Viewer
     from recsuite.serving.served import Follower, ServedModel
 
-# Items drawn for a step compete beside those of the batch, where seldom ones are seldom.
+# Sampled negatives are added to those of the batch, in which rare items are rare.
 DEFAULTS = ("--task", "ranking", "--preset", "ranking", "--negatives", "512")
-# Of other tasks.
+# Flags of other tasks.
 UNREAD = ("task", "audience", "others", "block", "num_blocks", "num_heads", "dropout", "stream")
-# Users whose searches are held against exact ones, the first of whom is shown, and how much each had at
-# least.
+# Number of users for the comparison with exact search, the first of which is printed, and the minimum length
+# of their histories.
 USERS, LEAST = 200, 5
 
 
@@ -68,8 +68,8 @@ MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
 
 
 def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
-    """Export the best model with its index, follow the later ones, measure, and show what is found. Called by
-    every rank; rank 0 does it.
+    """Export the best model with its index, follow later checkpoints, measure, and print recommendations.
+    Called by every rank; rank 0 does it.
     """
     if context.rank != 0:
         return
@@ -91,7 +91,7 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
 
 
 def export(model: ServedModel, save_dir: Path) -> Path:
-    """The folder with a model and its index, which is written unless it is there already."""
+    """Return the folder with a model and its index, which is written unless it exists already."""
     from recsuite.serving.export import write_export
 
     target = save_dir / f"export-{model.progress.step:09d}-{model.run[:8]}"
@@ -102,7 +102,7 @@ def export(model: ServedModel, save_dir: Path) -> Path:
 
 
 def follow(follower: Follower) -> None:
-    """Bring the model and its index to the newest checkpoint, and say what that took."""
+    """Bring the model and its index to the newest checkpoint, and print the time that it took."""
     before = follower.model.items().nearest.lists
     if not follower.refresh():
         return
@@ -117,7 +117,7 @@ def follow(follower: Follower) -> None:
 
 
 def measure(model: ServedModel, viewers: Sequence[Viewer]) -> None:
-    """Hold the index against exact search, for as many lists as it looks in."""
+    """Compare the index with exact search, for several numbers of probed lists."""
     from recsuite.serving.index import K, curve_lines, recall_curve
 
     told = [viewer.values(model.snapshot) for viewer in viewers]
@@ -133,10 +133,10 @@ def measure(model: ServedModel, viewers: Sequence[Viewer]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, and retrieve; returns the exit status: 2 for a user's mistake."""
+    """Train, and retrieve. Return the exit status: 2 for a user's mistake."""
 
     def start() -> int:
-        # Before a training that could not end.
+        # Checked before a training whose end would fail.
         if importlib.util.find_spec("faiss") is None:
             raise UserError("retrieval.py needs faiss, which is not installed; run pip install faiss-cpu.")
         return rs.run_modes(argv, MODES, defaults=DEFAULTS, after=retrieve, unread=UNREAD)

@@ -1,13 +1,13 @@
-"""Predict the next item, by a transformer over the order of what each user had.
+"""Predict the next item with a transformer over the user history.
 
     python sequential.py                                            one process, synthetic ratings
     torchrun --standalone --nproc_per_node=2 sequential.py --dataset ml-1m
     python sequential.py --data_path ml-1m --block hstu --epochs 12
-    python sequential.py --recommend --user 42 --save_dir dumps     what is next for somebody
+    python sequential.py --recommend --user 42 --save_dir dumps     next items of one user
 
-The flags are those of example.py that sequences have, after --preset sequence, and so is what it does with
-them: train, dump, load, deltas. What differs is the model, see docs/sequential.md. In the end it shows what
-the user of the newest event had, and what comes next; not with --train alone.
+The flags and modes are those of example.py for sequences, after --preset sequence: train, dump, load, deltas.
+Only the model differs, see docs/sequential.md. At the end it prints the history of the user of the newest
+event, and the predicted next items; not with --train alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import recsuite as rs
 
 DEFAULTS = ("--task", "sequence", "--preset", "sequence")
-# Of other tasks.
+# Flags of other tasks.
 UNREAD = ("task", "audience", "others", "history_weights", "stream")
 
 
@@ -27,7 +27,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         rs.checkpointing(data, args, runtime, observers) as checkpoints,
         rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
     ):
-        # A transformer, by a softmax over items that are drawn or over all of them: see --negatives.
+        # A transformer, with a softmax over sampled items or over all of them: see --negatives.
         model = training.shard(rs.library_model)
         for part in training.passes():
             for batch in part:
@@ -51,16 +51,16 @@ MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
 
 
 def show_next(args: rs.Config, runtime: rs.RuntimeContext) -> None:
-    """Show what a user had, the newest first, and what comes next. Called by every rank; rank 0 prints."""
+    """Print a user history, newest first, and the next items. Called by every rank; rank 0 prints."""
     if runtime.rank == 0:
         from recsuite.serving.recommend import recommend
 
-        # Without --user that of the newest event.
+        # Without --user, the user of the newest event.
         recommend(args, given=args.flags)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
+    """Run the command line. Return the exit status: 2 for a user's mistake."""
     return rs.exit_status(
         lambda: rs.run_modes(argv, MODES, defaults=DEFAULTS, after=show_next, unread=UNREAD)
     )

@@ -1,17 +1,17 @@
-"""Answer over HTTP from the best model of a training that goes on: an example of a service, not a product.
+"""Serve the best model of a running training over HTTP: an example of a service, not a product.
 
     ./run.sh dump --save_dir dumps       a training that writes checkpoints
     python serve.py --save_dir dumps     beside it, before or after it has begun
     python serve.py --checkpoint latest  with --inc_dump its deltas too, validated or not
-    python serve.py --data_path FOLDER   and of users and items all is known that the data of the training say
+    python serve.py --data_path FOLDER   with features and histories from the data of the training
 
     curl localhost:8000/health
     curl localhost:8000/score -H "Content-Type: application/json" -d '{"user": [1, 1], "movie": [2, 3]}'
     curl localhost:8000/recommend -H "Content-Type: application/json" -d '{"users": [1], "k": 5}'
 
-Every answer names the step that all of it comes from, and the users and items that the model has no row
-of. Without --data_path users and items are known by their ids alone. There is no password; without --host
-it listens to this machine alone.
+Every answer has the step of its model, and the users and items that are out of vocabulary. Without
+--data_path only the ids of users and items are known. There is no password; without --host it accepts
+connections from this machine only.
 """
 
 import argparse
@@ -41,33 +41,33 @@ if TYPE_CHECKING:
     from recsuite.serving.served import Follower, ServedModel
     from recsuite.serving.snapshot import Snapshot
 
-# Bytes: a request is in memory before anything of it is looked at.
+# Bytes. A limit, because a request is in memory before any check.
 LARGEST_REQUEST = 2**22
-# Pairs that one answer has, and pairs of a user and an item that are scored for it; docs/serving.md says what
-# they cost.
+# Maximum (item, score) pairs of one answer, and (user, item) pairs scored for it; docs/serving.md has their
+# cost.
 MOST_ANSWERS, MOST_PAIRS = 100_000, 2_000_000
-# Answers that are computed at once, and seconds that another request waits for its turn.
+# Answers computed in parallel, and seconds that another request waits.
 COMPUTATIONS, QUEUE_SECONDS = 4, 5
-# Seconds: for a client to send a request or to read an answer, for following to fail until /health says 503,
+# Seconds: for a client to send a request or to read an answer, of failed updates until /health returns 503,
 # and for the last answers when the server stops.
 CLIENT_SECONDS, FAILING_SECONDS, STOP_SECONDS = 30, 60, 10
-# asyncio accepts BACKLOG connections at once before it tells of the first one, and does so twice.
+# asyncio accepts BACKLOG connections at once before it reports the first one, and does so twice.
 MOST_CONNECTIONS, BACKLOG = 256, 64
-# For those, for files, and for what libraries open.
+# Descriptors for those connections, for files, and for libraries.
 OTHER_DESCRIPTORS = 2 * BACKLOG + 64
 INSTALL = "pip install --no-deps -r requirements.txt"
 
 
 def main(argv: list[str] | None = None, model: "ModelMaker | None" = None) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit status: 2 for a user's mistake.
+    """Serve until SIGINT or SIGTERM. Return the exit status: 2 for a user's mistake.
 
-    model: makes a model of your own, as it was given to the training.
+    model: makes a model of your own, as for the training.
     """
     return script.exit_status(lambda: serve(parse(argv), model))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The flags of the command line."""
+    """Return the flags of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--save_dir", type=local, default=Path("dumps"), help="where the training writes")
     parser.add_argument("--data_path", default="", help="the data of the training, read once at the start")
@@ -96,7 +96,7 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
         server = server_of(service(follower, thread.is_alive))
         thread.start()
-        # Whoever reads the next line may connect at once: the kernel keeps him until the server has started.
+        # A client may connect after the next line: the kernel queues it until the server has started.
         port.listen()
         say(f"serving {flags.save_dir} at http://{flags.host}:{port.getsockname()[1]}")
         server.run(sockets=[port])
@@ -104,7 +104,7 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
 
 
 def tell(model: "ServedModel", flags: argparse.Namespace) -> None:
-    """Have the model take users and items from the data, where they are given; else say what it lacks."""
+    """Give the model the features and histories in --data_path; without it, print what the model lacks."""
     if flags.data_path:
         from recsuite.serving import recommend
 
@@ -123,8 +123,8 @@ def tell(model: "ServedModel", flags: argparse.Namespace) -> None:
 
 
 def bound(host: str, number: int) -> contextlib.closing[socket.socket]:
-    """A socket at the address. Nobody can connect yet: before the first model there is nothing to ask."""
-    # Named, for asyncio switches the algorithm of Nagle off only where the protocol is: an answer took 45 ms.
+    """Return a socket at the address. It does not listen yet: before the first model there is no answer."""
+    # With a protocol number, because asyncio disables Nagle's algorithm only then: an answer took 45 ms.
     port = socket.socket(proto=socket.IPPROTO_TCP)
     try:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -136,9 +136,9 @@ def bound(host: str, number: int) -> contextlib.closing[socket.socket]:
 
 
 def service(follower: "Follower", is_following: Callable[[], bool] = lambda: True) -> "FastAPI":
-    """What answers requests from the model of a follower, in threads.
+    """Return the application that answers requests from the model of a follower, in threads.
 
-    is_following: whether the thread that runs `following.follow` still lives.
+    is_following: true while the thread that runs `following.follow` is alive.
     """
     import anyio
     from fastapi import FastAPI, Request
@@ -204,7 +204,7 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
 
     def answered(name: str, ask: Callable[[], Any], ids_of: Callable[["Schema"], Any]) -> dict[str, Any]:
         answer, snapshot = of_one_moment(follower, ask)
-        # Only now: the model has refused what is no list of ids.
+        # Only now, after the model has refused values that are no list of ids.
         unknown = unknown_of(snapshot, *ids_of(snapshot.schema))
         shortened = {name: [*map(short, ids)] for name, ids in unknown.items()}
         about = {"step": snapshot.manifest.progress.step, "run": snapshot.manifest.run}
@@ -267,7 +267,7 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
 
 
 def bodies(snapshot: "Snapshot") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The bodies of /score and /recommend in the form of OpenAPI, with the features of a model."""
+    """Return the OpenAPI schemas of the bodies of /score and /recommend, with the features of a model."""
     from recsuite.serving.request import AS_TRAINED, SEEN
     from recsuite.serving.snapshot import EVERYTHING
 
@@ -295,7 +295,7 @@ def bodies(snapshot: "Snapshot") -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def longest_of(lists: Iterable[Any]) -> int:
-    """The length of the longest of some values that are lists; others are refused later."""
+    """Return the length of the longest list among some values; other values are refused later."""
     return max((len(each) for each in lists if isinstance(each, list)), default=0)
 
 
@@ -312,30 +312,30 @@ def check_size(what: str, number: int, most: int) -> None:
 
 
 def check_request(model: "ServedModel", wanted: Mapping[str, Any]) -> None:
-    """`check_size` of a request for recommendations; what is no list or number is refused later."""
+    """Check the size of a request for recommendations; other faults are refused later."""
     users, k, candidates = wanted.get("users"), wanted.get("k", 10), wanted.get("candidates")
     given = users.values() if isinstance(users, dict) else [users]
     number = longest_of([*given, wanted.get("events")])
     check_size("users x k", number * k if isinstance(k, int) else 0, MOST_ANSWERS)
-    # Of one user all items may be scored, however many there are.
+    # For one user all items may be scored, without a limit.
     if number > 1:
         items = len(candidates) if isinstance(candidates, list) else len(model.items().ids)
         check_size("users x items", number * items, MOST_PAIRS)
 
 
 def short(value: Any) -> Any:
-    """An id of a request as an answer repeats it."""
+    """Return an id of a request, shortened for the answer."""
     return printable(value) if len(str(value)) > MAX_CHARACTERS else value
 
 
 def ids_of_values(values: dict[str, Any], schema: "Schema") -> tuple[list[Any], list[Any]]:
-    """The users and the items that values of features name, histories too."""
+    """Return the users and the items in values of features, including histories."""
     histories = (mine or [] for mine in values.get(HISTORY) or [])
     return values.get(schema.user, []), [*values.get(schema.item, []), *itertools.chain(*histories)]
 
 
 def ids_of_request(request: dict[str, Any], schema: "Schema") -> tuple[list[Any], list[Any]]:
-    """The users and the items that a request for recommendations names."""
+    """Return the users and the items in a request for recommendations."""
     users, items = request.get("users") or [], list[Any]()
     if isinstance(users, dict):
         users, items = ids_of_values(users, schema)
@@ -344,7 +344,7 @@ def ids_of_request(request: dict[str, Any], schema: "Schema") -> tuple[list[Any]
 
 
 def server_of(app: Any) -> "uvicorn.Server":
-    """What answers requests over HTTP by an application of ASGI, within the limits at the top."""
+    """Return an HTTP server for an ASGI application, with the limits at the top."""
     import uvicorn
 
     return uvicorn.Server(
@@ -354,20 +354,20 @@ def server_of(app: Any) -> "uvicorn.Server":
             ws="none",
             backlog=BACKLOG,
             timeout_graceful_shutdown=STOP_SECONDS,
-            # A mistake of a client is answered, and not written to the log, which would grow without limit.
+            # A client's mistake is answered but not logged, because the log would grow without limit.
             log_level="error",
         )
     )
 
 
 def protocol() -> type[Any]:
-    """The HTTP of uvicorn, with a limit on connections and on the time that a client may take."""
+    """Return uvicorn's HTTP protocol with a limit on connections and on the time that a client may take."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     most = min(MOST_CONNECTIONS, max(1, descriptor_limit() - OTHER_DESCRIPTORS))
 
     class Timely(H11Protocol):
-        """A connection. One more than `most` takes the place of the one that waits longest for its client."""
+        """A connection. Above `most`, a new one replaces the one that waits longest for its client."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -395,7 +395,7 @@ def protocol() -> type[Any]:
 
         @property
         def waits_for_client(self) -> bool:
-            """Whether the client has to send the rest of a request, or to read the rest of an answer."""
+            """True if the client must send the rest of a request, or read the rest of an answer."""
             cycle = self.cycle
             return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
 

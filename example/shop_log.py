@@ -1,4 +1,4 @@
-"""A synthetic shop: what users clicked and bought of what they were shown.
+"""A synthetic shop: impressions with clicks and purchases.
 
     python shop_log.py FOLDER                        300,000 impressions with both labels
     python shop_log.py FOLDER --labels purchase      the same, described with one label
@@ -10,7 +10,7 @@
                                  drawn (auc), and of the same without the taste of users (without_taste)
 
 A click depends on features and on taste, the product of four hidden factors of user and item. So does a
-purchase, which is ten times rarer: clicks say what a user likes, purchases alone are too few. The same flags
+purchase, which is ten times rarer: clicks reveal the taste, and purchases alone are too few. The same flags
 give the same files.
 """
 
@@ -32,7 +32,7 @@ from recsuite.files import DATA_ROOT, written_aside
 ROWS, MIN_ROWS, TEST_SHARE = 300_000, 1_000, 0.2
 LABELS = ("purchase", "click")
 USERS, ITEMS, FACTORS = 1_000, 400, 4
-# Mean logits, and how much taste and features weigh in them.
+# Mean logits, and the weights of taste and features in them.
 MEAN = {"click": -1.4, "purchase": -5.4}
 TASTE = 1.2
 FEATURES = {"click": 0.3, "purchase": 0.5}
@@ -100,7 +100,7 @@ def draw(rows: int, seed: int) -> tuple[dict[str, dict[str, np.ndarray]], dict[s
                 effects[label] += FEATURES[label] * random.normal(0, 1, number)[values[events[entity]]]
     price = np.exp(random.normal(3, 1, ITEMS))
     tables["item"]["price"] = np.round(price, 2)
-    # A high price keeps from buying, not from looking.
+    # A high price reduces purchases, not clicks.
     effects["purchase"] -= 0.5 * (np.log(price) - 3)[events["item"]]
     factors = [random.normal(0, FACTORS**-0.25, (number, FACTORS)) for number in sizes.values()]
     taste = (factors[0][events["user"]] * factors[1][events["item"]]).sum(axis=1)
@@ -110,7 +110,7 @@ def draw(rows: int, seed: int) -> tuple[dict[str, dict[str, np.ndarray]], dict[s
 
 
 def write_log(folder: Path, labels: Sequence[str] = LABELS, rows: int = ROWS, seed: int = 0) -> None:
-    """Write a shop into a folder, which appears as a whole.
+    """Write a shop into a folder atomically.
 
     Raises:
         UserError: for too few rows, and when there is such a folder.
@@ -140,14 +140,14 @@ def write_log(folder: Path, labels: Sequence[str] = LABELS, rows: int = ROWS, se
 
 def schema_of(labels: Sequence[str]) -> str:
     """Return a schema.toml with these labels."""
-    # The noun of the first label is what one event is called.
+    # The noun of the first label is the name of an event.
     nouns = ["impression", *labels[1:]]
     written = (LABEL.format(column=column, noun=noun) for column, noun in zip(labels, nouns, strict=True))
     return SCHEMA + "".join(written)
 
 
 def with_data(flags: Sequence[str]) -> list[str]:
-    """Return flags of the library, with a shop to read where they name no tables."""
+    """Return flags of the library, with a generated shop if they name no tables."""
     named = {word.partition("=")[0] for word in flags}
     if criteo_log.WITHOUT_DATA & named or "--data_path" in named:
         return [*flags]

@@ -1,11 +1,11 @@
-"""Sharded recommenders: the public names, imported when they are asked for. docs/api.md describes them."""
+"""Sharded recommenders: the public names, imported on first use. docs/api.md describes them."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-# A data worker imports this file, so it imports nothing by itself.
+# A data worker imports this file, so it must not import other modules.
 PUBLIC = {
     "Adagrad": "sharding.table_rules",
     "Adam": "sharding.table_rules",

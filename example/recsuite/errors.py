@@ -1,13 +1,13 @@
-"""The one exception that means "the user can mend this", and how messages and numbers are shown."""
+"""Exceptions for mistakes of the user, and the form of messages and numbers."""
 
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Of what others wrote, in a sentence.
+# Longest text of a file or server that is shown in a sentence.
 MAX_CHARACTERS = 300
-# What a text of several lines, such as a traceback, keeps.
+# Control characters that a text of several lines, such as a traceback, keeps.
 LINES = "\n\t"
 
 
@@ -24,33 +24,34 @@ class UserError(Exception):
     """
 
     def __str__(self) -> str:
-        # Names of files and folders are in many of them.
+        # Many messages contain names of files and folders.
         return harmless(super().__str__())
 
 
 class LostPeerError(RuntimeError):
-    """Another rank is gone, or sends nothing: this one can only end too."""
+    """Another rank ended or does not answer. This rank can only end too."""
 
 
 class BrokenLaunchError(LostPeerError):
-    """The same where it is known which rank is gone: the sentence says all, as a mistake's."""
+    """LostPeerError that names the rank. Its message is complete, like that of a UserError."""
 
 
 def script_name() -> str:
-    """The script that this process runs; example.py where it runs none, as with `python -m` and `-c`."""
+    """Name of the script that this process runs; example.py if it runs none, as with `python -m` and `-c`."""
     name = Path(sys.argv[0]).name
-    # A module that is run, such as the check of a command line, is a __main__.py, and works for the example.
+    # `python -m` runs a __main__.py, such as the check of a command line, for example.py.
     return name if name.endswith(".py") and not name.startswith("__") else "example.py"
 
 
 def signed(sentence: object) -> str:
-    """A message of the script's, which begins with its name."""
+    """Message that begins with the name of the script."""
     return f"{script_name()}: {harmless(sentence, LINES)}"
 
 
 def harmless(text: object, kept: str = "") -> str:
-    """Return a text with escapes for control characters and for those that change the order of others; `kept`
-    stay.
+    """Return a text with escapes for control characters and for those that change the text direction.
+
+    kept: characters that are not escaped.
     """
     words = str(text)
     if words.isprintable():
@@ -59,30 +60,30 @@ def harmless(text: object, kept: str = "") -> str:
 
 
 def printable(found: object) -> str:
-    """What others wrote, such as a server or a file, as one line that does nothing to a terminal."""
+    """Return a text of a server or file as one line that is safe to print on a terminal."""
     words = " ".join(str(found).split())
     return harmless(words[:MAX_CHARACTERS]) + "..." * (len(words) > MAX_CHARACTERS)
 
 
 def an(noun: str) -> str:
     """A noun with its article."""
-    # "A user", by its sound.
+    # The article depends on the sound: "a user".
     is_vowel = noun[:1].lower() in "aeiou" and not noun.lower().startswith(("use", "uni"))
     return f"{'an' if is_vowel else 'a'} {noun}"
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """A number with its noun, such as "1 row" or "2,000 rows"; many: where an s does not make the plural."""
+    """Number with its noun, such as "1 row" or "2,000 rows"; many: the plural, unless it is formed with s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def four_places(value: float | None) -> str:
-    """A metric as tables and lines show it; "-" where it is not defined or not finite."""
+    """Metric as tables and lines show it; "-" if it is not defined or not finite."""
     return f"{value:.4f}" if value is not None and math.isfinite(value) else "-"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table, the first row its heading; numbers stand to the right, in all columns but the first."""
+    """Markdown table. The first row is the heading. All columns but the first are right-aligned."""
     widths = [max(6, *map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         f"| {name:<{widths[0]}} | {' | '.join(map(str.rjust, row, widths[1:]))} |" for name, *row in rows
@@ -92,8 +93,8 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the largest unit of which there are two, such as "12 s", "7 min", "3 h" or "2 d"."""
-    # The age of a file is below zero where the clock is behind that of whoever wrote it.
+    """Duration in the largest unit of which there are at least two: "12 s", "7 min", "3 h" or "2 d"."""
+    # The age of a file is negative if this clock is behind the clock of its writer.
     seconds = max(0.0, seconds)
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:

@@ -1,12 +1,12 @@
-"""Files and records: where they lie, how they are written and checked, and how JSON is read.
+"""Files and records: paths, writing, checking, and reading of JSON.
 
-A file is complete or absent: it is written aside, flushed to the disk, and renamed in one step. What a power
-cut must not take is flushed before its rename and the folder around it afterwards, by its writer: a report
-that can be drawn again does not wait for the disk, a checkpoint does.
+A file is complete or absent: it is written under another name and renamed in one step. The writer flushes a
+file that must survive a power cut before the rename, and its folder afterwards. A checkpoint is flushed; a
+report, which can be made again, is not.
 
-A record is read back by programs of other ages, after copies and crashes, and by a server from wherever it
-came. So each value is checked against its type before anything is done with it, and a text that is shown in a
-sentence can do nothing to a terminal.
+A record may be read by another version of the program, after copies and crashes, and by a server from any
+source. So each value is checked against its type before it is used, and a text that is shown in a message is
+safe to print on a terminal.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ import xxhash
 
 from recsuite.errors import UserError, printable
 
-# What is read for a digest should still be in the core's cache when it is digested.
+# A block that is read for a digest should still be in the core's cache when it is digested.
 BLOCK_BYTES = 2**20
-# A `Path` has one slash where a text has two. In front of the host there may be a password.
+# A `Path` has one slash where a text has two. A password may stand before the host.
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/+)(?:[^/?#]*@)?([^?#]*)")
 
 
@@ -52,7 +52,7 @@ def local(path: Path | str, flag: str = "") -> Path:
 
 
 def check_name(path: str) -> None:
-    """Refuse a name that is not UTF-8: neither a schema.toml nor Arrow can have it.
+    """Refuse a name that is not UTF-8: schema.toml and Arrow do not support it.
 
     Raises:
         UserError: with the name.
@@ -62,13 +62,13 @@ def check_name(path: str) -> None:
 
 
 def reason_of(error: OSError) -> str:
-    """What the system says, such as "No space left on device", without the number and the path."""
+    """Reason that the system gives, such as "No space left on device", without the number and the path."""
     return error.strerror or str(error)
 
 
 @contextlib.contextmanager
 def explained(what: str, advice: str = "") -> Iterator[None]:
-    """Give an OSError as one sentence: what cannot be done, why, and what to do about it.
+    """Turn an OSError into a UserError of one sentence: the action that failed, the reason and the advice.
 
     Raises:
         UserError: instead of the OSError.
@@ -81,7 +81,7 @@ def explained(what: str, advice: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path, doing: str, deadline: float) -> Iterator[None]:
-    """Hold a lock of all processes that name this file, which stays where it is.
+    """Hold a lock on this file against all other processes. The file is not removed.
 
     Raises:
         UserError: when another process keeps it for `deadline` seconds; `doing` says what it does meanwhile.
@@ -99,18 +99,18 @@ def locked(path: Path, doing: str, deadline: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_aside(final: Path, aside: Path | None = None) -> Iterator[Path]:
-    """A path beside `final` for a file or a folder, which gets the final name in one rename at the end.
+    """Yield a path beside `final` for a file or a folder, and rename it to `final` at the end.
 
-    Where the end is not reached, nothing is left of it. aside: the path, where its name must be a known one.
+    After an error it is removed. aside: the path to use, if its name must be known.
 
     Raises:
         OSError: when it cannot be renamed, such as a folder onto one that is not empty.
     """
-    # A name of this process alone: another one may write the same file at the same time.
+    # The name contains the process id: another process may write the same file at the same time.
     aside = aside or final.with_name(f".{final.name}.{os.getpid()}")
     try:
         yield aside
-        # One system call, which replaces what was there: a reader finds the old file or the new one, never a
+        # One system call, which replaces the old file: a reader finds the old file or the new one, never a
         # part.
         aside.replace(final)
     except BaseException:
@@ -119,7 +119,7 @@ def written_aside(final: Path, aside: Path | None = None) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, link or folder as far as that is possible, to clean up: what remains is not reported."""
+    """Remove a file, link or folder as far as possible, for cleaning up. Errors are not reported."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -128,15 +128,15 @@ def remove(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that appears, or changes, in one rename."""
+    """Write or replace a file in one rename."""
     with written_aside(path) as aside:
         aside.write_bytes(content)
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the list of what is in a folder, is on the disk."""
-    # To read, because a folder cannot be opened otherwise; the kernel flushes what others have written as
-    # well.
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    # Opened for reading: a folder cannot be opened otherwise. The kernel flushes the writes of other
+    # processes too.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -146,7 +146,7 @@ def flush(path: Path) -> None:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file that was written: its size, and its XXH3 digest of 128 bits, which finds damage, not forgery."""
+    """Name, size and 128-bit XXH3 digest of a written file. The digest detects damage, not forgery."""
 
     name: str
     bytes: int
@@ -154,7 +154,7 @@ class FileEntry:
 
 
 def digest_of(path: Path) -> str:
-    """The digest of a file's bytes, as a `FileEntry` has it."""
+    """Digest of a file's bytes, as in `FileEntry`."""
     digest, block = xxhash.xxh3_128(), memoryview(bytearray(BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(block):
@@ -163,13 +163,14 @@ def digest_of(path: Path) -> str:
 
 
 def digest_of_bytes(content: bytes) -> str:
-    """The digest of bytes that were read already."""
+    """Digest of bytes in memory, as in `FileEntry`."""
     return xxhash.xxh3_128_hexdigest(content)
 
 
 def flushed(path: Path) -> FileEntry:
-    """Wait until a file is on the disk; its digest is taken meanwhile, from the page cache."""
-    # Neither thread holds Python's lock: one waits in the kernel, and the other in a digest of large blocks.
+    """Wait until a file is on the disk and return its entry. The digest is computed meanwhile."""
+    # Neither thread holds Python's lock: one waits in the kernel, the other computes a digest of large
+    # blocks from the page cache.
     with ThreadPoolExecutor(1) as pool:
         flushing = pool.submit(flush, path)
         digest = digest_of(path)
@@ -178,13 +179,13 @@ def flushed(path: Path) -> FileEntry:
 
 
 def check_size(folder: Path, entry: FileEntry) -> None:
-    """Refuse a file that is not there, or not as long as it was. Does not read it.
+    """Refuse a file that is missing or has another size. Does not read it.
 
     Raises:
         UserError: names it.
     """
     path = folder / entry.name
-    # A name with a slash would lead out of the folder.
+    # A name with a slash could be a path outside the folder.
     if Path(entry.name).name != entry.name or not path.is_file():
         raise UserError(f"{path} is missing.")
     size = path.stat().st_size
@@ -193,7 +194,7 @@ def check_size(folder: Path, entry: FileEntry) -> None:
 
 
 def check_file(folder: Path, entry: FileEntry) -> None:
-    """Read every byte of a file and refuse it when it is not what was written.
+    """Read every byte of a file and refuse it if its size or digest differs.
 
     Raises:
         UserError: when it is missing, too short, or damaged.
@@ -207,7 +208,7 @@ def check_file(folder: Path, entry: FileEntry) -> None:
 
 @contextlib.contextmanager
 def flushing(folder: Path) -> Iterator[None]:
-    """Let the disk write what is there meanwhile, so that there is less to wait for at the end."""
+    """Flush the .npy files of a folder in the background, which shortens the wait at the end."""
     with ThreadPoolExecutor(1) as pool:
         flushing = pool.map(flush, sorted(folder.glob("*.npy")))
         yield
@@ -215,58 +216,57 @@ def flushing(folder: Path) -> Iterator[None]:
 
 
 def checkout() -> Path | None:
-    """The folder of the repository, with run.sh and the lists of packages; None outside of one."""
+    """Folder of the repository, with run.sh and the lists of packages; None for an installed package."""
     package = Path(__file__).resolve().parent
-    # Both: whoever installs into a folder of a project of their own may have such a list there too.
+    # Check both: the package may be installed in the folder of another project, with such a list there too.
     is_one = package.parent.name == "example" and (package.parents[1] / "requirements.txt").is_file()
     return package.parents[1] if is_one else None
 
 
-# Where data sets lie that were obtained, and what is made of files whose folder cannot be written.
+# Folder of downloaded data sets, and of columns whose source folder is read-only.
 DATA_ROOT = (checkout() or Path()) / "data"
 
 
 def place_for(folder: Path, name: str) -> Path:
-    """Path of what is made of the files in a folder: in it, or below DATA_ROOT where it cannot be written."""
-    # Root may write anywhere; a folder whose mode forbids it is still not ours to write to.
+    """Path for output made from the files in a folder: in it, or below DATA_ROOT if it is read-only."""
+    # Root may write anywhere, but a folder whose mode forbids writing counts as read-only for root too.
     if os.access(folder, os.W_OK) and folder.stat().st_mode & 0o222:
         return folder / name
-    # Folders elsewhere may have the same name and hold other files.
+    # Another folder may have the same name and hold other files.
     digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
     return (DATA_ROOT / "columns" / f"{folder.resolve().name}-{digest}").absolute() / name
 
 
-# The name of a record's own digest in it.
+# Field of a record with the digest of its other fields.
 SEAL = "xxh3_128"
-# More than anything counts here; below it every whole number is exact as a float and in other languages too.
+# Limit of all counts. Up to here every whole number is exact as a float, in other languages too.
 LARGEST = 2**53
-# No path on Linux is longer.
+# Longest path on Linux.
 LONGEST_TEXT = 4096
-# Flags that name a folder or a file, in whose name there may be any character.
+# Flags that name a folder or a file. Such a name may contain any character.
 PATHS = ("data_path", "schema", "cache_dir", "save_dir", "report_dir", "load", "export")
-# What may hold names of files.
+# Fields that may hold names of files.
 NAMED = {*PATHS, "events_per_file"}
-# Of a field of a record: a file has it only where it is not the default, so older files need not have it.
+# Metadata of a field that a file has only if it is not the default. Older files need not have it.
 OPTIONAL = {"is_optional": True}
 
 
 def sealed(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a record with their own digest, which tells whether any of them was changed."""
+    """Fields of a record with their digest, which detects changes."""
     rest = {name: value for name, value in fields.items() if name != SEAL}
-    # In one form, whatever the order and the spaces in the file: other programs may write it in their own
-    # way.
+    # Canonical form: another program may write the file with other spaces or another order.
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return {**rest, SEAL: digest_of_bytes(text.encode())}
 
 
 def parsed(content: bytes) -> Any:
-    """What JSON says; names that come twice, NaN and infinities are refused.
+    """Parse JSON. Refuse duplicate names, NaN and infinities.
 
     Raises:
         ValueError: when it is not JSON, or too deep.
     """
     try:
-        # Python would keep the last of two values with one name, where another program may keep the first.
+        # Python would keep the last of two values with one name; another program may keep the first.
         return json.loads(content, object_pairs_hook=_once, parse_constant=_not_a_number)
     except RecursionError as error:
         raise ValueError(str(error)) from None
@@ -278,7 +278,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_twice(names: list[str]) -> None:
-    """Raise ValueError for the first name that comes a second time."""
+    """Raise ValueError for the first duplicate name."""
     if len({*names}) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])
         raise ValueError(f"{twice!r} is there twice")
@@ -289,8 +289,9 @@ def _not_a_number(text: str) -> None:
 
 
 def plain(record: Any) -> Any:
-    """A record, and all records in it, as JSON can have them; fields that are OPTIONAL and have their default
-    are left out. `typed` is the inverse.
+    """Return a record, and all records in it, as values for JSON. `typed` is the inverse.
+
+    OPTIONAL fields with their default value are omitted.
     """
     if isinstance(record, dict):
         return {name: plain(value) for name, value in record.items()}
@@ -307,10 +308,11 @@ def plain(record: Any) -> Any:
 
 
 def typed(kind: Any, found: Any, name: str = "it", least: int = 0) -> Any:
-    """A value of a type, of what JSON held for it: a dataclass, also of such, a list, tuple or dict of a
-    type, a text, number or truth value, one of these or None, or Any.
+    """Convert a value from JSON to a type, and check it.
 
-    name: what an error calls the value; least: the lowest whole number, for most of them count something.
+    kind: a dataclass, also with dataclasses in it; a list, tuple or dict of a type; a text, number or truth
+    value; one of these or None; or Any. name: the name of the value in errors; least: the lowest whole
+    number, 0 by default because most of them are counts.
 
     Raises:
         TypeError, ValueError: when the value is not of that type, or a field is missing or unknown.
@@ -321,12 +323,12 @@ def typed(kind: Any, found: Any, name: str = "it", least: int = 0) -> Any:
     if kind is Any:
         return found
     if dataclasses.is_dataclass(kind):
-        # What a reader puts beside what the file holds is such a record already.
+        # A value that the reader added to those of the file is already a record.
         if type(found) is kind:
             return found
         record: Any = kind
         held, fields = _plain(dict, found, name), _types_of(record)
-        # Also those with a default, unless they are optional: what is missing may be damage.
+        # Fields with a default are needed too, unless they are optional: a missing field may be damage.
         needed = {field.name for field in dataclasses.fields(record) if field.metadata != OPTIONAL}
         if not needed <= held.keys() <= fields.keys():
             raise ValueError(f"{record.__name__} has {', '.join(held)} instead of {', '.join(fields)}")
@@ -348,11 +350,11 @@ _types_of = functools.cache(get_type_hints)
 
 
 def _plain(kind: type[Any], found: Any, name: str, least: int = 0) -> Any:
-    # Compared by type itself: a truth value is an int to Python.
+    # Compare the exact type: in Python a truth value is an int.
     if type(found) is int and not (least if kind is int else -LARGEST) <= found <= LARGEST:
         raise ValueError(f"{name} is {found}")
     if type(found) is int and kind is float:
-        # Other languages write a float that is a whole number like an int.
+        # Other languages write a float with a whole value like an int.
         return float(found)
     if type(found) is not kind:
         raise TypeError(f"{name} is {found!r} and not of type {kind.__name__}")

@@ -1,4 +1,4 @@
-"""Ids of raw values: what a table without a vocabulary knows a user, an item or a category by."""
+"""64-bit ids of raw values, by which dynamic tables identify users, items and categories."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import xxhash
 
 from recsuite.errors import UserError, printable
 
-# Marks a place of a table that is empty, and asks for the row of the unknown.
+# Sentinel: marks an empty slot of a table, and stands for the unknown row in a batch.
 UNKNOWN_ID = -(2**63)
 
 
 def ids_of(values: Sequence[Any] | np.ndarray) -> np.ndarray:
-    """The ids of raw values, int64 [n]: a whole number is its own, a text has the 64 bits of its XXH3 digest.
+    """Ids of raw values, int64 [n]. A whole number is its own id; a text has its 64-bit XXH3 digest.
 
     values: texts, or whole numbers, which may be floats.
 
@@ -52,7 +52,9 @@ def check_distinct(name: str, values: Sequence[Any] | np.ndarray, ids: np.ndarra
 
 
 def check_kind(name: str, known: Sequence[Any] | None, values: np.ndarray) -> None:
-    """Refuse texts where whole numbers were known: all ids would be others. values: without those missing.
+    """Refuse texts if the known values were whole numbers: all ids would change.
+
+    values: without missing ones.
 
     Raises:
         UserError: names the first that is no whole number.
@@ -75,20 +77,20 @@ def _is_whole(text: str) -> bool:
 
 
 def _digests(texts: Sequence[str] | np.ndarray) -> np.ndarray:
-    # A text from a file that is no UTF-8 may hold halves of a character, which have bytes too.
+    # A text from a file that is not UTF-8 may hold lone surrogates.
     digests = [id_of_bytes(text.encode("utf-8", "surrogatepass")) for text in texts]
     return np.array(digests, np.uint64).view(np.int64)
 
 
 def id_of_bytes(content: bytes) -> int:
-    """The XXH3 digest of a text's bytes, 64 bits without a sign."""
+    """XXH3 digest of a text's bytes, unsigned 64 bits."""
     return xxhash.xxh3_64_intdigest(content)
 
 
 def _numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray:
     if isinstance(values, np.ndarray) and values.dtype.kind == "i":
         return values.astype(np.int64)
-    # Not by numpy: it would round, or wrap around, in silence.
+    # Not by numpy: it would silently round or wrap around.
     wholes = [int(value) for value in values]
     ids = np.array([max(min(whole, 2**63 - 1), UNKNOWN_ID) for whole in wholes], np.int64)
     for value, whole, kept in zip(values, wholes, ids.tolist(), strict=True):

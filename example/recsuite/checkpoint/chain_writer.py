@@ -1,4 +1,4 @@
-"""Writer of the checkpoints of one training: full ones, and deltas that each build on the one before."""
+"""Writer of the checkpoints of one training: full checkpoints, and deltas that build on the one before."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, raise
 from recsuite.sharding.plan import describe_plan
 from recsuite.training.state import ShardedModel
 
-# Bytes a second of the slowest disk that ranks wait for.
+# Bytes per second of the slowest disk that ranks wait for.
 SLOWEST_DISK = 5 * 10**6
 
 
 class ChainWriter:
-    """Writes what a training has learned into --save_dir, from a train state whose tensors it holds.
+    """Writer of checkpoints into --save_dir, from the tensors of a train state.
 
-    Where a checkpoint fails for want of space or permission, that is said in one sentence and the training
-    continues; the next one tries again. chain: what the train state was restored from, if anything, on
-    which the first delta builds. Collective: every rank.
+    If a checkpoint fails because of space or permissions, one line is printed and the training continues; the
+    next checkpoint tries again. chain: the checkpoint that the train state was restored from, if any; the
+    first delta builds on it. Collective: every rank.
     """
 
     def __init__(
@@ -63,77 +63,76 @@ class ChainWriter:
         self.config = config
         self.context = context
         self.save_dir = Path(config.checkpoint.save_dir)
-        # Why the last checkpoint could not be written; empty where it was.
+        # The reason why the last checkpoint could not be written; empty if it was written.
         self.failure = ""
-        # Found once, and right for the whole training: what learns or restores changes these tensors in
-        # place.
+        # Collected once for the whole training: training and restoring change these tensors in place.
         self.tensors = tensors_of(train_state)
         self.dynamic = dynamic_of(train_state)
         self.optimizer = train_state.optimizer_name
         raise_on_all(lambda: add_texts(self.dynamic, columns, chain))
         self.shapes = shapes_of(self.tensors)
         self.plan = describe_plan(train_state.model, columns)
-        # Found once: to look them up takes as long as to write a small delta.
+        # Looked up once: this takes as long as writing a small delta.
         self.versions = installed_versions()
         self.vocabulary_digest = digest_of_vocabulary(columns)
-        # A rank on another machine can outlive its attempt. What it still writes must not come into a folder
-        # of this one, so unfinished folders bear the name of their attempt, which all ranks have to share.
+        # A rank on another machine can outlive its attempt. Its late writes must not get into a folder of
+        # this attempt, so the names of unfinished folders contain the attempt, which all ranks must share.
         self.attempt: str = broadcast_from_rank0(new_attempt)
-        # A group of its own: an --async_dump uses it in a thread while the training uses the others, and it
-        # waits longer, because one rank may have all there is to write. On gloo, because torch refuses to
-        # write beside the training with a group that has no backend for the CPU.
+        # A separate group: an --async_dump uses it in a thread while the training uses the other groups. Its
+        # timeout is longer, because one rank may have everything to write. On gloo, because torch requires a
+        # CPU backend to write in a thread.
         self.group = dist.new_group(backend="gloo", timeout=self._writing_deadline())
-        # What the next delta builds on; None where there is nothing, and it has to be a full checkpoint.
+        # The parent of the next delta; None if there is none, and the next checkpoint must be full.
         self.link: ParentLink | None = None
-        # The full checkpoint that is being written, and what tells when it is there.
+        # The full checkpoint that is being written, and the future of its writing.
         self._under_way: tuple[Path, Any] | None = None
         if config.checkpoint.inc_dump:
-            # Only where deltas are written: the marks take a byte for each row, and are set in every lookup.
+            # Only if deltas are written: the marks take a byte for each row, and are set in every lookup.
             self.touched = TouchedRows(train_state.model, self.tensors)
             self.raw_values = Vocabulary(Path(columns.folder) / VOCABULARY, columns.schema)
             self.link = None if chain is None else link_after(chain.folder)
 
     def take_up(self, columns: Columns) -> None:
-        """Go on with data that have grown, whose static tables have the rows that they had. Collective.
+        """Continue with data that have grown; static tables have the same rows as before. Collective.
 
         Raises:
             UserError: when two texts have the same id.
         """
-        # What is under way may still copy files of the data before.
+        # A checkpoint under way may still copy files of the old data.
         self.finish()
         self.columns = columns
         raise_on_all(lambda: self.dynamic.add_texts(columns))
 
     @property
     def next_is_delta(self) -> bool:
-        """Whether the next checkpoint holds what changed; call `finish` before."""
+        """True if the next checkpoint is a delta; call `finish` before."""
         return self.config.checkpoint.inc_dump and self.link is not None
 
     def write(self, progress: Progress, in_full: bool = False) -> None:
-        """Write a delta where one is asked for and has something to build on, else a full checkpoint."""
+        """Write a delta if deltas are asked for and there is a parent, else a full checkpoint."""
         if self.next_is_delta and not in_full:
             self.write_delta(progress)
         else:
             self.write_full(progress)
 
     def write_full(self, progress: Progress) -> None:
-        """Write all that was learned; with --async_dump it may not be there before `finish`."""
+        """Write a full checkpoint; with --async_dump it may not be complete before `finish`."""
         final = self.save_dir / full_name(progress.step)
         making = self._making(final)
         writer = FullWriter(
             making,
             self._describe(progress, link=None),
-            # A copy of this moment, also for what is written beside the training.
+            # A copy of the current state, also for a checkpoint that is written in a thread.
             self.dynamic.arrays(is_delta=False),
             Path(self.columns.folder),
             self.config,
             lambda: publish(making, final, self.config.checkpoint.keep),
         )
-        # The asynchronous one returns as soon as it has copied the tensors, so the next step may change them
-        # while a thread writes the copy.
+        # The asynchronous save returns when it has copied the tensors, so the next step may change them while
+        # a thread writes the copy.
         save = dcp.async_save if self.config.checkpoint.async_dump else dcp.save
-        # Should this one fail, the next one must be full again: a delta holds what changed since the last
-        # checkpoint, and the marks of that are cleared below, before it is known whether this one succeeds.
+        # If this one fails, the next one must be full again: a delta holds the rows that changed since the
+        # last checkpoint, and their marks are cleared below, before it is known whether this one succeeds.
         self.link = None
         self._under_way = (final, None)
         try:
@@ -142,14 +141,14 @@ class ChainWriter:
         except CheckpointException as error:
             self._note_failure(final, _reason(error))
         if self.config.checkpoint.inc_dump:
-            # What changes from here on, while the copy is written, is not in it.
+            # Changes from here on, while the copy is written, are not in it.
             self.touched.clear()
             self.dynamic.clear_changes()
         if not self.config.checkpoint.async_dump:
             self.finish()
 
     def write_delta(self, progress: Progress) -> None:
-        """Write what changed since the last checkpoint, and the dense part."""
+        """Write a delta: the rows that changed since the last checkpoint, and the dense part."""
         assert self.link is not None
         final = self.save_dir / delta_name(progress.step)
         making = self._making(final)
@@ -168,14 +167,14 @@ class ChainWriter:
         except UserError as error:
             self._note_failure(final, str(error))
             return
-        # Only now: what a delta failed to hold belongs to the next one.
+        # Only after success: the changes of a delta that failed belong to the next one.
         self.touched.clear()
         self.dynamic.clear_changes()
         self.link = self.link.after(progress.step)
         self._note_success(final)
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is under way, and say what became of it."""
+        """Wait for the checkpoint that is under way, and print whether it was written."""
         if self._under_way is None:
             return
         final, response = self._under_way
@@ -187,7 +186,7 @@ class ChainWriter:
             self._note_failure(final, _reason(error))
             return
         if self.config.checkpoint.inc_dump:
-            # Only now: the link holds the digest of the manifest, which is written last.
+            # Only after the write: the link holds the digest of the manifest, which is written last.
             self.link = link_after(final)
         self._note_success(final)
 
@@ -205,18 +204,18 @@ class ChainWriter:
         return final.with_name(making_name(final, self.attempt))
 
     def _writing_deadline(self) -> timedelta:
-        """How long a rank waits for the shard files of the others: all may be one rank's."""
+        """Return the time that a rank waits for shard files of the others; one rank may write all bytes."""
         # A weight has 4 bytes.
         num_bytes = 4 * sum(math.prod(shape) for shape, _ in self.shapes.values())
         return timedelta(seconds=self.config.runtime.timeout + num_bytes / SLOWEST_DISK)
 
     def _describe(self, progress: Progress, link: ParentLink | None) -> Manifest:
-        """Collective where there are dynamic tables."""
+        """Return the manifest without its files. Collective if there are dynamic tables."""
         return Manifest(
             run=self.run,
             progress=progress,
             tensors=self.shapes,
-            # Whoever writes the files adds them.
+            # Added when the files are written.
             files=(),
             vocabulary=self.vocabulary_digest,
             optimizer=self.optimizer,
@@ -224,14 +223,14 @@ class ChainWriter:
             link=link,
             features=features_of(self.columns),
             ratings=self.columns.digest,
-            # A resume works out the global batch of before with it, on which the tables' learning rate
+            # A resume needs it to compute the previous global batch, on which the tables' learning rate
             # depends.
             world_size=self.context.world_size,
             dynamic=self.dynamic.records(self.group),
         )
 
     def _model(self) -> dict[str, Any]:
-        """Return what a server makes the model from: its flags, and the length of a history."""
+        """Return the flags from which a server makes the model, with the length of a history."""
         return {**dataclasses.asdict(self.config.model), "history": self.config.data.history}
 
     def _note_success(self, final: Path) -> None:
@@ -240,7 +239,7 @@ class ChainWriter:
 
     def _note_failure(self, final: Path, reason: str) -> None:
         self._under_way = None
-        # Its bytes may be those that the next one needs.
+        # The next checkpoint may need the space.
         if self.context.rank == 0:
             shutil.rmtree(self._making(final), ignore_errors=True)
         self.failure = (
@@ -251,10 +250,10 @@ class ChainWriter:
 
 
 def _reason(error: CheckpointException) -> str:
-    """Why a checkpoint could not be written, if the reason lies outside of the program."""
+    """Return the reason why a checkpoint could not be written; re-raise an error of the program itself."""
     failures = [wrapped[0] for wrapped in error.failures.values()]
-    # torch raises this on every rank with the failures of all, so all ranks decide alike here. One failure
-    # that is not the system's is a fault of the program, and keeps its traceback.
+    # torch raises this on every rank with the failures of all, so all ranks decide alike. A failure that is
+    # not an OSError is a bug of the program, and keeps its traceback.
     of_the_system = [failure for failure in failures if isinstance(failure, OSError)]
     if len(of_the_system) < len(failures):
         raise error

@@ -1,4 +1,4 @@
-"""Callback that writes checkpoints, says where a training begins, and marks the best checkpoint."""
+"""Callback that writes checkpoints, has the progress where a training begins, and restores the best one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from recsuite.training.weights import check_finite, check_sound, unsound
 
 
 class Checkpointer:
-    """Writes checkpoints of a training: at the end of every epoch, every --dump_every steps, and on SIGTERM.
+    """Writer of checkpoints at the end of every epoch, every --dump_every steps, and on SIGTERM.
 
-    With --inc_dump the first is full, and the others are deltas: what changed since the one before; with
-    --dump too, the end of an epoch gets a full one. It follows `callbacks.CheckpointerProtocol`. resumed:
-    what the training continues from, if anything; run: the name that all checkpoints of the training share.
-    Collective: every rank.
+    With --inc_dump the first one is full, and the others are deltas: changes since the one before. With
+    --dump too, the end of an epoch gets a full one. It implements `callbacks.CheckpointerProtocol`. resumed:
+    the checkpoint that the training continues from, if any; run: the name that all checkpoints of the
+    training share. Collective: every rank.
     """
 
     phase = "dumps"
@@ -44,10 +44,10 @@ class Checkpointer:
         context: RuntimeContext,
     ) -> None:
         self.resumed = resumed
-        # Known before `begin`: the trainer has the workers make the batches from there on while it builds the
-        # model that `begin` restores.
+        # Known before `begin`: from here on the workers make batches while the trainer builds the model that
+        # `begin` restores.
         self.start = Progress() if resumed is None else read_manifest(resumed.folder).progress
-        # The last step at which it was asked for a checkpoint.
+        # The step of the last call of `on_step` or `on_epoch`.
         self.seen = self.start.step
         self.run = run
         self.columns = columns
@@ -55,56 +55,56 @@ class Checkpointer:
         self.context = context
         deadline = timedelta(seconds=config.runtime.timeout)
         self.termination = Termination(deadline)
-        # Ranks agree on the CPU, whatever they compute on.
+        # Ranks agree on the CPU, whatever device they compute on.
         self.group = dist.new_group(backend="gloo", timeout=deadline)
 
     @property
     def tensors(self) -> Tensors:
-        """See `callbacks.CheckpointerProtocol`."""
+        """Tensors that are written, see `callbacks.CheckpointerProtocol`."""
         return self.writer.tensors
 
     @property
     def changed(self) -> dict[str, torch.Tensor] | None:
-        """See `callbacks.CheckpointerProtocol`."""
-        # Only these rows get into a delta, and to look at all rows of large tables costs far more.
+        """Rows of the next delta, None for all rows, see `callbacks.CheckpointerProtocol`."""
+        # Only these rows are in a delta, and checking all rows of large tables costs far more.
         return self.writer.touched.get_unique_ids() if self.writer.next_is_delta else None
 
     def begin(self, train_state: ShardedModel) -> None:
-        """Restore what is resumed, and write what deltas will build on."""
+        """Restore the resumed checkpoint, or write a full checkpoint if deltas need one to build on."""
         if self.resumed is not None:
             restore(self.resumed, train_state, self.columns, self.context)
         self.writer = ChainWriter(
             train_state, self.run, self.resumed, self.columns, self.config, self.context
         )
-        # Any later delta needs a full checkpoint below it. A resumed training has one, and continues its
-        # chain: a server that follows it need not notice that the trainer was away.
+        # Any delta needs a full checkpoint to build on. A resumed training has one, and continues its chain:
+        # a server that follows it need not notice that the trainer was restarted.
         if self.config.checkpoint.inc_dump and self.resumed is None:
             self.writer.write_full(self.start)
 
     def on_step(self, step: Step) -> None:
-        """Write a checkpoint if it is time to, or if any rank was told to end; then this raises SystemExit.
+        """Write a checkpoint if one is due, or if any rank was told to end; then this raises SystemExit.
 
         Raises:
             UserError: on every rank, instead of writing a model whose loss is not a number or whose weights
                 are too large for a trained one: it would push out the good ones.
         """
-        # A vote of all ranks, and so cast in every step: a signal reaches them at different steps, and ranks
-        # that wrote at different steps would wait for each other.
+        # All ranks vote in every step: a signal reaches them at different steps, and ranks that wrote at
+        # different steps would wait for each other.
         stop, every = self.termination.agreed(), self.config.checkpoint.dump_every
-        # Not every step is seen: none at which gradients wait for a later one.
+        # Steps that only accumulate gradients do not call this, so the comparison is not with every step.
         is_due = every and step.progress.step // every > self.seen // every
         self.seen = step.progress.step
         if stop or is_due:
-            # First, because a delta can only build on a checkpoint that is known to be there.
+            # First, because a delta can only build on a checkpoint that was written.
             self.writer.finish()
             self._check(step)
             self.writer.write(step.progress)
         self._end_if(stop, step.progress)
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """Write a checkpoint of what was learned in an epoch; ends the process like `on_step`.
+        """Write a checkpoint at the end of an epoch; end the process like `on_step`.
 
-        The trainer checked the weights before the validation, so they are not looked at again.
+        The trainer checked the weights before the validation, so they are not checked again.
         """
         stop, self.seen = self.termination.agreed(), epoch.progress.step
         self.writer.finish()
@@ -112,7 +112,7 @@ class Checkpointer:
         self._end_if(stop, epoch.progress)
 
     def on_wait(self, progress: Progress) -> None:
-        """End the process if any rank was told to: what was learned is in a checkpoint already."""
+        """End the process if any rank was told to; everything is in a checkpoint already."""
         self._end_if(self.termination.agreed(), progress)
 
     def on_fold(self) -> None:
@@ -121,13 +121,14 @@ class Checkpointer:
         self.writer.link = None
 
     def on_growth(self, columns: Columns) -> None:
-        """Write of these from now on."""
+        """Write checkpoints of these columns from now on."""
         self.columns = columns
         self.writer.take_up(columns)
 
     def _check(self, step: Step) -> None:
-        """Refuse weights of a training that diverged. The loss alone does not tell: it is that of the weights
-        before this step's update.
+        """Refuse weights of a training that diverged.
+
+        The loss alone is not enough: it is computed before this step's update of the weights.
         """
         rows, shares = self.changed, self.writer.dynamic.shares
         everyones = all_gather_object(
@@ -138,17 +139,18 @@ class Checkpointer:
         check_sound(faults, step.progress.step, self.config.optimizer)
 
     def _end_if(self, stop: int, progress: Progress) -> None:
-        """End the process if the ranks agreed to, when what was written for that is on the disk."""
+        """End the process if the ranks agreed to, after the last checkpoint is on the disk."""
         if stop:
             self.writer.close()
             self.context.say(f"told to end, stopped at step {progress.step:,}; --resume continues from there")
             raise SystemExit(status_of(stop))
 
     def restore_best(self, train_state: ShardedModel) -> Progress | None:
-        """Restore the best checkpoint; where its training was then. None if there is no such
-        checkpoint: it could not be written, or is not there any more.
+        """Restore the best checkpoint and return its progress; None if there is none.
+
+        It may not have been written, or have been removed.
         """
-        # It may be the one that is still being written.
+        # The best one may still be under way.
         self.writer.finish()
         # One rank looks: on a network file system ranks see a folder change at different moments.
         best = broadcast_from_rank0(lambda: best_in(Path(self.config.checkpoint.save_dir)))
@@ -165,6 +167,6 @@ class Checkpointer:
             SystemExit: when the process was told to end.
         """
         self.writer.close()
-        # A signal that came after the last vote: all is written, and the exit status has to tell of it.
+        # A signal came after the last vote: everything is written, and the exit status must show the signal.
         if self.termination.asked:
             raise SystemExit(status_of(self.termination.asked))

@@ -1,4 +1,4 @@
-"""Deltas replaced by one full checkpoint: faster to read, and the training continues from it."""
+"""Compaction: one full checkpoint replaces deltas. It is faster to read, and a training continues from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from recsuite.training.state import ShardedModel
 
 
 def compact(train_state: ShardedModel, columns: Columns, config: Config, context: RuntimeContext) -> None:
-    """Replace the newest deltas by a full checkpoint, and remove what it replaces. Collective: every rank.
+    """Replace the newest deltas with a full checkpoint, and remove these deltas. Collective: every rank.
 
     Raises:
         UserError: when there is no checkpoint, when it is not complete, or when the new one cannot be
@@ -37,18 +37,18 @@ def compact(train_state: ShardedModel, columns: Columns, config: Config, context
     """
     save_dir = Path(config.checkpoint.save_dir)
     find = partial(suggesting, save_dir, lambda: chain_at(save_dir))
-    # Before `writing_together` makes the folder for its lock: a mistyped --save_dir leaves nothing behind.
+    # Before `writing_together` makes the folder for its lock: a mistyped --save_dir creates no folder.
     broadcast_from_rank0(find)
     with writing_together(save_dir, context):
-        # Found again, now that nobody else writes.
+        # Found again, now that no other process writes here.
         chain = broadcast_from_rank0(find)
-        # Also where there is no delta to merge, because a compaction was cut short: what the full checkpoint
-        # replaces goes only if it is whole.
+        # Also if there is no delta to merge because a compaction was interrupted: the deltas that the full
+        # checkpoint replaces are removed only if it is whole.
         manifest = restore(chain, train_state, columns, context)
         if chain.deltas:
             writer = ChainWriter(train_state, manifest.run, chain, columns, config, context)
-            # It has the step of the last delta, and of one step the full checkpoint counts as the newest: a
-            # kill before the deltas are removed leaves nothing ambiguous.
+            # It has the step of the last delta, and of equal steps the full checkpoint is the newest. So the
+            # folder is not ambiguous if this process is killed before the deltas are removed.
             writer.write_full(manifest.progress)
             writer.close()
         removed = broadcast_from_rank0(lambda: _retire_compacted(save_dir, config.checkpoint.keep))
@@ -56,9 +56,9 @@ def compact(train_state: ShardedModel, columns: Columns, config: Config, context
 
 
 def _retire_compacted(save_dir: Path, keep: int) -> int:
-    """Remove the deltas up to the newest full checkpoint, and the bases that only they kept; how many deltas.
+    """Remove the deltas up to the newest full checkpoint, and bases that only they need; return their number.
 
-    What the best checkpoint is read from stays.
+    The folders of the best checkpoint are kept.
     """
     newest = full_checkpoints_in(save_dir)[-1]
     run = read_manifest(newest).run
@@ -67,12 +67,12 @@ def _retire_compacted(save_dir: Path, keep: int) -> int:
     needed = chain_at(best).folders if best else ()
     merged = [path for path in older if read_manifest(path).run == run and path not in needed]
     with tidying(save_dir):
-        # Where a compaction was cut short, they still name a delta.
+        # If a compaction was interrupted, the links still name a delta.
         if step_of(newest) > 0:
             point_at(newest, LATEST)
         if best:
             point_at(best, BEST)
-        # The newest first: what is left of a chain, if this is cut short, has no gap.
+        # The newest first: if this is interrupted, the rest of the chain has no gap.
         for delta in reversed(merged):
             retire(delta)
         prune(save_dir, keep)

@@ -1,20 +1,20 @@
-"""Deltas: the rows that changed since the last one, and the dense part, which always changes.
+"""Deltas: the rows that changed since the last checkpoint, and the dense part, which always changes.
 
     delta-000000900/
-        part-00001.safetensors   the first rank's rows of every table, perhaps none: "tables.user.rows" int64
+        part-00001.safetensors   the first rank's rows of every table, may be none: "tables.user.rows" int64
         part-00002.safetensors   [n], ascending, "tables.user.ids" [n], their raw values, "tables.user.weight"
                                  [n, D], "tables.user.momentum1" [n]; the first file also holds the dense
                                  part, as a full checkpoint has it
         config.json              the configuration of the training
-        manifest.json            as of a full checkpoint, and what the delta builds on
+        manifest.json            as of a full checkpoint, and the link to the parent
 
-As in a full checkpoint, a row is its "weight" times the number "dense.row_scale", which the delta has anew:
-with it all rows decay, also those that are not in it.
+As in a full checkpoint, a row is its "weight" times the number "dense.row_scale". Each delta has a new scale,
+by which all rows decay, also rows that are not in the delta.
 
-Of dynamic tables a delta has the rows that changed and the ids that left, see `storage/dynamic.py`.
+For dynamic tables a delta has the rows that changed and the ids that left, see `storage/dynamic.py`.
 
-Raw values that are numbers are int64 or float64, and what stands for row 0, which has none, is the smallest
-number or nan; texts are uint8 [n, longest], in UTF-8 and filled up with zeros.
+Raw values that are numbers are int64 or float64; row 0, which has no raw value, gets the smallest number or
+nan. Texts are uint8 [n, longest], in UTF-8 and padded with zeros.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ UNKNOWN_NUMBER = np.iinfo(np.int64).min
 
 
 class TouchedRows(ModelDeltaTrackerTrec):
-    """TorchRec's tracker of the rows that a step looked up, which are those that it changed.
+    """TorchRec's tracker of the rows that a step looked up, which are the rows that it changed.
 
-    It differs in its store: a mark per row of this rank's shards instead of all ids of all steps, which grew
-    without a bound and had to be sorted in the end. Evaluation changes nothing and is not tracked.
+    It differs in its store: a mark per row of this rank's shards, instead of all ids of all steps, which grow
+    without a bound and must be sorted in the end. Evaluation changes no row and is not tracked.
     """
 
     def __init__(self, model: DistributedModelParallel, tensors: Tensors) -> None:
@@ -70,29 +70,29 @@ class TouchedRows(ModelDeltaTrackerTrec):
         emb_module: nn.Module | None = None,
         raw_ids: torch.Tensor | None = None,
     ) -> None:
-        """Called by TorchRec after a lookup, with ids that are rows of this rank's shards."""
+        """Mark the rows of a lookup; TorchRec calls this with ids that are rows of this rank's shards."""
         assert emb_module is not None
         if emb_module.training:
-            # A table has one feature, of the same name. Ids may repeat: to mark a row twice changes nothing,
+            # A table has one feature, of the same name. Ids may repeat: marking a row twice changes nothing,
             # so they need not be made unique first.
             for table, jagged in kjt.to_dict().items():
-                # Dynamic tables note by themselves what changes.
+                # Dynamic tables track their own changes.
                 if table in self.marks:
                     self.marks[table].index_fill_(0, jagged.values(), True)
 
     # This and `clear` have the names that TorchRec's trackers give them.
     def get_unique_ids(self, consumer: str | None = None) -> dict[str, torch.Tensor]:
-        """Table to local rows, int64, ascending, of all steps since `clear`."""
+        """Return table to local rows, int64, ascending, of all steps since `clear`."""
         return {table: marks.nonzero().flatten() for table, marks in self.marks.items()}
 
     def clear(self, consumer: str | None = None) -> None:
-        """Begin anew."""
+        """Clear all marks."""
         for marks in self.marks.values():
             marks.zero_()
 
 
 def shards_of(tensors: Tensors) -> dict[str, dict[str, list[Shard]]]:
-    """Table to slot ("weight", "momentum1") to the shards that this rank holds, one or none."""
+    """Return table to slot ("weight", "momentum1") to the shards that this rank holds, one or none."""
     found: dict[str, dict[str, list[Shard]]] = {}
     for name, value in tensors.items():
         if isinstance(value, ShardedTensor):
@@ -102,7 +102,7 @@ def shards_of(tensors: Tensors) -> dict[str, dict[str, list[Shard]]]:
 
 
 class Vocabulary:
-    """The raw values of table rows, in the form in which a shard file has them."""
+    """Raw values of table rows, in the form in which a shard file has them."""
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self._schema = schema
@@ -110,22 +110,22 @@ class Vocabulary:
         self._ids = {name: _with_unknown(np.array(_values_of(ids))) for name, ids in found.items()}
 
     def raw_ids(self, table: str, rows: np.ndarray) -> np.ndarray:
-        """The raw values of some rows of a table."""
+        """Return the raw values of some rows of a table."""
         return self._ids[self._schema.vocabulary_of(table)][rows]
 
 
 def _values_of(held: list[Any] | dict[str, Any]) -> list[Any]:
-    """What table rows 1, 2, ... stand for; of a number the lowest value of each bucket."""
+    """Return the raw values of table rows 1, 2, ...; for a number, the lowest value of each bucket."""
     return held if isinstance(held, list) else [-np.inf, *held.get("edges", ())]
 
 
 def _with_unknown(values: np.ndarray) -> np.ndarray:
-    """The values of all rows, those of row 0 first."""
+    """Return the values of all rows, with the value of row 0 first."""
     if values.dtype.kind in "iu":
         return np.concatenate([[UNKNOWN_NUMBER], values])
     if values.dtype.kind == "f":
         return np.concatenate([[np.nan], values])
-    # safetensors knows numbers alone.
+    # safetensors supports only numbers.
     texts = np.char.encode(np.concatenate([[""], values]), "utf-8")
     return texts.view(np.uint8).reshape(len(texts), -1)
 
@@ -141,7 +141,7 @@ def write_delta(
     publish: Callable[[], None],
     group: Any,
 ) -> None:
-    """Write a delta into a folder that nobody reads yet; rank 0 calls `publish` when all is on the disk.
+    """Write a delta into an unfinished folder; rank 0 calls `publish` when all is on the disk.
 
     Collective: every rank of the group, and the folder must be the same one for all.
 
@@ -154,17 +154,17 @@ def write_delta(
     changed = dynamic.arrays(is_delta=True)
     counts |= {table: len(changed[name_of(table, "ids")]) for table in dynamic.tables}
     arrays |= changed
-    # It is the same on every rank, so one writes it.
+    # The dense part is the same on every rank, so rank 0 writes it.
     if rank == 0:
         dense = {name: value for name, value in tensors.items() if not isinstance(value, ShardedTensor)}
         arrays |= {name: value.detach().cpu().numpy() for name, value in dense.items()}
 
     def write() -> tuple[FileEntry, dict[str, int]]:
-        # All ranks write at the same time, and whichever comes first makes it.
+        # All ranks write at the same time, and the first one makes the folder.
         folder.mkdir(exist_ok=True)
         return write_shard_file(folder / shard_file_name(rank), arrays), counts
 
-    # A barrier too: rank 0 describes and publishes the files only when each rank has its own on the disk.
+    # Also a barrier: rank 0 describes and publishes the files only when each rank's file is on the disk.
     written = all_gather_object(lambda: _in_words(write), group)
 
     def finish() -> None:
@@ -174,14 +174,13 @@ def write_delta(
         write_manifest(folder, dataclasses.replace(manifest, files=files, about=about))
         publish()
 
-    # All ranks learn whether it was published: those that thought otherwise would build the next delta on
-    # another checkpoint.
+    # All ranks learn whether it was published: otherwise the next delta could build on different checkpoints.
     raise_on_all(lambda: _in_words(finish) if rank == 0 else None, group)
 
 
 def _in_words(action: Callable[[], Any]) -> Any:
-    # A collective passes on a UserError alone. A full disk as an OSError would end this rank; as a sentence
-    # it reaches all of them, and the training continues.
+    # A collective passes on only a UserError. A full disk as an OSError would end this rank; as a UserError
+    # it reaches all ranks, and the training continues.
     try:
         return action()
     except OSError as error:
@@ -199,7 +198,7 @@ def _changed(
         rows = local.cpu().numpy() + first
         arrays[f"tables.{table}.rows"] = rows
         arrays[f"tables.{table}.ids"] = vocabulary.raw_ids(table, rows)
-        # A rank that holds nothing of a table writes none of its rows: readers want each table in each file.
+        # A rank without a shard of a table writes 0 rows of it: readers need each table in each file.
         for slot, (shape, _) in tables_of(manifest)[table].items():
             values = np.zeros((0, *shape[1:]), np.float32)
             for shard in slots.get(slot, ()):
@@ -209,7 +208,7 @@ def _changed(
 
 
 def apply_delta(folder: Path, manifest: Manifest, tensors: Tensors) -> None:
-    """Put a delta that was checked into this rank's shards and dense part. Not collective."""
+    """Write a delta that was checked into this rank's shards and dense part. Not collective."""
     shards = shards_of(tensors)
     for file in shard_files_of(folder, manifest):
         for table, slots in shards.items():
@@ -219,12 +218,12 @@ def apply_delta(folder: Path, manifest: Manifest, tensors: Tensors) -> None:
                     _put(shard, rows, file.get_tensor(f"tables.{table}.{slot}"))
         for name in file.keys():  # noqa: SIM118
             if not name.startswith(("tables.", PREFIX)):
-                # In place: the model and its optimizer hold these very tensors.
+                # In place: the model and its optimizer hold these tensors.
                 tensors[name].detach().copy_(file.get_tensor(name))
 
 
 def _put(shard: Shard, rows: torch.Tensor, values: torch.Tensor) -> None:
-    # Rows are numbered in the whole table: the ranks that read may hold other shards than those that wrote.
+    # Row numbers are of the whole table: the ranks that read may hold other shards than those that wrote.
     first = shard.metadata.shard_offsets[0]
     target = shard.tensor.detach()
     here = (rows >= first) & (rows < first + target.size(0))

@@ -1,4 +1,4 @@
-"""The dynamic tables of a training, as its checkpoints see them: rows by id, and the row of the unknown."""
+"""Dynamic tables of a training in its checkpoints: rows by id, and the unknown row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from recsuite.errors import UserError
 from recsuite.sharding.dynamic import BUCKET_WIDTH, Counts, DynamicRows, LiveRows, Waiting, bucket_of
 from recsuite.sharding.dynamic_ranks import counts_of
 
-# What is counted from the beginning of the training, and not at a moment.
+# Counters since the beginning of the training.
 SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")
 
 
@@ -37,14 +37,14 @@ SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")
 class DynamicTable:
     """This rank's share of a dynamic table.
 
-    texts: what its ids stand for, None where they are numbers; it may know others too.
+    texts: of its ids, and maybe of other ids; None if the ids are numbers.
     """
 
     rows: DynamicRows
     texts: Texts | None = None
 
     def arrays(self, table: str, is_delta: bool) -> dict[str, np.ndarray]:
-        """A copy of what there is, or of what changed, as a shard file has it."""
+        """Return a copy of all rows, or of the changes, as arrays of a shard file."""
         if is_delta:
             changes = self.rows.changes()
             live, gone = changes.rows, {"gone": changes.gone, "waiting.gone": changes.waiting_gone}
@@ -52,7 +52,7 @@ class DynamicTable:
             live, gone = self.rows.live(), {}
         slots = {**_slots_of(live), **gone}
         if self.rows.unknown is not None:
-            # All else was copied from where it lies already.
+            # The other slots are copies already.
             weight, state = (held.detach().clone() for held in self.rows.unknown)
             slots |= {"unknown.weight": weight[None], "unknown.momentum1": state.view(1)}
         arrays = {slot: value.detach().cpu().numpy() for slot, value in slots.items()}
@@ -61,7 +61,7 @@ class DynamicTable:
         return {name_of(table, slot): value for slot, value in arrays.items()}
 
     def record(self, counts: Counts) -> DynamicRecord:
-        """What a manifest says of it. counts: of all ranks."""
+        """Return the record of the table for a manifest. counts: of all ranks."""
         spec = self.rows.spec
         return DynamicRecord(
             embedding_dim=spec.embedding_dim,
@@ -94,7 +94,7 @@ def _slots_of(live: LiveRows) -> dict[str, torch.Tensor]:
 
 
 def live_of(slots: Mapping[str, torch.Tensor], device: torch.device) -> LiveRows:
-    """Rows as a shard file has them."""
+    """Return rows from the slots of a shard file."""
     found = {slot: value.to(device) for slot, value in slots.items()}
     waiting = Waiting(found["waiting.ids"], found["waiting.count"], found["waiting.seen"])
     return LiveRows(found["ids"], found["weight"], found["momentum1"], found["seen"], found["count"], waiting)
@@ -102,7 +102,7 @@ def live_of(slots: Mapping[str, torch.Tensor], device: torch.device) -> LiveRows
 
 @dataclass
 class DynamicTables:
-    """All dynamic tables of a training, by name; there may be none."""
+    """Dynamic tables of a training, by name; there may be none."""
 
     tables: dict[str, DynamicTable] = field(default_factory=dict)
 
@@ -115,7 +115,7 @@ class DynamicTables:
         return {name: each.rows for name, each in self.tables.items()}
 
     def add_texts(self, columns: Columns) -> None:
-        """Learn of each table what its ids stand for in some data, beside what is known. Not collective.
+        """Add the texts of ids in some data to each table. Not collective.
 
         Raises:
             UserError: when two texts have the same id.
@@ -126,7 +126,7 @@ class DynamicTables:
                 each.texts = found if each.texts is None else each.texts.with_others(found, name)
 
     def arrays(self, is_delta: bool) -> dict[str, np.ndarray]:
-        """A copy of this rank's share of all there is, or of what changed, as a shard file has it."""
+        """Return a copy of this rank's rows of all tables, or of their changes, as arrays of a shard file."""
         return {
             name: value
             for table, each in self.tables.items()
@@ -134,28 +134,28 @@ class DynamicTables:
         }
 
     def clear_changes(self) -> None:
-        """Forget what changed."""
+        """Clear the changes of all tables."""
         for each in self.tables.values():
             each.rows.clear_changes()
 
     def records(self, group: Any) -> dict[str, DynamicRecord]:
-        """What a manifest says of them. Collective where there are any: every rank of the group."""
+        """Return the tables' records for a manifest. Collective if there are any: every rank of the group."""
         for each in self.tables.values():
-            # They are not written, and a training that goes on from here could not count them.
+            # Expired rows are not written, and a training that continues from here could not count them.
             each.rows.let_expired_go()
         counts = counts_of(self.shares, group)
         return {name: each.record(counts[name]) for name, each in self.tables.items()}
 
 
 def texts_of(columns: Columns, table: str) -> Texts | None:
-    """The texts of a feature in the data, by their ids; None where it has numbers."""
+    """Return the texts of a feature in the data, by their ids; None if its values are numbers."""
     ids = columns.ids_of(table)
     assert ids is not None
     path = Path(columns.folder) / "vocabulary.json"
     values = json.loads(path.read_bytes())[columns.schema.vocabulary_of(table)]
     if not values or not isinstance(values[0], str):
         return None
-    # The first is that of the unknown.
+    # The first id is UNKNOWN_ID.
     return Texts.of(np.asarray(ids)[1:], [value.encode("utf-8", "surrogatepass") for value in values])
 
 
@@ -188,8 +188,8 @@ def check_tables(folder: Path, records: Mapping[str, DynamicRecord], tables: Dyn
 
 
 def capacity_for(rows: DynamicRows, capacity: int) -> int:
-    """How many places a table gets that had `capacity` when it was written."""
-    # What it may have grown to since its first capacity, it keeps: a resume goes on as if nothing had been.
+    """Return the capacity of a table that had `capacity` when it was written."""
+    # A table keeps a capacity that it may have grown to, so a resume continues exactly.
     grown, spec = rows.first_capacity, rows.spec
     while grown < min(capacity, spec.max_capacity):
         grown *= 2
@@ -199,7 +199,7 @@ def capacity_for(rows: DynamicRows, capacity: int) -> int:
 def check_room(
     folder: Path, files: Files, records: Mapping[str, DynamicRecord], tables: DynamicTables
 ) -> None:
-    """Refuse a checkpoint with more rows than a table has places, where nobody may be let go for that.
+    """Refuse a checkpoint with more rows than a table has places, if the table may not evict any.
 
     Raises:
         UserError: names the capacity that fits.
@@ -207,7 +207,7 @@ def check_room(
     for name, record in records.items():
         rows = tables.tables[name].rows
         spec, capacity = rows.spec, capacity_for(rows, record.capacity)
-        # In as many places as they had, or twice as many, all of them have one.
+        # With the same capacity, or a multiple of it, every row has a place.
         if not spec.keeps_all or capacity % record.capacity == 0:
             continue
         ids = torch.cat([part["ids"] for part in replayed(files, name, everybody, ("ids",))])
@@ -225,7 +225,7 @@ def check_room(
 
 
 def _fit(ids: torch.Tensor, capacity: int) -> bool:
-    """Whether each bucket of so many places has one for each of its ids."""
+    """Return True if every id has a place in its bucket."""
     num_buckets = capacity // BUCKET_WIDTH
     return not len(ids) or int(bucket_of(ids, num_buckets).bincount().max()) <= BUCKET_WIDTH
 
@@ -233,8 +233,9 @@ def _fit(ids: torch.Tensor, capacity: int) -> bool:
 def load_tables(
     files: Files, records: Mapping[str, DynamicRecord], tables: DynamicTables, scale: float
 ) -> dict[str, int]:
-    """Put this rank's share of what was checked into tables, in place of what they held; how many rows of
-    each found no place. scale: what a row is of what a table holds. Not collective.
+    """Replace the contents of tables with this rank's share of a checkpoint that was checked. Not collective.
+
+    Returns the number of rows of each table that found no place. scale: a row is its weights times this.
     """
     return {name: _load(files, name, record, tables.tables[name], scale) for name, record in records.items()}
 
@@ -242,7 +243,7 @@ def load_tables(
 def _load(files: Files, name: str, record: DynamicRecord, table: DynamicTable, scale: float) -> int:
     rows = table.rows
     rows.clear()
-    # Empty as it is, nothing has to move.
+    # The table is empty, so no row has to move.
     rows.resized(capacity_for(rows, record.capacity))
     rows.begin_step(record.now, scale)
     if rows.unknown is not None:
@@ -253,8 +254,8 @@ def _load(files: Files, name: str, record: DynamicRecord, table: DynamicTable, s
         return rows.placement.owner_of(ids) == rows.rank
 
     dropped = sum(rows.put(live_of(slots, rows.device)) for slots in replayed(files, name, is_mine))
-    # Of those that had expired when the last delta was written; whether one is still there, where nobody
-    # sees it, would depend on the ranks.
+    # Remove rows that had expired when the last delta was written: otherwise it would depend on the number of
+    # ranks whether such a row is still there.
     rows.let_expired_go()
     rows.clear_changes()
     for counter in SINCE_BEGINNING:
@@ -263,7 +264,7 @@ def _load(files: Files, name: str, record: DynamicRecord, table: DynamicTable, s
 
 
 def add_texts(tables: DynamicTables, columns: Columns, chain: CheckpointChain | None) -> None:
-    """Say of tables what more ids stand for: those in the data, and in the checkpoint on which they go on.
+    """Add the texts of ids in the data, and in the checkpoint that the training continues from.
 
     Raises:
         UserError: when two texts have the same id.

@@ -1,22 +1,22 @@
-"""Full checkpoints: all that was learned, complete or absent, for any number of ranks, without pickle.
+"""Full checkpoints of a training: complete or absent, for any number of ranks, without pickle.
 
     step-000000784/
-        part-00001.safetensors   what the first rank holds: rows of the tables ("tables.user.weight"), their
+        part-00001.safetensors   shards of the first rank: rows of the tables ("tables.user.weight"), their
         part-00002.safetensors   optimizer's state ("tables.user.momentum1"); each tensor of the dense part
                                  ("dense.mlp.0.weight") and its optimizer ("dense.mlp.0.weight.exp_avg") once
         config.json              the configuration of the training
-        vocabulary.json          for every feature the raw value of table row 1, 2, ..., or how a number is
+        vocabulary.json          for every feature the raw values of table rows 1, 2, ..., or how a number is
                                  encoded
-        schema.json              what the data set says of its users, items and events
+        schema.json              the schema of the data set: users, items and events
         manifest.json            progress, run, tensors, files with sizes and digests, plan, versions
 
-Dynamic tables lie in the shard files by their ids, see `storage/dynamic.py`.
+Dynamic tables are in the shard files by their ids, see `storage/dynamic.py`.
 
-A row is what its table holds times "dense.row_scale", the number with which all rows decay.
+A row is its weights in the table times "dense.row_scale", the scale by which all rows decay.
 
-The shard files are those of `torch.distributed.checkpoint`: each rank writes its own shards, at the same
-time as the others, and any number of ranks reads the slices that it needs. Between two steps no random
-generator is in use, so none is written.
+The shard files are those of `torch.distributed.checkpoint`: all ranks write their own shards at the same
+time, and any number of ranks can read the slices that they need. Between two steps no random generator is in
+use, so none is written.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ from recsuite.runtime.process import all_gather_object
 from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.state import ShardedModel
 
-# All that is written, by its name in the shard files.
+# Tensors that are written, by their names in the shard files.
 Tensors = dict[str, "torch.Tensor | ShardedTensor"]
 
 
 def tensors_of(train_state: ShardedModel) -> Tensors:
-    """All that a checkpoint holds but dynamic tables: the tensors themselves, not copies. Not collective."""
+    """Return all tensors of a checkpoint except dynamic tables, not copied. Not collective."""
     dynamic = dynamic_rows(train_state.model)
     return {name: value for name, value in _named(train_state).items() if _table_of(name) not in dynamic}
 
 
 def _table_of(name: str) -> str:
-    """The table that a tensor is of; "" where it is of none."""
+    """Return the table that a tensor belongs to; "" if it belongs to none."""
     whole, *rest = name.split(".")
     return rest[0] if whole == "tables" else ""
 
 
 def dynamic_of(train_state: ShardedModel) -> DynamicTables:
-    """The dynamic tables that a checkpoint holds, themselves. Not collective."""
+    """Return the dynamic tables of a checkpoint, not copied. Not collective."""
     shares = dynamic_rows(train_state.model)
     return DynamicTables({name: DynamicTable(rows) for name, rows in shares.items()})
 
@@ -80,11 +80,11 @@ def _named(train_state: ShardedModel) -> Tensors:
     found = {_name(key): value for key, value in train_state.model.state_dict().items()}
     for key, slots in train_state.optimizer.state_dict()["state"].items():
         for slot, value in slots.items():
-            # Of a table's state TorchRec names the table again.
-            # A row's weights and its optimizer's state share the prefix "tables.NAME.".
+            # TorchRec repeats the table's name in its optimizer state. Weights and optimizer state of a table
+            # share the prefix "tables.NAME.".
             name = _name(key).removesuffix(".weight") if isinstance(value, ShardedTensor) else _name(key)
             found[f"{name}.{slot.rpartition('.')[2]}"] = value
-    # The reader cannot slice what has no dimension.
+    # The reader cannot slice a tensor of 0 dimensions.
     return {
         name: value if isinstance(value, ShardedTensor) or value.dim() else value.view(1)
         for name, value in found.items()
@@ -92,20 +92,20 @@ def _named(train_state: ShardedModel) -> Tensors:
 
 
 def _name(key: str) -> str:
-    # Without the wrappers of a training: a server makes the head alone, and finds its tensors by these names.
+    # Without the wrappers of a training: a server makes only the head, and finds its tensors by these names.
     name = key.removeprefix("recommender.")
     if name.startswith("embeddings."):
-        # Behind the number of their collection, which has the tables of one width.
+        # The name follows the number of the collection, which has the tables of one width.
         return f"tables.{name.split('.', 3)[3]}"
     name = name.removeprefix("head.")
-    # Of a loss with numbers of its own, which no server has.
+    # A loss with parameters of its own, which no server needs, keeps its name.
     return name if name == key and name.startswith("loss.") else f"dense.{name}"
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
-    """Name to the shape of the whole tensor and its dtype, as a manifest has it. Collective: every rank.
+    """Return name to the shape of the whole tensor and its dtype, for a manifest. Collective: every rank.
 
-    A rank that holds no row of a table has no optimizer state of it either, so all are asked.
+    A rank without rows of a table has no optimizer state of it, so the shapes of all ranks are gathered.
     """
     mine = {
         name: (list(value.size()), str(value.dtype).removeprefix("torch.")) for name, value in tensors.items()
@@ -114,14 +114,14 @@ def shapes_of(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
 
 
 def write_config(folder: Path, config: Config) -> FileEntry:
-    """Write the configuration beside what was trained with it, and wait until it is on the disk."""
+    """Write the configuration into the folder of a checkpoint, and wait until it is on the disk."""
     path = folder / CONFIG
     path.write_text(json.dumps(dataclasses.asdict(config), indent=1, allow_nan=False))
     return flushed(path)
 
 
 class FullWriter(HuggingFaceStorageWriter):
-    """Writes each rank's shard file from where its tensors lie; torch's own writer copies them twice."""
+    """Writer of each rank's shard file without copies of tensors; torch's own writer copies them twice."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class FullWriter(HuggingFaceStorageWriter):
         super().__init__(path=str(folder), save_distributed=True)
         self.folder = folder
         self.manifest = manifest
-        # Of this rank, by their names in its shard file.
+        # Arrays of this rank's dynamic tables, by their names in its shard file.
         self.dynamic = dynamic
         self.columns = columns
         self.config = config
@@ -145,7 +145,7 @@ class FullWriter(HuggingFaceStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the shard file of this rank, and wait until it is on the disk."""
         done: Future[list[WriteResult]] = Future()
-        # The raw values of large tables take as long as a good share of the tables: written beside them.
+        # The raw values of large tables take long to write, so they are written in a thread.
         with ThreadPoolExecutor(1) as pool:
             # torch numbers the ranks of a plan from 1.
             first = plan.storage_data["shard_index"] == 1
@@ -166,16 +166,16 @@ class FullWriter(HuggingFaceStorageWriter):
         for item in plan.items:
             name = item.index.fqn
             assert item.tensor_data is not None
-            # A file has one tensor of a name. The plan gives a rank one shard of a table, or none.
+            # Names are unique in a file. The plan gives a rank one shard of a table, or none.
             assert name not in arrays, f"two shards of {name} on one rank"
             arrays[name] = _array(planner.resolve_data(item))
             offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
         for name, value in self.dynamic.items():
             arrays[name] = value
-            # No part of a tensor that the reader of others puts together.
+            # Not a slice of a larger tensor.
             offsets[name] = {"saved_offsets": [0] * value.ndim}
-        # A rank may have been given nothing to write: a table that is not split lies on one rank, and one
-        # rank writes a dense tensor for all. It then leaves no file.
+        # A rank may have nothing to write: a table that is not split is on one rank, and one rank writes a
+        # dense tensor for all. Such a rank writes no file.
         if arrays:
             path = self.folder / shard_file_name(plan.storage_data["shard_index"] - 1)
             entry = write_shard_file(path, arrays, {OFFSETS_KEY: json.dumps(offsets, allow_nan=False)})
@@ -183,9 +183,8 @@ class FullWriter(HuggingFaceStorageWriter):
         return [WriteResult(index, 0, entry) for index in indices]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On rank 0, when all shard files are on the disk: say what there is, and publish it."""
-        # Each tensor's result brings the entry of its file along, so a file with many tensors comes many
-        # times.
+        """Write the manifest and publish the checkpoint; rank 0 calls this when all files are on the disk."""
+        # Each tensor's result has the entry of its file, so a file with many tensors is there many times.
         entries = {result.storage_data.name: result.storage_data for of_rank in results for result in of_rank}
         files = sorted([*entries.values(), *self.beside], key=lambda entry: entry.name)
         write_manifest(self.folder, dataclasses.replace(self.manifest, files=tuple(files)))
@@ -199,24 +198,24 @@ def _array(value: Any) -> np.ndarray:
 def read_full(folder: Path, tensors: Tensors) -> None:
     """Fill this rank's shards and the dense part from a checkpoint that was checked. Not collective."""
     with warnings.catch_warnings():
-        # A rank knows what it holds and finds where that lies: exchanging all plans takes longer
-        # than reading a small checkpoint. That it reads alone is no mistake, as torch would say it may be.
+        # Each rank finds its own slices: exchanging all plans takes longer than reading a small checkpoint.
+        # torch warns that this may be a mistake; here it is intended.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
         try:
             dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
         except CheckpointException as error:
-            # What the files made the reader say; any other is a fault of the program.
+            # Errors of files; any other error is a bug of the program.
             (reason, _), *_ = error.failures.values()
             raise reason if isinstance(reason, (OSError, SafetensorError)) else error from error
 
 
 def features_of(columns: Columns) -> dict[str, Any]:
-    """Table to what its rows stand for, as a manifest has it."""
+    """Return table to the feature of its rows, as a manifest records it."""
     return {table.name: _recorded(columns.schema.recorded(table.feature)) for table in columns.tables}
 
 
 def digest_of_vocabulary(columns: Columns) -> str:
-    """By which the raw values of the rows of static tables are known; ids of dynamic ones come and go."""
+    """Return the digest of the vocabularies of static tables; the ids of dynamic tables change over time."""
     path = Path(columns.folder) / VOCABULARY
     dynamic = {table.name for table in columns.tables if table.feature.is_dynamic}
     if not dynamic:
@@ -226,13 +225,13 @@ def digest_of_vocabulary(columns: Columns) -> str:
 
 
 def _recorded(feature: Feature) -> dict[str, Any]:
-    # Checkpoints of earlier versions say nothing of numbers: none was.
-    # Nor do they of ids: all had a vocabulary.
+    # Checkpoints of earlier versions do not record "number" and "ids": no feature was a number, and all had a
+    # fixed vocabulary.
     left_out = {"number": "", "ids": Feature.ids}
     return {name: value for name, value in vars(feature).items() if left_out.get(name) != value}
 
 
-# What helps wherever the data are others than those of a training.
+# The fix for data other than those of the training, and the maximum number of features in a message.
 SAME_DATA, MOST_NAMED = f"give the --data_path that its {CONFIG} names", 5
 
 
@@ -244,8 +243,9 @@ def check_fit(
     optimizer: str,
     widths: Mapping[str, int],
 ) -> None:
-    """Refuse a checkpoint of another model, optimizer or data than these. shapes: see `shapes_of`; widths:
-    numbers in a row of each table.
+    """Refuse a checkpoint of another model, optimizer or data than these.
+
+    shapes: see `shapes_of`; widths: numbers in a row of each table.
 
     Raises:
         UserError: names both sides.
@@ -264,21 +264,21 @@ def check_fit(
             f"{folder} was trained with other features than {columns.source} has: {shown}; "
             f"{SAME_DATA}, write the same [features] into schema.toml, or train anew."
         )
-    # Equal shapes are not enough: a table may stand for another column with as many values.
+    # Equal shapes are not enough: a table may be of another column with the same number of values.
     for name, feature in ours.items():
         if theirs[name] != feature:
             raise UserError(
                 f"{folder} has the feature {name} as {printable(theirs[name])}, and this program has it as "
                 f"{feature}; {SAME_DATA}, or train anew."
             )
-    # Rows are known by their numbers alone, and with other raw values row 7 is somebody else's.
+    # Rows have only numbers, and with other raw values row 7 belongs to another value.
     if manifest.vocabulary != digest_of_vocabulary(columns):
         raise UserError(
             f"{folder} was trained on other data than {columns.source}: {_describe_rows(manifest, shapes)}; "
             f"{SAME_DATA}, with the same --split and --seed; for new ids train anew on all files, or from "
             "the start with --ids dynamic, and with --stream to go on with new files."
         )
-    # Before all tensors: the dense part has other shapes then too, which says less.
+    # Before the check of all tensors: this message is clearer than one about shapes of the dense part.
     recorded = widths_in(manifest)
     for name, width in widths.items():
         if recorded.get(name, width) != width:
@@ -296,7 +296,7 @@ def check_fit(
 
 
 def _describe_rows(manifest: Manifest, shapes: Mapping[str, tuple[list[int], str]]) -> str:
-    """How many rows a model has and would have of the first table that differs in it."""
+    """Describe the first table whose number of rows differs."""
     for table in manifest.features:
         name = f"tables.{table}.weight"
         # A dynamic table has no tensor.

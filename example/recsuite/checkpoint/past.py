@@ -1,4 +1,4 @@
-"""Data of a stream opened again as a checkpoint knows them. Imports no torch."""
+"""Opening of a stream's data with the stream state of a checkpoint. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def reopen_data(
     trains: bool,
     build: Callable[..., BatchLoader] = build_dataloader,
 ) -> Iterator[Data]:
-    """`open_data`, as a checkpoint knows them that is continued or read; trains: for a training. Collective:
-    every rank.
+    """Call `open_data` with the stream state of the checkpoint that is continued or read.
+
+    trains: for a training. Collective: every rank.
 
     Raises:
         UserError: as `open_data`, and as `find_past`.
@@ -35,7 +36,8 @@ def reopen_data(
 
 
 def find_past(config: Config, trains: bool) -> Past:
-    """What is known of the data of a stream before they are opened, for a training or to read a checkpoint.
+    """Return the stream state with which to open the data, for a training or to read a checkpoint.
+
     Collective: every rank.
 
     Raises:
@@ -51,7 +53,7 @@ def find_past(config: Config, trains: bool) -> Past:
 
 
 def _read(folder: Path) -> Past:
-    # A --resume without a checkpoint begins.
+    # A --resume without a checkpoint begins a new training.
     if newest_in(folder) is None and not (folder / "manifest.json").is_file():
         return BEGINNING
     chain = chain_at(folder)

@@ -1,4 +1,4 @@
-"""A checkpoint put into a train state, after all of it was checked."""
+"""Restoring of a train state from a checkpoint, after all of it was checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from recsuite.training.state import ShardedModel
 
 
 class _DamagedError(UserError):
-    """Of a checkpoint that is not whole; another one of its folder may be."""
+    """Error of a checkpoint that is not whole; another one in its folder may be whole."""
 
     def __init__(self, sentence: str, chain: CheckpointChain) -> None:
         super().__init__(sentence)
@@ -43,8 +43,9 @@ class _DamagedError(UserError):
 def restore(
     chain: CheckpointChain, train_state: ShardedModel, columns: Columns, context: RuntimeContext
 ) -> Manifest:
-    """Put a train state where a checkpoint is, after all of that was checked, and say which. Collective:
-    every rank.
+    """Restore a train state from a checkpoint, after a check of all of it, and print a line about it.
+
+    Collective: every rank.
 
     Raises:
         UserError: on every rank, when anything is missing, damaged, or made for another model; the train
@@ -54,10 +55,10 @@ def restore(
 
 
 def _suggesting_together(context: RuntimeContext, load: Callable[[], Manifest]) -> Manifest:
-    """As `choice.suggesting`, of a load. Collective.
+    """Load like `choice.suggesting`. Collective.
 
-    The ranks share the reading of other checkpoints as they do that of the one that is loaded: one rank that
-    read all of it could keep the others waiting for longer than --timeout.
+    The ranks share the reading of other checkpoints, as they do for the one that is loaded: if one rank read
+    everything, the others might wait for longer than --timeout.
     """
     try:
         return load()
@@ -69,7 +70,7 @@ def _suggesting_together(context: RuntimeContext, load: Callable[[], Manifest]) 
 
 
 def _check_shared(chain: CheckpointChain, context: RuntimeContext) -> list[Manifest]:
-    """`check_whole` of this rank's share of a checkpoint. Not collective."""
+    """Call `check_whole` for this rank's share of a checkpoint. Not collective."""
     return check_whole(chain, context.rank, context.world_size)
 
 
@@ -80,18 +81,18 @@ def _load(
     context: RuntimeContext,
     describe: Callable[[Progress], str],
 ) -> Manifest:
-    """`restore` without the suggestion."""
+    """Restore like `restore`, without the suggestion."""
     tensors, dynamic = tensors_of(train_state), dynamic_of(train_state)
     shapes, optimizer = shapes_of(tensors), train_state.optimizer_name
     widths = train_state.model.module.recommender.widths
-    # Each check ends on all ranks before the next begins, and all end before a byte is changed: a rank that
-    # read on while another one refused would hold half of another model.
+    # Each check ends on all ranks before the next begins, and all end before a byte is changed: otherwise one
+    # rank could load the checkpoint while another refuses it.
     try:
         manifests: list[Manifest] = raise_on_all(lambda: _check_shared(chain, context))
     except UserError as error:
         raise _DamagedError(str(error), chain) from None
     raise_on_all(lambda: check_fit(chain.folder, manifests[-1], shapes, columns, optimizer, widths))
-    # The digests are right, and still a forged file may hold other tensors than its manifest names.
+    # With right digests, a forged file may still hold other tensors than its manifest names.
     raise_on_all(lambda: _check_shards(chain, manifests))
     raise_on_all(lambda: _check_dynamic(chain, manifests, dynamic))
     raise_on_all(lambda: _read(chain, manifests, tensors))
@@ -107,8 +108,9 @@ def restore_chosen(
     columns: Columns,
     context: RuntimeContext,
 ) -> Manifest:
-    """`restore` of the checkpoint that --load, --checkpoint and --until name, which is another one where a
-    trainer removes that meanwhile. Collective: every rank.
+    """Call `restore` for the checkpoint that --load, --checkpoint and --until name. Collective: every rank.
+
+    If a trainer removes it meanwhile, another one is chosen.
 
     Raises:
         UserError: see there; not all of a checkpoint may have been read by then.
@@ -122,8 +124,8 @@ def restore_chosen(
         return f"{chosen}, the newest up to --until {until}" if is_other else chosen
 
     def load() -> Manifest:
-        # One rank chooses: on a network file system ranks see a new checkpoint at different moments, and
-        # could mix two of them.
+        # One rank chooses: on a network file system ranks see a new checkpoint at different times, and could
+        # mix two of them.
         chain = broadcast_from_rank0(lambda: suggesting(folder, lambda: chosen_chain(folder, kind, until)))
         manifest = _load(chain, train_state, columns, context, describe)
         if manifest.progress.stream is None and manifest.ratings != columns.digest:
@@ -142,15 +144,15 @@ def _check_shards(chain: CheckpointChain, manifests: Sequence[Manifest]) -> None
 
 
 def _read(chain: CheckpointChain, manifests: Sequence[Manifest], tensors: Tensors) -> None:
-    """Fill this rank's shards. What was checked can only fail if it is no longer there. Not collective."""
+    """Fill this rank's shards. After the checks, this only fails if a folder was removed. Not collective."""
     try:
         with reading(chain.folder):
             read_full(chain.base, tensors)
-            # In their order: a row that two deltas hold ends as the later one has it.
+            # In order: the later of two deltas with the same row counts.
             for delta, manifest in zip(chain.deltas, manifests[1:], strict=True):
                 apply_delta(delta, manifest, tensors)
     except CheckpointException as error:
-        # Of a folder that is gone torch says what it says of a fault of the program.
+        # torch raises the same error for a removed folder as for a bug of the program.
         gone = next((folder for folder in chain.folders if not folder.is_dir()), None)
         if gone is None:
             raise
@@ -171,8 +173,9 @@ def _load_dynamic(
     dynamic: DynamicTables,
     context: RuntimeContext,
 ) -> None:
-    """Put this rank's rows into dynamic tables, and say how many found no place. Collective where there are
-    any.
+    """Load this rank's rows of dynamic tables, and print how many found no place.
+
+    Collective if there are dynamic tables.
     """
     if not dynamic:
         return

@@ -1,4 +1,4 @@
-"""The folder that a training has to itself, and where it begins: anew, or with the newest checkpoint."""
+"""Session of a training as the only writer of its folder; it begins anew or with the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, raise
 
 @contextlib.contextmanager
 def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> Iterator[Checkpointer]:
-    """The only writer of --save_dir, and where it begins. Collective: every rank.
+    """Yield the checkpointer of a training as the only writer of --save_dir. Collective: every rank.
 
     Raises:
         UserError: when another training writes there, when the ranks do not share the folder, and when the
@@ -31,17 +31,17 @@ def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> 
     """
     save_dir = Path(config.checkpoint.save_dir)
     with writing_together(save_dir, context):
-        # Only now that nobody else writes here may anything be moved, or chosen to continue from.
+        # With the lock: from here on no other process writes here, so checkpoints can be moved or chosen.
         if not config.checkpoint.resume:
             raise_on_all(lambda: _begin_afresh(save_dir, context) if context.rank == 0 else None)
-        # By one rank: on a network file system ranks see the newest checkpoint at different moments, and each
+        # By one rank: on a network file system ranks see the newest checkpoint at different times, and each
         # would draw another name for a new run.
         resumed, run = broadcast_from_rank0(lambda: _find_start(save_dir))
         if resumed is not None:
             raise_on_all(lambda: _check_continues(resumed, columns, config, context))
         checkpointer = Checkpointer(resumed, run, columns, config, context)
-        # From here on a signal is noted and voted on. Before, it ends the process at once: there is nothing
-        # to write. `close` is inside, because the last checkpoint may still be under way.
+        # From here on a signal is recorded and voted on. Before, it ends the process at once, because there
+        # is nothing to write. `close` is inside, because the last checkpoint may still be under way.
         with checkpointer.termination.obeyed():
             yield checkpointer
             checkpointer.close()
@@ -49,7 +49,7 @@ def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> 
 
 @contextlib.contextmanager
 def writing_together(save_dir: Path, context: RuntimeContext) -> Iterator[None]:
-    """`writing`, by rank 0 for all ranks. Collective: every rank.
+    """Enter `writing` on rank 0 for all ranks. Collective: every rank.
 
     Raises:
         UserError: as `writing`, and when the ranks do not share the folder.
@@ -61,8 +61,8 @@ def writing_together(save_dir: Path, context: RuntimeContext) -> Iterator[None]:
 
 
 def _check_shared(save_dir: Path, context: RuntimeContext) -> None:
-    # On a machine that has a folder of this name for itself, a rank would write shard files that the others
-    # never see, and rank 0 would publish checkpoints without them.
+    # On a machine with a local folder of this name, a rank would write shard files that the others never see,
+    # and rank 0 would publish checkpoints without them.
     if not (save_dir / LOCK).exists():
         raise UserError(
             f"Rank {context.rank} does not see what rank 0 wrote to --save_dir {save_dir}; give a folder "
@@ -80,7 +80,7 @@ def _begin_afresh(save_dir: Path, context: RuntimeContext) -> None:
 
 
 def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
-    """What to continue from, and the name of the run."""
+    """Return the checkpoint to continue from, if any, and the name of the run."""
     newest = newest_in(save_dir)
     if newest is None:
         return None, uuid.uuid4().hex
@@ -90,7 +90,7 @@ def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
 def _check_continues(
     chain: CheckpointChain, columns: Columns, config: Config, context: RuntimeContext
 ) -> None:
-    """Refuse other ratings than those of the progress, and say which flags have changed."""
+    """Refuse ratings other than those of the checkpoint, and print the flags that have changed."""
     manifest = read_manifest(chain.folder)
     _check_kind(chain, manifest.progress, config)
     if manifest.progress.stream is not None:
@@ -101,7 +101,7 @@ def _check_continues(
 
 
 def _check_kind(chain: CheckpointChain, progress: Progress, config: Config) -> None:
-    # Before its first window a stream has no place yet.
+    # Before its first window a stream has no progress yet.
     is_stream = progress.stream is not None or (progress.step == 0 and config.stream.stream)
     if is_stream != config.stream.stream:
         was, given = ("a stream", "without") if is_stream else ("epochs", "with")
@@ -112,7 +112,7 @@ def _check_kind(chain: CheckpointChain, progress: Progress, config: Config) -> N
 
 
 def _check_stream(chain: CheckpointChain, progress: Progress, columns: Columns) -> None:
-    """Refuse data whose past is not what the stream has learned from; what was added behind it is fine."""
+    """Refuse data in which the events learned so far have changed; new events after them are fine."""
     stream = progress.stream
     assert stream is not None
     check_prefix(columns.column("keys"), stream.end, stream.digest, columns.source)
@@ -124,8 +124,8 @@ def _check_stream(chain: CheckpointChain, progress: Progress, columns: Columns) 
 
 
 def _check_ratings(chain: CheckpointChain, manifest: Manifest, columns: Columns) -> None:
-    # The progress is a place in the order of the ratings: with other ratings, what was learned from already
-    # would come again, and what was not would be left out.
+    # The progress is a position in the order of the ratings: with other ratings, some would be trained on
+    # twice, and others skipped.
     theirs = manifest.ratings
     if theirs != columns.digest:
         # The digests end with the numbers for training and validation.
@@ -138,7 +138,7 @@ def _check_ratings(chain: CheckpointChain, manifest: Manifest, columns: Columns)
             "on with new files."
         )
     used = manifest.progress.samples
-    # Of a manifest that no training wrote: the steps that are left would be none, or a negative number.
+    # Only a manifest that no training wrote has this: the number of steps left would be 0 or negative.
     if used >= columns.num_train:
         raise UserError(
             f"{chain.folder} says that {used:,} {columns.schema.labels} of its epoch are used, and an epoch "
@@ -153,7 +153,7 @@ def _say_changes(chain: CheckpointChain, manifest: Manifest, config: Config, con
         for name in (*LEARNING_FLAGS, *TABLE_FLAGS, "seed")
         if config.flags[name] != before.get(name)
     ]
-    # Neither number tells alone: half as many ranks with twice the --batch_size make the same steps.
+    # The product counts: half as many ranks with twice the --batch_size make the same steps.
     batch = config.loader.batch_size * context.world_size
     batch_before = before.get("batch_size", 0) * manifest.world_size
     if batch != batch_before:

@@ -1,4 +1,4 @@
-"""Checks a command line and exits, with status 2 after a sentence on what is wrong with it.
+"""Check a command line, and exit; with status 2 after an error message.
 
 python -m recsuite.config --epochs 0
 """
@@ -12,7 +12,7 @@ from recsuite.errors import UserError, signed
 from recsuite.runtime.console import end_when_unread
 
 if __name__ == "__main__":
-    # `--help` may be read by a program that closes its end early, such as head.
+    # The reader of `--help`, such as head, may close the pipe early.
     end_when_unread()
     try:
         parse_args()

@@ -1,6 +1,6 @@
-"""The whole configuration: its sections, and what must hold between them.
+"""The whole configuration: its sections, and the rules between them.
 
-Knows no torch, no environment and no file but the ones that a flag names.
+Does not import torch or read the environment. Reads only the files that a flag names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from recsuite.config.sections import (
 )
 from recsuite.files import local
 
-# Of --weight_decay in all passes: rows are held divided by what they decayed to, which has to be a float32.
+# Of --weight_decay in all passes: rows are stored divided by their decay, which must fit a float32.
 MOST_DECAY = 60
 # Modes that train, and modes that one process runs alone, without a process group.
 TRAINING = ("train", "dump", "inc_dump", "resume")
@@ -68,12 +68,12 @@ class Config:
 
     @classmethod
     def of(cls, **flags: Any) -> Config:
-        """The defaults with some flags, as in `Config.of(epochs=2, batch_size=512)`; not checked."""
+        """Return the defaults with some flags, as in `Config.of(epochs=2, batch_size=512)`; not checked."""
         return cls().replaced(**flags)
 
     def replaced(self, **flags: Any) -> Config:
-        """This configuration with other values of some flags; not checked."""
-        # Sections cannot be changed, so each is made anew once, with all of its new values.
+        """Return this configuration with other values of some flags; not checked."""
+        # Sections are immutable, so each is rebuilt once, with all of its new values.
         changed: dict[str, dict[str, Any]] = {}
         for name, value in flags.items():
             changed.setdefault(flag_names()[name], {})[name] = value
@@ -86,7 +86,7 @@ class Config:
     @property
     def flags(self) -> dict[str, Any]:
         """The value of every flag, by its name."""
-        # No two sections have a flag of one name; a test looks after that.
+        # No two sections have a flag of the same name; a test checks this.
         return {name: value for section in vars(self).values() for name, value in vars(section).items()}
 
     @property
@@ -94,17 +94,17 @@ class Config:
         """The modes to run, in the order of a model's life."""
         flags = self.flags
         chosen = [mode for mode in ("compact", "load") if flags[mode]]
-        # A --load beside a training comes after it, and evaluates what that has written.
+        # A --load beside a training runs after it, and evaluates the checkpoint it wrote.
         trains = not chosen or any(flags[mode] for mode in TRAINING)
         return (*(["train"] if trains else []), *chosen)
 
     @property
     def is_alone(self) -> bool:
-        """Whether one process does all of it, without a process group."""
+        """True if one process does all the work, without a process group."""
         return any(self.flags[mode] for mode in ALONE)
 
     def validate(self) -> None:
-        """Refuse impossible values, each with its own sentence.
+        """Refuse impossible values, each with its own message.
 
         Raises:
             UserError: for the first fault found.
@@ -143,7 +143,7 @@ class Config:
             f"--save_dir {section.save_dir} is for checkpoints, and none are written or read; give --dump or "
             "--load too",
         )
-        # One may be a link into the other.
+        # One folder may be a link into the other.
         save_dir = realpath(section.save_dir)
         require(
             section.load in ("", NEWEST)
@@ -152,18 +152,18 @@ class Config:
             f"--load {section.load} is outside --save_dir {section.save_dir}, where the requested training "
             "writes; give --load alone, or without a folder",
         )
-        # A set with a name is downloaded into --data_path, or drawn there; tables of one's own may be a URL.
+        # A named data set is downloaded or generated in --data_path; the user's own tables may be a URL.
         names = ("data_path",) if self.data.dataset else ()
         for name in (*names, "cache_dir", "save_dir", "load", "export", "report_dir"):
             local(flags[name], name)
-        # A folder that cannot be looked at passes here: whoever opens it says why.
-        # Tables of one's own may be one file; a set with a name is a folder of several.
+        # A folder without read permission passes here: the code that opens it reports the reason.
+        # The user's own tables may be one file; a named data set is a folder of several.
         for name in (*names, "cache_dir", "report_dir", "save_dir"):
             path = flags[name]
             require(not exists(path) or isdir(path), f"--{name} {path} is a file; give a folder")
         loader, timeout = self.loader, self.runtime.timeout
         require(
-            # While one rank waits for its worker, the others wait for that rank, and only it knows why.
+            # While one rank waits for its worker, the others wait for that rank. Only it knows the reason.
             loader.num_workers == 0 or loader.worker_timeout < timeout,
             f"--worker_timeout {loader.worker_timeout} is not below --timeout {timeout}, so other ranks "
             "would give up before a silent worker is named; give a smaller one",
@@ -191,7 +191,7 @@ class Config:
             "--history_weights learned weighs items of a history, and --history 0 has none; leave one out",
         )
         require(
-            # The default stands for what is best known, which is none.
+            # The default stands for the best known value, which is none.
             self.model.block == SAS or not self.model.mlp_dims or self.model.is_default("mlp_dims"),
             f"--mlp_dims {as_given(self.model.mlp_dims)} are the layers of --block sas, and --block "
             f"{self.model.block} has none; give none",
@@ -219,7 +219,7 @@ class Config:
         )
         decay, epochs = self.optimizer.weight_decay, self.training.epochs
         require(
-            # Half, for the rate falls to zero.
+            # Half, because the rate falls to zero.
             0 <= decay * epochs / 2 <= MOST_DECAY,
             f"--weight_decay {decay} over --epochs {epochs} leaves nothing of a row; give 0 "
             f"to {2 * MOST_DECAY} / --epochs",

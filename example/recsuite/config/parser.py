@@ -1,4 +1,4 @@
-"""The command line, made from the sections of the configuration."""
+"""The command line, generated from the sections of the configuration."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from recsuite.files import PATHS
 
 # Flags that have a second, longer name.
 LONG_NAMES = {"inc_dump": "incremental_dump"}
-# What others call a flag, and what is no flag because it is said to whatever starts the processes.
+# Names of flags in other programs, and options of the launcher that are not flags here.
 SYNONYMS = {"learning_rate": "lr", "lr_rate": "lr"}
 OF_LAUNCHER = re.compile(r"gpu|nproc|num_proc|world_size|device|^ranks$|^processes$")
-# How like a flag a word must be: "device" and "evict" are so by 0.73.
+# Minimum similarity of a word and a flag: "device" and "evict" have 0.73.
 LEAST_LIKE = 0.75
 
 
@@ -43,16 +43,16 @@ def parse_args(argv: list[str] | None = None) -> Config:
 def parse_given(
     argv: list[str] | None = None, world_size: int = 1, unread: Collection[str] = ()
 ) -> tuple[Config, frozenset[str]]:
-    """`parse_args`, and the names of the flags that were given, also of those with their default value.
+    """Parse as `parse_args`; return also the names of the given flags, even those with their default value.
 
-    world_size: the number of processes, among which a preset may divide a number; unread: flags that --help
-    leaves out.
+    world_size: the number of processes, among which a preset may divide a number; unread: unused flags,
+    which --help omits.
 
     Raises:
         UserError: see `parse_args`.
     """
-    # The known ones, so that an unknown flag is answered with the one that was meant; `parse_args` would
-    # refuse it in its own words.
+    # Only the known flags, so that the error for an unknown one can name a similar flag. argparse's own error
+    # would not.
     found, unknown = build_parser(unread).parse_known_args(argv)
     if unknown:
         raise UserError(
@@ -60,20 +60,20 @@ def parse_given(
         )
     values = vars(found)
     config = with_preset(Config.of(**values), values, world_size)
-    # Not in `Config.validate`, which cannot tell a flag that was given from its default.
+    # Not in `Config.validate`, which cannot distinguish a given flag from a default.
     check_given(config.stream.stream, values, config.data.duplicates)
     return config, frozenset(values)
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that raises instead of printing, so that one rank can speak for all."""
+    """An argument parser that raises instead of printing, so that one rank can print for all."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message[0].upper()}{message[1:]}; see --help for every flag.")
 
 
 def unread_flags(names: Collection[str]) -> frozenset[str]:
-    """Return the flags that names stand for: each is that of a flag, or of a section for all of its flags."""
+    """Return the flags with these names. The name of a section stands for all of its flags."""
     known = flag_names()
     if strange := {*names} - known.keys() - {*known.values()}:
         raise ValueError(f"unread takes names of flags and of their sections, got {min(strange)!r}.")
@@ -81,7 +81,7 @@ def unread_flags(names: Collection[str]) -> frozenset[str]:
 
 
 def check_read(argv: Sequence[str], unread: Collection[str]) -> None:
-    """Refuse flags that a script does not read.
+    """Refuse flags that a script does not use.
 
     Raises:
         UserError: names the first one, and the script that has it.
@@ -93,22 +93,20 @@ def check_read(argv: Sequence[str], unread: Collection[str]) -> None:
 
 
 def build_parser(unread: Collection[str] = ()) -> argparse.ArgumentParser:
-    """A parser with a group of flags for each section, and its sentence above them; unread: see
-    `parse_given`.
-    """
+    """Return a parser with a group of flags for each section. unread: see `parse_given`."""
     parser = _Parser(
         prog=script_name(),
         # One line instead of all flags twice.
         usage="%(prog)s [FLAGS...]",
         description="Train a sharded recommender on MovieLens, or on tables of your own.",
-        # A prefix that fits today may fit two flags tomorrow.
+        # A prefix that is unique now may fit two flags later.
         allow_abbrev=False,
-        # What is found was given; the rest has the defaults of `Config`.
+        # Only given flags are in the result; `Config` has the defaults of the others.
         argument_default=argparse.SUPPRESS,
     )
     for name, section in sections().items():
         title = (inspect.getdoc(section) or "").splitlines()[0]
-        # A group without a flag would leave its heading.
+        # A group without flags would print its heading alone.
         is_read = not unread_flags([name]) <= {*unread}
         group = parser.add_argument_group(name, title) if is_read else parser
         sentences = sentences_of(section)
@@ -128,7 +126,7 @@ def _add(group: Any, section: type[Section], field: dataclasses.Field[Any], sent
     flag, text = f"--{name}", sentence.replace("%", "%%")
     if isinstance(default, bool):
         long = [f"--{LONG_NAMES[name]}"] if name in LONG_NAMES else []
-        # A switch has the default False unless it is told otherwise, whatever the parser's default is.
+        # The default of a switch is False unless set here, independent of the parser's default.
         group.add_argument(flag, *long, action="store_true", default=argparse.SUPPRESS, help=text)
         return
     kind = KINDS.get(name, type(default))
@@ -143,7 +141,7 @@ def _add(group: Any, section: type[Section], field: dataclasses.Field[Any], sent
 
 
 def _meant(unknown: list[str]) -> str:
-    """The flags that others look like, as a question in brackets, and how processes and GPUs are chosen."""
+    """Return a hint for unknown flags: similar flags, and how to choose the number of processes and GPUs."""
     given = [word[2:].partition("=")[0].replace("-", "_") for word in unknown if word.startswith("--")]
     near = {f"--{flag}": None for name in given for flag in [nearest_flag(name)] if flag}
     meant = f" (did you mean {' and '.join(near)}?)" if near else ""
@@ -153,9 +151,9 @@ def _meant(unknown: list[str]) -> str:
 
 
 def nearest_flag(name: str) -> str:
-    """The flag that a name was meant for; empty where none is near."""
+    """Return the flag most similar to a name; "" if none is similar."""
     flags = [*flag_names(), *LONG_NAMES.values()]
-    # All of its words, as in --workers: the shortest such flag.
+    # The shortest flag that has all words of the name, as in --workers.
     longer = [flag for flag in flags if {*name.split("_")} <= {*flag.split("_")}]
     like = difflib.get_close_matches(name, flags, n=1, cutoff=LEAST_LIKE)
     return SYNONYMS.get(name) or next(iter([*like, *sorted(longer, key=len)]), "")
@@ -182,13 +180,13 @@ def _widths(text: str) -> tuple[int, ...]:
 
 
 def _folder(text: str) -> str:
-    """Refuses what a variable of a shell that was never set becomes."""
+    """Refuse an empty folder, as from an unset shell variable."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"{text!r} is not a folder; name one, or leave the flag out")
     return text
 
 
-# How the text after a flag becomes a value, where the type of its default does not say it.
+# Conversions from the text of a flag to its value, if the type of its default does not define one.
 KINDS: dict[str, Callable[[str], Any]] = {
     "num_workers": _workers,
     "mlp_dims": _widths,
@@ -197,8 +195,8 @@ KINDS: dict[str, Callable[[str], Any]] = {
 
 
 def sentences_of(section: type[Section]) -> dict[str, str]:
-    """The sentence under each field of a section, which Python itself does not keep."""
-    # From the source, for a text under a field is compiled to nothing.
+    """Return the help text under each field of a section. Python does not keep these."""
+    # Read from the source, because the compiler drops a string under a field.
     body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
     assert isinstance(body, ast.ClassDef)
     sentences = {}

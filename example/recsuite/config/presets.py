@@ -1,4 +1,4 @@
-"""Presets: flags that belong together, by a name for --preset.
+"""Presets: named groups of flags for --preset.
 
 docs/quality.md and docs/sequential.md say how their values were chosen, on the validation parts of ml-100k
 and ml-latest-small.
@@ -14,12 +14,12 @@ from recsuite.errors import UserError
 if TYPE_CHECKING:
     from recsuite.config.config import Config
 
-# Values of --preset that are no name: the preset that fits, and none.
+# Values of --preset that are not the name of one: the preset that fits, and none.
 AUTO, NONE = "auto", "none"
 
 
 def as_given(value: Any) -> str:
-    """The value of a flag as it is given on the command line."""
+    """Return the value of a flag as text for the command line."""
     return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
@@ -66,7 +66,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Which item comes next, by a transformer over the order of a history.",
         {
             "task": "sequence",
-            # The next item is that of the next event of a user, and not of all events until the end.
+            # The next item is that of the user's next event, not of all events until the end.
             "split": "leave_one_out",
             "history": 50,
             "embedding_dim": 64,
@@ -75,7 +75,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             # The quality depends on the global batch.
             "batch_size": Total(1024),
             "epochs": 8,
-            # The rate falls to zero: a pass that is no better may have better ones after it.
+            # The rate falls to zero, so a better epoch may follow one that is no better.
             "patience": 0,
             "lr": 0.08,
             "weight_decay": 0.6,
@@ -88,7 +88,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def fitting_preset(config: Config, given: Collection[str]) -> str:
     """Return the name of the preset that fits a configuration; "none" without one.
 
-    given: the names of the flags that were given; some of them say that lists count otherwise.
+    given: the names of the flags that were given; some of them rule a preset out.
     """
     data, model = config.data, config.model
     if model.reads_order:
@@ -103,7 +103,7 @@ def fitting_preset(config: Config, given: Collection[str]) -> str:
 
 
 def preset_flags(config: Config, given: Collection[str], world_size: int = 1) -> dict[str, Any]:
-    """Return the flags that the preset of a configuration sets, which are those that are not given.
+    """Return the flags that the preset of a configuration sets: those that are not given.
 
     given: names of flags; world_size: the number of processes that share a `Total`.
     """

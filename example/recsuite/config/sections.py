@@ -1,6 +1,6 @@
 """The flags: a section for each subject, with its limits.
 
-A refusal is one sentence with the flag, its value and what to give instead.
+An error is one sentence with the flag, its value and a valid alternative.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recsuite.errors import UserError
 
 
 def require(condition: bool, sentence: str) -> None:
-    """Refuse what does not hold.
+    """Check a condition.
 
     Raises:
         UserError: the sentence.
@@ -27,11 +27,10 @@ def require(condition: bool, sentence: str) -> None:
 
 @dataclass(frozen=True)
 class Section:
-    """A group of flags: a field each, with a sentence under it that --help prints.
+    """A group of flags. Each is a field, with a help text under it that --help prints.
 
-    CHOICES, POSITIVE, NOT_NEGATIVE and MOST: the values that a field may have, the fields that are at least
-    1, those of which 0 means none, and the most that anything could use: beyond it a mistyped number would
-    end as an exhausted machine.
+    CHOICES: the values that a field may have. POSITIVE: fields that are at least 1. NOT_NEGATIVE: fields of
+    which 0 means none. MOST: upper limits, because a larger, mistyped number would exhaust the machine.
     """
 
     CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -40,14 +39,14 @@ class Section:
     MOST: ClassVar[Mapping[str, int]] = {}
 
     def validate(self) -> None:
-        """Refuse impossible values, each with its own sentence.
+        """Refuse impossible values, each with its own message.
 
         Raises:
             UserError: for the first fault found.
         """
         for name, choices in self.CHOICES.items():
             value = getattr(self, name)
-            # A default may be none of the choices: empty, it says that nothing was chosen.
+            # A default may be none of the choices: an empty one means that none was chosen.
             known = value in choices or self.is_default(name)
             require(known, f"--{name} {value} is not known; choose one of {', '.join(choices)}")
         for name in self.POSITIVE:
@@ -58,32 +57,32 @@ class Section:
             require(value >= 0, f"--{name} {value} is negative; give 0 for none")
         for name, most in self.MOST.items():
             value = getattr(self, name)
-            # One flag with a limit, --num_workers, may be a word.
+            # --num_workers has a limit, but may also be a word.
             fits = value == "auto" or value <= most
             require(fits, f"--{name} {value} is too large; give at most {most:,}")
 
     def is_default(self, name: str) -> bool:
-        """Whether a field has the value that it has when no flag is given."""
+        """True if a field has its default value."""
         # A dataclass keeps the default of a field as an attribute of the class.
         return bool(getattr(self, name) == getattr(type(self), name))
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-# Beyond it lie no times of events: a hundred years, and as many numbers as anything could count.
+# Upper limit of a duration: a hundred years of seconds, and more steps or events than any run has.
 MOST_SECONDS, MOST_NUMBER = 36_525 * 86_400, 2**40
 PATTERN = re.compile(r"(\d+)([smhdw]?)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Duration:
-    """An amount of seconds of event time, or of a number of something, such as steps or events."""
+    """Seconds of event time, or a number of things such as steps or events."""
 
     amount: int
     is_time: bool
 
 
 def duration(flag: str, text: str, things: str) -> Duration:
-    """What a flag's text means; things: what a number without a unit counts, as in "steps".
+    """Parse the text of a flag as a duration. things: the unit of a number without one, as in "steps".
 
     Raises:
         UserError: when it is neither a time nor a number, or beyond what either may be.
@@ -102,7 +101,7 @@ def duration(flag: str, text: str, things: str) -> Duration:
 
 
 OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")
-# Named here too: the configuration is below the data sets, and must not import them.
+# Named here too: the configuration is a lower layer than the data sets, and must not import them.
 DATASETS = (
     "synthetic",
     "ml-100k",
@@ -118,7 +117,7 @@ DATASETS = (
 
 @dataclass(frozen=True)
 class DataConfig(Section):
-    """Which ratings are read, and which of them are for training, validation and test."""
+    """Ratings to read, and their split into training, validation and test."""
 
     CHOICES: ClassVar = {
         "dataset": DATASETS,
@@ -168,7 +167,7 @@ class DataConfig(Section):
     test_fraction: float = 0.2
     """Share of the ratings that is the test, for --split time and random."""
 
-    # What is for validation is not learned from, and a hundredth is enough to stop early by.
+    # Validation events are not trained on, and a hundredth of them is enough for early stopping.
     validation_fraction: float = 0.01
     """Share of the ratings beside the test that is not trained on but evaluated after every epoch; 0 means
     none, and no early stopping."""
@@ -176,13 +175,14 @@ class DataConfig(Section):
     bad_rows: str = "error"
     """What a row that cannot be read does: error stops, skip counts and reports it."""
 
-    # The sets of GroupLens have no bad row, and a file with more than a few is read in the wrong way.
+    # The data sets of GroupLens have no bad row. A file with more than a few is read in the wrong format.
     max_bad_rows: float = 0.01
     """Share of the rows of a file that --bad_rows skip may leave out; more stop."""
 
-    # Several ratings of one pair would lie on both sides of a random split, which then tests on what it
-    # trained on. The last rating is what a model in use would know. Of clicks the last would take an item out
-    # of the training of a user who had it before, and the model would learn that it is still to come.
+    # Several ratings of one pair would lie on both sides of a random split: leakage of training into the
+    # test. The last rating is the one a served model would know. Of clicks the first is kept: with the last,
+    # an item would leave the training of a user who had it before, and the model would learn that it is
+    # still to come.
     duplicates: str = "auto"
     """Which of several events of one item and one user counts: the last in time, the first, or their mean,
     which has the time of the last; keep counts all of them, also where the split comes between them; auto
@@ -212,23 +212,23 @@ class DataConfig(Section):
 
     @property
     def lists(self) -> dict[str, int]:
-        """How long the lists of what users had, and of who had items, are at most; 0 for none."""
+        """Maximum lengths of user histories and item histories; 0 for none."""
         if self.shares_lists:
             return {"history": self.others if self.history else 0, "audience": self.others}
         return {"history": self.history, "audience": self.audience}
 
     @property
     def shares_lists(self) -> bool:
-        """Whether events of one user, and of one item, have a list in common."""
+        """True if all events of one user share a list, and all events of one item too."""
         return self.others > 0 and self.is_unordered
 
     @property
     def keeps_repeats(self) -> bool:
-        """Whether all events of one user and one item count: what the files have for the test is the test."""
+        """True if all events of a (user, item) pair are kept. --split files keeps test files unchanged."""
         return self.duplicates == "keep" or self.split == "files"
 
     def duplicates_of(self, label_kind: str) -> str:
-        """Return which of several events of one pair counts, of labels of one of `schema.LABEL_KINDS`."""
+        """Return which event of a (user, item) pair to keep, for a kind of label in `schema.LABEL_KINDS`."""
         if self.keeps_repeats:
             return "keep"
         if self.duplicates != "auto":
@@ -237,12 +237,12 @@ class DataConfig(Section):
 
     @property
     def is_unordered(self) -> bool:
-        """Whether what came later than a rating is no secret, because the test is no later than training."""
+        """True if later events are no leakage, because the test is not later than the training."""
         return self.split == "random" or self.split in OFFICIAL_SPLITS
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether the ratings are drawn instead of read from files that were there."""
+        """True if the ratings are synthetic, not read from existing files."""
         return self.dataset == "synthetic" or not (self.dataset or self.data_path)
 
     def validate(self) -> None:
@@ -302,7 +302,7 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class LoaderConfig(Section):
-    """How ratings become batches."""
+    """Batches, and the workers that make them."""
 
     CHOICES: ClassVar = {"mp_context": ("spawn", "forkserver", "fork")}
     POSITIVE: ClassVar = ("batch_size", "prefetch_factor", "worker_timeout")
@@ -311,14 +311,14 @@ class LoaderConfig(Section):
     batch_size: int = 2048
     """Ratings per rank and step; the global batch is this times the number of ranks."""
 
-    # For columns in memory one process makes batches faster than the ranks train on them; workers pay where a
-    # row costs processor time, see docs/loader.md.
+    # With columns in memory one process makes batches faster than the ranks train on them. Workers pay off
+    # if a row costs processor time, see docs/loader.md.
     num_workers: int | str = 0
     """Worker processes per rank that make batches; 0 makes them in the main process, auto decides after
     some steps."""
 
-    # A forked worker inherits the locks of the trainer's threads, held or not, and a CUDA context that it can
-    # neither use nor free.
+    # A forked worker inherits the locks of the trainer's threads, held or not, and a CUDA context that it
+    # cannot use or free.
     mp_context: str = "spawn"
     """How workers start: spawn, forkserver (a second pool starts faster), or fork (refused once CUDA is
     initialised)."""
@@ -326,7 +326,7 @@ class LoaderConfig(Section):
     prefetch_factor: int = 2
     """Batches that each worker makes ahead."""
 
-    # Below --timeout, so that a silent worker is named before other ranks give up waiting for this one.
+    # Below --timeout, so that a silent worker is reported before other ranks give up waiting for this one.
     worker_timeout: int = 120
     """Seconds that a rank waits for a worker's batch."""
 
@@ -343,7 +343,7 @@ class LoaderConfig(Section):
         )
 
 
-# Of one part of --capacity: a number of places, a share of the memory, or as many as the data call for.
+# One part of --capacity: a number of rows, a share of the memory, or as many rows as the data need.
 PLACES = re.compile(r"[0-9]{1,19}", re.ASCII)
 SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
 MOST_PLACES = 2**40
@@ -351,7 +351,7 @@ MOST_PLACES = 2**40
 
 @dataclass(frozen=True)
 class TablesConfig(Section):
-    """How raw values find their rows."""
+    """Rows of raw values: fixed vocabularies and dynamic tables."""
 
     CHOICES: ClassVar = {
         "ids": ("schema", "vocabulary", "dynamic"),
@@ -422,26 +422,26 @@ class TablesConfig(Section):
 
     @property
     def expiry(self) -> Duration:
-        """What --ttl says."""
+        """Parsed --ttl."""
         return duration("ttl", self.ttl, "steps")
 
     @property
     def halving(self) -> Duration:
-        """What --half_life says."""
+        """Parsed --half_life."""
         return duration("half_life", self.half_life, "steps")
 
     @property
     def unit(self) -> str:
-        """What both are counted in: "seconds" of the events' time, or "steps"."""
+        """Unit of both: "seconds" of the events' time, or "steps"."""
         return "seconds" if self.expiry.is_time or self.halving.is_time else "steps"
 
     def capacities(self) -> Mapping[str, str]:
-        """What --capacity says of each table by name, and of all others by the name "".
+        """Parsed --capacity: by table name, and under the name "" for all other tables.
 
         Raises:
             UserError: when it is none of what it may be.
         """
-        # A comma within a number would part it, so numbers have none.
+        # A comma separates the parts, so numbers have none.
         found = {"": AUTO}
         for part in self.capacity.split(","):
             name, _, value = part.strip().rpartition("=")
@@ -456,21 +456,20 @@ class TablesConfig(Section):
         return found
 
 
-# How many items a ranking is judged by: the K of HR@K and NDCG@K. Here, as
-# `datasets.metrics` and `models.tasks`, which both need it, may not import each other.
+# The K of HR@K and NDCG@K. It is defined here because `datasets.metrics` and `models.tasks` both need it,
+# and may not import each other.
 TOP = 10
-# How a task is judged: by predictions held against the labels, by the ranks of the items chosen, or by
-# probabilities held against answers of yes and no.
+# Kinds of evaluation: predictions against labels, ranks of the chosen items, or probabilities against
+# binary labels.
 EVALUATIONS = ("predictions", "ranks", "answers")
-# Events of a batch whose items compete for each of them, where what is learned is which item is chosen: a
-# step costs this times the batch, in time and in memory. A multiple of 8.
+# Events of a batch whose items are in-batch negatives for each other, for ranking tasks. A step costs this
+# times the batch, in time and in memory. A multiple of 8.
 COMPETITORS = 256
-# Whether items of a history count alike, or by weights that are learned of their place and age.
+# Weights of the items of a history: equal, or learned from their position and age.
 EQUAL, LEARNED = HISTORY_WEIGHTS = ("equal", "learned")
-# What a model of sequences is made of, see `recsuite.models.sequences`.
+# Blocks of a sequence model, see `recsuite.models.sequences`.
 SAS, HSTU = BLOCKS = ("sas", "hstu")
-# Into how many buckets the time since an item of a history falls, see `gaps_of`: the last one begins at 68
-# years.
+# Number of time buckets for the age of an item of a history, see `gaps_of`: the last one begins at 68 years.
 NUM_GAPS = 32
 # Of --mlp_dims.
 WIDEST, DEEPEST = 2**14, 100
@@ -490,7 +489,7 @@ class ModelConfig(Section):
             return RatingModel(data, args.embedding_dim, args.mlp_dims)
     """
 
-    # Tasks stand in `models/tasks.py`; only their names are here, because that imports torch.
+    # Tasks are defined in `models/tasks.py`, which imports torch; only their names are here.
     CHOICES: ClassVar = {
         "task": ("rating", "ranking", "response", "sequence"),
         "preset": (AUTO, *PRESETS, NONE),
@@ -541,28 +540,28 @@ class ModelConfig(Section):
 
     @property
     def competitors(self) -> int:
-        """How many events of a batch compete, see `COMPETITORS`; 0 where labels are predicted."""
-        # Of a sequence the events of a batch are those of few users, of whom others say nothing.
+        """Number of events of a batch that share in-batch negatives, see `COMPETITORS`; 0 for label tasks."""
+        # A batch of sequences has events of few users, which make poor negatives for each other.
         return COMPETITORS if self.ranks and not self.reads_order else 0
 
     def num_negatives(self, num_items: int) -> int:
-        """How many of so many items are drawn for a step at most."""
-        # A sequence has no other competitors.
+        """Return the maximum number of negatives drawn for a step from `num_items` items."""
+        # A sequence task has no in-batch negatives.
         return num_items if self.reads_order and self.negatives == 0 else min(self.negatives, num_items)
 
     @property
     def ranks(self) -> bool:
-        """Whether it is learned which item is chosen, and no label."""
+        """True if the model learns which item is chosen, not a label."""
         return self.task not in ("rating", "response")
 
     @property
     def reads_order(self) -> bool:
-        """Whether the order of what a user had counts, and batches are runs of it."""
+        """True if the order of a user history matters, and batches are runs of it."""
         return self.task == "sequence"
 
     @property
     def learns_history_weights(self) -> bool:
-        """Whether the model takes how long ago each item of a history was."""
+        """True if the model reads the age of each item of a history."""
         return self.history_weights == LEARNED
 
     def validate(self) -> None:
@@ -600,10 +599,10 @@ class ModelConfig(Section):
 
 @dataclass(frozen=True)
 class OptimizerConfig(Section):
-    """Learning rates, and decay of the tables and of the dense part."""
+    """Learning rates and weight decay of the tables and of the dense part."""
 
-    # Rates, decays and the batch were chosen together, on real ratings and on the synthetic ones; what was
-    # tried is in docs/decisions.md.
+    # Rates, decays and batch size were chosen together, on real and on synthetic ratings. docs/decisions.md
+    # lists the values that were tried.
     lr: float = 0.04
     """Learning rate of the embedding tables (row-wise Adagrad) for a global batch of 4,096 ratings; for
     another one multiplied by the square root of the ratio; falls linearly to zero over the run."""
@@ -624,7 +623,7 @@ class OptimizerConfig(Section):
         Raises:
             UserError: for the first fault found.
         """
-        # --weight_decay is checked in `Config`: what it leaves of a row depends on --epochs.
+        # --weight_decay is checked in `Config`: its total effect on a row depends on --epochs.
         for name in ("lr", "dense_lr"):
             value = getattr(self, name)
             require(0 < value < float("inf"), f"--{name} {value} cannot learn; give a number above 0")
@@ -637,7 +636,7 @@ class OptimizerConfig(Section):
 
 @dataclass(frozen=True)
 class TrainingConfig(Section):
-    """How long the model learns."""
+    """Length of the training, and its loop."""
 
     CHOICES: ClassVar = {
         "pipeline": ("auto", "plain", "sparse_dist"),
@@ -653,18 +652,18 @@ class TrainingConfig(Section):
     epochs: int = 8
     """Passes over the training ratings, unless --patience ends the training before."""
 
-    # Not 1: on few validation ratings a single epoch may be worse by chance. A ranking of ml-latest-small
-    # would have ended at an NDCG@10 of 0.052 that later reached 0.066.
+    # Not 1: with few validation ratings a single epoch may be worse by chance. A ranking of ml-latest-small
+    # would have stopped at an NDCG@10 of 0.052; it later reached 0.066.
     patience: int = 2
     """Epochs in a row without a better validation result after which the training ends; 0 means never."""
 
-    # A CPU has no second stream to overlap with: there TorchRec's loop made 0.91 to 1.02 times the plain
-    # one's rate.
+    # A CPU has no second stream to overlap with. There TorchRec's loop ran at 0.91 to 1.02 times the rate
+    # of the plain one.
     pipeline: str = "auto"
     """Training loop: plain, sparse_dist (TorchRec's TrainPipelineSparseDist), or auto: sparse_dist on
     CUDA, else plain."""
 
-    # On a CPU TorchRec's own step spends its time on exchanges with itself, on joining outputs and in
+    # On a CPU TorchRec's own step spends its time on exchanges within one rank, on joining outputs and in
     # FBGEMM's backward.
     cpu_tables: str = "vectorised"
     """The tables' step on a CPU: vectorised, this program's own, or torchrec: TorchRec's and FBGEMM's, which
@@ -682,7 +681,7 @@ class TrainingConfig(Section):
 
 @dataclass(frozen=True)
 class RuntimeConfig(Section):
-    """What all processes of a run share."""
+    """Seed and timeout, shared by all processes of a run."""
 
     POSITIVE: ClassVar = ("timeout",)
 
@@ -705,7 +704,7 @@ class RuntimeConfig(Section):
         )
 
 
-# Flags that say something of passes over a fixed set, and why a stream has no use for each.
+# Flags for passes over a stationary data set, and the reason why a stream does not use each.
 NOT_IN_A_STREAM = {
     "epochs": "a stream is learned from once",
     "patience": "a stream has no epoch after which it could stop early",
@@ -717,7 +716,7 @@ NOT_IN_A_STREAM = {
 
 @dataclass(frozen=True)
 class StreamConfig(Section):
-    """Training that follows the events in the order of time, window after window."""
+    """Training on the events in the order of time, window after window."""
 
     stream: bool = False
     """Train on the ratings in the order of time: each --window is first predicted, then learned from once."""
@@ -731,7 +730,7 @@ class StreamConfig(Section):
 
     @property
     def span(self) -> Duration:
-        """How long a window is, in seconds or in events."""
+        """Length of a window, in seconds or in events."""
         return duration("window", self.window, "events")
 
     def validate(self) -> None:
@@ -750,7 +749,7 @@ class StreamConfig(Section):
 
 
 def check_given(stream: bool, given: Collection[str], duplicates: str) -> None:
-    """Refuse flags that a stream cannot have. given: the flags of the command line.
+    """Refuse flags that a stream cannot use. given: the flags of the command line.
 
     Raises:
         UserError: names the first.
@@ -768,13 +767,13 @@ def check_given(stream: bool, given: Collection[str], duplicates: str) -> None:
     )
 
 
-# What --load without a folder means.
+# Value of --load without a folder.
 NEWEST = "newest"
 
 
 @dataclass(frozen=True)
 class CheckpointConfig(Section):
-    """When checkpoints are written, where, and which one is read."""
+    """Writing and loading of checkpoints."""
 
     CHOICES: ClassVar = {"checkpoint": ("best", "latest")}
     POSITIVE: ClassVar = ("keep",)
@@ -797,12 +796,12 @@ class CheckpointConfig(Section):
     compact: bool = False
     """Merge the newest deltas in --save_dir and the full checkpoint that they build on into a new one."""
 
-    # Not None: the parser takes the type of a flag from its default.
+    # Not None, because the parser takes the type of a flag from its default.
     until: int = -1
     """Step after which --load applies no more deltas; -1 means all of them."""
 
-    # The last epoch is often the best, but not always. One default wherever a model is served, so that all
-    # give the same answer.
+    # The last epoch is often the best, but not always. All serving code has this default, so that all give
+    # the same answer.
     checkpoint: str = "best"
     """Which checkpoint in --save_dir --load, --export, --recommend and serve.py take: the best on the
     validation ratings, or the latest. --resume always takes the latest; --until, or a folder after --load,
@@ -822,17 +821,17 @@ class CheckpointConfig(Section):
 
     @property
     def folder_to_load(self) -> str:
-        """The folder that --load names, or --save_dir where it names none."""
+        """Return the folder of --load, or --save_dir if it has none."""
         return self.load if self.load not in ("", NEWEST) else self.save_dir
 
     @property
     def writes(self) -> bool:
-        """Whether checkpoints of the training are written."""
+        """True if the training writes checkpoints."""
         return self.dump or self.inc_dump or self.resume
 
     @property
     def reads(self) -> bool:
-        """Whether the work begins from a checkpoint, whose flags hold where none are given."""
+        """True if the run begins from a checkpoint. Its flags replace the defaults."""
         return bool(self.load) or self.compact or self.resume
 
     def validate(self) -> None:
@@ -842,7 +841,7 @@ class CheckpointConfig(Section):
             UserError: for the first fault found.
         """
         super().validate()
-        # A flag that nothing reads would be ignored in silence.
+        # An unused flag would be ignored in silence.
         for name in ("dump_every", "keep", "async_dump"):
             require(
                 self.writes or (self.compact and name == "keep") or self.is_default(name),
@@ -857,7 +856,7 @@ class CheckpointConfig(Section):
 
 @dataclass(frozen=True)
 class ServingConfig(Section):
-    """What is exported or recommended from a checkpoint."""
+    """Exports and recommendations from a checkpoint."""
 
     POSITIVE: ClassVar = ("top",)
     MOST: ClassVar = {"top": 10_000}
@@ -894,7 +893,7 @@ class ServingConfig(Section):
 
 @dataclass(frozen=True)
 class MonitoringConfig(Section):
-    """What is recorded of a training."""
+    """Reports, trackers and profiles of a training, and the check of the machine."""
 
     NOT_NEGATIVE: ClassVar = ("profile",)
     MOST: ClassVar = {"profile": 10_000}

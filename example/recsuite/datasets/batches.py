@@ -1,9 +1,9 @@
 """Batches as a pure function of position.
 
-An element of the data set is a whole batch, asked for by (split, epoch, step): nothing is drawn, nothing is
-remembered, so any number of workers of any start method gives the same batches, bit for bit. A worker reads
-memory-mapped columns and fills numpy arrays in shared memory; they become tensors in the main process. What
-this module imports, a worker imports: no torch, no TorchRec, no pandas.
+An element of the data set is a whole batch, requested by (split, epoch, step). There is no random state, so
+any number of workers with any start method gives the same batches, bit for bit. A worker reads memory-mapped
+columns and fills numpy arrays in shared memory; they become tensors in the main process. A worker imports
+this module, so it imports neither torch nor TorchRec nor pandas.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ SPLITS = ("train", "validation", "test", "catalogue")
 
 
 class Request(NamedTuple):
-    """Which batch: step `step` of pass `epoch` over the split "train", "validation" or "test", both counted
-    from 0; or over the "catalogue", where each item has a row.
+    """Key of a batch: step `step` of pass `epoch` over a split, both counted from 0.
 
-    first: the place in the pass at which step 0 begins; a pass that was interrupted continues from there, on
-    any number of ranks. noun: what an event, or an item, is called. window: the positions of the events in
-    columns that have one stretch of all events alone, (begin, end), instead of those of the split.
+    split: "train", "validation" or "test"; or "catalogue", with a row for each item. first: the place in the
+    pass at which step 0 begins; an interrupted pass continues from there, on any number of ranks. noun: the
+    word for an event, or for an item. window: (begin, end), positions of the events in columns with one part,
+    instead of those of the split.
     """
 
-    # The epoch travels with each request: a worker that remembered one could be asked for a step of another.
+    # Each request has the epoch: a worker may be asked for steps of different epochs.
     split: str
     epoch: int
     step: int
@@ -68,7 +68,7 @@ class Request(NamedTuple):
 
 
 class EventBatches:
-    """The batches of one rank. Pickles to paths and numbers; columns are mapped where they are first read."""
+    """Batches of one rank. Pickles to paths and numbers. A process maps the columns on first use."""
 
     def __init__(self, columns: Columns, config: Config, rank: int, world_size: int) -> None:
         self.schema = columns.schema
@@ -84,7 +84,7 @@ class EventBatches:
         self.rank = rank
         self.world_size = world_size
         self.numbers = columns.numbers
-        # Of the features that tell users, and items, apart.
+        # Places of the id features of users and of items.
         self._places = [columns.place_of(entity) for entity in ENTITIES]
         self.features = EventFeatures(columns, config.data)
         longest = config.data.history if config.model.reads_order else 0
@@ -92,38 +92,38 @@ class EventBatches:
 
     @property
     def batch_bytes(self) -> int:
-        """The most bytes that a batch can take: the longest list of every feature in every row."""
+        """Most bytes that a batch can take: the longest list of every feature in every row."""
         most_negatives = self.model.num_negatives(self.num_items)
         sizes = len(self.numbers), self.batch_size, self.model, most_negatives, self.most_shared
         return largest_batch(self.tables, *sizes, len(self.schema.more_labels))
 
     def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
-        """The positions of a pass: those of a split, or of a window where there is one."""
+        """Positions of a pass: those of the window if given, else of the split."""
         return self.ranges[split] if window is None else range(*window)
 
     def num_steps(self, split: str, first: int = 0, window: tuple[int, int] | None = None) -> int:
-        """Batches in the pass over a split or a window from place `first` on, as many on every rank."""
-        # Rounded up, and of the whole pass: ranks that made different numbers of steps would wait for each
-        # other for ever.
+        """Number of batches in a pass over a split or window from place `first` on, equal on every rank."""
+        # Rounded up, from the whole pass: ranks with different numbers of steps would wait for each other
+        # forever.
         number = len(self.positions_of(split, window)) - first
         return -(-number // (self.batch_size * self.world_size))
 
     def step_sizes(self, split: str, first: int = 0, window: tuple[int, int] | None = None) -> list[int]:
-        """Events in each global batch of a pass: all are alike but the last."""
+        """Number of events in each global batch of a pass. Only the last may differ."""
         full, left = self.batch_size * self.world_size, len(self.positions_of(split, window)) - first
         return [min(full, left - step * full) for step in range(self.num_steps(split, first, window))]
 
     def __getitem__(self, request: Request) -> Batch:
-        """The batch of a request, as tensors in memory of this process."""
+        """Return the batch of a request, as tensors in memory of this process."""
         return to_tensors(self.make(request))
 
     def make(self, request: Request, empty: Callable[..., np.ndarray] = np.empty) -> Sequence[np.ndarray]:
-        """The arrays of a `Batch`, in its order, allocated by `empty`.
+        """Return the arrays of a `Batch`, in its order, allocated by `empty`.
 
-        Training events come in an order shuffled anew each epoch, each once. Padding has the unknown row of
-        every feature, once: with weight 0 it gets no gradient.
+        Training events are shuffled in each epoch, and each comes once. Padding has the unknown row of every
+        feature, once: with weight 0 it gets no gradient.
         """
-        # Before each batch: a file that was cut meanwhile would end the process by a signal, and say nothing.
+        # Before each batch: access to a file that was truncated meanwhile would kill the process by a signal.
         features, trains = self.features, request.split == "train"
         features.check()
         positions, turns = self._positions_and_turns(request)
@@ -131,7 +131,7 @@ class EventBatches:
         found = features.find(events)
         negatives = self._negatives(request)
         shared, ages, reads = self._lists_of(request, events, positions, turns)
-        # Their own rows before some are forgotten: an event stands in the list with its user.
+        # The lists take the events' own rows before some are hidden: an event is in the list with its user.
         found.lists.extend(self._listed(name, each, found.single) for name, each in shared.items())
         history_labels = self._labels_of(shared, events, empty)
         if trains:
@@ -150,41 +150,38 @@ class EventBatches:
         links = self._links(shared, reads, len(negatives), empty)
         rarities = empty((num_rarities(self.tables) if self.is_two_sided else 0, self.batch_size), np.float32)
         rarities[:] = 0
-        # A stream does not know how many events there will be.
+        # The number of events of a stream is not known.
         if self.is_two_sided and trains and not self.is_stream:
             features.rarities(events, found.single[-1], share, rarities[:, :num_real])
         had = self._had(events if trains else events[:0], turns, negatives, empty)
         return values, lengths, labels, weights, history_labels, *ages, numbers, *links, rarities, had, *more
 
     def _negatives(self, request: Request) -> np.ndarray:
-        """The positions of the items that are drawn for a step, int32: of training, where a model asks for
-        them.
-        """
+        """Positions of the items drawn as negatives of a step, int32; none outside of training."""
         number = self.model.num_negatives(self.num_items)
         if request.split != "train" or number == 0:
             return np.zeros(0, np.int32)
         return drawn(self.features.trained_items(), number, self.seed, request.epoch, self._begin_of(request))
 
     def _begin_of(self, request: Request) -> int:
-        """Where in the pass a step begins: it tells the step from all others, on any number of ranks, and in
-        a pass that is resumed.
+        """Place in the pass at which a step begins.
+
+        It identifies the step, on any number of ranks and in a resumed pass.
         """
         return request.first + request.step * self.batch_size * self.world_size
 
     def _lists_of(
         self, request: Request, events: np.ndarray, positions: np.ndarray, turns: Turns | None
     ) -> tuple[dict[str, Shared], Ages, np.ndarray]:
-        """Who had what, by the names of the lists; how old it was; and how much of it each event reads,
-        int32.
-        """
+        """User and item histories by the names of the lists, their ages, and `reads` of a `Batch`, int32."""
         features = self.features
         if self.model.reads_order:
             read = features.find_order(events, positions, turns, request.split)
-            # By the place in histories: whatever batch reads it, on any number of ranks.
+            # Drawn by the place in the user histories: the same in any batch, on any number of ranks.
             draws = mixed(read.places, (self.seed, request.epoch)).astype(np.int32)
             return {HISTORY: read.history}, NO_AGES._replace(ages=read.ages, draws=draws), read.numbers
-        # Another sample in each step, counted from the beginning of the pass for the sake of one that is
-        # resumed; but a model that is measured is told the same of an event at any time.
+        # Another sample in each training step, selected by its place in the pass, so that a resumed pass
+        # draws the same. In an evaluation the sample of an event is always the same.
         step = (request.epoch, self._begin_of(request)) if request.split == "train" else ()
         shared = features.find_lists(events, Asked(request.split, (self.seed, *step)))
         ages = NO_AGES
@@ -195,15 +192,16 @@ class EventBatches:
     def _labels_and_weights(
         self, events: np.ndarray, share: float, trains: bool, empty: Callable[..., np.ndarray]
     ) -> tuple[np.ndarray, ...]:
-        """The labels and weights of a `Batch`, and those of the labels after the first; share: the weight of
-        an event.
+        """Labels and weights of a `Batch`, and those of the labels after the first.
+
+        share: the weight of an event.
         """
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         labels[: len(events)], labels[len(events) :] = events["label"], 0
         weights[: len(events)], weights[len(events) :] = share, 0
         names = events.dtype.names or ()
         if "weight" in names and trains:
-            # Whatever is measured counts each event once.
+            # Metrics count each event once.
             weights[: len(events)] *= events["weight"]
         shape = self.batch_size, len(self.schema.more_labels)
         more_labels, more_weights = empty(shape, np.float32), empty(shape, np.float32)
@@ -232,21 +230,21 @@ class EventBatches:
         negatives: np.ndarray,
         empty: Callable[..., np.ndarray],
     ) -> np.ndarray:
-        """The last array of a `Batch`."""
+        """Array `had` of a `Batch`."""
         width = bytes_of_group(self.batch_size, self.model.competitors) + -(-len(negatives) // 8)
         had = empty((self.batch_size, width), np.uint8)
         had[:] = 0
         if width and self.schema.excludes_seen:
-            # Where the order is read, what came before in the same second was had too.
+            # If the order is read, earlier items of the same second count too.
             ends = events[f"{HISTORY}_end"] if turns is None else turns.places
             mark_had(had, events, ends, negatives, self.num_items, self.features.column)
         return had
 
     def _listed(self, name: str, found: Shared, single: list[np.ndarray]) -> Lists:
-        """The values of a list, with each event's own behind its."""
+        """Values of a list, each followed by the event's own value if the model is two-sided."""
         entity = ENTITIES.index(MEMBERS[name])
         own = single[entity][self._places[entity]]
-        # The first number of a member of a history is its row; an audience has no other.
+        # A member of a history has two numbers, of which the first is its row; AUDIENCE has rows only.
         rows = found.records[:, 0] if name == HISTORY else found.records
         if not self.is_two_sided:
             return Lists(rows, found.counts, padding=0)
@@ -255,7 +253,7 @@ class EventBatches:
     def _labels_of(
         self, shared: Mapping[str, Shared], events: np.ndarray, empty: Callable[..., np.ndarray]
     ) -> np.ndarray:
-        """A label for each value of the history, also of padding."""
+        """Label of each value of the history, also of padding."""
         if HISTORY not in shared:
             return np.zeros(0, np.float32)
         found = shared[HISTORY]
@@ -264,7 +262,7 @@ class EventBatches:
             labels = empty(len(known), np.float32)
             labels[:] = known
             return labels
-        # Its own label only to be subtracted again: elsewhere it is what is to be predicted.
+        # The own label is set only if it is subtracted again: elsewhere it would be leakage.
         own = np.where(found.own > 0, events["label"], 0).astype(np.float32)
         known = with_own(known, found.counts, own)
         labels = empty(len(known) + self.batch_size - len(events), np.float32)
@@ -272,15 +270,16 @@ class EventBatches:
         return labels
 
     def _forget(self, single: list[np.ndarray], numbers: list[np.ndarray], request: Request) -> None:
-        """Let a few events be of an unknown user, and a few others have nothing of their own.
+        """Hide the user of a few events, and the own features of a few others.
 
-        So training learns what such are like.
+        So training learns the unknown rows.
         """
-        # Counted from the beginning of the pass, so that any number of ranks, and a pass that is resumed,
-        # forget the same events; and of a stream from its own, or each window's first would be forgotten.
+        # Counted from the beginning of the pass, so that the same events are chosen on any number of ranks
+        # and in a resumed pass. For a stream counted from its beginning, or the first event of each window
+        # would be chosen.
         begin = self.positions_of(request.split, request.window).start + request.first
         begin += (request.step * self.world_size + self.rank) * self.batch_size
-        # The order is another one in each pass, so these are others too.
+        # The order differs in each pass, so other events are chosen.
         of_user = single[ENTITIES.index(USER)]
         of_user[self._places[ENTITIES.index(USER)], -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW
         others = slice((FORGOTTEN_EVERY // 2 - begin) % FORGOTTEN_EVERY, None, FORGOTTEN_EVERY)
@@ -290,8 +289,9 @@ class EventBatches:
             of_event[others] = np.nan
 
     def _positions_and_turns(self, request: Request) -> tuple[np.ndarray, Turns | None]:
-        """This rank's slice of a step: positions in the columns of events, int64 [at most batch_size], and
-        where these stand in histories, if they are runs of them.
+        """Return this rank's slice of a step: positions in the columns of events, int64 [at most batch_size].
+
+        Also return their turns if they are runs of user histories, else None.
         """
         positions = self.positions_of(request.split, request.window)
         stretch = Stretch(request.split, request.epoch, request.first, positions)

@@ -1,20 +1,22 @@
-"""Events of a batch: their order, features, lists of what users and items had, and negatives.
+"""Events of a batch: their order, features, user and item histories, and negatives.
 
-Training events come shuffled anew in each pass, by a permutation of which any process can compute any part.
-Where a model reads the order of what a user had, whole pieces of it are shuffled: each user's events are cut
-into pieces of at most as many as are read, elsewhere in each pass, so that an event is read with a short past
-now and with a long one then. A batch then holds runs, each of one user, and needs no padding.
+Training events are shuffled in each pass, by a permutation of which any process can compute any part. If a
+model reads the order of a user history, pieces of it are shuffled: each user's events are cut into pieces of
+at most as many events as the model reads. The cuts lie elsewhere in each pass, so an event is read with a
+short past in one pass and with a long one in another. A batch then holds runs, each of one user, and needs no
+padding.
 
-Lists are the other items of each event's user, and the other users of its item. Where time counts, each event
-has a list of its own, with the last of those that came before it; or, where their order is read, the events
-of a run of one user read one list, each what stands before it. Where time does not count, as under a random
-split, events of one user share a list of all items that the user had, and an event's own item is subtracted
-again from the sum over it: so a batch looks each list up once, however many of its events are of that user.
+The two lists of an event are the other items of its user (HISTORY) and the other users of its item
+(AUDIENCE). There are three cases. If time counts, each event has a list of its own: the last events before
+it. If the order is read, the events of a run share one list, and each reads the part before itself. If time
+does not count, as for a random split, events of one user share a list of all items of that user, and an
+event's own item is subtracted from the sum over the list. So a batch looks up each list once, for any number
+of events of that user.
 
-Negatives are the items of an event's group, and some that are drawn for a step. What a user had is none
-where it is not recommended, see `Schema.seen`.
+Negatives are the items of an event's group, and items that are drawn for a step. Items that the user had are
+not negatives if they are not recommended, see `Schema.seen`.
 
-Read from memory-mapped columns; a worker imports this module: no torch, no pandas.
+Reads memory-mapped columns. A worker imports this module, so it imports neither torch nor pandas.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, HISTORY, ITEM, L
 if TYPE_CHECKING:
     import torch
 
-# Seconds that a number of 32 bits holds.
+# Most seconds that fit a number of 32 bits.
 OLDEST = 2**31 - 1
 
 
 def gaps_of(seconds: np.ndarray) -> np.ndarray:
-    """The bucket of each gap, int32 [n]: of 0 seconds 0, of 1 and 2 it is 1, of 3 to 6 it is 2, and so on.
+    """Time bucket of each gap, int32 [n]: 0 for 0 seconds, 1 for 1 and 2, 2 for 3 to 6, and so on.
 
     seconds: whole numbers of any type, [n]; below 0 they count as 0.
     """
@@ -49,16 +51,16 @@ def gaps_of(seconds: np.ndarray) -> np.ndarray:
     return np.minimum(exponents, NUM_GAPS - 1).astype(np.int32)
 
 
-# Records that are copied at once; longer lists are cut into such pieces. With more of them a short list
-# beside a long one would cost the bytes of that.
+# Records that are copied at once; longer lists are cut into such pieces. With a larger number, each short
+# list would cost as many bytes as a long one.
 RUN = 64
-# As many as stay in the cache of a core between the one copy and the other.
+# As many runs as stay in the cache of a core between the first copy and the second.
 RUNS_AT_ONCE = 1024
 
 
 def places_of(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The places start, start + 1, ... of every list, list after list, int64 [sum of counts]."""
-    # They may be columns of a table of int32: numpy is slow where types differ and numbers lie apart.
+    """Places start, start + 1, ... of every list, list after list, int64 [sum of counts]."""
+    # The inputs may be strided columns of an int32 table: numpy is slow with mixed types and strides.
     starts, counts = starts.astype(np.int64), counts.astype(np.int64)
     ends = counts.cumsum()
     places = np.arange(ends[-1] if len(ends) else 0)
@@ -68,68 +70,68 @@ def places_of(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def take_lists(column: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """`column.take(places_of(starts, counts), axis=0)`, several times as fast where lists are long.
+    """Same as `column.take(places_of(starts, counts), axis=0)`, but several times as fast for long lists.
 
-    column: records one behind the other in memory, [number, ...].
+    column: contiguous records, [number, ...].
     """
     starts, counts = starts.astype(np.int64), counts.astype(np.int64)
     longest = int(counts.max(initial=0))
     width, total = min(longest, RUN), int(counts.sum())
-    # Room for what the last runs have beyond their lists.
+    # With room for the records that the last runs copy beyond their lists.
     taken = np.empty((total + width, *column.shape[1:]), column.dtype)
     if total == 0:
         return taken[:0]
     if longest > width:
         starts, counts = _pieces(starts, counts, width)
     begins = counts.cumsum() - counts
-    # numpy copies element by element, so a whole run is made one element. What it has beyond its list lies
-    # where the next one begins, and is overwritten by that: numpy assigns in the order of the places.
+    # numpy copies element by element, so a whole run is made one element. The records beyond its list are
+    # overwritten by the next run: numpy assigns in the order of the places.
     sources, targets = _runs(column, width), _runs(taken, width)
     within = np.minimum(starts, len(sources) - 1)
     for first in range(0, len(starts), RUNS_AT_ONCE):
         part = slice(first, first + RUNS_AT_ONCE)
         targets[begins[part]] = sources[within[part]]
-    # The column ends before a run from there would.
+    # Lists near the end, where a whole run would exceed the column.
     late = np.flatnonzero(within < starts)
     taken[places_of(begins[late], counts[late])] = column[places_of(starts[late], counts[late])]
     return taken[:total]
 
 
 def _pieces(starts: np.ndarray, counts: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lists cut into pieces of at most `width`: their starts and counts."""
+    """Cut lists into pieces of at most `width`; return the starts and counts of the pieces."""
     numbers = -(-counts // width)
     before = width * places_of(np.zeros_like(numbers), numbers)
     return starts.repeat(numbers) + before, np.minimum(counts.repeat(numbers) - before, width)
 
 
 def _runs(column: np.ndarray, width: int) -> np.ndarray:
-    """The memory of a column as its runs of `width` records, one from each record on, which overlap."""
+    """View of a column as overlapping runs of `width` records, one beginning at each record."""
     size = column.itemsize * math.prod(column.shape[1:])
     # Checked against the memory of the column, unlike numpy's as_strided.
     return np.ndarray((len(column) - width + 1,), f"V{width * size}", buffer=column, strides=(size,))
 
 
-# Three rounds with a random function in each cannot be told from a random permutation by who asks for places
-# (Luby and Rackoff, "How to Construct Pseudorandom Permutations from Pseudorandom Functions", 1988). With
-# two, the order shows; docs/decisions.md has the figures.
+# Three rounds with a random function in each cannot be distinguished from a random permutation (Luby and
+# Rackoff, "How to Construct Pseudorandom Permutations from Pseudorandom Functions", 1988). With two rounds
+# the original order is visible; docs/decisions.md has the figures.
 ROUNDS = 3
 # Positions are pairs of numbers below 2^16, so that all products fit 32 bits.
 HALF = np.uint32(16)
 MAX_NUMBER = 2**31
-# How many shapes of the grid are tried for one with few places too many.
+# Number of grid shapes that are tried, to find one with few unused places.
 SHAPES_TRIED = 256
 # Odd constants with well spread bits: 2^32 over the golden ratio, and one of xxHash's primes.
 MULTIPLIERS = (np.uint32(0x9E3779B1), np.uint32(0x85EBCA77))
 
 
 def shuffled(positions: np.ndarray, number: int, *draws: int) -> np.ndarray:
-    """Where a shuffle of range(number) puts the positions, int64 [n] in and out.
+    """Return the places of positions in a shuffle of range(number), int64 [n] in and out.
 
-    draws: the numbers by which one shuffle differs from another, such as the seed and the epoch.
+    draws: numbers that select the shuffle, such as the seed and the epoch.
 
     A Feistel network over the rows and columns of a grid permutes its places, which are `number` or a few
-    more; whoever lands on one too many goes through again, which permutes the rest ("cycle walking": Black
-    and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). `number` is at most 2^31.
+    more. A result of `number` or more goes through the network again, which permutes the rest ("cycle
+    walking": Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). `number` is at most 2^31.
     """
     assert number <= MAX_NUMBER
     shape, keys = _grid(number), _keys(*draws)
@@ -143,7 +145,7 @@ def shuffled(positions: np.ndarray, number: int, *draws: int) -> np.ndarray:
 
 @functools.lru_cache
 def _grid(number: int) -> tuple[np.uint32, np.uint32]:
-    """Rows and columns, nearly a square, of the smallest of many grids with `number` places or more."""
+    """Rows and columns of the smallest nearly square grid, of those tried, with at least `number` places."""
     least = math.isqrt(number - 1) + 1
     rows = min(range(least, least + SHAPES_TRIED), key=lambda rows: -number % rows)
     return np.uint32(rows), np.uint32(-(-number // rows))
@@ -155,7 +157,7 @@ def _keys(*draws: int) -> list[np.uint32]:
 
 
 def _permuted(positions: np.ndarray, shape: tuple[np.uint32, np.uint32], keys: list[np.uint32]) -> np.ndarray:
-    """One pass through the network, in 32 bits and in place: numpy's loops then use the whole vector unit."""
+    """Do one pass through the network, in 32 bits and in place, so that numpy uses the whole vector unit."""
     # The half that a round changes comes first, with the number of its values.
     other = positions.astype(np.uint32)
     changed = other // shape[1]
@@ -173,29 +175,29 @@ def _permuted(positions: np.ndarray, shape: tuple[np.uint32, np.uint32], keys: l
         hashed *= size
         hashed >>= HALF
         changed += hashed
-        # Modulo size: what is below it wraps around to something larger.
+        # Modulo size: if `changed` is below it, the difference wraps around to a larger number.
         np.subtract(changed, size, out=shifted)
         np.minimum(changed, shifted, out=changed)
         changed, other, size, other_size = other, changed, other_size, size
-    # The half that the last round changed, the first one of the two, has been renamed.
+    # The last round swapped the names: `other` is the row, `changed` the column.
     other *= shape[1]
     other += changed
     return other.astype(np.int64)
 
 
-# Whose lists they are, and whom they list.
+# The entity that owns each list, and the entity of its members.
 OWNERS = {HISTORY: USER, AUDIENCE: ITEM}
 MEMBERS = {HISTORY: ITEM, AUDIENCE: USER}
 
 
 class Shared(NamedTuple):
-    """Lists of one kind for n events.
+    """Lists of one kind for n events, which may share them.
 
-    records: what the columns have of their members, list after list, [sum of counts, ...]; starts: where in
-    the columns the list that lies at each event begins, or what its sample is taken from, int64 [n]; counts:
-    how many are in it, 0 where an event takes the list of another one, int64 [n]; sources: the event whose
-    list it takes, int64 [n]; own: 1 where it is in that list itself and has to be subtracted, else 0,
-    float32 [n]; left: how many there are without it, int64 [n].
+    records: records of the members, list after list, [sum of counts, ...]; starts: begin in the columns of
+    the list stored for each event, or of the list that it samples, int64 [n]; counts: its length, 0 for an
+    event that uses the list of another one, int64 [n]; sources: the event whose list each event uses,
+    int64 [n]; own: 1 if that list holds the event itself, which has to be subtracted, else 0, float32 [n];
+    left: number of members without the event itself, int64 [n].
     """
 
     records: np.ndarray
@@ -207,8 +209,10 @@ class Shared(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Some of what owners have, evenly taken: from an offset on every stride-th, around the end to the begin;
-    of each owner where it begins in the file, how much there is, and how many are taken, int64 [n].
+    """Evenly spaced sample of the list of each owner: every stride-th member from an offset on, cyclically.
+
+    begins: begin of each list in the file; numbers: its length; counts: the size of the sample; offsets: its
+    first member; int64 [n] each.
     """
 
     begins: np.ndarray
@@ -218,12 +222,12 @@ class Sample(NamedTuple):
 
     @property
     def strides(self) -> np.ndarray:
-        """As large as they can be with all taken ones distinct, int64 [n]."""
+        """Largest strides with which all members of a sample are distinct, int64 [n]."""
         strides: np.ndarray = np.maximum(self.numbers // np.maximum(self.counts, 1), 1)
         return strides
 
     def places(self) -> np.ndarray:
-        """The places in the files, owner after owner, int64 [sum of counts]."""
+        """Places in the file, owner after owner, int64 [sum of counts]."""
         if (self.counts == self.numbers).all():
             return places_of(self.begins, self.counts)
         steps = places_of(np.zeros_like(self.counts), self.counts) * self.strides.repeat(self.counts)
@@ -232,16 +236,17 @@ class Sample(NamedTuple):
         return steps + self.begins.repeat(self.counts)
 
     def holds(self, places: np.ndarray) -> np.ndarray:
-        """Whether each owner's sample has a place of its part, bool [n]; of -1 none has."""
+        """True for each owner whose sample contains its place, bool [n]; False for place -1."""
         after = (places - self.begins - self.offsets) % np.maximum(self.numbers, 1)
         turn, rest = np.divmod(after, self.strides)
         return (places >= 0) & (rest == 0) & (turn < self.counts)
 
 
 class Turns(NamedTuple):
-    """Where n events stand in histories, and where what they read begins, int64 [n] both; in_runs: whether
-    those with one begin that follow each other are a run, as they are where they stand in histories
-    themselves.
+    """Positions of n events in user histories.
+
+    places: the place of each event, int64 [n]; starts: begin of the part that it reads, int64 [n]; in_runs:
+    True if consecutive events with the same start are a run, as they are for training events.
     """
 
     places: np.ndarray
@@ -249,17 +254,16 @@ class Turns(NamedTuple):
     in_runs: bool
 
     def part(self, part: slice) -> Turns:
-        """Of some of the events."""
+        """Turns of a slice of the events."""
         return Turns(self.places[part], self.starts[part], self.in_runs)
 
 
 class Read(NamedTuple):
-    """What n events read of the orders of their users.
+    """Parts of the user histories that n events read in order.
 
-    history: the lists of runs, each with the first event of its run; numbers: how many values of its list
-    stand before each event, int32 [n]; places: where in histories each value of the lists stands, int64;
-    ages: how many seconds before the last event of its run each value of the lists was, int32 [sum of
-    counts].
+    history: the lists of runs, each stored for the first event of its run; numbers: number of values in its
+    list before each event, int32 [n]; places: place in the user histories of each value of the lists, int64;
+    ages: seconds from each value of the lists to the last event of its run, int32 [sum of counts].
     """
 
     history: Shared
@@ -272,9 +276,9 @@ ReadColumn = Callable[[str], np.ndarray]
 
 
 def before(name: str, events: np.ndarray, most: int, prefix: str, read: ReadColumn) -> Shared:
-    """What came before each event, the last `most` of it.
+    """Lists of the last `most` members before each event.
 
-    events: records, [n]; prefix: of the columns that hold it; read: a column by its name.
+    events: records, [n]; prefix: of the names of the columns with the lists; read: returns a column by name.
     """
     begins = read(f"{prefix}{name}_offsets").take(events[OWNERS[name]])
     ends = events[f"{name}_end"].astype(np.int64)
@@ -288,9 +292,9 @@ def before(name: str, events: np.ndarray, most: int, prefix: str, read: ReadColu
 def others(
     name: str, events: np.ndarray, most: int, prefix: str, read: ReadColumn, draws: Sequence[int]
 ) -> Shared:
-    """All that the owner of each event had but the event itself, or a sample of `most` of it.
+    """Lists of all members of the owner of each event without the event itself, or samples of `most` members.
 
-    A sample begins where the draws say, numbers by which one differs from another. Otherwise as `before`.
+    draws: numbers that select the sample. Other arguments as for `before`.
     """
     owners, firsts, inverse = np.unique(events[OWNERS[name]], return_index=True, return_inverse=True)
     ends = read(f"{prefix}{name}_offsets")
@@ -300,13 +304,13 @@ def others(
     offsets = np.where(numbers > most, mixed(owners, draws) % np.maximum(numbers, 1), 0)
     sample = Sample(begins, numbers, counts, offsets)
     of_event = Sample(*(part.take(inverse) for part in sample))
-    # Only training events have a place of their own among those that are known.
+    # Only training events have a place of their own in the lists.
     places = events[f"{name}_place"].astype(np.int64)
     if prefix:
         places = np.full_like(places, NOWHERE)
     own = of_event.holds(places)
     left = of_event.counts - own
-    # In the order of the events at which the lists lie.
+    # In the order of the events for which the lists are stored.
     order = np.argsort(firsts)
     starts, counts = np.zeros((2, len(events)), np.int64)
     starts[firsts], counts[firsts] = begins, sample.counts
@@ -317,8 +321,10 @@ def others(
 
 
 def in_order(turns: Turns, times: np.ndarray, prefix: str, read: ReadColumn) -> Read:
-    """What events read of the orders of their users: all before them from where it begins. Of one time the
-    order is that of the file. times: of the events, int64 [n]. Otherwise as `before`.
+    """Parts of the user histories that events read in order: all values from their start to the event.
+
+    Events of one time are in the order of the file. times: of the events, int64 [n]. Other arguments as for
+    `before`.
     """
     places, starts = turns.places, turns.starts
     number = len(places)
@@ -338,8 +344,8 @@ def in_order(turns: Turns, times: np.ndarray, prefix: str, read: ReadColumn) -> 
 
 
 def mixed(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:
-    """A number for each owner, int64 [n], another one for other draws."""
-    # A hash of the owner: which rank has an event must not change what is drawn for it.
+    """Pseudorandom number for each owner, int64 [n], selected by the draws."""
+    # A hash of the owner: the number for an event must not depend on its rank.
     seed = np.random.SeedSequence([*draws]).generate_state(1, np.uint64)
     mixed = (owners.astype(np.uint64) + seed) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
@@ -348,9 +354,9 @@ def mixed(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:
 
 
 def with_own(records: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Lists with one more value behind each, that of the event itself, [sum of counts + n].
+    """Append the value of the event itself to each list, [sum of counts + n].
 
-    Its row is what is subtracted from a sum that has it, and what a prior is held against.
+    Its row is subtracted from a sum that includes it, and compared with a prior.
     """
     ends = (counts + 1).cumsum()
     found = np.empty(len(records) + len(own), records.dtype)
@@ -363,8 +369,9 @@ def with_own(records: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.nda
 def reading_links(
     sources: np.ndarray, reads: np.ndarray, rows: range, empty: Callable[..., np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Sources, scales, own and reads of a `Batch` whose rows read lists. sources, reads: of the events, whose
-    rows are the first of these; all others have empty lists of their own.
+    """Sources, scales, own and reads of a `Batch` whose rows read lists in order.
+
+    sources, reads: of the events, which have the first of these rows. All other rows have empty lists.
     """
     number = len(sources)
     all_sources, all_reads = empty((1, rows.stop), np.int64), empty(rows.stop, np.int32)
@@ -379,14 +386,14 @@ def reading_links(
 def links_of(
     lists: Sequence[Shared], batch_size: int, empty: Callable[..., np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sources, scales and own of a `Batch`; padding takes a list of its own, times 0."""
+    """Sources, scales and own of a `Batch`. A padding row uses its own list, scaled by 0."""
     shape = len(lists), batch_size
     sources, scales, own = empty(shape, np.int64), empty(shape, np.float32), empty(shape, np.float32)
     for place, found in enumerate(lists):
         number = len(found.sources)
         sources[place, :number], sources[place, number:] = found.sources, range(number, batch_size)
-        # A sample counts as the whole list would if it had no more members: scaled up to stand for a list
-        # that is many times as long, its noise would be as many times that of a list, and training diverges.
+        # A sample is scaled by its own size, not by that of its list: scaled up to the length of a much
+        # longer list, its noise would grow by the same factor, and training diverges.
         of_sums = np.where(found.left > 0, 1 / np.sqrt(np.maximum(found.left, 1)), 0)
         scales[place, :number], scales[place, number:] = of_sums, 0
         own[place, :number], own[place, number:] = found.own, 0
@@ -394,9 +401,11 @@ def links_of(
 
 
 class Ages(NamedTuple):
-    """Of each item of the histories of n events, list after list: how many of its history came after it, the
-    bucket of the seconds from it to the event, the seconds from it to the last event that reads its list, and
-    a number drawn for it, int32 [sum of counts] each, or empty where nobody asks.
+    """Ages of the items of the user histories of n events, list after list, int32 [sum of counts] each.
+
+    places: number of items of its list after each item; gaps: time bucket from the item to the event; ages:
+    seconds from the item to the last event that reads its list; draws: a pseudorandom number for the item.
+    Unused ones are empty.
     """
 
     places: np.ndarray
@@ -409,20 +418,25 @@ NO_AGES = Ages(*[np.zeros(0, np.int32)] * 4)
 
 
 def ages_of(history: Shared, times: np.ndarray, event_times: np.ndarray) -> Ages:
-    """times: of the items; event_times: for each of them that of its event; int64 [sum of counts] both."""
+    """Places and gaps of the items of user histories.
+
+    times: of the items; event_times: of the event of each item; int64 [sum of counts] both.
+    """
     counts = history.counts
-    # Counted from the end of its list.
+    # Counted from the end of each list.
     places = counts.repeat(counts) - 1 - places_of(np.zeros_like(counts), counts)
     return NO_AGES._replace(places=places.astype(np.int32), gaps=gaps_of(event_times - times))
 
 
-# Small batches are shuffled together: numpy's overhead for each would be more than the work.
+# Small batches are shuffled together: for one of them, numpy's overhead would exceed the work.
 POSITIONS_AT_ONCE = 32_768
 
 
 class Stretch(NamedTuple):
-    """A stretch of a pass over events: which pass, its epoch, the steps counted from an event, and the range
-    of all positions of the pass.
+    """Part of a pass over events.
+
+    split, epoch: of the pass; first: place in the pass at which step 0 begins; positions: range of all
+    positions of the pass.
     """
 
     split: str
@@ -432,15 +446,13 @@ class Stretch(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """The pieces of one pass in their order: where in histories each begins, and where in the pass it ends,
-    int64 [P] both.
-    """
+    """Pieces of one pass in order: begin of each in the user histories, and end in the pass, int64 [P]."""
 
     begins: np.ndarray
     ends: np.ndarray
 
     def turns(self, numbers: np.ndarray) -> Turns:
-        """Where the events that have these numbers in the pass stand, int64 [n]."""
+        """Turns of the events with these numbers in the pass. numbers: int64 [n]."""
         pieces = np.searchsorted(self.ends, numbers, side="right")
         begins = self.begins.take(pieces)
         before = np.concatenate([[0], self.ends]).take(pieces)
@@ -448,10 +460,10 @@ class Pieces(NamedTuple):
 
 
 def pieces_of(offsets: np.ndarray, longest: int, seed: int, epoch: int) -> Pieces:
-    """The pieces of a pass. offsets: where in histories the events of each user begin, int64 [users + 1]."""
+    """Pieces of a pass. offsets: begin of each user's events in the user histories, int64 [users + 1]."""
     counts = np.diff(offsets)
-    # Whoever has few is one piece. Of all others the first piece has some length, the others are full, and
-    # the last one is what is left.
+    # A user with few events has one piece. Otherwise the first piece has a random length, the next ones are
+    # full, and the last one is the rest.
     first = mixed(np.arange(len(counts)), (seed, epoch)) % longest + 1
     first = np.where(counts <= longest, counts, first)
     numbers = np.where(counts > 0, 1 - (first - counts) // longest, 0)
@@ -464,9 +476,9 @@ def pieces_of(offsets: np.ndarray, longest: int, seed: int, epoch: int) -> Piece
 
 
 class EventOrder:
-    """The positions of one rank's batches. Pickles to numbers: what it remembers stays.
+    """Positions of the events of one rank's batches. Pickles to numbers, without its caches.
 
-    longest: how many of the events before it an event reads at most, where their order counts; else 0.
+    longest: largest number of earlier events that an event reads in order; 0 if the order does not count.
     """
 
     def __init__(self, batch_size: int, rank: int, world_size: int, seed: int, longest: int) -> None:
@@ -475,24 +487,26 @@ class EventOrder:
         self.world_size = world_size
         self.seed = seed
         self.longest = longest
-        # Of the last steps asked for: which ones, their positions, and where they stand in histories.
+        # The last block of steps: its key, positions, and turns.
         self._block: tuple[Any, np.ndarray, Turns | None] | None = None
         self._pieces: tuple[int, Pieces] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # They would make what is sent to a worker large.
+        # The caches would make the message to a worker large.
         return {**self.__dict__, "_block": None, "_pieces": None}
 
     def of_step(
         self, stretch: Stretch, step: int, read: Callable[[str], np.ndarray]
     ) -> tuple[np.ndarray, Turns | None]:
-        """Positions in the columns of events, int64 [at most batch_size], this rank's slice of the step; and
-        where they stand, of training events whose order counts. read: a column by its name.
+        """Return this rank's slice of a step: positions in the columns of events, int64 [at most batch_size].
+
+        Also return the turns of training events whose order counts, else None. read: returns a column by
+        name.
         """
         num_steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
         block, place = divmod(step, num_steps)
         wanted = (stretch, block)
-        # Steps are asked for in their order, so this block has the positions of the next ones too.
+        # Steps are requested in order, so this block has the positions of the next steps too.
         if self._block is None or self._block[0] != wanted:
             steps = range(num_steps * block, num_steps * (block + 1))
             self._block = wanted, *self._of_steps(stretch, steps, read)
@@ -504,17 +518,17 @@ class EventOrder:
         self, stretch: Stretch, steps: range, read: Callable[[str], np.ndarray]
     ) -> tuple[np.ndarray, Turns | None]:
         number = len(stretch.positions)
-        # A step is one stretch of the pass, cut into a slice for each rank: what it holds depends on the size
-        # of the global batch alone, not on the number of ranks.
+        # A step is one range of the pass, cut into a slice for each rank: its content depends only on the
+        # size of the global batch, not on the number of ranks.
         begins = (np.arange(steps.start, steps.stop) * self.world_size + self.rank) * self.batch_size
         numbers = (stretch.first + begins[:, None] + np.arange(self.batch_size)).reshape(-1)
-        # They rise, so what lies beyond the end of the split is behind one place.
+        # They are in ascending order, so one search finds those beyond the end of the split.
         numbers = numbers[: np.searchsorted(numbers, number)]
         if stretch.split == "train" and self.longest:
             turns = self._pieces_of(stretch.epoch, read).turns(numbers)
             return read(f"{HISTORY}_event").take(turns.places).astype(np.int64), turns
         if stretch.split == "train":
-            # Training alone: predictions are held against labels in the order of the disk.
+            # Only training is shuffled: predictions are compared with labels in the order of the disk.
             numbers = shuffled(numbers, number, self.seed, stretch.epoch)
         return numbers + stretch.positions.start, None
 
@@ -527,32 +541,33 @@ class EventOrder:
 def turns_of(
     events: np.ndarray, positions: np.ndarray, longest: int, prefix: str, read: Callable[[str], np.ndarray]
 ) -> Turns:
-    """Where events that are not trained on stand, each by itself. events: records, [n]; positions: of them,
-    int64 [n]; longest: how many of those before it an event reads at most; prefix: of the columns that hold
-    histories.
+    """Turns of events that are not training events, each read by itself.
+
+    events: records, [n]; positions: their positions, int64 [n]; longest: largest number of earlier events
+    that an event reads; prefix: of the names of the columns with user histories.
     """
     places = read(f"{HISTORY}_before").take(positions).astype(np.int64)
     begins = read(f"{prefix}{HISTORY}_offsets").take(events[OWNERS[HISTORY]])
     return Turns(places, np.maximum(begins, places - longest), in_runs=False)
 
 
-# Rows that are held against what their users had at once.
+# Rows whose user histories are compared with the negatives at once.
 ROWS = 256
 
 
 def bytes_of_group(batch_size: int, competitors: int) -> int:
-    """How many bytes have a bit for each row of a group, see `Batch`."""
+    """Number of bytes with a bit for each row of a group, see `Batch`."""
     return -(-min(batch_size, competitors) // 8)
 
 
 def drawn(items: np.ndarray, number: int, *draws: int) -> np.ndarray:
-    """So many of some items, each at most once, all of them in their order where there are no more.
+    """Return a sample of `number` items without repetition, or all items in order if there are no more.
 
-    draws: numbers by which one sample differs from another.
+    draws: numbers that select the sample.
     """
     if number >= len(items):
         return items
-    # The first places of a permutation are a sample, of which no rank needs to know more.
+    # The first places of a permutation are a sample. The rest of it is not computed.
     return items[shuffled(np.arange(number), len(items), *draws)]
 
 
@@ -564,14 +579,14 @@ def mark_had(
     num_items: int,
     read: Callable[[str], np.ndarray],
 ) -> None:
-    """Fill in what training events had before, see `Batch`. Takes time for all that each of their users had.
+    """Fill in `had` of a `Batch` for training events. Takes time proportional to their whole user histories.
 
-    found: uint8 [B, bytes of a group and of the negatives], of zeros; events: records, [n]; ends: the places
-    in histories before which what came before each ends, [n]; negatives: positions of items, [N]; read: a
-    column by its name.
+    found: uint8 [B, bytes of a group and of the negatives], of zeros; events: records, [n]; ends: end, in the
+    user histories, of the items before each event, [n]; negatives: positions of items, [N]; read: returns a
+    column by name.
     """
     group = found.shape[1] - bytes_of_group(len(negatives), len(negatives))
-    # Without a group any number will do: so many are held against the negatives at once.
+    # Without a group the size is free: so many rows are compared with the negatives at once.
     size = 8 * group or ROWS
     for begin in range(0, len(events), size):
         rows, some = found[begin : begin + size], events[begin : begin + size]
@@ -590,10 +605,10 @@ def _had(
     num_items: int,
     read: Callable[[str], np.ndarray],
 ) -> np.ndarray:
-    """Whether the user of each event had each item before, bool [events, items]."""
+    """True if the user of an event had an item before, bool [events, items]."""
     distinct, inverse = np.unique(items, return_inverse=True)
-    # Each item's place among those that are asked for, from 1 on; 0 for all others. All that users had is
-    # held against it, which is the whole cost: nothing is sorted or searched for.
+    # Place of each item among the given ones, from 1 on; 0 for all others. The whole cost is one look-up for
+    # each item of the user histories: nothing is sorted or searched.
     place_of = np.zeros(num_items, np.int32)
     place_of[distinct] = np.arange(1, len(distinct) + 1)
     starts = read(f"{HISTORY}_offsets").take(events[OWNERS[HISTORY]])
@@ -606,15 +621,15 @@ def _had(
     return found.take(inverse, axis=1)
 
 
-# One of so many training events counts as that of an unknown user, so that row 0 learns what a new user is
-# like, and few enough users lose an event to it.
+# One of so many training events is given the unknown user, so that row 0 learns the average of new users.
+# Few users lose an event to it.
 FORGOTTEN_EVERY = 64
 
 
 class Lists(NamedTuple):
-    """A feature with lists for n events: the values, list after list, and how many are each event's, [n].
+    """Feature with lists for n events: the values, list after list, and the length of each list, [n].
 
-    padding: how many unknown rows stand for a row that pads the batch.
+    padding: number of unknown rows in each row that pads the batch.
     """
 
     values: np.ndarray
@@ -623,8 +638,10 @@ class Lists(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found of n events: table rows of features with one value, [features, n], and dense numbers,
-    [n, numbers], of their users, of their items and of their own; and the features with lists.
+    """Features of n events.
+
+    single: table rows of features with one value, [features, n], of users, items and events; numbers: dense
+    numbers, [n, numbers], likewise; lists: the features with lists.
     """
 
     single: list[np.ndarray]
@@ -632,7 +649,7 @@ class Found(NamedTuple):
     lists: list[Lists]
 
     def behind(self, other: Found) -> Found:
-        """Of others and, behind them, of these."""
+        """Features of `other` followed by these."""
         pairs = zip(other.lists, self.lists, strict=True)
         return Found(
             [np.concatenate(both, axis=1) for both in zip(other.single, self.single, strict=True)],
@@ -649,29 +666,27 @@ class Found(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """For which events lists are wanted: those of a split; draws: what tells one sample from another."""
+    """Request for lists. split: of the events; draws: numbers that select the samples."""
 
     split: str
     draws: tuple[int, ...]
 
 
 class EventFeatures:
-    """The features of events by position. Pickles to paths and names; columns are mapped where they are first
-    read.
-    """
+    """Features of events by position. Pickles to paths and names. A process maps the columns on first use."""
 
     def __init__(self, columns: Columns, config: DataConfig) -> None:
         self.folder = columns.folder
         self.num_train = columns.num_train
         self.schema = columns.schema
         self.tables = columns.tables
-        # How long they are at most, where each event has one of its own.
+        # Longest list of each kind, if each event has a list of its own.
         self.lists = {
             name: most
             for name, most in config.lists.items()
             if name in [table.name for table in columns.tables]
         }
-        # And where events share them.
+        # Longest list if events share them.
         self.most_others = config.others if config.shares_lists else 0
         self._with_lists = {
             entity: [
@@ -682,7 +697,7 @@ class EventFeatures:
         self._of_events = [table.name for table in self.tables if table.feature.entity == EVENT]
         self._columns: dict[str, MappedColumn] = {}
         self._trained: np.ndarray | None = None
-        # By the place of a table, the column with the ids of what is found for it.
+        # Place of a dynamic table to the column with its ids.
         self._ids = {
             place: f"{self.schema.vocabulary_of(table.name)}_ids"
             for place, table in enumerate(self.tables)
@@ -690,12 +705,11 @@ class EventFeatures:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        # A mapping cannot be sent to a worker, which makes its own.
+        # A mapping cannot be pickled. A worker makes its own.
         return {**self.__dict__, "_columns": {}, "_trained": None}
 
     def check(self) -> None:
-        """Refuse to continue with a file that was cut: touching a page beyond its end would end the process
-        by a signal, and say nothing.
+        """Refuse a truncated file: access beyond its end would kill the process by a signal.
 
         Raises:
             UserError: see `MappedColumn.check`.
@@ -704,22 +718,21 @@ class EventFeatures:
             column.check()
 
     def events(self, positions: np.ndarray, split: str) -> np.ndarray:
-        """The records of some events, see `record_type`, [n]."""
+        """Records of events, see `record_type`, [n]."""
         rows = self.column("rows")
         if split != "catalogue":
             return rows.take(positions)
-        # As if the first user had an event with each item, before any other, of which nothing else is known:
-        # who asks looks at items alone.
+        # As if the first user had an event with each item, without features. Only the items are used.
         events = np.zeros(len(positions), rows.dtype)
         events[ITEM], events["features"], events["numbers"] = positions, UNKNOWN_ROW, np.nan
         for name in OWNERS:
             events[f"{name}_place"] = NOWHERE
-        # Of an item all that had it.
+        # The whole list of each item.
         events[f"{AUDIENCE}_end"] = self.column(f"{AUDIENCE}_offsets").take(positions + 1)
         return events
 
     def find(self, events: np.ndarray) -> Found:
-        """What the users, the items and the events of some records have."""
+        """Features of the users, items and events of records."""
         entities = {
             entity: self.column(f"{self.schema.name_of(entity)}_features").take(events[entity])
             for entity in ENTITIES
@@ -736,9 +749,7 @@ class EventFeatures:
         )
 
     def find_items(self, items: np.ndarray) -> Found:
-        """What items alone have, as if of an unknown user without a history. items: their positions, int64
-        [n].
-        """
+        """Features of items alone, with an unknown user without a history. items: positions, int64 [n]."""
         found = self.find(self.events(items, "catalogue"))
         found.single[ENTITIES.index(USER)][:] = UNKNOWN_ROW
         nothing = Lists(np.zeros(0, np.int64), np.zeros(len(items), np.int64), padding=0)
@@ -746,27 +757,25 @@ class EventFeatures:
         return found
 
     def trained_items(self) -> np.ndarray:
-        """The positions of the items that the training has, int32."""
+        """Positions of the items with training events, int32."""
         if self._trained is None:
             offsets = self.column(f"{AUDIENCE}_offsets")
             self._trained = np.flatnonzero(np.diff(offsets)).astype(np.int32)
         return self._trained
 
     def find_order(self, events: np.ndarray, positions: np.ndarray, turns: Turns | None, split: str) -> Read:
-        """What events read of the orders of their users. turns: where they stand, where that is known
-        already.
-        """
+        """Parts of the user histories that events read in order. turns: of the events, if they are known."""
         prefix = "test_" if split == "test" else ""
         if split == "catalogue":
             nowhere = np.zeros(len(events), np.int64)
             turns = Turns(nowhere, nowhere, in_runs=False)
         elif turns is None:
             turns = turns_of(events, positions, self.lists[HISTORY], prefix, self.column)
-        # The positions of a catalogue are no events.
+        # The positions of a catalogue are items, not events.
         return in_order(turns, self.column("time").take(positions, mode="clip"), prefix, self.column)
 
     def find_lists(self, events: np.ndarray, asked: Asked) -> dict[str, Shared]:
-        """Who had what, by the names of the lists that the tables have."""
+        """User and item histories of events, by the names of the lists."""
         prefix = "test_" if asked.split == "test" else ""
         if self.most_others:
             return {
@@ -776,20 +785,22 @@ class EventFeatures:
         return {name: before(name, events, most, prefix, self.column) for name, most in self.lists.items()}
 
     def ages(self, positions: np.ndarray, history: Shared, split: str) -> Ages:
-        """How old the items of the histories of events are."""
+        """Ages of the items of the user histories of events."""
         column = self.column("test_history_time" if split == "test" else "history_time")
         times = take_lists(column, history.starts, history.counts)
-        # The positions of a catalogue are no events, and its histories are empty.
+        # The positions of a catalogue are items, not events, and its user histories are empty.
         event_times = self.column("time").take(positions, mode="clip").repeat(history.counts)
         return ages_of(history, times, event_times)
 
     def rarities(self, events: np.ndarray, own: np.ndarray, share: float, found: np.ndarray) -> None:
-        """Fill in, for each training event, `share` over the number of those of its user, of its item, of
-        all, and of those with the same row of each of its own features, float32 [3 + features, n].
+        """Fill in `rarities` of a `Batch` for training events, float32 [3 + features, n].
 
-        own: the rows of these, int32 [features, n], unknown where the event is to have nothing of its own.
+        Each is `share` divided by a number of training events: those of the user, of the item, all, and those
+        with the same row of each feature of the event.
+
+        own: the rows of these features, int32 [features, n], unknown for an event without its own features.
         """
-        # Without the event's own weight: how much is known of a row is a matter of its events' number.
+        # Without the event's own weight: the number of events decides how well a row is known.
         found[:] = share
         for place, (name, owner) in enumerate(OWNERS.items()):
             offsets = self.column(f"{name}_offsets")
@@ -797,15 +808,16 @@ class EventFeatures:
         found[len(OWNERS)] /= self.num_train
         for name, rows, rarity in zip(self._of_events, own, found[len(OWNERS) + 1 :], strict=True):
             counts = self.column(f"{name}_counts").take(rows)
-            # Nearly all that train the unknown row are those that forget what they have.
+            # Nearly all events with the unknown row are those whose features are hidden.
             counts += (rows == UNKNOWN_ROW) * np.int32(-(-self.num_train // FORGOTTEN_EVERY))
             rarity /= counts
 
     def join(
         self, batch_size: int, single: list[np.ndarray], lists: list[Lists], empty: Callable[..., np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The values and lengths of a `Batch`, of what was found for its real rows: ids of dynamic tables,
-        rows of all others.
+        """Return the values and lengths of a `Batch`: ids of dynamic tables, rows of all others.
+
+        single, lists: the features of its real rows.
         """
         num_real, num_single = single[0].shape[1], sum(map(len, single))
         num_padding = batch_size - num_real
@@ -813,7 +825,7 @@ class EventFeatures:
         last = num_single * batch_size
         values = empty(last + sum(len(part.values) + part.padding * num_padding for part in lists), np.int64)
         lengths[:num_single] = 1
-        # All features with one value are joined by one call: a small batch costs calls more than bytes.
+        # All features with one value are joined by one call: for a small batch calls cost more than bytes.
         columns = values[:last].reshape(num_single, batch_size)
         np.concatenate(single, out=columns[:, :num_real])
         columns[:, num_real:] = UNKNOWN_ROW
@@ -827,17 +839,17 @@ class EventFeatures:
         return values, lengths.reshape(-1)
 
     def _turn_into_ids(self, values: np.ndarray, sizes: list[int]) -> None:
-        """Put ids in the place of what the columns have of dynamic tables. sizes: values of each table."""
+        """Replace the numbers of values of dynamic tables by their ids. sizes: values of each table."""
         ends = [0, *itertools.accumulate(sizes)]
         for place, name in self._ids.items():
             part = slice(ends[place], ends[place + 1])
-            # What stands for an unknown value has an id too, the first.
+            # The unknown value has an id too, the first one.
             values[part] = self.column(name).take(values[part])
 
     def column(self, name: str) -> np.ndarray:
-        """A column, mapped from disk."""
+        """Column, mapped from disk."""
         if not self._columns:
-            # All at once: a training continues when the files are removed, and comes to the test at its end.
+            # Map all columns at once: then the training and the test at its end survive removal of the files.
             paths = sorted(Path(self.folder).glob("*.npy"))
             self._columns = {path.stem: MappedColumn(path) for path in paths}
         if name not in self._columns:
@@ -853,38 +865,37 @@ class Batch(NamedTuple):
     """One rank's part of a global batch, B rows, as plain tensors.
 
     `values` (int64) and `lengths` (int32 [features * B]) are those of a KeyedJaggedTensor whose keys are the
-    data set's features in order: ids of dynamic features, rows of the tables of all others. `labels` is
-    float32 [B]. `weights` is float32 [B]: 0 for the rows that pad the last batch, and for real rows global
-    batch size / real rows in the global batch, so that the mean over ranks of the weighted mean over B is the
-    mean over real rows; in training times the event's own weight. `more_labels` and `more_weights` are those
-    of the labels after the first, float32 [B, L - 1]: both are 0 where an event lacks one. `history_labels`
+    data set's features in order: ids of dynamic features, table rows of all others. `labels` is float32 [B].
+    `weights` is float32 [B]: 0 for rows that pad the last batch, and for real rows global batch size / real
+    rows in the global batch. So the mean over ranks of the weighted mean over B is the mean over real rows.
+    In training it is multiplied by the event's own weight. `more_labels` and `more_weights` are those of the
+    labels after the first, float32 [B, L - 1]: both are 0 for a label that an event lacks. `history_labels`
     is float32, one for each value of the feature "history". `numbers` is float32 [B, dense numbers], in the
-    order of the data set's, NaN where there is none.
+    order of the data set, NaN for a missing value.
 
-    Where weights of histories are learned, `places` and `gaps` say of each value of the feature "history" how
-    many of its list came after it, and how long before the event it came, see `gaps_of`, int32 both;
-    elsewhere they are empty.
+    If weights of user histories are learned, `places` and `gaps` describe each value of the feature
+    "history", int32 both: the number of values of its list after it, and the time bucket from it to the
+    event, see `gaps_of`. Otherwise they are empty.
 
-    Where there is an audience, each row has one more value behind its lists, its own item and its own user,
-    and of each of S lists `sources`, int64 [S, B], is the row whose list a row takes; `scales`, float32
-    [S, B], by what the sum of its values is multiplied; `own`, float32 [S, B], 1 where the row's own value is
-    to be subtracted from that sum. `rarities` is float32 [3 + features of events, B]: the weight over
-    the number of training events of the row's user, of its item, of all, and of those that share what the
-    event has of each feature; 0 outside of training, and in a stream, which does not know how many will come.
-    Elsewhere all four are empty.
+    With the feature "audience", each row has one more value at the end of its lists: its own item and its own
+    user. For each of S lists, `sources`, int64 [S, B], is the row whose list a row uses; `scales`, float32
+    [S, B], is the factor of the sum of its values; `own`, float32 [S, B], is 1 if the row's own value has to
+    be subtracted from that sum. `rarities` is float32 [3 + features of events, B]: the weight divided by the
+    number of training events of the row's user, of its item, of all, and of those with the same value of each
+    feature of the event. It is 0 outside of training, and in a stream, whose number of events is not known.
+    Otherwise all four are empty.
 
-    Where events compete, `had` is uint8 [B, bytes]: bit k of byte j of a row says that its user had, before,
-    the item of row 8 j + k of its group; 0 outside of training. A group is 8 * bytes rows, or what is left.
+    With in-batch negatives, `had` is uint8 [B, bytes]: bit k of byte j of a row is 1 if its user had, before,
+    the item of row 8 j + k of its group; 0 outside of training. A group is 8 * bytes rows, or the rest.
 
-    Where N items are drawn to compete with them, training has N rows before the B: of these items alone, in
-    everything but `labels`, `weights` and `had`, which has as many bits more, in bytes behind those of the
-    group.
+    With N drawn negatives, training has N rows of these items alone before the B rows. `labels` and `weights`
+    have B rows only. So has `had`, with N more bits in bytes after those of the group.
 
-    Where the order of events is read, rows that are a run of one user share the list of its first row:
-    `sources`, int64 [1, N + B], is the row whose list a row reads, and `reads`, int32 [N + B], how many of
-    its values stand before the row's event. `ages` says of each value of the feature "history" how many
-    seconds before the event of the last row of its run it came, and `draws` is a number drawn for it in this
-    pass, int32 both. Elsewhere all are empty.
+    If the order of events is read, the rows of a run of one user share the list of its first row: `sources`,
+    int64 [1, N + B], is the row whose list a row reads, and `reads`, int32 [N + B], is the number of its
+    values before the row's event. For each value of the feature "history", `ages` is the seconds from it to
+    the event of the last row of its run, and `draws` is a pseudorandom number for this pass, int32 both.
+    Otherwise all are empty.
     """
 
     values: torch.Tensor
@@ -916,13 +927,13 @@ def largest_batch(
     most_shared: int = 0,
     more_labels: int = 0,
 ) -> int:
-    """The most bytes that a batch can take, for a slot of the workers' ring: it is allocated once.
+    """Most bytes that a batch can take, for a slot of the workers' ring, which is allocated once.
 
-    num_negatives: the rows before those of events; most_shared: the values of one list for all rows together,
-    where they share them; else 0; more_labels: how many labels there are after the first.
+    num_negatives: rows before those of events; most_shared: most values of one list for all rows together if
+    they share lists, else 0; more_labels: number of labels after the first.
     """
     lists = [table for table in tables if table.name in LISTS]
-    # Where there is an audience, each row has its own value behind each list.
+    # With AUDIENCE, each row has its own value at the end of each list.
     own = batch_size if AUDIENCE in [table.name for table in lists] else 0
     in_lists = {
         table.name: min(batch_size * table.longest, most_shared or batch_size * table.longest) + own
@@ -933,23 +944,23 @@ def largest_batch(
     values += sum(in_lists.values())
     row = 4 * len(tables) + (4 + 4) * (1 + more_labels) + 4 * num_numbers
     row += bytes_of_group(batch_size, model.competitors) + bytes_of_group(num_negatives, num_negatives)
-    # A source, and how much is read.
+    # `sources` and `reads`.
     row += (8 + 4) * model.reads_order
     if own:
         row += (8 + 4 + 4) * len(lists) + 4 * num_rarities(tables)
-    # A label, and where they are told a place and a gap, or an age and a draw.
+    # A label, and if the model uses them a place and a gap, or an age and a draw.
     of_member = 4 + (4 + 4) * model.learns_history_weights + (4 + 4) * model.reads_order
     # Each array begins on a cache line.
     return 8 * values + of_member * in_lists.get(HISTORY, 0) + num_rows * row + 64 * len(Batch._fields)
 
 
 def num_rarities(tables: Sequence[Table]) -> int:
-    """How many a `Batch` has for each row."""
+    """Number of rarities of each row of a `Batch`."""
     return len(ENTITIES) + 1 + sum(table.feature.entity == EVENT for table in tables)
 
 
 def to_tensors(arrays: Sequence[np.ndarray]) -> Batch:
-    """The arrays of a batch as tensors that share their memory."""
+    """Return the arrays of a batch as tensors that share their memory."""
     import torch
 
     return Batch(*map(torch.from_numpy, arrays))

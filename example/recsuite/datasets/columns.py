@@ -1,22 +1,23 @@
 """A data set as columns on disk: parsed once, memory-mapped by every process of the machine.
 
     <cache>/<split>-<digest>-v<version>/
-        rows.npy                   a record for each event: its user, item and label, where it is among what
-                                   its user and its item had, how much it counts in the loss, and its own
-                                   features; see `record_type`
+        rows.npy                   a record for each event: its user, item and label, its places in the lists
+                                   of its user and its item, its weight in the loss, and its own features; see
+                                   `record_type`
         rating.npy  time.npy       float32, int64 [events]: label, time
         <user>_features.npy        a record for each user: its features
         <item>_features.npy        a record for each item: its features
         <feature>_values.npy       int32: table rows of a multi-valued feature, item after item
-        <feature>_counts.npy       int32 [rows]: of a feature of events, how many of the training have each
-        <feature>_ids.npy          int64: the ids of a dynamic feature's values, of which all other files have
-                                   the numbers instead of table rows; first that of "unknown"
+        <feature>_counts.npy       int32 [rows]: of a feature of events, number of training events with each
+                                   row
+        <feature>_ids.npy          int64: the ids of a dynamic feature's values; the first is that of
+                                   "unknown". All other files have places in this file instead of table rows
         history.npy                int32 [training events, 2]: row of the items' table, bits of the label;
                                    user after user, each in the order of time
         history_time.npy           int64 [training events]: their times, in the same order
         history_event.npy          int32 [training events]: their positions, likewise
-        history_before.npy         int32 [events]: before which place there each event comes, of those of one
-                                   time in the order in which they are stored
+        history_before.npy         int32 [events]: the place there before which each event comes; events of
+                                   one time in the order in which they are stored
         seen.npy                   int32 [training events]: their items, likewise
         history_offsets.npy        int64 [users that rated + 1]: where each user's history begins
         audience.npy               int32 [training events]: row of the users' table, item after item, each
@@ -26,22 +27,23 @@
         vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ..., or the
                                    edges of a number's buckets, or its scale
         schema.json                the schema, its features in the order in which a model adds them up
-        manifest.json              what `Columns` holds
+        manifest.json              the fields of `Columns`
 
-where <user> and <item> are what the schema of the data set calls them.
+where <user> and <item> are their names in the schema of the data set. "history" is the user history,
+"audience" the item history.
 
-The training events come first, then those for validation, then the test, each part in the order of time: a
-split is a range of positions. What is gathered is stored in records, so that an event costs one random
-access; what is scanned, the labels, in a column too. An event's history ends before the first event of its
-user that is not older than it; so does an audience. They hold training events alone, and for a test event
-also validation events, which a model in use would know of: no test event can be in them.
+The training events come first, then validation, then the test, each part in the order of time: a split is a
+range of positions. Values that are gathered are stored in records, so that an event costs one random access.
+Labels, which are also scanned, have a column too. The user history of an event ends before the first event of
+its user that is not older than it; likewise the item history. They hold training events only, and for a test
+event also validation events, which a deployed model would know. They never hold test events.
 
-The folder appears in one rename. Its name holds a digest of all that it was made from (every byte of the
-source files, schema, split and other flags) and the version of the code that made it, so a changed source
-or formula is another folder, and none is ever stale. Where --rebuild finds other bits, `.2`, `.3` and so on
-follow the name, and the highest number counts. The manifest has a digest of itself and of every file: columns
-that do not match are made again, file by file, each in one rename, so that whoever uses them meanwhile finds
-the same bits in either.
+The folder appears in one rename. Its name holds a digest of all its inputs (every byte of the source files,
+schema, split and other flags) and the version of the code. So a changed source or formula gives another
+folder, and none is ever stale. If --rebuild gives other bits, `.2`, `.3` and so on follow the name, and the
+highest number is used. The manifest has a digest of itself and of every file. Columns that do not match are
+made again, file by file, each in one rename, so that a process that uses them meanwhile finds the same bits
+in the old and the new file.
 """
 
 from __future__ import annotations
@@ -65,10 +67,10 @@ from recsuite.files import SEAL, FileEntry, check_file, parsed, reason_of, seale
 from recsuite.runtime.console import stage
 
 MANIFEST = "manifest.json"
-# Of what columns and the parts of tables hold. Raise it with every change of a reader, a formula or a file; a
-# test holds the digest of some columns against it.
+# Version of the content of columns and of parts of tables. Increase it with every change of a reader, a
+# formula or a file. A test compares the digest of some columns.
 VERSION = 1
-# The place of an event in a list that does not have it.
+# The place of an event that is not in a list.
 NOWHERE = -1
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
@@ -77,16 +79,16 @@ DIGEST_THREADS = 4
 def record_type(
     fields: Sequence[tuple[str, Any]] = (), features: int = 0, lists: int = 0, numbers: int = 0
 ) -> np.dtype[Any]:
-    """What a record of an event, a user or an item holds: some fields, and what it has of its own features.
+    """Type of the record of an event, a user or an item: some fields, and its own features.
 
     The fields of an event are "user" and "item", positions int32; "label", float32; "history_end", the place
-    in what its user had before which its own history ends, "history_place", its own place there, -1 where it
-    has none, and "audience_end" and "audience_place", the same of its item, int32; and where the data say so,
+    in the list of its user at which its own history ends, and "history_place", its own place there, -1 if it
+    has none, int32; "audience_end" and "audience_place", the same for its item; if the data have them,
     "weight", float32, and for each label after the first "label_2", "weight_2" and so on, float32, NaN for a
     label that an event lacks.
     "features" are the table rows of features with one value; "lists" are two numbers for each feature with
-    lists: where its values begin in `<feature>_values.npy`, and how many they are; "numbers" are the dense
-    ones, on a common scale, NaN where there is none.
+    lists: the begin of its values in `<feature>_values.npy`, and their number; "numbers" are dense numbers on
+    a common scale, NaN for a missing one.
     """
     own = [
         ("features", np.int32, (features,)),
@@ -98,14 +100,14 @@ def record_type(
 
 @dataclass(frozen=True)
 class Columns:
-    """One data set on disk: where it lies, how long its splits are, which tables its features need.
+    """One data set on disk: its folder, the sizes of its splits, and the tables of its features.
 
     numbers: the features that are dense inputs; baselines: way of evaluation, such as "ranks", to name to
     metrics on the test, and "ranks/known" and "ranks/new" to those of the users with and without a training
-    event, where there are both; told: feature of the event to how much it says of which item that is of, see
-    `datasets.telling`; label_told: likewise of the label; num_late: events of a stream that came too late,
-    and are left out; events_per_file: of a stream, those included; digest: of the events in their order, and
-    of where the splits begin; files: name to digest, of the columns.
+    event, if there are both; told: feature of the event to its leakage of the item, see `datasets.telling`;
+    label_told: likewise of the label; num_late: number of late events of a stream, which are skipped;
+    events_per_file: of a stream, including late ones; digest: of the events in order, and of the begins of
+    the splits; files: name of each column to digest.
     """
 
     folder: str
@@ -132,9 +134,7 @@ class Columns:
     files: dict[str, str] = field(default_factory=dict)
 
     def range_of(self, split: str) -> range:
-        """The positions of "train", "validation" or "test" in the columns of events, or of "catalogue": all
-        items.
-        """
+        """Positions of "train", "validation" or "test" in the columns of events; "catalogue": all items."""
         sizes = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
         if split == "catalogue":
             return range(self.num_items)
@@ -143,41 +143,41 @@ class Columns:
         return range(first, first + sizes[split])
 
     def labels(self, split: str) -> np.ndarray:
-        """The labels of a split, float32, mapped from disk."""
+        """Labels of a split, float32, mapped from disk."""
         positions = self.range_of(split)
         return self.column("rating")[positions.start : positions.stop]
 
     def all_labels(self, positions: range) -> np.ndarray:
-        """All L labels of some events, float32 [n, L], NaN where an event lacks one."""
+        """All L labels of a range of events, float32 [n, L], NaN for a label that an event lacks."""
         rows = self.column("rows")[positions.start : positions.stop]
         names = ["label", *(f"label_{place}" for place in range(2, len(self.schema.label_names) + 1))]
         return np.stack([rows[name] for name in names], axis=1)
 
     def column(self, name: str) -> np.ndarray:
-        """A column, mapped from disk."""
+        """Column, mapped from disk."""
         return np.load(Path(self.folder) / f"{name}.npy", mmap_mode="r")
 
     def place_of(self, entity: str) -> int:
-        """The place in "features" of `<entity>_features.npy` of the one that tells users or items apart."""
+        """Place of the id feature of users or items in "features" of `<entity>_features.npy`."""
         return self.schema.place_of(entity, [table.feature for table in self.tables])
 
     def ids_of(self, table: str) -> np.ndarray | None:
-        """The ids of a dynamic table's values, int64 [rows], by the numbers that the columns have for them;
-        None where those are table rows.
+        """Ids of a dynamic table's values, int64 [rows], indexed by the numbers in the columns.
+
+        None if the numbers are table rows.
         """
         feature = next(each.feature for each in self.tables if each.name == table)
         return self.column(f"{self.schema.vocabulary_of(table)}_ids") if feature.is_dynamic else None
 
     def item_ids(self) -> np.ndarray | None:
-        """`ids_of` the items."""
+        """`ids_of` of the items."""
         return self.ids_of(self.schema.item)
 
     def item_shares(self) -> np.ndarray:
-        """The share of the training events that is of each row of the items' table, float32 [rows]; of
-        dynamic items, of each of `item_ids`.
+        """Share of the training events of each row of the items' table, float32 [rows].
 
-        A row that no training event has, such as that of unknown items, counts as one event: the
-        loss of a ranking takes the logarithm.
+        For dynamic items, of each of `item_ids`. A row without training events, such as the unknown row,
+        counts as one event, because the loss of a ranking takes the logarithm.
         """
         row_of_item = self.column(f"{self.schema.item}_features")["features"][:, self.place_of(ITEM)]
         rows = row_of_item[self.column("rows")["item"][: self.num_train]]
@@ -186,13 +186,13 @@ class Columns:
 
 
 class MappedColumn:
-    """One .npy file, mapped for reading. It may be removed while it is mapped; it must not be cut."""
+    """One .npy file, mapped for reading. It may be removed while it is mapped, but not truncated."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # Not np.load: the mapping itself is wanted, which can tell the size of its file at any time, even
-            # of one that was removed.
+            # Not np.load: only the mapping itself gives the size of its file at any time, even of a removed
+            # one.
             with path.open("rb") as file:
                 # np.save writes version 1.0 of its format unless the header is huge.
                 np.lib.format.read_magic(file)
@@ -207,12 +207,12 @@ class MappedColumn:
             ) from None
 
     def check(self) -> None:
-        """Refuse to continue with a file that was cut: touching a page beyond its end would kill the process.
+        """Refuse a truncated file: access beyond its end would kill the process.
 
         Raises:
             UserError: names the file and both sizes.
         """
-        # The file's size now, against the mapping's.
+        # Compare the current size of the file with that of the mapping.
         if self._map.size() < len(self._map):
             raise UserError(
                 f"{self.path} had {len(self._map):,} bytes when it was opened and has {self._map.size():,} "
@@ -223,7 +223,7 @@ class MappedColumn:
 def load_columns(
     folder: Path, source: Path, schema: Schema, every_byte: bool = True
 ) -> tuple[Columns | None, str]:
-    """The columns that a manifest describes; or None and why they are refused: "" where there are none."""
+    """Return the columns of a manifest, or None and the reason for refusing them, "" if there are none."""
     if not folder.exists():
         return None, ""
     try:
@@ -249,7 +249,7 @@ def load_columns(
 def _described(
     manifest: Any, folder: Path, source: Path, schema: Schema
 ) -> tuple[tuple[FileEntry, ...], Columns]:
-    """The files and the columns that a manifest describes, from what JSON held for it.
+    """Return the files and the columns of a parsed manifest.
 
     Raises:
         TypeError, ValueError: when it describes none.
@@ -259,20 +259,20 @@ def _described(
     entries = typed(tuple[FileEntry, ...], manifest.get("files"), "files")
     rest = {name: value for name, value in manifest.items() if name != SEAL}
     files = {entry.name: entry.xxh3_128 for entry in entries}
-    # What a data set calls its items is the name under which it counts them.
+    # The key contains the data set's word for items.
     rest["num_items"] = rest.pop(f"num_{schema.items}", None)
-    # The key stays as it was first written: with another one every cache would be made again.
+    # The key keeps its first name: with another one every cache would be made again.
     rest["mean_label"] = rest.pop("mean_rating", None)
     schema = dataclasses.replace(schema, seen=str(rest.pop("seen", "")))
-    # JSON has no NaN: null is a metric that is not defined.
+    # JSON has no NaN: an undefined metric is null.
     rest["baselines"] = _with_nan(rest.get("baselines"))
-    # Folder and source are filled in below: a path may be of any length and letters, which `typed` refuses.
+    # Folder and source are set below: `typed` refuses long paths and unprintable characters.
     named = {"folder": "", "source": "", "schema": schema, "files": files}
     columns = typed(Columns, {**rest, **named})
     tables = tuple(
         dataclasses.replace(table, feature=schema.restored(table.feature)) for table in columns.tables
     )
-    # The folder may have been moved or copied since, so no path in it is believed.
+    # The folder may have been moved or copied, so paths in the manifest are not used.
     numbers = tuple(map(schema.restored, columns.numbers))
     columns = dataclasses.replace(
         columns, folder=str(folder), source=str(source), tables=tables, numbers=numbers
@@ -290,21 +290,21 @@ def _described(
 def _with_nan(found: Any) -> Any:
     if isinstance(found, dict):
         return {name: _with_nan(value) for name, value in found.items()}
-    # The one object, by which two equal data sets stay equal.
+    # Always the same NaN object, so that two equal data sets compare equal.
     return math.nan if found is None else found
 
 
 def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -> None:
-    """Refuse files that are not those that were written, and columns beside them.
+    """Refuse files that changed since they were written, and other .npy files in the folder.
 
     Raises:
         UserError, OSError: for the first one.
     """
-    # Sizes first: to look at them costs nothing.
+    # Sizes first: checking them is cheap.
     for entry in entries:
         if (folder / entry.name).stat().st_size != entry.bytes:
             raise UserError(f"{entry.name} has another size than when it was written.")
-    # A batch maps every column that lies in the folder.
+    # A batch maps every column in the folder.
     strange = {path.name for path in folder.glob("*.npy")} - {entry.name for entry in entries}
     if strange:
         raise UserError(f"{min(strange)} is not one of its files.")

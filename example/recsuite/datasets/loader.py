@@ -24,14 +24,14 @@ from recsuite.runtime.process import Launch, read_launch
 if TYPE_CHECKING:
     from recsuite.workers.pool import WorkerPool
 
-# What --num_workers auto measures, and the share of time below which waiting is not worth a process.
+# Steps measured by --num_workers auto, and the share of waiting time below which no worker is started.
 WARM_UP_STEPS = 5
 TIMED_STEPS = 20
 WAIT_WORTH_A_WORKER = 0.02
 
 
 class EpochSampler:
-    """The requests of one pass, in order. Lives in the main process, which chooses the pass."""
+    """Requests of one pass, in order. Exists in the main process, which chooses the pass."""
 
     def __init__(self, dataset: EventBatches) -> None:
         self.dataset = dataset
@@ -41,7 +41,7 @@ class EpochSampler:
         self.window: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[Request]:
-        # Bound now: workers ask ahead, and must not be asked for another pass in the middle of this one.
+        # Copied now: workers prefetch, and the pass must not change in the middle.
         split, epoch, first, window = self.split, self.epoch, self.first, self.window
         schema = self.dataset.schema
         noun = schema.item if split == "catalogue" else schema.label
@@ -52,9 +52,10 @@ class EpochSampler:
 
 
 class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
-    """An iterable of batches, and the workers that make them; ends them as a context manager.
+    """Iterable of batches with its workers. As a context manager it ends the workers.
 
-    Each `iter` is one pass over what the sampler names. A batch is the consumer's for as long as it holds it.
+    Each `iter` is one pass over the split of the sampler. A batch stays valid as long as the consumer holds
+    it.
     """
 
     def __init__(self, dataset: EventBatches, sampler: EpochSampler, config: LoaderConfig) -> None:
@@ -73,11 +74,11 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
             self.pool = self._start_pool(config.num_workers)
 
     def __len__(self) -> int:
-        """Batches in a pass."""
+        """Number of batches in a pass."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        """One pass. The workers begin with it now, before its first batch is asked for.
+        """Start one pass. The workers begin now, before the first batch is requested.
 
         Raises:
             UserError: when the data cannot be read any more.
@@ -89,7 +90,7 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
         return self._rest(requests)
 
     def _rest(self, requests: Iterator[Request]) -> Iterator[Batch]:
-        # Without a pool a batch is made when it is asked for, between two steps.
+        # Without a pool a batch is made when it is requested, between two steps.
         arrays = self.pool.batches(requests) if self.pool else map(self.dataset.make, requests)
         return map(self._finished, arrays)
 
@@ -99,7 +100,7 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
         self.close()
 
     def close(self) -> None:
-        """End the workers, within seconds; harmless twice, and done at the exit of the interpreter too."""
+        """End the workers, within seconds. May be called twice. Also done at the exit of the interpreter."""
         if self.pool is not None:
             self.pool.close()
 
@@ -120,15 +121,15 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
     def _finished(self, arrays: Sequence[np.ndarray]) -> Batch:
         batch = to_tensors(arrays)
         if self._pin:
-            # The copy keeps the ring's slots free of the device's pace: torch knows when it is done with
-            # page-locked memory of its own.
+            # The copy frees the ring's slot at once, whatever the pace of the device: torch tracks the use of
+            # its own page-locked memory.
             return Batch(*(tensor.pin_memory() for tensor in batch))
         return batch
 
     def _try_out(self, requests: Iterator[Request]) -> Iterator[Batch]:
-        """The first steps without workers, timed; then the number of workers is decided.
+        """Do and time the first steps without workers, then choose the number of workers.
 
-        A batch does not depend on who makes it, so the pool may start in the middle of a pass.
+        A batch does not depend on the process that makes it, so the pool may start in the middle of a pass.
         """
         start, making = time.perf_counter(), 0.0
         for steps, request in enumerate(requests, start=1):
@@ -136,15 +137,15 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
             batch = self._finished(self.dataset.make(request))
             making += time.perf_counter() - begin
             yield batch
-            # The first steps allocate what later ones use again, and a GPU computes behind the caller's back:
-            # without waiting for it, a step would seem to take no time.
+            # The first steps allocate memory that later ones reuse. A GPU computes asynchronously: without
+            # waiting for it, a step would seem to take no time.
             if steps == WARM_UP_STEPS:
                 _synchronize()
                 start, making = time.perf_counter(), 0.0
             if steps == WARM_UP_STEPS + TIMED_STEPS:
                 break
         else:
-            # A shorter pass tells too little; the next one continues to try.
+            # The pass was too short to measure; the next one tries again.
             return
         _synchronize()
         batch_seconds = making / TIMED_STEPS
@@ -153,7 +154,7 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
             batch_seconds, step_seconds, allowed_cores(), read_launch().local_world_size
         )
         say(f"--num_workers auto: {why}")
-        # Decided once: the next passes keep the pool.
+        # Chosen once: the next passes keep the pool.
         self._undecided = False
         if num_workers > 0:
             self.pool = self._start_pool(num_workers)
@@ -163,11 +164,11 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
 def choose_num_workers(
     batch_seconds: float, step_seconds: float, num_cores: int, local_world_size: int
 ) -> tuple[int, str]:
-    """How many workers a rank needs so that its steps do not wait, and the arithmetic in words."""
-    # Of a step without workers, in which making a batch and training on it follow each other.
+    """Return the number of workers that a rank needs so that its steps do not wait, and the explanation."""
+    # Share of a step without workers, in which making a batch and training on it follow each other.
     share = batch_seconds / (batch_seconds + step_seconds)
     spare = spare_cores(local_world_size, num_cores)
-    # A consumer that only receives has steps of no time.
+    # A consumer that only receives batches has steps of zero length.
     needed = math.ceil(batch_seconds / max(step_seconds, 1e-9))
     facts = (
         f"a batch takes {batch_seconds * 1e3:.2f} ms and a step {step_seconds * 1e3:.2f} ms; "
@@ -199,7 +200,7 @@ def check_start_method(mp_context: str) -> None:
 
 
 def _warn(config: LoaderConfig, launch: Launch) -> None:
-    """Say, once on a machine, what is allowed and seldom wise."""
+    """Warn, once on a machine, about settings that are allowed but seldom useful."""
     if launch.local_rank != 0:
         return
     if config.mp_context == "fork":
@@ -211,14 +212,15 @@ def _warn(config: LoaderConfig, launch: Launch) -> None:
 
 
 def build_dataloader(dataset: EventBatches, sampler: EpochSampler, config: Config) -> BatchLoader:
-    """Return a loader of whole batches: made in this process for --num_workers 0, else by worker processes.
-    Not collective.
+    """Return a loader of whole batches. Not collective.
+
+    Batches are made in this process for --num_workers 0, else by worker processes.
 
     dataset: makes batch k of an epoch; sampler: the numbers of this rank's batches; config: the flags of
-    workers. Workers are spawned, unless --mp_context says otherwise, because a forked worker inherits the
-    CUDA context and the locks of every thread. They are persistent, and one pool serves training and
-    evaluation. They start at once, while the caller continues. Batches are pinned where there is CUDA; the
-    main process copies them to the device, after `init_runtime` has set it.
+    workers. Workers are spawned, unless --mp_context is given, because a forked worker inherits the CUDA
+    context and the locks of every thread. They are persistent, and one pool serves training and evaluation.
+    They start at once, while the caller continues. Batches are pinned if CUDA is available; the main process
+    copies them to the device, after `init_runtime` has set it.
 
     Raises:
         UserError: when the data set cannot be sent to a worker, or the machine cannot start that many.

@@ -1,8 +1,8 @@
 """Metrics over whole splits: of predictions against labels, and of ranks.
 
-Plain numpy on arrays of one entry an event, so that a known answer can be checked by hand. How the arrays
-come together from all ranks is the business of `training/evaluation.py`; which metrics a task has, and how it
-calls them, that of `models/tasks.py`.
+Plain numpy on arrays with one entry for each event, so that known answers can be checked by hand.
+`training/evaluation.py` gathers the arrays from all ranks; `models/tasks.py` chooses and names the metrics of
+a task.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ import numpy as np
 
 from recsuite.config.sections import TOP
 
-# The name of a metric to its value, NaN where it is not defined.
+# Name of a metric to its value, NaN if it is not defined.
 Metrics = dict[str, float]
-# Behind a way of evaluation: on the events of users with a training event, and of those without.
+# Suffixes of a way of evaluation: on the events of users with a training event, and of those without.
 KNOWN, NEW = "/known", "/new"
 
-# Newton's method doubles the digits in each round; the ridge keeps a calibration finite where predictions
-# put all liked items above all others, and is too small to be seen elsewhere.
+# Newton's method doubles the digits in each round. The ridge keeps a calibration finite if predictions put
+# all liked items above all others; otherwise its effect is negligible.
 CALIBRATION_ROUNDS = 25
 CALIBRATION_RIDGE = 1e-3
-# A calibration is fitted to at least so many events, of which at least so many have each answer: a log loss
-# by fewer says nothing of the model.
+# A calibration is fitted to at least so many events, with at least so many of each answer: with fewer, the
+# log loss has no meaning.
 LEAST_CALIBRATED, LEAST_OF_EACH = 50, 5
-# Bootstrap of intervals: samples; groups of cases that are drawn together, those of one user always; and bins
-# of scores, by which samples differ in their AUC.
+# Bootstrap of intervals: number of samples; number of groups of cases that are drawn together (all cases of a
+# user are in one group); number of bins of scores for the AUC of the samples.
 SAMPLES, GROUPS, SCORE_BINS = 200, 512, 128
-# Groups of users from which an interval is computed.
+# Least number of groups of users for an interval.
 LEAST_GROUPS = 20
-# Predictions that differ by less than this many stars are one.
+# Predictions with a smaller standard deviation, in stars, count as equal.
 LEAST_SPREAD = 1e-6
-# A float32 next to 1 is so far from it; what came true against all odds costs no more.
+# Distance from 1 to the float32 below it; the lower limit of a probability in a log loss.
 LEAST_PROBABILITY = 2.0**-24
-# Sums go by chunks, so that the metrics of many events take little more memory than their labels.
+# Sums are computed by chunks, so that metrics of many events need little more memory than their labels.
 CHUNK = 2**20
 
 
 class Measured(dict[str, float]):
-    """Metrics, how many cases they are of, and the ends of the 95 % bootstrap interval of each.
+    """Metrics, their number of cases, and the ends of the 95 % bootstrap interval of each.
 
-    parts: KNOWN and NEW to the metrics of these cases alone, where there are both. new_users, new_items: the
-    shares of the cases whose user, or item, has no training event.
+    parts: KNOWN and NEW to the metrics of these cases alone, if there are both. new_users, new_items: shares
+    of the cases whose user, or item, has no training event.
     """
 
     new_users = new_items = 0.0
@@ -59,31 +59,31 @@ class Measured(dict[str, float]):
 
 
 def finite(metrics: Metrics) -> dict[str, float | None]:
-    """Metrics as JSON can hold them: None for what is not a number."""
+    """Return metrics for JSON, with None for NaN and infinities."""
     # JSON has no NaN.
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """From a predicted label to the probability that the item is liked: a logistic function."""
+    """Logistic function from a predicted label to the probability that the item is liked."""
 
     slope: float
     intercept: float
 
     def log_losses(self, predictions: np.ndarray, liked: np.ndarray) -> np.ndarray:
-        """Minus the logarithm of the probability of what came true, float64 [n]."""
+        """Negative logarithm of the probability of the true answer, float64 [n]."""
         logits = self.slope * predictions.astype(np.float64) + self.intercept
-        # log(1 + exp(z)) for the z of what did not come true, in a form that does not overflow.
+        # log(1 + exp(z)) for the logit z of the false answer, in a form that does not overflow.
         wrong = np.where(liked, -logits, logits)
         return np.maximum(wrong, 0) + np.log1p(np.exp(-np.abs(wrong)))
 
 
 def fit_calibration(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
-    """The calibration of highest likelihood for predictions, float [n], and whether they came true, bool [n].
+    """Return the calibration of highest likelihood for predictions, float [n], and true answers, bool [n].
 
     By Newton's method on standardised predictions. With fewer events than LEAST_CALIBRATED, or fewer of one
-    answer than LEAST_OF_EACH, both its numbers are NaN.
+    answer than LEAST_OF_EACH, slope and intercept are NaN.
     """
     num_liked = int(np.count_nonzero(liked))
     if len(liked) < LEAST_CALIBRATED or min(num_liked, len(liked) - num_liked) < LEAST_OF_EACH:
@@ -114,8 +114,8 @@ def measure(
 ) -> Measured:
     """Exact metrics of predictions, float [n], against labels, float [n], summed in float64.
 
-    liked: bool [n]; where all or none are, auc is NaN, and log_loss where the calibration is. users: of the
-    events, int [n], for intervals; None is without.
+    liked: bool [n]; if all or none are, auc is NaN. log_loss is NaN if the calibration is. users: of the
+    events, int [n], for intervals; None for no intervals.
     """
 
     def values_of(part: slice) -> tuple[np.ndarray, ...]:
@@ -138,8 +138,10 @@ def measure(
 def measure_probabilities(
     predictions: np.ndarray, is_yes: np.ndarray, users: np.ndarray | None = None
 ) -> Measured:
-    """Exact metrics of probabilities, float [n], and whether the answer was yes, bool [n]; users: see
-    `measure`. calibration: the mean probability over the share of yes, 1 at best; NaN without a yes.
+    """Exact metrics of probabilities, float [n].
+
+    is_yes: True if the answer was yes, bool [n]; users: see `measure`. The metric "calibration" is the mean
+    probability divided by the share of yes, 1 at best; NaN without a yes.
     """
 
     def values_of(part: slice) -> tuple[np.ndarray, ...]:
@@ -159,7 +161,7 @@ def _means(
     values_of: Callable[[slice], tuple[np.ndarray, ...]],
     users: np.ndarray | None,
 ) -> Measured:
-    """Means of values of the cases, with intervals where their users are given.
+    """Means of values of the cases, with intervals if their users are given.
 
     values_of: the values of a part of the cases, float64 [cases] for each name.
     """
@@ -176,11 +178,11 @@ def _means(
     means = {name: total / number for name, total in zip(names, totals, strict=True)}
     if users is None:
         return Measured(means, number)
-    # Not by BLAS, whose sums depend on the number of threads and so on the number of ranks.
+    # Not BLAS: its sums depend on the number of threads and so on the number of ranks.
     sums = np.einsum("sg,gm->sm", _draws(), groups)
     with np.errstate(invalid="ignore", divide="ignore"):
         samples = sums[:, 1:] / sums[:, :1]
-    # Of a few users a sample says nothing on others.
+    # A sample of a few users says nothing about others.
     if np.count_nonzero(groups[:, 0]) < LEAST_GROUPS:
         samples[:] = np.nan
     return Measured(means, number, {name: _ends(samples[:, place]) for place, name in enumerate(names)})
@@ -189,7 +191,7 @@ def _means(
 def _with_auc(
     found: Measured, scores: np.ndarray, positive: np.ndarray, users: np.ndarray | None
 ) -> Measured:
-    """Metrics with that of `auc`."""
+    """Add the AUC, and its interval if users are given."""
     found["auc"] = value = auc(scores, positive)
     if users is None or math.isnan(value):
         return found
@@ -199,13 +201,13 @@ def _with_auc(
         cell = _group_of(users[part]) * SCORE_BINS + edges.searchsorted(scores[part], side="right")
         for kind in (0, 1):
             counts[kind] += np.bincount(cell[positive[part] == kind], minlength=GROUPS * SCORE_BINS)
-    # Whole numbers, so that these products are exact in any order. The first sample is the cases as they are.
+    # Whole numbers, so these products are exact in any order. The first sample is the original cases.
     draws = np.concatenate([np.ones((1, GROUPS)), _draws()])
     below, above = (draws @ each.reshape(GROUPS, SCORE_BINS) for each in counts)
     pairs = (above * (below.cumsum(axis=1) - below / 2)).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         samples = pairs / (above.sum(axis=1) * below.sum(axis=1))
-    # Scores of one bin count as equal, which moves all samples alike.
+    # Scores of one bin count as equal, which shifts all samples by the same amount.
     found.intervals["auc"] = _ends((samples[1:] - samples[0] + value).clip(0, 1))
     return found
 
@@ -217,12 +219,12 @@ def _group_of(users: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _draws() -> np.ndarray:
-    """How many times each sample has each group, float64 [samples, groups]."""
+    """Number of times that each sample contains each group, float64 [samples, groups]."""
     return np.random.default_rng(0).poisson(1.0, (SAMPLES, GROUPS)).astype(np.float64)
 
 
 def _ends(samples: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of samples; NaN where they are."""
+    """95 % interval of the finite samples; NaN if fewer than half are finite."""
     known = samples[np.isfinite(samples)]
     if len(known) < SAMPLES // 2:
         return math.nan, math.nan
@@ -231,18 +233,18 @@ def _ends(samples: np.ndarray) -> tuple[float, float]:
 
 
 def log_loss_of(probability: float, is_yes: np.ndarray) -> float:
-    """That of one probability for all answers, bool [n]."""
+    """Log loss of one probability for all answers, bool [n]."""
     yes, no = np.log(np.clip([probability, 1 - probability], LEAST_PROBABILITY, 1))
-    # A sum of negatives, so that all answers alike cost 0, not -0.
+    # Adding 0.0 gives 0 instead of -0 if all answers are the same.
     return float(is_yes.mean() * -yes + (1 - is_yes.mean()) * -no) + 0.0
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The share of (positive, negative) pairs that the scores, float [n], put in order; ties count half."""
+    """Share of (positive, negative) pairs that the scores, float [n], order correctly; ties count half."""
     above, below = np.sort(scores[positive]), np.sort(scores[~positive])
     if len(above) == 0 or len(below) == 0:
         return float("nan")
-    # Twice the pairs in order, and ties once: an exact integer.
+    # An exact integer: 2 for each pair in order, 1 for each tie.
     twice = 0
     for part in _chunks(len(above)):
         twice += int(below.searchsorted(above[part], "left").sum())
@@ -267,14 +269,14 @@ def measure_ranks(ranks: np.ndarray, users: np.ndarray | None = None) -> Measure
 
 
 def never_found(num_items: int) -> int:
-    """A rank for an item that is not ranked, because its user had it: below all others, and never a hit."""
+    """Rank of an item that is not ranked because its user had it: below all others, and never a hit."""
     return num_items + TOP
 
 
 def ranks_by_chance(candidates: np.ndarray) -> Measured:
-    """The metrics of `measure_ranks` to expect where each place among the candidates is as likely.
+    """Expected metrics of `measure_ranks` for a random order of the candidates.
 
-    candidates: how many items are ranked in each case, int [n]; 0 where the item of the case is not.
+    candidates: number of items that are ranked in each case, int [n]; 0 if the item of the case is not.
     """
     shown = np.minimum(candidates, TOP)
     gains = np.concatenate([[0], np.cumsum(1 / np.log2(np.arange(2, TOP + 2)))])

@@ -1,6 +1,6 @@
-"""The data of a run: made once per machine, checked against the other ranks', and served by a loader.
+"""Data of a run: prepared once per machine, compared with those of the other ranks, and served by a loader.
 
-Data of a stream may grow: their files are looked at until they have changed, and are whole. Imports no
+Data of a stream may grow: their files are polled until they have changed and are complete. Does not import
 TorchRec, so that the workers start while it is imported.
 """
 
@@ -37,31 +37,32 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at the files.
 LOOK_EVERY = 0.25
-# Seconds after which it is said what is waited for.
+# Seconds of waiting after which the reason is shown.
 SAID_AFTER = 10.0
-# Files of lines: whoever appends to one may be in the middle of its last line.
+# Files of lines: a process that appends to one may be in the middle of its last line.
 OF_LINES = (".csv", ".tsv", ".dat", ".data", ".txt", ".jsonl", ".ndjson")
-# What is seen of the files: the name of each, and its size.
+# Name of each file to its size.
 Seen = dict[str, int]
 
 
 class Following:
-    """Looks at the files of a data set, again and again. Every rank makes one before it reads them.
+    """Polling of the files of a data set for new data. Every rank makes one before it reads the files.
 
-    A file that came or grew changes what is seen; one that changed and kept its size is no new data.
+    A file that is new or has grown is new data. A file that changed and kept its size is not.
     """
 
     def __init__(self, config: Config, say: Callable[[str], None]) -> None:
         self.config, self.say = config, say
         self.known = self._before = {file.name: file.size for file in self._files()}
-        # Since when files that have changed are not whole; and what was said last.
+        # Time since which changed files are incomplete, and the last message.
         self._since: float | None = None
         self._said = ""
 
     def has_grown(self) -> bool:
-        """Whether the files are others than those that were known, and seem to be whole; then they are known.
+        """True if the files differ from the known ones and seem complete. Then they become the known ones.
 
-        Collective: every rank. One looks, for a network file system shows changes at different moments.
+        Collective: every rank. One rank looks, because a network file system shows changes at different
+        moments.
 
         Raises:
             UserError: when they cannot be looked at.
@@ -75,7 +76,7 @@ class Following:
         if now == self.known:
             self._since = None
             return False
-        # What is still being written is another one at the next look.
+        # A file that is still being written differs at the next look.
         if moving := {name for name, _ in now.items() ^ before.items()}:
             self._say_after_a_while(f"{min(moving)} is written to without rest, and is read when it rests")
             return False
@@ -87,7 +88,7 @@ class Following:
         return True
 
     def say_once(self, sentence: str) -> None:
-        """Say it, unless it was what was said last."""
+        """Show a message, unless it was the last one."""
         if sentence != self._said:
             self.say(sentence)
         self._said = sentence
@@ -100,12 +101,12 @@ class Following:
 
     def _files(self) -> list[TableFile]:
         found = look(self.config.data, self.config.runtime.seed)[1]
-        # A folder that is moved away for a moment is one that has not settled.
+        # A folder that is moved away for a moment counts as incomplete.
         return [] if found is None else found.files
 
 
 def _ends_a_line(file: TableFile) -> bool:
-    """Whether a file holds whole lines, if it holds any."""
+    """True if a file is not empty and, for a format of lines, ends with a whole line."""
     if not file.name.endswith(OF_LINES) or file.size == 0:
         return file.size != 0
     with file.open() as opened:
@@ -113,7 +114,7 @@ def _ends_a_line(file: TableFile) -> bool:
         return opened.read(1) == b"\n"
 
 
-# Flags that may differ between machines: where data lie, what makes batches, what looks at a training.
+# Flags that may differ between machines: paths of data, workers, and monitoring.
 OF_A_MACHINE = (
     "data_path",
     "cache_dir",
@@ -127,7 +128,7 @@ OF_A_MACHINE = (
 )
 
 
-# What can be learned of each kind of label; the first is what is learned where --task does not fit.
+# Tasks for each kind of label; the first is used if the default of --task does not fit.
 TASKS = {
     RATING: ("rating", "ranking", "sequence"),
     YES_NO: ("response",),
@@ -138,14 +139,14 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Data:
-    """What every mode needs of the data set."""
+    """Data set and loader of a run, in every mode."""
 
     columns: Columns
     loader: BatchLoader
-    # Of a stream: what it remembers of its data, and what looks whether there are more of them.
+    # For a stream: its state, and the polling for new data.
     past: Past = BEGINNING
     following: Following | None = None
-    # Makes a loader, also of data that have grown.
+    # Makes a loader, also for data that have grown.
     build: Callable[..., BatchLoader] = build_dataloader
 
 
@@ -156,14 +157,14 @@ def open_data(
     past: Past = BEGINNING,
     build: Callable[..., BatchLoader] = build_dataloader,
 ) -> Iterator[Data]:
-    """The data set and its loader; the workers end with the context. Collective: every rank.
+    """Yield the data set and its loader. The workers end with the context. Collective: every rank.
 
-    past: of a stream that goes on; build: makes the loader, see `build_dataloader`.
+    past: of a stream that continues; build: makes the loader, see `build_dataloader`.
 
     Raises:
         UserError: when the data cannot be had, differ between machines, or the workers cannot start.
     """
-    # Before they are read: what comes meanwhile is new.
+    # Before the files are read: later changes are new data.
     following = Following(config, context.say) if config.stream.follow_data else None
     columns = find_same(config, context, past)
     check_task(columns.schema, config.model.task)
@@ -171,7 +172,7 @@ def open_data(
     schema = columns.schema
     things = f"{counted(columns.num_users, schema.user)}, {counted(columns.num_items, schema.item)}"
     if config.stream.stream:
-        # A load cuts no windows.
+        # With --load there are no windows.
         cut = "" if config.checkpoint.load else f" (--window {config.stream.window})"
         sizes = f"a stream of {columns.num_train:,} {schema.labels}{cut}"
     else:
@@ -181,19 +182,19 @@ def open_data(
         )
     for line in (f"{columns.source}: {sizes}, {things}", *columns.notes):
         context.say(line)
-    # Before the model is built: workers start, and make their first batches, meanwhile.
+    # Before the model is built, so that the workers start and make their first batches meanwhile.
     with load(columns, config, context, build) as loader:
         yield Data(columns, loader, past, following, build)
 
 
 def find_same(config: Config, context: RuntimeContext, past: Past = BEGINNING) -> Columns:
-    """The columns of the configured data set, the same on every machine. Collective: every rank.
+    """Return the columns of the configured data set, the same on every machine. Collective: every rank.
 
     Raises:
         UserError: when the data cannot be had, or differ between machines.
     """
     # Every byte is read and digested once on a machine, by its first rank, and not once for each rank.
-    # That of rank 0: machines may share a folder, and only the first of them is to make it again.
+    # All use the launch of rank 0: machines may share a folder, and only the first of them rebuilds it.
     launch = broadcast_from_rank0(launch_name) if config.data.rebuild else ""
     everyones = once_per_node(
         context, lambda: (gethostname(), open_columns(config, launch, past)), PREPARATION_DEADLINE
@@ -208,29 +209,30 @@ def load(
     context: RuntimeContext,
     build: Callable[..., BatchLoader] = build_dataloader,
 ) -> BatchLoader:
-    """A loader of this rank's batches. Not collective."""
+    """Return a loader of this rank's batches. Not collective."""
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     return build(dataset, EpochSampler(dataset), config)
 
 
 def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool = False) -> Config:
-    """The configuration with a task that the labels of own tables are for, and a split that their events
-    allow. Looks at the schema alone, and where the tables have none, writes it. Not collective.
+    """Return the configuration with a task and a split that fit the user's own tables.
 
-    given: the flags of the command line. is_recorded: whether the others are those of a checkpoint, which
-    hold whatever the files are called.
+    Reads the schema only, or writes it if the tables have none. Not collective.
+
+    given: the flags of the command line. is_recorded: True if the other flags are those of a checkpoint,
+    which apply whatever the names of the files are.
 
     Raises:
         UserError: when a flag asks for what the tables do not say.
     """
-    # The labels of a set of a known name are ratings with times, and it may have to be downloaded first.
+    # A named data set has ratings with times, and may have to be downloaded first.
     if not is_own(config.data):
         return _with_task(config, FIRST_SCHEMA, given)
     from recsuite.datasets.tables.files import has_split
     from recsuite.datasets.tables.schema_file import schema_path
 
     source = locate(config.data, config.runtime.seed)
-    # It may be an older one, and of other files. Tables in memory have one that does not stay.
+    # Show the path: an old schema may be for other files. Tables in memory have a temporary schema.
     if "data_path" in given or config.checkpoint.reads:
         say(f"the tables are read as {schema_path(config.data.data_path)} says")
     if not source.has_times and config.stream.stream:
@@ -262,7 +264,7 @@ def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config
 
 
 def check_task(schema: Schema, task: str) -> None:
-    """Refuse a task that the labels are not for.
+    """Refuse a task that does not fit the labels.
 
     Raises:
         UserError: names the kind of the labels, and the tasks that there are for it.
@@ -276,12 +278,12 @@ def check_task(schema: Schema, task: str) -> None:
 
 
 def check_leaks(columns: Columns, task: str) -> None:
-    """Refuse to rank items for events of which something is known that says too much of the item.
+    """Refuse a ranking task if a feature of the events has too much leakage of the item.
 
     Raises:
         UserError: names the feature, how much it says, and how much it may.
     """
-    # Whatever wrote the schema, and whatever the labels are: predictions of a label may have such features.
+    # For every schema and every kind of label. The prediction of a label may use such features.
     if task not in ("ranking", "sequence"):
         return
     item, user = columns.schema.item, columns.schema.user
@@ -296,12 +298,12 @@ def check_leaks(columns: Columns, task: str) -> None:
 
 
 def check_same_flags(config: Config) -> None:
-    """Refuse machines whose flags differ: rank 0's alone would decide in silence. Collective: every rank.
+    """Refuse machines whose flags differ: those of rank 0 would silently apply. Collective: every rank.
 
     Raises:
         UserError: on every rank, names a flag and both values.
     """
-    # Else a flag given on one machine would be lost, for all continue with those of rank 0.
+    # Otherwise a flag given on one machine would be lost, because all continue with those of rank 0.
     mine = {name: value for name, value in config.flags.items() if name not in OF_A_MACHINE}
     everyones = all_gather_object(lambda: mine)
     for rank, other in enumerate(everyones):
@@ -314,17 +316,17 @@ def check_same_flags(config: Config) -> None:
 
 
 def of_this_machine(mine: Config, decided: Config) -> Config:
-    """What rank 0 decided for all, with what this machine was given for itself."""
+    """Return the configuration of rank 0 with the flags of this machine, see OF_A_MACHINE."""
     return decided.replaced(**{name: mine.flags[name] for name in OF_A_MACHINE})
 
 
 def _check_same_data(everyones: Sequence[tuple[str, Columns]]) -> None:
-    """Refuse machines whose data differ in any byte: what one rank calls row 7 would be another's row 8.
+    """Refuse machines whose data differ in any byte: row 7 of one rank could be row 8 of another.
 
-    everyones: of each rank, the name of its machine and the columns there.
+    everyones: for each rank, the name of its machine and its columns.
     """
     machine, ours = everyones[0]
-    # By the digests of all columns: names and counts may agree where vocabularies differ.
+    # Compare the digests of all columns: names and counts may agree while vocabularies differ.
     others = [rank for rank, (_, columns) in enumerate(everyones) if columns.files != ours.files]
     if not others:
         return

@@ -1,7 +1,7 @@
 """Schema of any data set: features of users and items, and events that join the two.
 
-Knows numbers and names only, so a data worker may import it. The features of one family of data sets, and
-what it calls its users, items and labels, are its `Schema`; generic code says user, item, event and label.
+Holds numbers and names only, so a data worker may import it. A `Schema` has the features of one family of
+data sets, and its words for users, items and labels. Generic code says user, item, event and label.
 """
 
 from __future__ import annotations
@@ -15,40 +15,39 @@ from typing import TYPE_CHECKING, Any
 from recsuite.errors import UserError
 from recsuite.files import OPTIONAL, plain, typed
 
-# For types alone: a data worker imports this file, and starting it must not take an import of pandas.
+# For types only: a data worker imports this file, and must not import pandas at its start.
 if TYPE_CHECKING:
     import numpy as np
     import pandas
 
-# Beside the columns, and in every full checkpoint and export made of them.
+# In the folder of columns, and in every full checkpoint and export made from them.
 SCHEMA_FILE = "schema.json"
-# Row 0 of every table stands for "unknown": a value that the training events never show.
+# Row 0 of every table is the unknown row: for values that are in no training event.
 UNKNOWN_ROW = 0
 USER, ITEM, EVENT = "user", "item", "event"
-# What an event joins, in the order of its columns.
+# The entities that an event joins, in the order of its columns.
 ENTITIES = (USER, ITEM)
-# How a number becomes an input: by the row of its bucket, or as it is, on a common scale.
+# A number becomes an input as the row of its bucket, or as a dense number on a common scale.
 BUCKETS, DENSE = "buckets", "dense"
-# How the values of categories become rows of a table: by a list of those that the training shows, or by ids,
-# of which the table takes in any.
+# The values of categories become rows of a table by a list of the training values (fixed vocabulary), or by
+# ids, any of which a dynamic table can insert.
 VOCABULARY, DYNAMIC = IDS = ("vocabulary", "dynamic")
-# What a label can be: a number on a scale, one of two answers, that an event happened at all, or how often.
+# Kinds of labels: a number on a scale, one of two answers, the mere fact of an event, or its count.
 RATING, YES_NO, CLICKS, COUNT = LABEL_KINDS = ("rating", "yes_no", "clicks", "count")
-# Items that a user had: left out of negatives, rankings and recommendations, or like any other item.
+# Items that a user had: excluded from negatives, rankings and recommendations, or treated like any other.
 EXCLUDE, ALLOW = "exclude", "allow"
-# The features that say who had what, and their entities: of an event's user other items, of its item users.
+# The list features and their entities: other items of an event's user, other users of its item.
 HISTORY, AUDIENCE = LISTS = ("history", "audience")
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One property of a user, of an item, of an event or of a list, with an embedding table of its own unless
-    it is a dense number.
+    """One property of a user, an item, an event or a list. It has an embedding table unless it is dense.
 
-    The name is the key in the KeyedJaggedTensor and the name of the table; the entity is USER, ITEM, EVENT,
-    HISTORY or AUDIENCE; the column is where the parsed files keep the raw values, hashable and of one type
-    (lists of them when multi, floats when it is a number). number: "" for categories; BUCKETS, where each
-    quantile of the training has a table row; or DENSE, an input of the dense part. ids: one of IDS.
+    name: the key in the KeyedJaggedTensor and the name of the table; entity: USER, ITEM, EVENT, HISTORY or
+    AUDIENCE; column: of the parsed files, with raw values that are hashable and of one type (lists of them if
+    multi, floats if it is a number); number: "" for categories; BUCKETS, with a table row for each quantile
+    of the training; or DENSE, an input of the dense part; ids: one of IDS.
     """
 
     name: str
@@ -60,12 +59,12 @@ class Feature:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether batches have ids of its values, and not rows of its table."""
+        """True if batches have ids of its values instead of rows of its table."""
         return self.ids == DYNAMIC
 
     @property
     def has_table(self) -> bool:
-        """Whether its values are rows of a table, and not numbers in the batch."""
+        """True if its values are rows of a table and not dense numbers in the batch."""
         return self.number != DENSE
 
 
@@ -82,14 +81,14 @@ class Label:
 
 @dataclass(frozen=True)
 class Schema:
-    """What a data set tells of its users, items and events, and what it calls them.
+    """Features of the users, items and events of a data set, and its words for them.
 
-    features: in any order. user, item: the name of the feature that tells users or items apart. It is the one
-    that a history holds and that a ranking finds, and what files and sentences call a user or an item. title:
-    the column with what people call an item; it need not be a feature's. label: the noun for what is
-    predicted; lowest_label, highest_label: its range; liked_label: from here on an item counts as liked;
-    label_kind: one of LABEL_KINDS; answer: what a yes of YES_NO is called; seen: EXCLUDE or ALLOW.
-    more_labels: further labels of an event, where there are several; all else here is of the first.
+    features: in any order. user, item: name of the feature that identifies users or items. Histories and
+    rankings use this feature, and files and messages use its name as the noun for a user or an item. title:
+    the column with the title of an item; it need not belong to a feature. label: the noun for the predicted
+    label; lowest_label, highest_label: its range; liked_label: from here on an item counts as liked;
+    label_kind: one of LABEL_KINDS; answer: the name of a yes of YES_NO; seen: EXCLUDE or ALLOW. more_labels:
+    further labels of an event; all other fields describe the first label.
     """
 
     features: tuple[Feature, ...]
@@ -106,12 +105,12 @@ class Schema:
     more_labels: tuple[Label, ...] = field(default=(), metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
-        """Refuse a table of features that does not tell users or items apart.
+        """Refuse features without the one that identifies users, or items.
 
         Raises:
             UserError: names the entity and the features that it has.
         """
-        # Histories, rankings and reports all go by this feature; without it they would fail much later.
+        # Histories, rankings and reports use this feature; without it they would fail much later.
         for entity in ENTITIES:
             name, names = self.name_of(entity), _single(entity, self.features)
             if name not in names:
@@ -122,36 +121,34 @@ class Schema:
 
     @property
     def excludes_seen(self) -> bool:
-        """True if items that a user had are no negatives, and neither ranked nor recommended."""
+        """True if items that a user had are neither negatives nor ranked nor recommended."""
         return self.seen == EXCLUDE
 
     @property
     def items(self) -> str:
-        """The noun for several items."""
+        """Plural of the noun for an item."""
         return f"{self.item}s"
 
     @property
     def labels(self) -> str:
-        """The noun for several labels, and so for events."""
+        """Plural of the noun for a label, used for events too."""
         return f"{self.label}s"
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The names of all L labels of an event, the first one first."""
+        """Names of all L labels of an event, the first one first."""
         first = self.answer if self.label_kind == YES_NO else self.label
         return first, *(each.name for each in self.more_labels)
 
     @property
     def history(self) -> Feature:
-        """The other items that the user had. Its values are rows like those of the items' own feature, in a
-        table of their own.
-        """
-        # A shared row would have to say both what an item is and what it reveals about those who had it.
+        """Feature of the other items of the user. It has the rows of the item feature, in its own table."""
+        # A shared row would have to represent both the item and what it says about its users.
         return self._list(HISTORY, self.item)
 
     @property
     def audience(self) -> Feature:
-        """The other users who had the item, likewise."""
+        """Feature of the other users of the item. It has the rows of the user feature, in its own table."""
         return self._list(AUDIENCE, self.user)
 
     def _list(self, name: str, members: str) -> Feature:
@@ -160,69 +157,67 @@ class Schema:
 
     @property
     def ids(self) -> tuple[str, str]:
-        """The names of the features that tell users, and items, apart."""
+        """Names of the features that identify users, and items."""
         return self.user, self.item
 
     @property
     def unit(self) -> float:
-        """That by which differences of labels are measured: a quarter of their range, 1 of 1 to 5 stars."""
+        """Unit for differences of labels: a quarter of their range, which is 1 for 1 to 5 stars."""
         width = self.learned(self.highest_label) - self.learned(self.lowest_label)
         return width / 4 if self.label_kind != YES_NO and width > 0 else 1.0
 
     def learned(self, label: float) -> float:
-        """A label as it is learned: counts by their logarithm, all others as they are."""
+        """Convert a label to its learned form: log(1 + x) of a count, all others unchanged."""
         return math.log1p(label) if self.label_kind == COUNT else label
 
     def shown(self, label: float) -> float:
-        """A label as people have it. The inverse of `learned`."""
+        """Convert a learned label to its original form. The inverse of `learned`."""
         return math.expm1(label) if self.label_kind == COUNT else label
 
     def name_of(self, entity: str) -> str:
-        """What files and sentences call an entity: the name of the feature that tells its members apart."""
+        """Name of an entity in files and messages, which is the name of its id feature."""
         return {USER: self.user, ITEM: self.item}.get(entity, entity)
 
     def column_of(self, entity: str) -> str:
-        """Where the parsed files keep the raw ids of users or items."""
+        """Column of the parsed files with the raw ids of users or items."""
         return next(feature.column for feature in self.features if feature.name == self.name_of(entity))
 
     def with_ids(self, ids: str) -> Schema:
-        """The same with other ids for all features of categories. ids: one of IDS."""
+        """Return the schema with these ids for all features of categories. ids: one of IDS."""
         features = (
             feature if feature.number else dataclasses.replace(feature, ids=ids) for feature in self.features
         )
         return dataclasses.replace(self, features=tuple(features))
 
     def place_of(self, entity: str, features: Sequence[Feature]) -> int:
-        """Where, among an entity's features with one value, the one is that tells its members apart."""
+        """Place of the id feature of an entity among its features with one value."""
         return _single(entity, features).index(self.name_of(entity))
 
     def vocabulary_of(self, table: str) -> str:
-        """The feature whose raw values the rows of a table stand for: lists have those of their members."""
+        """Feature whose raw values the rows of a table represent: for lists that of their members."""
         return {HISTORY: self.item, AUDIENCE: self.user}.get(table, table)
 
     def recorded(self, feature: Feature) -> Feature:
-        """A feature as files have it: they call its entity what the data set calls it."""
+        """Return a feature in the form of files, in which entities have the names of the data set."""
         return dataclasses.replace(feature, entity=self.name_of(feature.entity))
 
     def restored(self, feature: Feature) -> Feature:
-        """A feature of which a file tells. The inverse of `recorded`."""
+        """Return a feature from the form of files. The inverse of `recorded`."""
         entities = {self.name_of(entity): entity for entity in ENTITIES}
         return dataclasses.replace(feature, entity=entities.get(feature.entity, feature.entity))
 
 
 def record_of(schema: Schema, features: Sequence[Feature]) -> dict[str, Any]:
-    """A schema as a file has it, with those of its features that a model has, in the order in which it adds
-    them up.
-    """
-    # Sums of floats in another order are rounded otherwise, and a served model would score otherwise.
+    """Return a schema in the form of files, with the features of a model in the order of its sums."""
+    # Sums of floats in another order are rounded differently, and so would be the scores of a served model.
     recorded = [plain(schema.recorded(feature)) for feature in features]
     found = {**dataclasses.asdict(schema), "features": recorded}
-    # Files of data with one label stay as they were before there could be several.
+    # Files of data with one label stay as they were in versions without further labels.
     return found if schema.more_labels else {name: found[name] for name in found if name != "more_labels"}
 
 
 def schema_of(record: Any) -> Schema:
-    """The inverse of `record_of`.
+    """Return the schema of a record. The inverse of `record_of`.
 
     Raises:
         TypeError, ValueError, UserError: when it describes none.
@@ -239,7 +234,7 @@ def schema_of(record: Any) -> Schema:
 
 
 def _single(entity: str, features: Sequence[Feature]) -> list[str]:
-    """The names of an entity's features with one value, in their order."""
+    """Names of an entity's features with one value, in order."""
     return [
         feature.name
         for feature in features
@@ -249,11 +244,11 @@ def _single(entity: str, features: Sequence[Feature]) -> list[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """A feature as one data set shows it: how many rows its table has, row 0 included. Of a dynamic one that
-    is how many values the data have, and one more. With no row it has no table of its own: its values are
-    rows of what it lists.
+    """A feature with the size of its table in one data set.
 
-    longest: the most values that one event has of it.
+    rows: number of rows, including row 0; for a dynamic feature the number of values in the data plus one; 0
+    for a list without a table of its own, whose values are rows of the table of its members. longest: most
+    values of one event.
     """
 
     feature: Feature
@@ -263,15 +258,13 @@ class Table:
 
     @property
     def name(self) -> str:
-        """The feature's name, which is also the table's."""
+        """Name of the feature and of its table."""
         return self.feature.name
 
 
 @dataclass
 class Codes:
-    """A column of categories, one an event: codes int32, -1 where there is none; the sorted raw values that
-    they count.
-    """
+    """A column of categories of events: codes, int32, -1 for a missing value; the sorted raw values."""
 
     codes: np.ndarray
     values: list[Any]
@@ -279,12 +272,12 @@ class Codes:
 
 @dataclass
 class Events:
-    """One event a position: user and item int32, positions in `RawData`'s tables; label float32; time int64
-    (seconds since 1970).
+    """Columns of events.
 
-    weight: float32, how much each counts in the loss; features: column to numbers, float32 with NaN where
-    there is none, or to categories; more_labels: name of a further label to its values, float32, NaN where an
-    event lacks it; more_weights: name of such a label to weights of its own, float32.
+    user, item: int32, positions in `RawData`'s tables; label: float32; time: int64, seconds since 1970;
+    weight: float32, weight of each event in the loss; features: column to numbers, float32 with NaN for a
+    missing one, or to categories; more_labels: name of a further label to its values, float32, NaN for an
+    event without it; more_weights: name of such a label to weights of its own, float32.
     """
 
     user: np.ndarray
@@ -298,7 +291,7 @@ class Events:
 
 
 def with_columns(events: Events, change: Callable[[np.ndarray], np.ndarray]) -> Events:
-    """The events with another array for each of theirs."""
+    """Return the events with `change` applied to each of their arrays."""
 
     def changed(column: Any) -> Any:
         if isinstance(column, dict):
@@ -312,14 +305,14 @@ def with_columns(events: Events, change: Callable[[np.ndarray], np.ndarray]) -> 
 
 @dataclass
 class RawData:
-    """A data set as its files show it: raw values, no table rows yet.
+    """A data set as read from its files: raw values, no table rows yet.
 
     `items` and `users` hold one row per id, in the order of the ids, whole numbers or texts, with the columns
-    that the schema names and the files have, titles always, and dates, see `tables.derived.dates_name`.
-    `official_test` and `official_validation` mark the events of a split that the files have, bool, one an
-    event; `oracle` predicts labels
-    and `oracle_ranks` ranks items among those that the user had not had before, float32. `skipped` says what
-    was left out, `num_skipped` how many events. `events_per_file` has the files in the order of their events.
+    that the schema names and the files have, always titles, and dates, see `tables.derived.dates_name`.
+    `official_test` and `official_validation` mark the events of a split given by the files, bool [events].
+    `oracle` holds predicted labels, and `oracle_ranks` ranks of the items among those that the user had not
+    had before, float32 [events]. `skipped` describes what was skipped, `num_skipped` is the number of skipped
+    events. `events_per_file` has the files in the order of their events.
     """
 
     events: Events

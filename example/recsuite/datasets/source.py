@@ -1,7 +1,7 @@
-"""The families of data sets that the program reads, and the one that the configuration names.
+"""Families of data sets that the program reads, and the choice of one by the configuration.
 
-A family offers `locate` and `look`, which give a `tables.source.Source`: its schema, its files and how they
-are read. Nothing outside of `datasets` knows which one it is.
+A family has `locate` and `look`, which return a `tables.source.Source`: its schema, its files and their
+reader. Code outside of `datasets` does not depend on the family.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from recsuite.datasets.tables.derived import add_user_days, with_user_day
 from recsuite.errors import UserError
 from recsuite.files import DATA_ROOT, explained
 
-# For types alone: a rank that only trains would hold Arrow for it.
+# For types only: a rank that only trains must not import Arrow.
 if TYPE_CHECKING:
     from recsuite.datasets.tables.source import Source
 
 __all__ = ["DATA_DEADLINE", "NUM_EVENTS"]
 
-# Waiting for another launch, a download, waiting for its columns, and parsing, one after the other.
+# Four steps in a row: waiting for another launch, a download, waiting for its columns, and parsing.
 PREPARATION_DEADLINE = 4 * DATA_DEADLINE
-# That of checkpoints which do not bring one: they are older than any other family.
+# Schema of checkpoints without one: they are older than any other family.
 FIRST_SCHEMA = SCHEMA
 
 
 def locate(config: DataConfig, seed: int) -> Source:
-    """The configured data set, obtained first where a name was given and nothing lies there; the schema of
-    own tables is written where they have none.
+    """Return the configured data set. Obtain a named set that is missing first.
+
+    Writes a schema for the user's own tables if they have none.
 
     Raises:
         UserError: when there is nothing to read, or it cannot be had.
@@ -49,12 +50,13 @@ def locate(config: DataConfig, seed: int) -> Source:
 
 
 def _refuse_near_known(path: str) -> None:
-    """Refuse a file of a set of a known form, and a folder that has such a set in one of its own: read as
-    tables of unknown columns, it would lack what the set says elsewhere.
+    """Refuse a file of a set of a known form, and a folder with such a set in a subfolder.
+
+    Read as tables of unknown columns, such a file would lack the other files of the set.
     """
     from recsuite.datasets.tables.schema_file import schema_path
 
-    # Whoever wrote a schema wants what it says.
+    # A schema file overrides the check.
     if "://" in path or schema_path(path).exists():
         return
     given = Path(path).absolute()
@@ -70,14 +72,14 @@ def _refuse_near_known(path: str) -> None:
 
 
 def as_wanted(source: Source, tables: TablesConfig, data: DataConfig) -> Source:
-    """A data set with the ids and the features that flags ask for."""
+    """Return a data set with the ids and the features of the flags."""
     schema = source.schema if tables.ids == "schema" else source.schema.with_ids(tables.ids)
-    # After the ids: of a day nobody asks for a row before the training has it, so it needs no dynamic table.
+    # After the ids: a day needs no row before the training has it, so it needs no dynamic table.
     return dataclasses.replace(source, schema=schema if data.days == "none" else with_user_day(schema))
 
 
 def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
-    """The folder of the configured data set, and the set if its files lie there now; obtains nothing.
+    """Return the folder of the configured data set, and the set if its files are there. Obtains nothing.
 
     Raises:
         UserError: when there is nothing to read, and no set to obtain was named.
@@ -94,24 +96,24 @@ def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
 
 
 def is_own(config: DataConfig) -> bool:
-    """Whether --data_path names tables of the user's own, and not files of a known form."""
+    """True if --data_path names tables of the user's own, and not files of a known form."""
     if config.dataset or not config.data_path:
         return False
     from recsuite.datasets.tables.schema_file import schema_path
 
-    # Whoever wrote one for files of a known form wants them read by it.
+    # A schema for files of a known form makes them own tables.
     return schema_path(config.data_path).exists() or not is_known(Path(config.data_path))
 
 
 def read(source: Source, config: DataConfig, folder: Path | None = None) -> RawData:
-    """Read all files of a set, with what --duplicates leaves of several events of one user and one item.
+    """Read all files of a set, and apply --duplicates to several events of one user and one item.
 
-    folder: for files that are gone at the end; without one memory has all of them.
+    folder: for temporary files; without one the data stay in memory.
 
     Raises:
         UserError: see `tables.source.Source.read`.
     """
-    # Here, so that no family of data sets has to remember it.
+    # Here, so that not every family of data sets has to do it.
     how = config.duplicates_of(source.schema.label_kind)
     raw = settle(source.read(), how, source.schema, folder)
     if config.days != "none" and source.has_times:

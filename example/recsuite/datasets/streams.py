@@ -1,4 +1,4 @@
-"""Streams of events: their windows, and what a stream remembers of data that grow."""
+"""Streams of events: their windows, and the state of a stream whose data grow."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ import xxhash
 from recsuite.config.sections import Duration
 from recsuite.errors import UserError
 
-# A stream begins from the mean of so many first labels, and weights are one in their mean: of all events it
-# would be known too early, and change as they become more.
+# A stream computes the mean label and the mean weight from so many first events: the means of all events
+# would use the future, and change with new data.
 HEAD = 1_000
 # Keys that are digested at once.
 AT_ONCE = 2**20
 SECONDS_PER_DAY = 86_400
-# Which share of the events is a few, and how far behind the others these must lie to be left out.
+# At most one event in LONE is held back as of a wrong clock, if it lies LONE_GAP seconds after all others.
 LONE, LONE_GAP = 100, 30 * SECONDS_PER_DAY
-# Which events of a file came too late: (its name, those behind this number, if older than this time).
+# Late events of a file: (its name, number of events after which they stand, time than which they are older).
 Rule = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Past:
-    """Of a stream that goes on: how its values became table rows, and which events came too late.
+    """State of a stream that continues: the encoding of its values, and its late events.
 
-    vocabulary: the content of its vocabulary.json, empty for a stream that begins. events_per_file: how many
-    events each file had when they were last read, and learned: up to when events were learned by then, in
-    seconds since 1970, -1 for none. late: (file, number of events, time): of this file, what stands behind
-    that number and is older than that time is left out. owner: of columns that are for one training
-    alone; empty where they are for all.
+    vocabulary: the content of its vocabulary.json, empty for a new stream. events_per_file: number of events
+    of each file when it was last read. learned: newest time that was learned by then, in seconds since 1970,
+    -1 for none. late: (file, number of events, time): events of this file after that number and older than
+    that time are skipped. owner: of columns for one training alone; empty for shared columns.
     """
 
     vocabulary: str = ""
@@ -44,37 +43,38 @@ class Past:
 
     @property
     def before(self) -> tuple[Past, ...]:
-        """As which the columns may have been made, if the files are as they were."""
+        """States with which the columns may have been made, if the files did not change."""
         return (BEGINNING, Past(self.vocabulary, self.late)) if self.events_per_file else ()
 
     @property
     def known(self) -> dict[str, Any]:
-        """Feature to what its table rows stand for, or how a number becomes one; empty where all is new."""
+        """Feature to the values of its table rows, or the encoding of a number; empty for a new stream."""
         found: dict[str, Any] = json.loads(self.vocabulary) if self.vocabulary else {}
         return found
 
     @property
     def key(self) -> list[Any]:
-        """All of it, as the name of columns depends on it."""
+        """All fields, as part of the name of columns."""
         digest = xxhash.xxh3_64_hexdigest(self.vocabulary.encode()) if self.vocabulary else ""
         return [digest, [list(rule) for rule in self.late], self.events_per_file, self.learned]
 
     def rules(self, events_per_file: Mapping[str, int]) -> tuple[Rule, ...]:
-        """`late`, and what makes events too late that came since. events_per_file: as it is now, in the order
-        in which files are read.
+        """Return `late` and the rules for events that came since.
+
+        events_per_file: the current one, in the order in which files are read.
         """
         found, names, known = list(self.late), list(events_per_file), self.events_per_file
         last = max((place for place, name in enumerate(names) if known.get(name)), default=-1)
         for place, name in enumerate(names):
             number = known.get(name, 0)
             if events_per_file[name] > number:
-                # Events of one second lie in the order of the files: what comes before one that was learned
-                # must be newer than that.
+                # Events of one second are in the order of the files. An event that comes before a learned one
+                # in this order must be newer.
                 found.append((name, number, self.learned + (place < last)))
         return tuple(found)
 
     def is_late(self, time: np.ndarray, events_per_file: Mapping[str, int]) -> np.ndarray:
-        """Which events came too late, bool [n], of the times of all events in the order of the files."""
+        """Return True for late events, bool [n]. time: of all events in the order of the files."""
         late, number = np.zeros(len(time), bool), np.array(list(events_per_file.values()), np.int64)
         ends = dict(zip(events_per_file, number.cumsum().tolist(), strict=True))
         for name, known, learned in self.rules(events_per_file):
@@ -88,16 +88,17 @@ BEGINNING = Past()
 
 
 def num_held_back(time: np.ndarray, order: np.ndarray, learned: int, now: float) -> int:
-    """Number of the newest events that have a time of a wrong clock.
+    """Number of the newest events that seem to have the time of a wrong clock.
 
-    They are later than a day from now, or they are at most one in a hundred and lie farther behind all others
-    than these span, and than 30 days. Once they are learned, all that comes afterwards would be too late.
+    They are more than a day after now. Or they are at most one in a hundred, and the gap between them and all
+    others is longer than the span of the others and than 30 days. If they were learned, all later events
+    would be late.
 
-    time: int64, seconds since 1970. order: the places of events by time. learned: up to when a stream has
-    learned; nothing before it is held back.
+    time: int64, seconds since 1970. order: the places of events by time. learned: newest time that the stream
+    has learned; no event up to it is held back.
     """
     number = int(np.count_nonzero(time > now + SECONDS_PER_DAY))
-    # Where most are of the future it is another clock that is wrong, or there is none.
+    # If most events are in the future, the clock of this machine is wrong, or times are not clock times.
     end = len(order) - (number if 2 * number <= len(order) else 0)
     newest = time[order[max(0, end - end // LONE - 1) : end]]
     is_lone = np.diff(newest) > np.maximum(newest[:-1] - time[order[:1]], LONE_GAP)
@@ -107,13 +108,13 @@ def num_held_back(time: np.ndarray, order: np.ndarray, learned: int, now: float)
 
 
 def keys_of(user: np.ndarray, item: np.ndarray, label: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """A number for each event that changes with any of its parts, uint64 [n].
+    """Hash of each event, which changes with any of its parts, uint64 [n].
 
-    user, item: digests of their raw ids, uint64 [n], for their places change as others come between them.
+    user, item: digests of their raw ids, uint64 [n]: their positions may change with new data.
     """
     found = user.astype(np.uint64)
     for part in (item, label.astype(np.float32).view(np.uint32), time.astype(np.int64).view(np.uint64)):
-        # The multiplier of splitmix64: an event with two parts exchanged is another one.
+        # The multiplier of splitmix64: an event with two parts exchanged has another hash.
         found *= np.uint64(0x9E3779B97F4A7C15)
         found ^= found >> np.uint64(31)
         found += part.astype(np.uint64)
@@ -121,7 +122,7 @@ def keys_of(user: np.ndarray, item: np.ndarray, label: np.ndarray, time: np.ndar
 
 
 def digests_of(ids: Any) -> np.ndarray:
-    """A digest of each raw id, whole numbers or texts, uint64 [n]."""
+    """Digests of raw ids, whole numbers or texts, uint64 [n]."""
     values = np.asarray(ids)
     if values.dtype.kind in "iu":
         return values.astype(np.int64).view(np.uint64)
@@ -130,7 +131,7 @@ def digests_of(ids: Any) -> np.ndarray:
 
 
 class Prefix:
-    """A digest of all events of a stream up to a place, which grows with it."""
+    """Digest of all events of a stream up to a place, which can be extended."""
 
     def __init__(self, keys: np.ndarray, end: int = 0) -> None:
         """keys: of all events in the order of the stream, see `keys_of`."""
@@ -140,7 +141,7 @@ class Prefix:
         self.extend(end)
 
     def extend(self, end: int) -> str:
-        """The digest of the events before `end`, which is not before the last one."""
+        """Return the digest of the events before `end`, which must not be below that of the last call."""
         for first in range(self.end, end, AT_ONCE):
             self._hash.update(self.keys[first : min(end, first + AT_ONCE)].tobytes())
         self.end = end
@@ -148,7 +149,7 @@ class Prefix:
 
 
 def check_prefix(keys: np.ndarray, end: int, digest: str, source: str) -> None:
-    """Refuse data whose past is not what was learned from. keys: of all events in the order of the stream.
+    """Refuse data whose learned events changed. keys: of all events in the order of the stream.
 
     Raises:
         UserError: when fewer events are there than were learned from, or others.
@@ -169,16 +170,16 @@ class Window(NamedTuple):
     end: int
 
     def __len__(self) -> int:
-        """How many events."""
+        """Number of events."""
         return self.end - self.begin
 
 
 def next_window(times: np.ndarray, begin: int, span: Duration, is_open: bool) -> Window | None:
-    """The window of the events from position `begin` on; None where there are none, or not all of them yet.
+    """Return the window of the events from position `begin` on; None if it is empty or incomplete.
 
-    Windows begin at multiples of the span, counted from 1970 or in events from the first one, or where the
-    one before ended. times: of all events in their order, seconds since 1970, int64; is_open: whether more
-    events may come, so that a window is whole only where one behind it is there.
+    Windows begin at multiples of the span, counted from 1970 or in events from the first one, or at the end
+    of the previous window. times: of all events in order, seconds since 1970, int64; is_open: True if more
+    events may come. Then a window of time is complete only if an event after it exists.
     """
     if begin >= len(times):
         return None
@@ -187,7 +188,7 @@ def next_window(times: np.ndarray, begin: int, span: Duration, is_open: bool) ->
         is_whole = end <= len(times)
     else:
         last = (int(times[begin]) // span.amount + 1) * span.amount
-        # The times rise, so only those behind `begin` are searched.
+        # The times are in ascending order, so only those after `begin` are searched.
         end = begin + int(np.searchsorted(times[begin:], last, side="left"))
         is_whole = end < len(times)
     if is_open and not is_whole:
@@ -196,7 +197,7 @@ def next_window(times: np.ndarray, begin: int, span: Duration, is_open: bool) ->
 
 
 def num_empty(times: np.ndarray, end: int, span: Duration) -> int:
-    """How many windows before position `end` had no event, between those that had some."""
+    """Number of windows without an event between the first event and position `end`."""
     if not span.is_time or end == 0:
         return 0
     cells = np.asarray(times[:end]) // span.amount

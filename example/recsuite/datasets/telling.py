@@ -1,7 +1,7 @@
 """Leakage: the share of an event's item or label that a column of the events reveals, beyond chance.
 
-A ranking is shown the features of an event while it looks for the item: one that follows from the item gives
-it away, in the training and in every metric, and is not there when something is to be recommended.
+A ranking model gets the features of an event to find the item. A feature that follows from the item reveals
+it, in the training and in every metric, but is not known at the time of a recommendation.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from recsuite.datasets.preparation.arrays import chunks, counts_of, release
 from recsuite.datasets.schema import EVENT, ITEM, Codes, Events, Feature, Schema
 from recsuite.datasets.tables.derived import derived
 
-# From this share on, what a column says of the item is too much.
+# Largest leakage of the item that a column may have.
 # The choice is in docs/decisions.md.
 MOST_TOLD = 0.1
-# From here on a feature is named that says so much of what there is to know of the label.
+# Leakage of the label from which on a feature is reported.
 MOST_OF_LABEL = 0.5
-# So many standard errors, of about one by the root of the repeated events, are put down to chance.
+# Number of standard errors that are attributed to chance; one is about 1 / sqrt(repeated events).
 ERRORS = 2
-# In nats: of less information that chance leaves over, no share is taken.
+# In nats: with less information left beyond chance, the share is 0.
 LEAST_INFORMATION = 0.05
-# Chance is what events say whose items were shuffled: the mean of so many draws, and standard deviations.
+# Chance is measured with shuffled items: the mean of so many shuffles, plus so many standard deviations.
 SHUFFLES, DEVIATIONS = 10, 4
-# Ranges of a number: what lies within one is the same number.
+# Ranges of a number. Numbers within one range count as equal.
 NUM_RANGES = 32
-# Events that are looked at, and those of one item: enough, and counted in a second.
+# Most events in the sample, and most of one item: enough for the estimate, and computed in a second.
 MOST_EVENTS, MOST_OF_ITEM = 2**18, 2**10
 
 
 def telling(values: np.ndarray, items: np.ndarray, is_number: bool) -> float:
-    """The share of what a column could say of the items, 0 where it is not surely more than chance would.
+    """Leakage of a column: its share of the possible information on the items, 0 if not beyond chance.
 
-    values: numbers, float [n], or codes of categories, int [n]; items: int [n], from 0 on. Looks at events of
-    items that come again: the others say nothing about how much a value varies.
+    values: numbers, float [n], or codes of categories, int [n]; items: int [n], from 0 on. Uses only items
+    with several events: the others do not show how much a value varies.
     """
     again = np.bincount(items)[items] > 1 if len(items) else np.empty(0, bool)
     items, found = np.unique(items[again], return_inverse=True)[1], values[again]
@@ -43,7 +43,7 @@ def telling(values: np.ndarray, items: np.ndarray, is_number: bool) -> float:
     if num_repeats == 0 or len(np.unique(found)) == 1:
         return 0.0
     if is_number:
-        # Items may differ in how far from the middle their numbers lie, and not in where the middle is.
+        # Two measures: items may differ in the spread of their numbers but not in the mean.
         share = max(_share_between(_ranks(found), items), _share_of_information(_ranges(found), items))
     else:
         share = _share_of_information(found, items)
@@ -53,11 +53,11 @@ def telling(values: np.ndarray, items: np.ndarray, is_number: bool) -> float:
 def label_told_by_features(
     events: Events, order: np.ndarray, labels: np.ndarray, schema: Schema
 ) -> dict[str, float]:
-    """The share of what there is to know of the labels that each feature of the event says, by its name.
+    """Leakage of the label by each feature of the event, by its name: a share of the labels' entropy.
 
-    order: the places of training events among `events`; labels: theirs, float32 [len(order)].
+    order: the places of training events among `events`; labels: of these, float32 [len(order)].
     """
-    # Evenly through the training, and without an array of all its events.
+    # An even sample of the training, without an array of all its events.
     places = np.arange(0, len(labels), -(-len(labels) // MOST_EVENTS) or 1)
     told = {}
     for feature in _features_of_events(events, schema):
@@ -71,9 +71,9 @@ def label_told_by_features(
 def told_by_features(
     events: Events, order: np.ndarray, items: np.ndarray, num_items: int, schema: Schema
 ) -> dict[str, float]:
-    """What each feature of the event says of the items, at most 1, by its name.
+    """Leakage of the item by each feature of the event, at most 1, by its name.
 
-    order: the places of training events among `events`; items: theirs, int32 [len(order)].
+    order: the places of training events among `events`; items: of these, int32 [len(order)].
     """
     features = _features_of_events(events, schema)
     if not features:
@@ -84,7 +84,7 @@ def told_by_features(
 
 
 def _features_of_events(events: Events, schema: Schema) -> list[Feature]:
-    # The time of an event is known whenever somebody asks, whatever it says.
+    # The time of an event is known at each request, so it is no leakage.
     return [
         feature
         for feature in schema.features
@@ -101,7 +101,7 @@ def _told(
     feature: Feature, columns: Mapping[str, np.ndarray | Codes], rows: np.ndarray, items: np.ndarray
 ) -> float:
     call = derived(feature.column)
-    # With its date of release an age at any time tells the item, though few ages are the same.
+    # The time minus the age is the date of the item, which reveals it, though few ages are equal.
     if call is not None and call.of == ITEM:
         return 1.0
     values, known, is_number = _values_of(columns[feature.column], rows)
@@ -109,20 +109,20 @@ def _told(
 
 
 def _values_of(column: np.ndarray | Codes, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Some rows of a column, which of them have a value, and whether they are numbers."""
+    """Return some rows of a column, a mark for each with a value, and True if they are numbers."""
     stored = column.codes if isinstance(column, Codes) else column
     values = stored[rows]
-    # These lie anywhere, so their pages are nearly all there are.
+    # The rows lie anywhere, so nearly all pages were touched.
     release(stored)
     is_number = not isinstance(column, Codes)
     return values, np.isfinite(values) if is_number else values >= 0, is_number
 
 
 def _sampled(items: np.ndarray, num_items: int) -> np.ndarray:
-    """The places of the events of some items, drawn so that these are about MOST_EVENTS."""
+    """Return the places of the events of randomly drawn items, about MOST_EVENTS of them."""
     if len(items) <= MOST_EVENTS:
         return np.arange(len(items))
-    # No item takes the places of the others, however many events it has.
+    # Limit the events of each item, so that frequent items do not displace the others.
     counts = np.minimum(counts_of(items, num_items), MOST_OF_ITEM)
     drawn = np.random.default_rng(0).permutation(np.flatnonzero(counts))
     enough = int(np.searchsorted(np.cumsum(counts[drawn]), MOST_EVENTS)) + 1
@@ -131,7 +131,7 @@ def _sampled(items: np.ndarray, num_items: int) -> np.ndarray:
     places = []
     for part in chunks(len(items), items):
         found = np.flatnonzero(left[items[part]])
-        # The events of an item side by side, so that each knows how many were before it.
+        # Sort by item, so that the events before each one can be counted.
         found = found[items[part][found].argsort(kind="stable")]
         own, first, sizes = np.unique(items[part][found], return_index=True, return_counts=True)
         before = np.arange(len(found)) - np.repeat(first, sizes)
@@ -141,14 +141,14 @@ def _sampled(items: np.ndarray, num_items: int) -> np.ndarray:
 
 
 def _ranks(numbers: np.ndarray) -> np.ndarray:
-    """Places of numbers among each other, float64 [n], from 0 to below n; the mean one of equal numbers."""
+    """Ranks of numbers, float64 [n], from 0 to below n; equal numbers have their mean rank."""
     _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[places]
     return ranks
 
 
 def _ranges(numbers: np.ndarray) -> np.ndarray:
-    """Numbers as the ranges that they lie in, int64 [n]: few different ones stay apart."""
+    """Range of each number, int64 [n]. Up to NUM_RANGES distinct numbers have a range each."""
     values, places = np.unique(numbers, return_inverse=True)
     if len(values) <= NUM_RANGES:
         return places
@@ -156,9 +156,9 @@ def _ranges(numbers: np.ndarray) -> np.ndarray:
 
 
 def _share_between(ranks: np.ndarray, items: np.ndarray) -> float:
-    """The share of the variance that lies between items (eta squared), 0 for a column unrelated to them.
+    """Share of the variance between items (eta squared), about 0 for a column unrelated to them.
 
-    Of ranks: no transformation of the numbers, such as a logarithm, and no extreme one changes it.
+    Computed from ranks, so that transformations such as a logarithm, and outliers, do not change it.
     """
     ranks = ranks - ranks.mean()
     sizes = np.bincount(items)
@@ -168,10 +168,10 @@ def _share_between(ranks: np.ndarray, items: np.ndarray) -> float:
 
 
 def _share_of_information(values: np.ndarray, items: np.ndarray, is_of_both: bool = True) -> float:
-    """The share of what one of a category and an item can say of the other, or of all there is to know of the
-    item; 0 if they are unrelated.
+    """Mutual information of a category and an item beyond chance, as a share; 0 if they are unrelated.
 
-    Either may have more values: a brand has many items, and an item many sizes with a code for each.
+    is_of_both: a share of the smaller entropy of the two, else of the entropy of the item. Either may have
+    more values: a brand has many items, and an item many sizes with a code for each.
     """
     values = np.unique(values, return_inverse=True)[1]
     draw = np.random.default_rng(0)
@@ -180,7 +180,7 @@ def _share_of_information(values: np.ndarray, items: np.ndarray, is_of_both: boo
     found, *by_chance = (sum(alone) - _entropy(values * len(items) + order) for order in orders)
     mean, deviation = np.mean(by_chance), np.std(by_chance, ddof=1)
     left = (min(alone) if is_of_both else alone[1]) - mean
-    # Of little that is left, the error of chance would be a large share.
+    # If little information is left, the error of chance would be a large share of it.
     return float((found - mean - DEVIATIONS * deviation) / left) if left > LEAST_INFORMATION else 0.0
 
 

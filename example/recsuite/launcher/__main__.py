@@ -1,11 +1,11 @@
-"""torchrun, with an end that fits how the ranks ended: by a signal, by a mistake of the user, or by a fault.
+"""torchrun, with an exit status for how the ranks ended: by a signal, by a user's mistake, or by a fault.
 
     python -m recsuite.launcher --standalone --nproc_per_node=2 example.py --dump
 
-A signal makes the exit status 128 and its number, a mistake 2; what torchrun would report of those is left
-out, as a rank has said all in one sentence. After a fault torchrun's report follows, with status 1. Launchers
-of several machines that cannot find each other any more say so in a sentence, with status 1: torchrun asks
-its store without a deadline, and neither a signal nor the end of its ranks would reach it then.
+The exit status is 128 plus the number of a signal, and 2 for a mistake. In both cases torchrun's report is
+omitted, because a rank has printed one sentence. After a fault torchrun's report follows, with status 1.
+Launchers of several machines that lose each other print a sentence, with status 1: torchrun polls its store
+without a deadline, and neither a signal nor the end of its ranks would reach it then.
 """
 
 from __future__ import annotations
@@ -42,31 +42,33 @@ from recsuite.runtime.process import Recovery, end_process
 
 
 def say(sentence: object) -> None:
-    """Write a message to standard error, at once and of one piece."""
-    # The ranks write there too, and a line of theirs could come between.
+    """Write a message to standard error, flushed and in one write."""
+    # The ranks write there too, and a line of theirs could come in between.
     sys.stderr.write(f"launcher: {harmless(sentence, LINES)}\n")
     sys.stderr.flush()
 
 
-# Beyond --timeout: the ranks have that long, to find out by themselves and to say why they end.
+# Added to --timeout: time for the ranks to find the fault themselves, and to print why they end.
 PATIENCE = 25.0
-# Beyond --timeout, so that the others say first which rank it is.
+# Added to --timeout, so that the other ranks first report which rank it is.
 STOPPED_SECONDS = 3.0
-# torchrun waits a minute for the machine with the store, before there are ranks.
+# torchrun waits a minute for the machine with the store, before it starts ranks.
 MEETING_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 
 
 def end_when_stuck(script_args: Sequence[str]) -> None:
-    """Have a thread end this launcher when its main thread is inside one call for longer than --timeout, as
-    the ranks are given it, and their time to end; the kernel ends ranks that are left with it. It also
-    ends a rank that was stopped for --timeout: it may be alone on its machine, with nobody to notice.
+    """Start a thread that ends this launcher when its main thread is stuck.
+
+    It is stuck if it is inside one call for longer than the ranks' --timeout and their time to end. The
+    kernel then ends the remaining ranks. The thread also ends a rank that was stopped for --timeout, because
+    a rank alone on its machine has no other rank that notices.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    # The ranks refuse what is not a number.
+    # The ranks refuse a value that is not a number.
     parser.add_argument("--timeout", default=Config().runtime.timeout)
     given = parser.parse_known_args(list(script_args))[0].timeout
-    # A script of the user's may mean something else by --timeout.
+    # A user's script may have another meaning of --timeout.
     timeout = float(given) if str(given).isdigit() else float(Config().runtime.timeout)
     threading.Thread(target=_watch, args=(timeout,), name="stuck", daemon=True).start()
 
@@ -91,9 +93,9 @@ def _watch(timeout: float) -> None:
 
 
 class _Pulse:
-    """Whether the main thread runs: it does what Python is asked to do between two of its instructions.
+    """Check that the main thread runs: it executes a pending call between two of its instructions.
 
-    A signal would do too, but would interrupt the calls of a thread that does well.
+    A signal would work too, but would interrupt the system calls of a healthy thread.
     """
 
     def __init__(self) -> None:
@@ -105,18 +107,17 @@ class _Pulse:
         return 0
 
     def was_taken(self) -> bool:
-        """Whether the main thread has run since the last time that this said so."""
+        """Return true if the main thread has run since this last returned true."""
         if self._is_taken:
             self._is_taken = False
-            # Asked again only when the last one was done: requests would pile up behind a main thread that is
-            # stuck.
+            # Requested again only after the last one ran: requests would pile up behind a stuck main thread.
             ctypes.pythonapi.Py_AddPendingCall(self._note, None)
             return True
         return False
 
 
 def _children() -> list[int]:
-    """The ranks that were started and have not been waited for; none where there is no such list."""
+    """Return the process ids of the started ranks not yet waited for; none if the system has no such list."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:
@@ -124,7 +125,7 @@ def _children() -> list[int]:
 
 
 def _end(seconds: float) -> None:
-    # It shows which call of torchrun's does not return.
+    # The stack shows which call of torchrun does not return.
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     sys.stderr.write("".join(traceback.format_stack(frame)))
     say(
@@ -134,19 +135,19 @@ def _end(seconds: float) -> None:
     os._exit(1)
 
 
-# The statuses with which a script ends after a mistake of the user, and after a SIGTERM or a Ctrl-C to a
-# rank of any machine; the ranks have said all there is to say.
+# Exit statuses of a script after a user's mistake, and after a SIGTERM or a Ctrl-C to a rank of any machine.
+# The ranks have printed the message already.
 EXPLAINED = (2, UNREAD, 128 + signal.SIGTERM, 128 + signal.SIGINT)
-# Of a process that has imported all and has no data: its own memory, and the seconds of a core for its start.
+# A process with all imports and without data: its memory, and the core seconds of its start.
 RANK_BYTES = 300 * 2**20
 START_SECONDS = 3.0
 CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 def launch() -> int:
-    """Launch as torchrun does, but on one machine without a port; returns the exit status."""
-    # The store of a launcher that ends first makes the C++ code of others warn, with stacks. torch reads this
-    # when it is imported; ranks keep the level that the user has.
+    """Launch as torchrun does, but on one machine without a port. Return the exit status."""
+    # If the launcher with the store ends first, the C++ code of others prints warnings with stacks. torch
+    # reads this when it is imported; ranks keep the user's level.
     is_mine = CPP_LEVEL not in os.environ
     os.environ.setdefault(CPP_LEVEL, "ERROR")
     from torch.distributed.run import parse_args
@@ -156,8 +157,8 @@ def launch() -> int:
     # These import torch.
     from recsuite.launcher.meeting import is_on_one_machine, meet_in, outlive_store
 
-    # The first would tell of each process that it ends in turn, the second that the launcher with the
-    # rendezvous ended before this one.
+    # The first would log the end of each process, the second that the launcher with the rendezvous ended
+    # before this one.
     for name in ("multiprocessing.api", "rendezvous.dynamic_rendezvous"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     arguments = parse_args(sys.argv[1:])
@@ -168,8 +169,8 @@ def launch() -> int:
         say(error)
         return 2
     if arguments.nnodes not in ONE_MACHINE:
-        # Ranks would meet in a store of a launcher that outlives a restart, and the number of restarts, which
-        # keeps attempts apart there, differs between machines. So rank 0 makes a store for each attempt.
+        # A launcher's store outlives a restart, and the number of restarts, which separates attempts there,
+        # differs between machines. So rank 0 makes a store for each attempt.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         outlive_store()
         say(
@@ -177,12 +178,12 @@ def launch() -> int:
             "at most unless --rdzv_conf says otherwise; Ctrl-C ends it"
         )
     end_when_stuck(arguments.training_script_args)
-    # Only its owner can enter it.
+    # Only its owner can access it.
     with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        # What torchrun would leave in the temporary folder.
+        # Files that torchrun would leave in the temporary folder.
         arguments.log_dir = arguments.log_dir or name
-        # With LOGLEVEL above INFO torchrun records no events, and no restart is said.
+        # With LOGLEVEL above INFO torchrun records no events, so no restart is printed.
         events = logging.getLogger(f"torchelastic-events-{arguments.event_log_handler}")
         events.addHandler(_RestartNotice(arguments.nnodes))
         if is_on_one_machine(arguments):
@@ -191,7 +192,7 @@ def launch() -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Launch as torchrun's arguments say; returns the exit status."""
+    """Launch with torchrun's arguments. Return the exit status."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import (
@@ -201,27 +202,27 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     from torch.distributed.run import run
 
-    # The kernel only counts. Whether it killed a rank of this launch shows in the difference.
+    # The kernel only has a counter. The difference shows if it killed a rank of this launch.
     kills_before = oom_kills()
     try:
         run(arguments)
     except (SignalException, UnboundLocalError) as error:
-        # torch's prof (elastic/metrics/api.py) raises the second in place of a signal that comes when it is
-        # about to read the clock.
+        # torch's prof (elastic/metrics/api.py) raises the second one if a signal arrives just before it reads
+        # the clock.
         ending = error if isinstance(error, SignalException) else error.__context__
         if not isinstance(ending, SignalException):
             raise
         say(f"ended by {ending.sigval.name}, after the ranks had ended")
         return 128 + ending.sigval
     except KeyboardInterrupt:
-        # torchrun takes signals from when there are ranks.
+        # torchrun handles signals only after it has started ranks.
         say("ended by SIGINT, while it waited for the other machines")
         return 128 + signal.SIGINT
     except ChildFailedError as error:
         _, first = error.get_first_failure()
         if first.exitcode in EXPLAINED:
             return int(first.exitcode)
-        # A killed rank could say nothing, so this launcher says what is known of it.
+        # A killed rank cannot print anything, so this launcher prints what is known.
         if first.exitcode == -signal.SIGKILL:
             ranks = [rank for rank, failure in error.failures.items() if failure is first]
             say(_killed_rank(ranks, first.pid, kills_before, arguments))
@@ -237,7 +238,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class _RestartNotice(logging.Handler):
-    """Takes torchrun's events, which go to a logger, and says each start of ranks but the first.
+    """Read torchrun's events from their logger, and print each start of ranks except the first.
 
     nnodes: as torchrun's.
     """
@@ -248,7 +249,7 @@ class _RestartNotice(logging.Handler):
         self._attempt = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take an event of torchrun's."""
+        """Handle an event of torchrun."""
         event = json.loads(record.getMessage())
         about = json.loads(event["metadata"]["metadata"])
         if not event["name"].endswith(".START") or about["local_rank"] != [0]:
@@ -263,12 +264,12 @@ class _RestartNotice(logging.Handler):
 
 
 def _check_processes(arguments: argparse.Namespace) -> None:
-    """Say what so many processes cost on this machine.
+    """Print the cost of the requested number of processes on this machine.
 
     Raises:
         UserError: when its memory cannot hold them.
     """
-    # Else it is "auto", "cpu" or "gpu", of which torchrun makes a number that fits.
+    # Else it is "auto", "cpu" or "gpu", from which torchrun derives a number.
     if not arguments.nproc_per_node.isdecimal():
         return
     number, cores, memory = int(arguments.nproc_per_node), allowed_cores(), allowed_memory()
@@ -286,7 +287,7 @@ def _check_processes(arguments: argparse.Namespace) -> None:
 
 
 def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments: argparse.Namespace) -> str:
-    """Why a rank was probably killed, what memory there is, and how to continue."""
+    """Return why a rank was probably killed, the available memory, and how to continue."""
     kills = oom_kills()
     memory = "where memory was short give fewer processes, a smaller --batch_size or a higher limit; "
     if kills is None or kills_before is None:
@@ -305,20 +306,20 @@ def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments
 
 
 def _how_to_continue(arguments: argparse.Namespace) -> str:
-    """What a launch with the same arguments can continue from."""
-    # Most launches end well, and need none of this.
+    """Return how a launch with the same arguments can continue."""
+    # Imported here, because a successful launch does not need it.
     from recsuite.checkpoint.storage.directory import newest_in
 
     try:
         config = parse_flags(arguments.training_script_args)
     except UserError:
-        # Another script, with flags of its own.
+        # A user's script with flags of its own.
         return Recovery(None).how_to_continue()
     return Recovery(config, newest_in).how_to_continue()
 
 
 def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
-    """What became of the meeting of the launchers, and what to do."""
+    """Return the message on a lost rendezvous of the launchers, and what to do."""
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousTimeoutError
 
     if isinstance(error, RendezvousClosedError):
@@ -340,5 +341,5 @@ def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
 
 if __name__ == "__main__":
     end_when_unread()
-    # Python's own end takes a second or two on a busy machine.
+    # Python's normal exit takes a second or two on a busy machine.
     end_process(launch())

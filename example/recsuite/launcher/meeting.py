@@ -1,11 +1,11 @@
 """Rendezvous of the processes of one machine, in files of a folder that no other user can enter.
 
-torchrun's own meeting is a store behind a port on all addresses of the machine, and it unpickles what it
-finds there: whoever reaches the port has the launcher run what he likes.
+torchrun's own rendezvous is a store behind a port on all addresses of the machine. It unpickles the values of
+the store, so any client of the port can run code in the launcher.
 
-With several machines torchrun asks the store again and again whether more of them have come, and ends its
-ranks when there is no store. After a mistake that the ranks of all machines find, the launcher that has the
-store may be a moment faster than the ranks here, which then could not say it: they get a moment.
+With several machines torchrun polls the store for new machines, and ends its ranks when the store is gone.
+After a mistake that the ranks of all machines find, the launcher with the store may end before the ranks here
+have printed it. So this module gives them some seconds.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ BACKEND = "folder"
 
 
 def is_on_one_machine(arguments: argparse.Namespace) -> bool:
-    """Whether torchrun's arguments name no place to meet other machines at."""
+    """True if torchrun's arguments name no rendezvous with other machines."""
     named = arguments.rdzv_endpoint or arguments.master_port is not None or arguments.rdzv_backend != "static"
     return bool(arguments.standalone) or (arguments.nnodes in ONE_MACHINE and not named)
 
 
 def meet_in(folder: Path, arguments: argparse.Namespace) -> None:
-    """Have torchrun with these arguments, and the ranks that it starts, meet in a folder."""
-    # torchrun has no parameter for a meeting of one's own, but finds one by its name here.
+    """Make a folder the rendezvous of torchrun with these arguments, and of its ranks."""
+    # torchrun has no parameter for a custom rendezvous, but finds one by its name here.
     rendezvous_handler_registry.register(BACKEND, FolderRendezvous)
     arguments.standalone = False
     arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_id = BACKEND, str(folder), folder.name
@@ -48,46 +48,46 @@ def meet_in(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 class FolderRendezvous(RendezvousHandler):
-    """The meeting of a single launcher with itself; its ranks meet in the folder."""
+    """Rendezvous of a single launcher; its ranks meet in the folder."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
 
     def get_backend(self) -> str:
-        """See `RendezvousHandler`, as for all others."""
+        """See `RendezvousHandler`, as for the other methods."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """A store that no other process knows, for what torchrun keeps for itself, anew for each attempt."""
-        # Some programs look for an address and a port; nothing is there.
+        """Return a new store for each attempt, private to this process, for torchrun's own keys."""
+        # Some programs read an address and a port, but nothing listens there.
         return RendezvousInfo(dist.HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
 
     def is_closed(self) -> bool:
-        """Never."""
+        """Return False: it is never closed."""
         return False
 
     def set_closed(self) -> None:
-        """Nobody else would know."""
+        """No-op: there are no other launchers."""
 
     def num_nodes_waiting(self) -> int:
-        """No other machine ever comes."""
+        """Return 0: no other machine joins."""
         return 0
 
     def get_run_id(self) -> str:
-        """The name of the folder."""
+        """Return the name of the folder."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Nothing is to be closed."""
+        """Return True: there is nothing to close."""
         return True
 
 
-# For a rank that has the sentence to write it, and to end.
+# Seconds for a rank to print its message, and to end.
 SECONDS = 5.0
 
 
 def outlive_store() -> None:
-    """Have torchrun take a store that cannot be reached for one that knows of no more machines, so long."""
+    """Let torchrun treat an unreachable store as one without new machines for some seconds."""
     ask, lost_since = DynamicRendezvousHandler.num_nodes_waiting, 0.0
 
     def num_nodes_waiting(handler: DynamicRendezvousHandler) -> int:

@@ -1,17 +1,17 @@
-"""Ratings by who rated what on both sides: the best known where what came later than a rating is no secret.
+"""Rating model with co-occurrence features: the best one known if events later than a rating may be used.
 
-The vector of a user gets the sum over the items that the user rated, that of an item the sum over its users,
-each over the root of their number (Koren, "Factorization Meets the Neighborhood", 2008; Rendle, Zhang and
-Koren, "On the Difficulty of Evaluating Baselines", 2019, call the lists of users flipped).
+The vector of a user gets the sum over the items that the user rated, and that of an item the sum over its
+users, each divided by the root of their number (Koren, "Factorization Meets the Neighborhood", 2008; Rendle,
+Zhang and Koren, "On the Difficulty of Evaluating Baselines", 2019, call the lists of users flipped).
 
-A prior draws rows to zero:
+A prior shrinks rows:
 
-    noise / variance / n        how strongly each of its n events draws a row to zero
+    noise / variance / n        how strongly each of its n events shrinks a row
 
-A row is then the most probable one of a normal prior with that variance, whatever the number of its events
-and of passes: rows with few events are drawn to zero more than those with many (Salakhutdinov and Mnih,
-"Probabilistic Matrix Factorization", 2007). The noise is the mean square of what the model cannot predict; on
-validation events, for on training events it would shrink while the model overfits.
+A row is then the most probable one under a normal prior with that variance, for any number of events and of
+passes: rows with few events shrink more than those with many (Salakhutdinov and Mnih, "Probabilistic Matrix
+Factorization", 2007). The noise is the mean square of what the model cannot predict. It is measured on
+validation events, because on training events it would decrease while the model overfits.
 
 Shapes: B events, V values of a list, D numbers in a row, G groups of the prior.
 """
@@ -38,25 +38,25 @@ from recsuite.models.layers import (
 )
 from recsuite.models.rows import FeatureRows, Inputs
 
-# Rows that lie about equally far from zero: the factors of ids, and the rows of lists. What many users share
-# has so many events that no prior matters to it, and biases are alike wherever labels are.
+# Groups of rows with about equal spreads: the factors of ids, and the rows of lists. Features that many users
+# share have so many events that the prior does not matter, and biases are alike wherever labels are.
 GROUPS = ("factors", "lists")
-# The standard deviation of the normal prior of a spread: few validation events are to change little.
+# The standard deviation of the normal prior of a spread: small, so that few validation events change little.
 SPREAD_STD = 0.15
-# The most by which a spread changes at once: a step of Gauss and Newton is right only near its end.
+# The largest change of a spread in one step: a step of Gauss and Newton is accurate only near the optimum.
 LARGEST_CHANGE = 0.35
-# Variances of a bias and of a factor of a row, and of a row in a list, where labels lie about 1 apart.
+# Variances of a bias and of a factor of a row, and of a row in a list, for labels that are about 1 apart.
 BIAS, FACTOR = 0.25, 0.0375
 LIST_BIAS, LIST_FACTOR = 0.25, 0.075
-# What an event has of its own, such as the day of its user, adds less.
+# The same for rows of event features, such as the day of a user, which add less.
 EVENT_BIAS, EVENT_FACTOR = 0.1, 0.015
 
 
 class Held(NamedTuple):
-    """How the rows of one feature are held.
+    """Prior of the rows of one feature.
 
-    rarity: which of the rarities of a batch is that of its rows; times: what it is to be multiplied by; bias,
-    factor: the variances of a bias and of a factor, where labels lie about 1 apart.
+    rarity: index of the rarity of its rows in a batch; times: factor of the rarity; bias, factor: the
+    variances of a bias and of a factor, for labels that are about 1 apart.
     """
 
     rarity: int
@@ -67,10 +67,10 @@ class Held(NamedTuple):
 
 @dataclass
 class Prior:
-    """The prior of the rows of a model.
+    """Prior of the rows of a model.
 
-    held: of each feature, how its rows are held; noise: see above, in squares of labels; unit: about how far
-    labels lie apart; groups: of features that are in one of `GROUPS`, which.
+    held: the prior of each feature; noise: see the module, in squares of labels; unit: typical difference of
+    labels; groups: feature to its index in `GROUPS`, if it is in one.
     """
 
     held: Mapping[str, Held]
@@ -81,13 +81,13 @@ class Prior:
     def strengths(
         self, name: str, rarities: torch.Tensor, dim: int, spreads: torch.Tensor, scale: float = 1.0
     ) -> torch.Tensor:
-        """How strongly the rows of a feature are drawn to zero, float32 [B, D].
+        """Return how strongly the prior shrinks the rows of a feature, float32 [B, D].
 
-        rarities: float32 [3 + features of events, B], see `lists.Links`; spreads: float32 [G], see
-        `learned_spreads`; scale: what the model multiplies the rows by.
+        rarities: float32 [3 + features of events, B], see `layers.Links`; spreads: float32 [G], see
+        `learned_spreads`; scale: factor of the rows in the model.
         """
         held = self.held[name]
-        # A bias is added to a label, of factors two are multiplied.
+        # A bias has the unit of labels, and so has a product of two factors.
         precisions = rarities.new_full((dim,), 1 / (held.factor * self.unit))
         precisions[0] = 1 / (held.bias * self.unit**2)
         if name in self.groups:
@@ -98,24 +98,24 @@ class Prior:
 
 
 def standard_error(rmse: float, number: int) -> float:
-    """That of a root mean square of so many errors, were they normal."""
+    """Return the standard error of a root mean square of `number` errors, if they are normal."""
     return rmse / math.sqrt(2 * number)
 
 
 def first_number(group: int) -> int:
-    """Which number of a row is the first that a group has: the bias of an id, number 0, is in none."""
+    """Return the first number of a row that is in a group: the bias of an id, number 0, is in none."""
     return 1 if GROUPS[group] == "factors" else 0
 
 
 def learned_spreads(
     spreads: torch.Tensor, products: torch.Tensor, errors: torch.Tensor, noise: float
 ) -> torch.Tensor:
-    """How many times farther from zero the rows of each group lie than was said, as logarithms, float64 [G].
+    """Return the spread of each group relative to its prior, as logarithms, float64 [G].
 
     One step of Gauss and Newton from the spreads so far, float64 [G], to the most probable ones, which have a
     normal prior around 0. products: of the directions of groups with each other, summed over the validation
-    events, float64 [G, G]; errors: of the directions with what predictions miss, float64 [G]; a direction is
-    how much a prediction changes with the logarithm by which the rows of a group are multiplied.
+    events, float64 [G, G]; errors: of the directions with the errors of predictions, float64 [G]. A direction
+    is the derivative of a prediction by the logarithm of the factor of a group's rows.
 
     Rendle, "Learning recommender systems with adaptive regularization", 2012, learns strengths from
     validation events too, by their gradients.
@@ -125,22 +125,22 @@ def learned_spreads(
     return spreads + change.clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
 
 
-# What rows of lists count: in a step a sum over a list goes many times as far.
+# Factor of rows of lists: in a step a sum over a list changes many times as much as a row.
 LIST_SCALE = 0.2
-# And those of features that many users or items have in common: they move with each event of many.
+# Factor of rows of features that many items or users share: each event of these moves them.
 SIDE_SCALE = 0.2
-# By how much more an item of a history counts for a label that is one unit above the mean.
+# Additional weight of an item of a history for each unit that its label is above the mean.
 LIKING = 0.3
 
 
 class CoOccurrence(Interaction):
-    """Rating model of --preset co_occurrence: who rated what on both sides, with rows that a prior holds.
+    """Rating model of --preset co_occurrence: co-occurrence features, and a prior of the rows.
 
     features: of the data, those with lists last; embedding_dim: D numbers in a row, the first is its bias;
     mlp_dims: widths of hidden layers; mean_label: of the training events; unit: the scale of differences of
     labels, see `Schema.unit`; ids: the names of the features with the ids of users and of items. The rows of
-    lists lie in tables of their own. A training sets three attributes: prior, of the rows; add_over_ranks,
-    which adds a tensor over all ranks for the gradient of lists; spreads, see `prior.learned_spreads`.
+    lists are in tables of their own. A training sets three attributes: prior, of the rows; add_over_ranks,
+    which sums a tensor over all ranks for the gradient of lists; spreads, see `learned_spreads`.
 
         def make_model(data, args):
             common = data.features, args.embedding_dim, args.mlp_dims, data.mean_label
@@ -176,14 +176,15 @@ class CoOccurrence(Interaction):
         return self._vectors(self._item_parts(rows, batch), rows, batch, ITEM)
 
     def predict_with_directions(self, rows: FeatureRows, batch: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the predictions, float32 [B], and how they change with the logarithm by which the rows of
-        each group of the prior are multiplied, float32 [G, B]. Only with a prior.
+        """Return the predictions, float32 [B], and their derivatives, float32 [G, B]. Only with a prior.
+
+        The derivatives are by the logarithm of the factor of the rows of each group of the prior.
         """
         sides = self._user_parts(rows, batch), self._item_parts(rows, batch)
         user, item = (
             self._vectors(parts, rows, batch, side) for parts, side in zip(sides, (USER, ITEM), strict=True)
         )
-        # Forward mode: one pass for the predictions, and their derivatives in the direction of a group.
+        # Forward mode: one pass for the predictions and their derivatives in the direction of a group.
         found = [
             torch.func.jvp(
                 self.score_pairs,
@@ -201,7 +202,7 @@ class CoOccurrence(Interaction):
         return self.numbers.added(scaled(sum(others, start=first), rows.scale), batch, side)
 
     def _vectors_of(self, parts: Mapping[str, torch.Tensor], group: int, scale: torch.Tensor) -> torch.Tensor:
-        """Return what the features of one group of the prior add, float32 [B, D]."""
+        """Return the sum of the features of one group of the prior, float32 [B, D]."""
         assert self.prior is not None
         total = torch.zeros_like(next(iter(parts.values())))
         for name, part in parts.items():
@@ -224,7 +225,7 @@ class CoOccurrence(Interaction):
         return parts
 
     def _parts(self, rows: FeatureRows, batch: Inputs, side: str) -> dict[str, torch.Tensor]:
-        """Return what each feature of a side adds to its vectors but for lists, float32 [B, D] each."""
+        """Return what each feature of a side adds to its vectors, without lists, float32 [B, D] each."""
         parts = {}
         for name in self.names[side]:
             found = rows.found[name]
@@ -238,7 +239,7 @@ class CoOccurrence(Interaction):
     def _held(
         self, name: str, found: torch.Tensor, lengths: torch.Tensor, rows: FeatureRows, batch: Inputs
     ) -> torch.Tensor:
-        """Return the rows of a feature, held by their prior where they learn."""
+        """Return the rows of a feature, with their prior if they are trained."""
         strengths = self._strengths(name, found, self.scales[name], rows, batch)
         if strengths is None:
             return found
@@ -249,7 +250,7 @@ class CoOccurrence(Interaction):
     def _strengths(
         self, name: str, found: torch.Tensor, scale: float, rows: FeatureRows, batch: Inputs
     ) -> torch.Tensor | None:
-        """Return how strongly the prior holds rows, float32 [B, D]; None where they do not learn."""
+        """Return the strength of the prior of rows, float32 [B, D]; None if they are not trained."""
         if batch.links is None or self.prior is None or not found.requires_grad:
             return None
         dim = found.size(1)
@@ -258,7 +259,7 @@ class CoOccurrence(Interaction):
     def _list_sums(
         self, name: str, rows: FeatureRows, weights: torch.Tensor | None, batch: Inputs
     ) -> torch.Tensor:
-        """Return the sums of a list, float32 [B, D]; weights: of values, 1 where it is None."""
+        """Return the sums of a list, float32 [B, D]; weights: of values, None for 1."""
         found = rows.found[name]
         if not isinstance(found, DistinctRows):
             values = found.values()

@@ -1,6 +1,6 @@
-"""Models of two sides: one vector for the user of an event, one for its item, and a score of both.
+"""Two-sided models: one vector for the user of an event, one for its item, and a score of both.
 
-The score is a predicted label, the chance of a yes, or a number to rank by.
+The score is a predicted label, a probability of yes, or a number to rank by.
 
 Shapes: B events, U users, N items, D numbers in a vector or a row of a table.
 """
@@ -17,8 +17,8 @@ from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Feature
 from recsuite.models.layers import NumberLayers, PairMLP, Recency, make_mlp, repeated
 from recsuite.models.rows import FeatureRows, Inputs, Weight
 
-# Whose features make the vector of a user, and whose that of an item. What is the event's own, such as the
-# hour, is part of the user's vector: it is known before an item is chosen.
+# The entities whose features make the vector of a user and of an item. Features of the event, such as the
+# hour, are part of the user's vector: they are known before an item is chosen.
 SIDES = {USER: (USER, EVENT), ITEM: (ITEM,)}
 
 
@@ -42,7 +42,7 @@ class TwoSided(nn.Module):
     """
 
     scores_are_products: ClassVar[bool] = False
-    # True for a model that takes `members.places` and `gaps`: how long ago each item of a history was.
+    # True for a model that takes `members.places` and `gaps`: the age of each item of a history.
     takes_ages: bool = False
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
@@ -54,11 +54,11 @@ class TwoSided(nn.Module):
         raise NotImplementedError
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return the prediction for each pair of vectors, float32 [B], of float32 [B, D] both."""
+        """Return the prediction for each pair of vectors, float32 [B]; users, items: float32 [B, D]."""
         raise NotImplementedError
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return the prediction for each user with each item, float32 [U, N]; define a faster one."""
+        """Return the prediction for each user with each item, float32 [U, N]; override it for speed."""
         return torch.stack([self.score_pairs(user.expand_as(items), items) for user in users])
 
     def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
@@ -66,12 +66,12 @@ class TwoSided(nn.Module):
         return self.predict(rows, batch)
 
     def predict(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return a prediction for each event, float32 [B], by which items are recommended."""
+        """Return a prediction for each event, float32 [B]; recommendations are sorted by it."""
         return self.score_pairs(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
 
 
 class DenseNumbers(nn.ModuleDict):
-    """Layers that add the dense numbers of each side to its vectors; none for a side without numbers.
+    """Layers that add the dense numbers of each side to its vectors; no layers for a side without numbers.
 
     features: of the data; embedding_dim: D numbers in a vector.
 
@@ -81,24 +81,27 @@ class DenseNumbers(nn.ModuleDict):
 
     def __init__(self, features: Sequence[Feature], embedding_dim: int) -> None:
         super().__init__()
-        # In the order in which a batch has them.
+        # In the order of the batch.
         dense = [feature.entity for feature in features if not feature.has_table]
         for side, entities in SIDES.items():
             places = [place for place, entity in enumerate(dense) if entity in entities]
-            # Without numbers no layers: a checkpoint of such a model has none.
+            # No layers without numbers: a checkpoint of such a model has none.
             if places:
                 self[side] = NumberLayers(places, embedding_dim)
 
     def added(self, vectors: torch.Tensor, batch: Inputs, side: str) -> torch.Tensor:
-        """Return vectors of a side, "user" or "item", with what its dense numbers add, float32 [B, D]."""
+        """Return vectors of a side, float32 [B, D], plus the output of its layers for dense numbers.
+
+        side: "user" or "item".
+        """
         return vectors + self[side](batch.numbers) if side in self else vectors
 
 
 class Head(TwoSided):
-    """Sums of the rows of each side's features, and of what layers make of its dense numbers.
+    """Base with sums of the rows of each side's features, and of layers for its dense numbers.
 
-    Number 0 of a vector is the bias, the other D - 1 are the factors. A history counts with the mean of its
-    rows, each times a weight.
+    Number 0 of a vector is the bias, the other D - 1 are the factors. A history adds the weighted mean of its
+    rows.
     """
 
     def __init__(self, features: Sequence[Feature], embedding_dim: int) -> None:
@@ -111,7 +114,7 @@ class Head(TwoSided):
         self.has_history = HISTORY in [feature.name for feature in with_rows]
         self.numbers = DenseNumbers(features, embedding_dim)
 
-    # What the rows of a feature are multiplied by.
+    # Factor of the rows of each feature.
     weights: Mapping[str, Weight] = {}
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
@@ -127,23 +130,23 @@ class Head(TwoSided):
         return self.numbers.added(rows.sum(self.names[ITEM], self.weights), batch, ITEM)
 
     def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return how much each row of the histories counts in their mean, float32 [V]."""
+        """Return the weight of each row of the histories in their mean, float32 [V]."""
         raise NotImplementedError
 
 
-# Logarithms of probabilities spread wider than stars. Rows count so many times, which is the same as so many
-# times the learning rate and the initial spread, so one --lr is right for both tasks.
+# Factor of rows. Logits have a wider range than stars, and the factor is the same as a larger learning rate
+# and initial spread, so one --lr is right for both tasks.
 SCALE = 5.0
-# The logit of a share is taken of no lower one.
+# Smaller shares are clamped to this before their logit is taken.
 LEAST_SHARE = 1e-4
 
 
 class Interaction(Head):
-    """Predicts mean + biases + <user factors, item factors> + MLP(user, item, user * item).
+    """Predict mean + biases + <user factors, item factors> + MLP(user, item, user * item).
 
-    The product of the factors is what makes the ranking of items differ from user to user. A history counts
-    by how far its labels are above the mean (after Koren, "Factorization Meets the Neighborhood", 2008, who
-    divides by the root of their number; the mean predicted better).
+    The product of the factors makes the ranking of items differ between users. The weights of a history are
+    the differences of its labels from the mean (after Koren, "Factorization Meets the Neighborhood", 2008,
+    which divides by the root of their number; the mean predicted better).
     """
 
     def __init__(
@@ -154,9 +157,9 @@ class Interaction(Head):
         mean_label: float,
     ) -> None:
         super().__init__(features, embedding_dim)
-        # The factors of three vectors; the biases are added by themselves.
+        # The factors of three vectors; the biases are added separately.
         self.mlp = PairMLP(embedding_dim, mlp_dims)
-        # The name that it has in checkpoints.
+        # Its name in checkpoints.
         self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_label, dtype=torch.float32))
 
@@ -178,7 +181,7 @@ class Interaction(Head):
 
 
 class Response(Interaction):
-    """Predicts the probability of a yes: the logistic function of what `Interaction` predicts."""
+    """Predict the probability of a yes: the logistic function of the prediction of `Interaction`."""
 
     def __init__(
         self,
@@ -188,7 +191,7 @@ class Response(Interaction):
         mean_label: float,
     ) -> None:
         super().__init__(features, embedding_dim, mlp_dims, mean_label)
-        # Where all labels are alike their logit would be infinite.
+        # If all labels are equal their logit would be infinite.
         mean = torch.tensor(mean_label, dtype=torch.float32).clamp(LEAST_SHARE, 1 - LEAST_SHARE)
         self.mean_rating = mean.logit()
 
@@ -197,20 +200,20 @@ class Response(Interaction):
         return batch.history_labels - self.mean_rating.sigmoid()
 
     def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return logits, float32 [B]: the logarithm in the loss is exact for them alone."""
+        """Return logits, float32 [B]: the logarithm in the loss is exact only for them."""
         return super().score_pairs(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Probabilities, see `Head`."""
+        """Return probabilities, see `Head`."""
         return super().score_pairs(users, items).sigmoid()
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Probabilities, see `Head`."""
+        """Return probabilities, see `Head`."""
         return super().score_all(users, items).sigmoid()
 
 
 class ProductHead(Head):
-    """Scores items for a user: item bias + <user factors, item factors>."""
+    """Score items for a user: item bias + <user factors, item factors>."""
 
     scores_are_products = True
 
@@ -223,19 +226,19 @@ class ProductHead(Head):
         return SCALE * super().item_vectors(rows, batch)
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Scores, see `Head`."""
+        """Return scores, see `Head`."""
         return (users * items).sum(dim=1)
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Scores, see `Head`: one product of matrices."""
+        """Return scores, see `Head`: one product of matrices."""
         return users @ items.t()
 
 
 class TwoTower(ProductHead):
-    """Adds to the user's factors what an MLP makes of them. A history counts whatever its labels.
+    """Product model that adds an MLP of the user's factors to them. A history counts whatever its labels.
 
-    num_places: so many items of a history have a weight of their own, see `Recency`; with 0 all count alike.
-    With weights that are learned there is no MLP unless it has hidden layers.
+    num_places: the number of items of a history that have a learned weight each, see `Recency`; 0 for equal
+    weights. With learned weights there is an MLP only if it has hidden layers.
     """
 
     def __init__(
@@ -255,7 +258,7 @@ class TwoTower(ProductHead):
         """See `Head`."""
         vectors = super().user_vectors(rows, batch)
         if self.recency is not None:
-            # After the scale and not before: the weights are learned too, and their gradient has it.
+            # After the scale: the weights are trained too, and their gradient includes it.
             vectors = vectors + self.recency(*rows.jagged(HISTORY), batch.members)
         factors = SCALE * vectors[:, 1:]
         if len(self.tower):

@@ -1,13 +1,14 @@
-"""Layers: hidden layers, sums over lists of rows, the scale of all rows, and weights of a history.
+"""Layers: hidden layers, sums over lists of rows, the row scale, and weights of a history.
 
-A user's last items say more of the next one than earlier items, and those of the same sitting more than those
-of a year ago; how much more is learned. One half of a vector looks near, the other one far:
+The last items of a user say more about the next one than earlier items, and those of the same sitting more
+than those of a year ago. How much more is learned. One half of a vector starts with most weight on near
+items, the other half with equal weights:
 
     half h of the vector = sum_j w_hj (half h of row j) / sqrt(sum_j w_hj)
     w_hj                 = exp(places_h[how many came after j] + gaps_h[bucket of the seconds since j])
 
-Shapes: B events, V values of all lists with each event's own behind its list, R distinct rows of D numbers, S
-lists.
+Shapes: B events, V values of all lists with each event's own value after its list, R distinct rows of D
+numbers, S lists.
 """
 
 from __future__ import annotations
@@ -34,13 +35,12 @@ def make_mlp(widths: Sequence[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]
-    # The last layer stays linear: what comes out may be negative.
+    # The last layer stays linear: its output may be negative.
     return nn.Sequential(*layers[:-1])
 
 
 class PairMLP(nn.Sequential):
-    """MLP of the factors of a user, an item and their product; number 0 of a vector is its bias, and unused
-    here.
+    """MLP of the factors of a user, an item and their product. Number 0 of a vector, its bias, is unused.
 
     embedding_dim: D numbers in a vector; hidden: widths of the hidden layers.
 
@@ -52,7 +52,7 @@ class PairMLP(nn.Sequential):
     def __init__(self, embedding_dim: int, hidden: Sequence[int]) -> None:
         super().__init__(*make_mlp([3 * (embedding_dim - 1), *hidden, 1]))
 
-    # Of pairs, and not of one input.
+    # Takes pairs, and not one input.
     def forward(  # type: ignore[override]
         self, users: torch.Tensor, items: torch.Tensor, product: torch.Tensor
     ) -> torch.Tensor:
@@ -66,12 +66,13 @@ class PairMLP(nn.Sequential):
         return hidden.squeeze(1)
 
     def for_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return a number for each user with each item, float32 [U, N]. Takes memory for U * N * the widest
-        layer.
+        """Return a number for each user with each item, float32 [U, N].
+
+        Needs memory for U * N * the widest layer.
         """
         first, weights, others = self._parts()
-        # The weights times a user are a matrix for all items, so no product of two vectors is stored. What
-        # the user alone and the item alone add is computed once, not for each pair.
+        # The weights times a user are a matrix for all items, so no product of two vectors is stored. The
+        # parts of the user alone and of the item alone are computed once, not for each pair.
         hidden = torch.matmul(items, users.unsqueeze(2) * weights[:, 2].t())
         hidden += torch.addmm(first.bias, users, weights[:, 0].t()).unsqueeze(1)
         hidden += items @ weights[:, 1].t()
@@ -80,36 +81,38 @@ class PairMLP(nn.Sequential):
         return hidden.squeeze(2)
 
     def _parts(self) -> tuple[nn.Linear, torch.Tensor, list[nn.Module]]:
-        """Return the first layer, its weights for user, item and product, [width, 3, D], and the others.
+        """Return the first layer, its weights for user, item and product, and the other layers.
 
-        Weights of zero for the biases cost less than copies of the vectors without them, side by side.
+        The weights have the shape [width, 3, D].
+
+        Zero weights for the biases cost less than copies of the vectors without their biases.
         """
         first, *others = self
         assert isinstance(first, nn.Linear)
-        # A zero in front of each third, where a vector has its bias.
+        # A zero in front of each third, at the position of a vector's bias.
         return first, nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0)), others
 
 
 class NumberLayers(nn.Module):
-    """From the dense numbers of B users or items to a vector, which counts like a row of theirs.
+    """Layers from the dense numbers of B users or items to a vector, which counts like one of their rows.
 
     After the bottom MLP of Naumov et al., "Deep Learning Recommendation Model for Personalization and
-    Recommendation Systems", 2019; a number that is missing has an input of its own that says so.
+    Recommendation Systems", 2019; each number has another input that tells if it is missing.
     """
 
     def __init__(self, places: Sequence[int], embedding_dim: int) -> None:
         super().__init__()
         self.places = list(places)
         self.layers = make_mlp([2 * len(self.places), embedding_dim, embedding_dim])
-        # Nothing at first: what is learned of the rows is not disturbed by numbers of which nothing is known.
+        # Zero at first: untrained layers do not disturb the training of rows.
         last = self.layers[-1]
         assert isinstance(last, nn.Linear)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        """float32 [B, D], of all dense numbers, float32 [B, numbers], NaN where there is none."""
-        # Column by column: a list of places would be copied to the device, and waited for, in each step.
+        """Return float32 [B, D], of all dense numbers, float32 [B, numbers], NaN for a missing one."""
+        # Column by column: a list of indices would be copied to the device, with a wait, in each step.
         mine = torch.stack([numbers[:, place] for place in self.places], dim=1)
         is_missing = mine.isnan()
         inputs = torch.cat([mine.masked_fill(is_missing, 0.0), is_missing.to(mine.dtype)], dim=1)
@@ -118,9 +121,9 @@ class NumberLayers(nn.Module):
 
 
 def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """The mean of each list of rows times weights, float32 [B, D], zero where the list is empty."""
+    """Return the mean of each list of rows times weights, float32 [B, D], zero for an empty list."""
     lengths = lengths.to(torch.int64)
-    # The weights are divided and not the rows: they have one number each, rows have D.
+    # Divides the weights and not the rows: a weight is one number, a row has D.
     shares = weights / repeated(lengths.clamp(min=1), lengths, len(weights))
     sums: torch.Tensor = _WeightedSums.apply(rows, shares, lengths)
     return sums
@@ -129,38 +132,38 @@ def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> t
 def summed(
     rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor
 ) -> torch.Tensor:
-    """The sum of each list of rows times weights, float32 [lists, D]; places: of rows, list after list."""
+    """Return the weighted sum of each list of rows, float32 [lists, D]; places: of rows, list after list."""
     offsets = lengths.cumsum(0) - lengths
     return torch.nn.functional.embedding_bag(places, rows, offsets, mode="sum", per_sample_weights=weights)
 
 
 def repeated(values: torch.Tensor, lengths: torch.Tensor, total: int) -> torch.Tensor:
-    """Each value as often as its list is long, [total, ...]; total is the sum of the lengths."""
-    # Given the total, a device need not be asked for it.
+    """Repeat each value as often as its list is long, [total, ...]; total: the sum of the lengths."""
+    # With the total, the device need not be asked for it.
     return values.repeat_interleave(lengths, dim=0, output_size=total)
 
 
 def scaled(held: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Rows from what the tables hold; the gradient stays that of the rows.
+    """Return rows from the contents of the tables; the gradient stays that of the rows.
 
-    The derivative would be the gradient times the scale. Passed on unscaled, row-wise Adagrad sums the same
-    squares whatever the scale has become, as if it had shrunk the rows themselves; that its step is then one
-    of the rows is up to the learning rate, which `training/state.py` divides by the scale.
+    The derivative would be the gradient times the scale. Here the gradient is passed on unscaled. So row-wise
+    Adagrad sums the same squares for any scale, as if the rows themselves had decayed. The learning rate,
+    which `training/state.py` divides by the scale, makes its step one of the rows.
     """
     rows: torch.Tensor = _Scale.apply(held, scale)
     return rows
 
 
 class _WeightedSums(torch.autograd.Function):
-    """The sum of each list of rows times weights; the weights get no gradient.
+    """Sum of each list of rows times weights; the weights get no gradient.
 
-    On a CPU a twentieth of the time of torch.segment_reduce, and of embedding_bag's own backward.
+    On a CPU it takes a twentieth of the time of torch.segment_reduce, and of embedding_bag's own backward.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(weights, lengths)
-        # The rows are looked up already: embedding_bag is used as a fast sum over lists of row 0, 1, 2, ...
+        # The rows are looked up already: embedding_bag is only a fast sum over lists of row 0, 1, 2, ...
         return summed(rows, torch.arange(len(rows), device=rows.device), weights, lengths)
 
     @staticmethod
@@ -182,12 +185,12 @@ class _Scale(torch.autograd.Function):
 
 
 class Links(NamedTuple):
-    """Which list each event takes, and what is to be made of its sum, see `datasets.batching.Batch`.
+    """The list of each event, and how to use its sum, see `datasets.batching.Batch`.
 
-    sources: int64 [S, B]; scales, own: float32 [S, B]; reads: how many values of its list stand before each
-    event, int32 [B], empty where an event takes all of them; rarities: float32 [3 + features of events, B],
-    of the event's user, of its item, of the event among all, and of what it has of its own: its weight over
-    the number of events that train their rows.
+    sources: int64 [S, B]; scales, own: float32 [S, B]; reads: the number of values of its list before each
+    event, int32 [B], empty if each event uses all of them; rarities: float32 [3 + features of events, B], of
+    the event's user, of its item, of the event among all, and of the features of events: its weight over the
+    number of events that train their rows.
     """
 
     sources: torch.Tensor
@@ -198,9 +201,9 @@ class Links(NamedTuple):
 
 
 def sums_over_roots(found: DistinctRows, weights: torch.Tensor) -> torch.Tensor:
-    """The sum of each list of rows times weights, over the root of its length, float32 [B, D].
+    """Return the sum of each list of rows times weights, divided by the root of its length, float32 [B, D].
 
-    found: without the events' own; weights: float32, of each value.
+    found: without the events' own values; weights: float32, of each value.
     """
     lengths = found.counts.to(torch.int64)
     sums = summed(found.rows, found.places, weights, lengths)
@@ -209,10 +212,10 @@ def sums_over_roots(found: DistinctRows, weights: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class DistinctRows:
-    """The rows of one feature for B events, each only once, in the place of `rows.LookedUp`.
+    """Distinct rows of one feature for B events, in place of `rows.LookedUp`.
 
-    rows: float32 [R, D], also those of other features; places: of each value its row, int64 [V]; counts:
-    values of each event, int32 [B]; is_single: whether each event has one.
+    rows: float32 [R, D], also those of other features; places: the row of each value, int64 [V]; counts:
+    values of each event, int32 [B]; is_single: True if each event has one value.
     """
 
     rows: torch.Tensor
@@ -221,26 +224,26 @@ class DistinctRows:
     is_single: bool = False
 
     def values(self) -> torch.Tensor:
-        """A row for each value, float32 [V, D]."""
+        """Return the row of each value, float32 [V, D]."""
         return self.rows.index_select(0, self.places)
 
     def lengths(self) -> torch.Tensor:
-        """How many of them are each event's, [B]."""
+        """Return the number of values of each event, [B]."""
         return self.counts
 
     def events(self) -> torch.Tensor:
-        """The event of each value, int32 [V], a new tensor."""
+        """Return the event of each value, int32 [V], a new tensor."""
         if self.is_single:
             return torch.arange(len(self.places), dtype=torch.int32, device=self.places.device)
         return torch.repeat_interleave(self.counts.to(torch.int32), output_size=len(self.places))
 
     def offsets(self) -> torch.Tensor:
-        """Where the values of each event begin, [B], of the type of `places`."""
+        """Return the index of the first value of each event, [B], of the type of `places`."""
         lengths = self.counts.to(self.places.dtype)
         return lengths.cumsum(0, dtype=lengths.dtype) - lengths
 
     def shares(self) -> torch.Tensor:
-        """One over the number of values of each event, float32 [B]."""
+        """Return one over the number of values of each event, float32 [B]."""
         return self.counts.clamp(min=1).to(torch.float32).reciprocal()
 
 
@@ -251,15 +254,16 @@ def shared_sums(
     strengths: torch.Tensor | None,
     add_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> torch.Tensor:
-    """The sum that each event takes, without its own row where that is in it, times its scale,
-    float32 [B, D]. Collective in the backward where `add_over_ranks` is.
+    """Return the scaled sum of each event's list, float32 [B, D], without the event's own row.
 
-    found: the rows of lists, with each event's own behind its; weights: float32 [V]; links: sources, scales
-    and own of one list, [B] each; strengths: of the prior of the events' own rows, float32 [B, D].
-    add_over_ranks: adds a tensor up over all ranks; with it the gradient is centred. All rows of a list
-    change a sum in the same direction, so the step that they have in common is as many times too long as the
-    list has rows, and training diverges. What is common to all lists says nothing of anybody, so it is taken
-    out of the gradient.
+    The own row is subtracted if it is in the list. Collective in the backward if `add_over_ranks` is.
+
+    found: the rows of lists, each followed by the event's own row; weights: float32 [V]; links: sources,
+    scales and own of one list, [B] each; strengths: of the prior of the events' own rows, float32 [B, D].
+    add_over_ranks: sums a tensor over all ranks; with it the gradient is centred. All rows of a list change a
+    sum in the same direction. So their common step is too long by a factor of the number of rows, and
+    training diverges. The common part has no information about a single list, so it is removed from the
+    gradient.
     """
     lengths = found.counts.to(torch.int64)
     sums: torch.Tensor = _SharedSums.apply(
@@ -269,17 +273,17 @@ def shared_sums(
 
 
 def held_by_prior(rows: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
-    """The same rows; the gradient gets strengths times rows in addition, which draws them to zero.
+    """Return the same rows; the gradient gets strengths times rows in addition, which shrinks them.
 
-    In the gradient and not in the loss: the loss says how wrong predictions are. strengths: float32, of the
-    shape of rows or one that broadcasts to it.
+    In the gradient and not in the loss, because the loss measures only predictions. strengths: float32, of
+    the shape of rows or one that broadcasts to it.
     """
     held: torch.Tensor = _HeldByPrior.apply(rows, strengths)
     return held
 
 
 class _SharedSums(torch.autograd.Function):
-    """See `shared_sums`. Nothing is copied for each value: neither rows, nor gradients."""
+    """See `shared_sums`. Neither rows nor gradients are copied for each value."""
 
     @staticmethod
     def forward(
@@ -296,7 +300,7 @@ class _SharedSums(torch.autograd.Function):
     ) -> torch.Tensor:
         ends = lengths.cumsum(0) - 1
         own_weights = own * weights.index_select(0, ends)
-        # Of the lists themselves: an event's own row lies behind its list, and is no part of it.
+        # Only the lists: an event's own row comes after its list, and is not part of it.
         in_lists = weights.index_fill(0, ends, 0.0)
         own_places = places.index_select(0, ends)
         own_rows = rows.index_select(0, own_places)
@@ -316,17 +320,17 @@ class _SharedSums(torch.autograd.Function):
         )
         gradient = gradient * scales.unsqueeze(1)
         of_lists = torch.zeros_like(gradient).index_add_(0, sources, gradient)
-        # Row after row the lists that have it: a sum over each gives its gradient, as one gave that of lists.
+        # The lists that contain each row, row after row: a sum over these lists gives the row's gradient.
         # Narrow numbers are sorted in a third of the time.
         order = places.to(torch.int32).argsort()
         lists = repeated(torch.arange(len(lengths), device=places.device), lengths, len(places))
-        # Not bincount, which asks a device for the largest number and waits for it.
+        # Not bincount, which reads the largest number from the device and waits for it.
         counts = places.new_zeros(ctx.num_rows).index_add_(0, places, torch.ones_like(places))
         of_rows = summed(of_lists, lists.index_select(0, order), in_lists.index_select(0, order), counts)
         of_rows.index_add_(0, own_places, gradient * -own_weights.unsqueeze(1))
         if ctx.add_over_ranks is not None:
-            # Each event takes its share out of its list, as much from each row: in a pass that is from each
-            # row as much as it has events.
+            # Each event subtracts its share from its list, equally from each row: in a pass each row loses as
+            # much as it has events.
             is_there = (scales > 0).to(scales.dtype)
             shares = torch.zeros_like(scales).index_add_(0, sources, is_there) / (lengths - 1).clamp(min=1)
             of_values = repeated(shares, lengths, len(places)).index_fill(0, ends, 0.0)
@@ -353,17 +357,17 @@ class _HeldByPrior(torch.autograd.Function):
 
 
 NUM_HALVES = 2
-# Of the logarithm of a weight, and what keeps an empty history from being divided by zero.
+# Limit of the logarithm of a weight, and the smallest sum, so that an empty history does not divide by zero.
 MOST_LOG_WEIGHT, LEAST_SUM = 10.0, 1e-3
 
 
 class Members(NamedTuple):
-    """What is known of the items of histories beside their rows.
+    """Data of the items of histories, besides their rows.
 
-    labels: float32 [V]; places: how many items of its history came after each, int32 [V]; gaps: the bucket of
-    the seconds from each to the event, see `gaps_of`, int32 [V]; ages: those seconds themselves, int32
-    [V], from each to the last event that reads its list. draws: a number drawn for each, by which dropout is,
-    int32 [V]. Each is empty for a model that does not take it.
+    labels: float32 [V]; places: the number of items of its history after each, int32 [V]; gaps: the time
+    bucket from each to the event, see `gaps_of`, int32 [V]; ages: the seconds from each to the last event
+    that reads its list, int32 [V]; draws: a random number for each, from which dropout is computed, int32
+    [V]. A member that the model does not use is empty.
     """
 
     labels: torch.Tensor
@@ -374,27 +378,25 @@ class Members(NamedTuple):
 
 
 class Recency(nn.Module):
-    """The vector of a history, by weights that are learned.
+    """Vector of a history, with learned weights.
 
-    num_places: items beyond them count as the last one.
+    num_places: items further back use the weight of the last place.
     """
 
     def __init__(self, num_places: int) -> None:
         super().__init__()
-        # To begin with, the near half counts an item by one over its place, the far half counts all alike.
+        # Initial weights: in the near half one over the place of an item, in the far half equal.
         near = -torch.arange(1, num_places + 1, dtype=torch.float32).log()
         self.places = nn.Parameter(torch.stack([near, torch.zeros_like(near)]))
         self.gaps = nn.Parameter(torch.zeros(NUM_HALVES, NUM_GAPS))
 
     def forward(self, rows: torch.Tensor, lengths: torch.Tensor, members: Members) -> torch.Tensor:
-        """float32 [B, D], of the rows of all histories, float32 [V, D]; lengths: how many are each event's,
-        [B].
-        """
+        """Return float32 [B, D]. rows: of all histories, float32 [V, D]; lengths: of the histories, [B]."""
         lengths = lengths.to(torch.int64)
         places = members.places.clamp(max=self.places.size(1) - 1)
         event = repeated(torch.arange(len(lengths), device=rows.device), lengths, len(rows))
         weights, sums = [], []
-        # Half by half: on a CPU a sum by an index takes many times as long where tensors have two dimensions.
+        # Half by half: on a CPU a sum by an index takes many times as long for two-dimensional tensors.
         for of_place, of_gap in zip(self.places, self.gaps, strict=True):
             weight = of_place.index_select(0, places) + of_gap.index_select(0, members.gaps)
             weights.append(weight.clamp(max=MOST_LOG_WEIGHT).exp())
@@ -406,15 +408,15 @@ class Recency(nn.Module):
 
 
 class _WeightedHalves(torch.autograd.Function):
-    """The sum of each list of rows, each half of a row times a weight of its own: float32 [B, D]."""
+    """Sum of each list of rows, with a weight for each half of a row: float32 [B, D]."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(rows, weights, lengths)
-        # Each row as two of half the width: neither they nor their products are copied.
+        # Each row as two rows of half the width: neither they nor their products are copied.
         first = NUM_HALVES * torch.arange(len(rows), device=rows.device)
         places = torch.cat([first + half for half in range(NUM_HALVES)])
-        # In numbers and not -1: a batch may have no histories.
+        # A number and not -1: a batch may have no histories.
         width = rows.size(1) // NUM_HALVES
         halves = rows.reshape(NUM_HALVES * len(rows), width)
         sums = summed(halves, places, weights.reshape(-1), lengths.repeat(NUM_HALVES))

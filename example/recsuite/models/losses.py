@@ -1,4 +1,4 @@
-"""Losses of the library's models: predictions and a batch, to a weighted mean over the batch."""
+"""Losses of the library's models: from predictions and a batch to a weighted mean over the batch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-# Events that are scored against all drawn items at once: of many items no more scores are held, and of few
-# they stay in a cache.
+# Events to score against all drawn items at once: this limits the memory of scores with many items, and keeps
+# them in the cache with few.
 EVENTS_AT_ONCE = 128
 
 
-# A protocol, for what goes through the model is made above it: `ModelInput` is one.
+# A protocol, because the input of models is defined in a higher layer: `ModelInput` is one.
 class Labelled(Protocol):
-    """What a loss takes of a batch: the features, of which one tells items apart; labels and weights, float32
-    [B], where the weight of padding is 0; and which competitors users had, uint8 [B, bytes], a bit for each.
+    """The part of a batch that a loss uses.
+
+    features: one of them identifies items; labels and weights: float32 [B], the weight of padding is 0; had:
+    the negatives that users had before, uint8 [B, bytes], a bit for each.
     """
 
     features: Any
@@ -29,30 +31,32 @@ class Labelled(Protocol):
 class SquaredError(nn.Module):
     """Weighted mean squared error of predicted labels.
 
-    Padding has the weight 0, and counts nothing.
+    Padding has the weight 0 and adds nothing.
 
         model = training.shard(make_model, loss=rs.SquaredError())
         loss = rs.SquaredError()(predictions, batch)          # float32 [], of float32 [B]
     """
 
     def forward(self, predictions: torch.Tensor, batch: Labelled) -> torch.Tensor:
-        """float32 [], of predictions float32 [B]."""
+        """Return the loss, float32 [], of predictions float32 [B]."""
         # Padding has the weight 0.
         return (batch.weights * (predictions - batch.labels) ** 2).mean()
 
 
 class LogLoss(nn.Module):
-    """The weighted mean of minus the logarithm of the probability of what came true."""
+    """Weighted mean of minus the logarithm of the probability of the actual answer."""
 
     def forward(self, logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
-        """float32 [], of logits float32 [B]."""
+        """Return the loss, float32 [], of logits float32 [B]."""
         # Padding has the weight 0.
         return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
 
 
 class SampledSoftmax(nn.Module):
-    """Softmax loss of the chosen item among the items of other events of a group, and among drawn negatives
-    (Yang et al., "Mixed negative sampling for learning two-tower neural networks in recommendations", 2020).
+    """Softmax loss of the chosen item against items of other events of a group and drawn negatives.
+
+    Source: Yang et al., "Mixed negative sampling for learning two-tower neural networks in recommendations",
+    2020.
 
     item: the feature with the ids of items; item_shares: of the training events, float32 [rows of its table],
     none of them 0; item_ids: for batches with ids instead of rows, int64, the id of each share, the unknown
@@ -68,27 +72,28 @@ class SampledSoftmax(nn.Module):
         self.log_shares: torch.Tensor
         self.item_ids: torch.Tensor | None
         if item_ids is not None:
-            # The unknown's is the lowest number there is, and stays first.
+            # The unknown id is the lowest number there is, and stays first.
             item_ids, order = item_ids.sort()
             item_shares = item_shares[order]
         self.register_buffer("item_ids", item_ids, persistent=False)
-        # In no checkpoint: it follows from the data.
+        # Not in checkpoints, because it follows from the data.
         self.register_buffer("log_shares", item_shares.log(), persistent=False)
 
     def forward(self, vectors: torch.Tensor, batch: Labelled) -> torch.Tensor:
-        """Return the loss, float32 [], the weighted mean over B events, of vectors of users and items,
-        float32 [N + B, 2, D], those of the N drawn items first.
+        """Return the weighted mean over B events, float32 [].
+
+        vectors: of users and items, float32 [N + B, 2, D], those of the N drawn items first.
         """
         num_drawn = len(vectors) - len(batch.weights)
         found = batch.features[self.item]
-        # Behind an event's own item may stand what its user had before.
+        # An event's own item may be followed by its user's history.
         rows = found.values() if len(found.values()) == len(vectors) else found.values()[found.offsets()[:-1]]
         negatives, drawn = vectors[:num_drawn, 1], rows[:num_drawn]
-        # A bit for each item that was drawn lies behind those of a group.
+        # Bits of the group's items, followed by a bit for each drawn item.
         width = batch.had.size(1) - -(-num_drawn // 8)
         # All rows of a batch against all would cost the square of the batch, and ranked no better.
         size = 8 * width or EVENTS_AT_ONCE
-        # Each that was drawn stands for as many as there are for each of them.
+        # Each drawn item represents so many items.
         log_number = 0.0 if width else math.log((len(self.log_shares) - 1) / max(num_drawn, 1))
         events = vectors[num_drawn:], rows[num_drawn:], batch.weights, batch.had
         losses = []
@@ -105,13 +110,11 @@ class SampledSoftmax(nn.Module):
             had = torch.cat([bits_of(had[:, :width], len(part)), had_of_drawn], dim=1)
             item = torch.cat([item, negatives])
             losses.append(sampled_softmax(user, item, competing, log_shares, is_real, had))
-        # Over all rows, padding too: the weights of the real ones make up for it.
+        # Over all rows, padding too: the weights of the real ones compensate for it.
         return (batch.weights * torch.cat(losses)).mean()
 
     def _log_expected(self, items: torch.Tensor, num_events: int, num_drawn: int) -> torch.Tensor:
-        """The logarithm of how often each item is expected among the competitors, but for a number that all
-        have in common.
-        """
+        """Return the log of the expected number of each item among the negatives, up to a constant."""
         log_shares = self._log_shares_of(items)
         if num_drawn == 0:
             return log_shares
@@ -125,10 +128,8 @@ class SampledSoftmax(nn.Module):
 
 
 def bits_of(packed: torch.Tensor, number: int) -> torch.Tensor:
-    """A row of bits for each row of bytes, the lowest bit of each first: bool [n, number] of uint8 [n,
-    bytes].
-    """
-    # Counted on the device itself: a list of numbers would be copied there, and waited for, in each step.
+    """Return the bits of bytes, the lowest bit of each first: bool [n, number] of uint8 [n, bytes]."""
+    # Made on the device: a list of numbers would be copied there, with a wait, in each step.
     bits = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return (packed.unsqueeze(2) >> bits).bitwise_and(1).flatten(1)[:, :number].bool()
 
@@ -141,22 +142,23 @@ def sampled_softmax(
     real: torch.Tensor,
     had: torch.Tensor,
 ) -> torch.Tensor:
-    """For n users, how surprised a softmax over the items of all n, and over N others, is by their own,
-    float32 [n].
+    """Return minus the log probability of each user's item, float32 [n].
 
-    Takes vectors [n, D] and [n + N, D] and, for each item, its table row, the logarithm of how often it is
-    expected, such as its share of the training events, and whether it is not padding, [n + N]; had: whether
-    each user had each of the items before, bool [n, n + N]. An item is here as often as it is popular; to
-    take that out again, each score is lowered by that logarithm (Yi et al., "Sampling-bias-corrected neural
-    modeling for large corpus item recommendations", 2019). The same item elsewhere is no competitor, nor is
-    one that the user had: no ranking shows it again.
+    The softmax is over the items of all n users and N other items.
+
+    Takes vectors [n, D] and [n + N, D] and, for each item, its table row, the logarithm of its expected
+    number, such as its share of the training events, and True if it is not padding, [n + N]; had: True if a
+    user had an item before, bool [n, n + N]. An item is a negative as often as it is popular; to correct
+    this, each score is lowered by that logarithm (Yi et al., "Sampling-bias-corrected neural modeling for
+    large corpus item recommendations", 2019). The user's own item is never a negative, nor is an item that
+    the user had before: no ranking shows it again.
     """
-    # The items of the other users of the group stand for all items: nothing has to be drawn or looked up for
+    # The items of the other users of the group represent all items: no item has to be drawn or looked up for
     # them.
     scores = user @ item.T - log_shares
     is_none = (rows[: len(user)].unsqueeze(1) == rows) | ~real | had
-    # An item does not compete with itself, but its score has to stay. That of padding too: infinity times the
-    # weight 0 is not a number.
+    # An item is no negative of its own user, but its score has to stay. Also that of padding: infinity times
+    # the weight 0 is NaN.
     is_none.fill_diagonal_(False)
     scores = scores.masked_fill(is_none, -torch.inf)
     return scores.logsumexp(dim=1) - scores.diagonal()
@@ -169,22 +171,23 @@ def drawn_softmax(
     is_none: torch.Tensor,
     log_number: float = 0.0,
 ) -> torch.Tensor:
-    """For n users, how surprised a softmax over their own item and N that were drawn is by their own, float32
-    [n].
+    """Return minus the log probability of each user's item, float32 [n].
 
-    Takes vectors [n, D] of users and of their items, and [N, D]; is_none: which drawn item is no competitor
-    of which user, bool [n, N]; log_number: the logarithm of how many items each of them stands for.
+    The softmax is over this item and N drawn items.
+
+    Takes vectors [n, D] of users and of their items, and [N, D]; is_none: True if a drawn item is no negative
+    of a user, bool [n, N]; log_number: the logarithm of the number of items that each drawn item represents.
     """
     if len(drawn) == 0:
-        # Nothing to learn, but still a function of what is learned.
+        # There is no gradient, but the result stays a function of the weights.
         return (user * 0).sum(dim=1)
     found: torch.Tensor = _DrawnSoftmax.apply(user, item, drawn, is_none, log_number)
     return found
 
 
 class _DrawnSoftmax(torch.autograd.Function):
-    """See `drawn_softmax`. The scores become probabilities in their place, of which the backward is made:
-    what autograd keeps of each operation is many times as much.
+    """See `drawn_softmax`. The scores are replaced by probabilities in place, and the backward uses these:
+    autograd would keep many times as much memory.
     """
 
     @staticmethod
@@ -209,6 +212,6 @@ class _DrawnSoftmax(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         user, item, drawn, others = ctx.saved_tensors
         others = others * gradient.unsqueeze(1)
-        # What all others gain is lost by the own one.
+        # The gradients of all scores of a user sum to zero.
         own = -others.sum(dim=1, keepdim=True)
         return torch.addcmul(others @ drawn, own, item), own * user, others.T @ user, None, None

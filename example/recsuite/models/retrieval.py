@@ -1,6 +1,6 @@
-"""The highest of all scores of some users: exactly, block by block.
+"""Items with the highest scores for each user: exactly, block by block.
 
-Shapes: U users, N items, D numbers in a vector, E pairs of a user and an item that are left out.
+Shapes: U users, N items, D numbers in a vector, E excluded pairs of a user and an item.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from typing import Protocol
 
 import torch
 
-# Scores that are in memory at once, and users that share a block of items.
+# Scores in memory at once, and users that share a block of items.
 PAIRS = 2**16
 USERS = 32
 
 
 class Scorer(Protocol):
-    """What gives users and items scores by their vectors; every `two_sided.TwoSided` is one."""
+    """Scores of users and items by their vectors; every `heads.TwoSided` is one."""
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """float32 [B], of vectors [B, D] both."""
+        """Return float32 [B], of vectors [B, D] both."""
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """float32 [U, N], of vectors [U, D] and [N, D]; equal to `score_pairs` but for rounding."""
+        """Return float32 [U, N], of vectors [U, D] and [N, D]; equal to `score_pairs` except for rounding."""
 
 
 class InnerProduct:
-    """Vectors whose products are the scores, such as cosines of those that have the length 1."""
+    """Scorer by inner products, such as cosines of vectors of length 1."""
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """See `Scorer`."""
@@ -39,9 +39,9 @@ class InnerProduct:
 def best_places(
     scorer: Scorer, users: torch.Tensor, items: torch.Tensor, k: int, excluded: torch.Tensor
 ) -> torch.Tensor:
-    """The items with the k highest scores of each user, int64 [U, min(k, N)]; -1 where fewer are left.
+    """Return the items with the k highest scores of each user, int64 [U, min(k, N)]; -1 where fewer are left.
 
-    Of equal scores the item in front counts as higher. excluded: numbers of users and of items, int64 [2, E].
+    Of equal scores the earlier item counts as higher. excluded: indices of users and of items, int64 [2, E].
     """
     parts = [torch.zeros(0, min(k, len(items)), dtype=torch.int64)]
     for begin in range(0, len(users), USERS):
@@ -67,14 +67,14 @@ def _best_places(
         here = (item >= begin) & (item < begin + step)
         scores[user[here], item[here] - begin] = -torch.inf
         numbers = torch.arange(begin, begin + scores.shape[1]).expand_as(scores)
-        # What was best before stands in front, as its places do.
+        # The best ones so far come first, because their places are lower.
         best, places = _highest(torch.cat([best, scores], dim=1), torch.cat([places, numbers], dim=1), k)
     return places.masked_fill(best == -torch.inf, -1)
 
 
 def _highest(scores: torch.Tensor, places: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k highest of each row with their places, in order; of equal ones those in front."""
-    # A sort of all takes several times as long as `topk`; but that takes any of equal scores at its edge.
+    """Return the k highest scores of each row with their places, sorted; of equal scores the earlier ones."""
+    # `topk` is several times as fast as a sort of all, but takes any of the equal scores at its edge.
     if k < scores.shape[1]:
         is_high = scores >= scores.topk(k, dim=1).values[:, -1:]
         if bool((is_high.sum(dim=1) == k).all()):
@@ -87,21 +87,21 @@ def _highest(scores: torch.Tensor, places: torch.Tensor, k: int) -> tuple[torch.
 def ranked(
     scorer: Scorer, users: torch.Tensor, items: torch.Tensor, places: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places of items, int64 [U, k], and their scores, float32 [U, k], the highest first.
+    """Return places of items, int64 [U, k], and their scores, float32 [U, k], the highest first.
 
-    Of equal scores the item in front comes first. The place -1 is none; its score is minus infinity.
+    Of equal scores the earlier item comes first. The place -1 is none; its score is minus infinity.
     """
-    # In the order of their places, which the stable sort then leaves to equal scores.
+    # Sorted by place first: the stable sort below keeps this order for equal scores.
     places = places.sort(dim=1).values
     user = users.repeat_interleave(places.shape[1], dim=0)
-    # Once more, pair by pair: a product of matrices rounds otherwise than the score of a pair.
+    # Scored again, pair by pair: a product of matrices rounds differently from the score of a pair.
     scores = scorer.score_pairs(user, items[places.flatten().clamp(min=0)]).view(places.shape)
     scores, order = scores.masked_fill(places < 0, -torch.inf).sort(dim=1, descending=True, stable=True)
     return places.gather(1, order), scores
 
 
 def without(places: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
-    """Places of items, int64 [U, k], with -1 for those that are left out, int64 [2, E]."""
+    """Return places of items, int64 [U, k], with -1 for excluded pairs, int64 [2, E]."""
     user, item = excluded
     pair, column = (places[user] == item.unsqueeze(1)).nonzero(as_tuple=True)
     places = places.clone()

@@ -1,4 +1,4 @@
-"""Embedding rows of a batch, as a model sees them: by the name of the feature, pooled or jagged.
+"""Embedding rows of a batch for a model: by the name of the feature, pooled or jagged.
 
 Shapes: B events, V values of a feature, R distinct rows of D numbers.
 """
@@ -15,7 +15,7 @@ from torch.nn.functional import embedding_bag
 from recsuite.config.sections import require
 from recsuite.models.layers import DistinctRows, Links, Members, means, scaled
 
-# Of one value, or of each value, float32 [V].
+# Weight of all values, or of each value, float32 [V].
 Weight = float | torch.Tensor
 
 
@@ -26,14 +26,14 @@ class LookedUp(Protocol):
         """Return the rows, float32 [V, D]."""
 
     def lengths(self) -> torch.Tensor:
-        """Return how many of them are each event's, [B]."""
+        """Return the number of values of each event, [B]."""
 
 
 class Inputs(NamedTuple):
-    """Input of a model beside its rows when it is served: as a training batch, without labels.
+    """Input of a model besides its rows in serving: like a training batch, without labels.
 
     members: of the histories; numbers: dense features, float32 [B, numbers], NaN for a missing one; links: of
-    shared lists, None where each event has lists of its own.
+    shared lists, None if each event has lists of its own.
 
         def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
             ratings = batch.history_labels                    # float32 [V], of the items of all histories
@@ -53,9 +53,9 @@ class Inputs(NamedTuple):
 class FeatureRows:
     """Embedding rows of B events by the name of the feature.
 
-    found: the rows that were looked up; scale: factor of all rows, float32 []; lists: the features with
-    lists; all others have one row for each event. D is --embedding_dim, and of tables that the attribute
-    `embedding_dims` of the model names what it says, a multiple of 4: `embedding_dims = {"genres": 8}`.
+    found: the looked-up rows; scale: factor of all rows, float32 []; lists: the features with lists; all
+    others have one row for each event. D is --embedding_dim. The attribute `embedding_dims` of the model
+    gives some tables another D, a multiple of 4: `embedding_dims = {"genres": 8}`.
 
     Raises:
         UserError: from `sum` and `stack`, when rows have different widths.
@@ -78,7 +78,7 @@ class FeatureRows:
         return self.sum([name])
 
     def stack(self, names: Sequence[str]) -> torch.Tensor:
-        """Return the rows of F features beside each other, float32 [B, F, D]; of a list the mean."""
+        """Return the rows of F features side by side, float32 [B, F, D]; for a list the mean."""
         self._check(names)
         shared = self._shared(names)
         if shared is not None and all(shared[name].is_single for name in names):
@@ -93,9 +93,9 @@ class FeatureRows:
         return scaled(found.values(), self.scale), found.lengths().to(torch.int64)
 
     def sum(self, names: Sequence[str], weights: Mapping[str, Weight] | None = None) -> torch.Tensor:
-        """Return the sum of features, float32 [B, D]; a list counts with the mean of its rows.
+        """Return the sum of features, float32 [B, D]; a list adds the mean of its rows.
 
-        weights: what the rows of a feature are multiplied by, 1 where there is none; they get no gradient.
+        weights: factors of the rows of features, 1 by default; they get no gradient.
         """
         weights = weights or {}
         self._check(names or [""])
@@ -105,11 +105,11 @@ class FeatureRows:
             found: torch.Tensor = _SharedSum.apply(shared.rows, shared, names, dict(weights))
             return scaled(found, self.scale)
         first, *others = _of_one_width(names, [self._pooled(name, weights.get(name)) for name in names])
-        # The sum instead of the rows: it is the same, and there are fewer of them.
+        # Scales the sum instead of the rows: the result is the same, and the sum has fewer numbers.
         return scaled(sum(others, start=first), self.scale)
 
     def _check(self, names: Sequence[str]) -> None:
-        # Asked for its keys: what TorchRec has looked up waits for them, and knows no `in`.
+        # Through the keys: reading these waits for TorchRec's result, which does not support `in`.
         known = self.found.keys()
         for name in names:
             if name not in known:
@@ -117,18 +117,18 @@ class FeatureRows:
                 raise KeyError(f"There is no feature {name!r} with embedding rows. Fix: give one of {has}.")
 
     def _shared(self, names: Sequence[str]) -> SharedRows | None:
-        """Return what has the rows of all of the features in one tensor."""
+        """Return the object with the rows of all of the features in one tensor, or None."""
         parts = self.found.parts if isinstance(self.found, JoinedRows) else [self.found]
         shared = (part for part in parts if isinstance(part, SharedRows))
         return next((part for part in shared if all(name in part for name in names)), None)
 
     def _pooled(self, name: str, weight: Weight | None) -> torch.Tensor:
-        """Return what one feature adds, before the scale, float32 [B, D]."""
+        """Return the contribution of one feature, before the scale, float32 [B, D]."""
         found = self.found[name]
         rows = found.values()
         if isinstance(weight, torch.Tensor):
             return means(rows, weight, found.lengths())
-        # Of other features each event has one row, so the rows are the vectors already.
+        # Other features have one row for each event, so the rows are the vectors already.
         if name in self.lists:
             rows = means(rows, torch.ones_like(rows[:, 0]), found.lengths())
         return rows if weight is None else weight * rows
@@ -150,10 +150,10 @@ def _of_one_width(names: Sequence[str], rows: list[torch.Tensor]) -> list[torch.
 
 
 def with_row_scale(model: nn.Module) -> nn.Module:
-    """Return the model with a buffer "row_scale", what rows are of what the tables hold.
+    """Return the model with a buffer "row_scale", the factor from the contents of the tables to the rows.
 
-    A decay has to shrink every row in every step, also the millions that the step does not look up;
-    multiplying this one number does it for all of them at once.
+    A decay has to shrink every row in every step, also the millions that the step does not look up.
+    Multiplying this one number shrinks all of them at once.
     """
     if not hasattr(model, "row_scale"):
         # A buffer: checkpoints hold it and it moves with the model, but no gradient changes it.
@@ -162,14 +162,14 @@ def with_row_scale(model: nn.Module) -> nn.Module:
 
 
 class SharedRows(dict[str, DistinctRows]):
-    """What was looked up of all features for B events: name to rows and places, in the order of the batch.
+    """Looked-up rows of all features for B events: name to rows and places, in the order of the batch.
 
-    Nothing is copied for each value: a row that many events have is read where it lies, and its gradient is
-    summed where it is sent from.
+    Rows are not copied for each value: a row of many events is read in place, and its gradient is summed
+    before it is sent.
 
-    rows: float32 [R, D]; in_order: asked in a backward alone, returns the values of all features, one feature
-    after the other, those of the first row first, int32 [their number], and where in it those of each row
-    begin, int32 [R].
+    rows: float32 [R, D]; in_order: called only in a backward, returns the values of all features, one feature
+    after the other, sorted by row, int32 [their number], and the start of each row's values in that order,
+    int32 [R].
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class SharedRows(dict[str, DistinctRows]):
 
 
 class JoinedRows(dict[str, LookedUp]):
-    """Rows of all features, looked up in tables of several widths. parts: those of each width."""
+    """Rows of all features from tables of several widths. parts: those of each width."""
 
     def __init__(self, parts: Sequence[Mapping[str, LookedUp]]) -> None:
         super().__init__(each for part in parts for each in part.items())
@@ -191,7 +191,7 @@ class JoinedRows(dict[str, LookedUp]):
 
 
 class _SharedSum(torch.autograd.Function):
-    """The sum of some features over the distinct rows; weights get no gradient."""
+    """Sum of some features over the distinct rows; weights get no gradient."""
 
     @staticmethod
     def forward(
@@ -220,10 +220,10 @@ class _SharedSum(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         found, names = ctx.found, ctx.names
         sizes = {name: len(each.places) for name, each in found.items()}
-        # To sort out the values of a sum costs more than to give the others the weight 0, if these are few.
+        # If few values are outside the sum, giving these the weight 0 is faster than sorting them out.
         by_row = 2 * sum(sizes[name] for name in names) > sum(sizes.values())
-        # Blocks of B gradients, from which each value takes that of its event: the gradient, and for each
-        # list the gradient divided by its length.
+        # Blocks of B gradients, in which each value finds that of its event: the gradient, and for each list
+        # the gradient divided by its length.
         blocks, events, weights, places = [gradient], [], [], []
         for name, each in found.items():
             if not (by_row or name in names):

@@ -1,15 +1,14 @@
-"""A transformer over the order of events: it scores items by what comes next after what a user had.
+"""Transformer over a user's history: it scores items as the next one.
 
-    user = what the user and the event have + sum of the history by weights that are learned + state of a
+    user = rows of the user and the event + weighted sum of the history with learned weights + state of a
     transformer
 
-The rows of a history are those of the items themselves: what is learned of an item as what comes next is
-known of it as what came before.
+A history uses the rows of the items themselves: an item has the same row as an input and as a prediction.
 
-V items of all histories are cut into blocks of W; an item looks at those of its own block and of the one
-before it that are of the same history, not after it, and fewer than W places away. So the shapes depend on V
-alone, and no history is padded. Dropout is a function of what is dropped, and not of a generator, so a
-training that is resumed, or that is on another number of ranks, drops the same numbers.
+The V items of all histories are cut into blocks of W. An item attends to items of its own block and of the
+previous one that are of the same history, not after it, and fewer than W places away. So the shapes depend
+only on V, and no history is padded. Dropout is a function of the data and not of a generator. So a training
+that is resumed, or that runs on another number of ranks, drops the same numbers.
 
 Shapes: B events, V items of all histories, D numbers in a row, n blocks, W queries and 2 W keys of a block, H
 heads.
@@ -30,13 +29,14 @@ from recsuite.models.heads import SCALE, ProductHead
 from recsuite.models.layers import LEAST_SUM, MOST_LOG_WEIGHT, DistinctRows, make_mlp, repeated
 from recsuite.models.rows import FeatureRows, Inputs, LookedUp
 
-# Odd constants with well spread bits, as int32: 2^32 over the golden ratio, and one of xxHash's primes.
+# Odd constants with mixed bits, as int32: 2^32 over the golden ratio, and one of xxHash's primes.
 MULTIPLIERS = (-1640531535, -2048144789)
 
 
 class Dropout(nn.Module):
-    """Sets a share of numbers to zero, and makes the others larger by what is lost. layer: tells one from
-    another.
+    """Dropout: sets a share of numbers to zero, and scales the others up.
+
+    layer: its number, so that layers drop different numbers.
     """
 
     def __init__(self, share: float, layer: int) -> None:
@@ -44,47 +44,49 @@ class Dropout(nn.Module):
         self.share, self.layer = share, layer
 
     def forward(self, items: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """float32 [V, D]; draws: a number drawn for each item, int32 [V]."""
+        """Return float32 [V, D]; draws: a random number for each item, int32 [V]."""
         if not self.training or self.share == 0:
             return items
         return items * (kept(draws, items.size(1), self.layer, self.share) / (1 - self.share))
 
 
 def kept(draws: torch.Tensor, width: int, layer: int, share: float) -> torch.Tensor:
-    """Which of some numbers stay, bool [V, width], by draws, int32 [V], and the number of a layer."""
+    """Return True for the numbers that stay, bool [V, width]; draws: int32 [V]; layer: its number."""
     column = torch.arange(layer * width, (layer + 1) * width, dtype=torch.int32, device=draws.device)
     hashed = draws.unsqueeze(1) + column * MULTIPLIERS[0]
-    # Products wrap around, as is wanted.
+    # The products are meant to wrap around.
     hashed ^= hashed >> 15
     hashed *= MULTIPLIERS[1]
     hashed ^= hashed >> 13
     hashed *= MULTIPLIERS[0]
     hashed ^= hashed >> 16
-    # A shift of a negative number brings in ones, so the last of these leaves none negative.
+    # A right shift of a negative number fills in ones; the mask makes all numbers non-negative.
     return hashed >= int(share * 2**31)
 
 
-# There are few biases, and each is for many pairs: they learn so many times faster than other weights.
+# There are few biases, and each is for many pairs: their rate is so many times that of other weights.
 BIAS_RATE = 10.0
-# A score that the softmax makes nothing of, and that is a number where all are such.
+# Score of a masked pair: its softmax is 0, and it is finite in case all pairs are masked.
 NO_SCORE = -1e9
 
 
 class Window:
-    """What pairs of items know of each other.
+    """Positions and times of pairs of items.
 
-    is_seen: whether a query looks at a key, bool [n, W, 2 W]; places: how many items the key is away, int64
-    [W, 2 W]; gaps: the bucket of the seconds from the key to the event that follows the query, see
+    is_seen: True if a query attends to a key, bool [n, W, 2 W]; places: distance from the key in items, int64
+    [W, 2 W]; gaps: the time bucket from the key to the event that follows the query, see
     `recsuite.datasets.batching`, int64 [n, W, 2 W].
     """
 
     def __init__(self, lengths: torch.Tensor, ages: torch.Tensor, width: int) -> None:
-        """lengths: of the histories, [B]; ages: of their items, before the last event that reads each, int32
+        """Compute the pairs.
+
+        lengths: of the histories, [B]; ages: of their items, before the last event that reads each, int32
         [V]; width: W.
         """
         self.width, self.number = width, len(ages)
         history = repeated(torch.arange(len(lengths), device=ages.device), lengths, len(ages))
-        # The event that follows an item is the next item of its history, or the one that reads all of it.
+        # The event that follows an item is the next item of its history, or the event that reads all of it.
         following = nn.functional.pad(ages[1:], (0, 1))
         is_last = nn.functional.pad(history[1:], (0, 1), value=-1) != history
         following = following.masked_fill(is_last, 0)
@@ -95,33 +97,33 @@ class Window:
         self.is_seen = (of_query == self.keys(history, -2).unsqueeze(1)) & is_near
         self.places = self.places.clamp(0, width - 1)
         seconds = self.keys(ages, 0).unsqueeze(1) - self.queries(following, 0).unsqueeze(2)
-        # The exponent of 1 + s in binary, as in `gaps_of`: with 32 bits some would be rounded up to the
-        # next power of two.
+        # The binary exponent of 1 + s, as in `gaps_of`: with float32 some would be rounded up to the next
+        # power of two.
         exponents = torch.frexp(1.0 + seconds.clamp(min=0).double()).exponent - 1
         self.gaps = exponents.clamp(max=NUM_GAPS - 1).long()
 
     def queries(self, items: torch.Tensor, filler: float = 0.0) -> torch.Tensor:
-        """Of items [V, ...] the blocks, [n, W, ...]; the filler stands behind the last."""
-        # One block at least, so that everything that is learned is used where all histories are empty.
+        """Cut items [V, ...] into blocks, [n, W, ...]; the filler comes after the last item."""
+        # At least one block, so that all parameters are used even if all histories are empty.
         padding = -len(items) % self.width if len(items) else self.width
         padded = nn.functional.pad(items, (*[0] * 2 * (items.dim() - 1), 0, padding), value=filler)
         return padded.view(-1, self.width, *items.shape[1:])
 
     def keys(self, items: torch.Tensor, filler: float = 0.0) -> torch.Tensor:
-        """Of items [V, ...] each block behind the one before it, [n, 2 W, ...]."""
+        """Return each block of items [V, ...] after the previous block, [n, 2 W, ...]."""
         blocks = self.queries(items, filler)
         before = torch.cat([torch.full_like(blocks[:1], filler), blocks[:-1]])
         return torch.cat([before, blocks], dim=1)
 
     def items(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Of blocks [n, H, W, ...] the items, [V, H * ...]."""
+        """Return the items, [V, H * ...], of blocks [n, H, W, ...]."""
         return blocks.transpose(1, 2).reshape(-1, blocks.size(1) * blocks.size(3))[: self.number]
 
 
 class PairBias(nn.Module):
-    """What is learned of a pair by how many places and how long it is apart: float32 [n, H, W, 2 W].
+    """Learned bias of a pair by its distance in places and in time: float32 [n, H, W, 2 W].
 
-    slopes: by how much of the logarithm of the place less a far item counts to begin with, of each head.
+    slopes: of each head, the factor of the logarithm of the distance that is subtracted initially.
     """
 
     def __init__(self, slopes: torch.Tensor, width: int) -> None:
@@ -131,17 +133,17 @@ class PairBias(nn.Module):
         self.gaps = nn.Parameter(torch.zeros(len(slopes), NUM_GAPS))
 
     def forward(self, window: Window) -> torch.Tensor:
-        """See above."""
+        """Return the bias of each pair, see the class."""
         return BIAS_RATE * (taken(self.places, window.places) + taken(self.gaps, window.gaps))
 
 
 def taken(tables: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Of each of H tables, [H, m], the entries of an index, [..., W, 2 W]: [..., H, W, 2 W]."""
+    """Return the entries at an index, [..., W, 2 W], of each of H tables, [H, m]: [..., H, W, 2 W]."""
     return torch.stack([_Taken.apply(table, index) for table in tables], dim=index.dim() - 2)
 
 
 class _Taken(torch.autograd.Function):
-    """The entries of a table of one dimension; the backward is one sum by an index."""
+    """Entries of a one-dimensional table; the backward is one sum by an index."""
 
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -157,7 +159,7 @@ class _Taken(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """What each item sees of those before it, by their content, and by how far and how long they are away."""
+    """Attention of each item to those before it, by content, and by distance in places and time."""
 
     def __init__(self, dim: int, num_heads: int, width: int) -> None:
         super().__init__()
@@ -165,40 +167,41 @@ class Attention(nn.Module):
         self.bias = PairBias(torch.linspace(0, 1, num_heads), width)
 
     def heads(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Of blocks [n, W, D] those of each head, [n, H, W, D / H]."""
+        """Return the blocks of each head, [n, H, W, D / H], of blocks [n, W, D]."""
         return blocks.view(*blocks.shape[:2], self.num_heads, -1).transpose(1, 2)
 
     def scores(self, query: torch.Tensor, key: torch.Tensor, window: Window) -> torch.Tensor:
-        """float32 [n, H, W, 2 W], of items [V, D] both."""
+        """Return float32 [n, H, W, 2 W]; query, key: items [V, D]."""
         query, key = self.heads(window.queries(query)), self.heads(window.keys(key))
         return query @ key.transpose(2, 3) * query.size(3) ** -0.5 + self.bias(window)
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: Window
     ) -> torch.Tensor:
-        """float32 [V, D]: a mean of the values, each by its share of the exponentials of all scores."""
+        """Return float32 [V, D]: the mean of the values, weighted by the softmax of the scores."""
         scores = self.scores(query, key, window)
         weights = scores.masked_fill(~window.is_seen.unsqueeze(1), NO_SCORE).softmax(dim=3)
         return window.items(weights @ self.heads(window.keys(value)))
 
 
 class PointwiseAttention(Attention):
-    """As `Attention`, but each score counts by itself, whatever the others are."""
+    """Attention in which each score counts by itself, independently of the others."""
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: Window
     ) -> torch.Tensor:
-        """float32 [V, D]: a sum of the values, over the root of their number."""
+        """Return float32 [V, D]: the sum of the values, divided by the root of their number."""
         weights = nn.functional.silu(self.scores(query, key, window)) * window.is_seen.unsqueeze(1)
         number = window.is_seen.sum(dim=2).clamp(min=1).view(len(weights), 1, -1, 1)
         return window.items(weights / number.sqrt() @ self.heads(window.keys(value)))
 
 
 class SasBlock(nn.Module):
-    """A block of a transformer with the norms in front (Kang and McAuley, "Self-attentive sequential
-    recommendation", 2018), and one linear layer into query, key and value.
+    """Transformer block with the norms in front, and one linear layer for query, key and value.
 
-    widths: of the hidden layers behind the attention; number: which of the blocks it is.
+    Source: Kang and McAuley, "Self-attentive sequential recommendation", 2018.
+
+    widths: of the hidden layers after the attention; number: index of the block.
     """
 
     def __init__(
@@ -213,7 +216,7 @@ class SasBlock(nn.Module):
         self.dropouts = nn.ModuleList([Dropout(dropout, 2 * number + 1), Dropout(dropout, 2 * number + 2)])
 
     def forward(self, items: torch.Tensor, window: Window, draws: torch.Tensor) -> torch.Tensor:
-        """float32 [V, D]; draws: see `Dropout`."""
+        """Return float32 [V, D]; draws: see `Dropout`."""
         query, key, value = self.into(self.norms[0](items)).chunk(3, dim=1)
         items = items + self.dropouts[0](self.out(self.attention(query, key, value, window)), draws)
         layers: torch.Tensor = self.dropouts[1](self.layers(self.norms[1](items)), draws)
@@ -221,9 +224,10 @@ class SasBlock(nn.Module):
 
 
 class HstuBlock(nn.Module):
-    """A block of Zhai et al., "Actions speak louder than words: trillion-parameter sequential transducers for
-    generative recommendations", 2024: what is seen counts pointwise, and times a gate, in the place of
-    layers.
+    """Block with pointwise attention times a gate, instead of layers.
+
+    Source: Zhai et al., "Actions speak louder than words: trillion-parameter sequential transducers for
+    generative recommendations", 2024.
     """
 
     def __init__(self, dim: int, num_heads: int, width: int, dropout: float, number: int) -> None:
@@ -235,22 +239,24 @@ class HstuBlock(nn.Module):
         self.dropout = Dropout(dropout, number + 1)
 
     def forward(self, items: torch.Tensor, window: Window, draws: torch.Tensor) -> torch.Tensor:
-        """float32 [V, D]; draws: see `Dropout`."""
+        """Return float32 [V, D]; draws: see `Dropout`."""
         query, key, value, gate = nn.functional.silu(self.into(self.norms[0](items))).chunk(4, dim=1)
         seen = self.norms[1](self.attention(query, key, value, window))
         return items + self.dropout(self.out(seen * gate), draws)
 
 
-# Of the sum of a history: one half of a vector looks near to begin with, the other one far.
+# Of the sum of a history: one half of a vector starts with most weight on near items, the other with equal
+# weights.
 SLOPES = (1.0, 0.0)
-# Items of histories that are gone through at once where no gradient is wanted: an evaluation has many times
-# as many as a step.
+# Items of histories to process at once without gradients: an evaluation has many times as many as a step.
 ITEMS_AT_ONCE = 2**14
 
 
 class SequenceHead(ProductHead):
-    """See the module. ids: the features that tell users, and items, apart; blocks: of the transformer; width:
-    how many items of a history are read.
+    """Transformer over a user's history, see the module.
+
+    ids: the features that identify users and items; blocks: of the transformer; width: the largest number of
+    items of a history that are used.
     """
 
     takes_ages = True
@@ -265,22 +271,21 @@ class SequenceHead(ProductHead):
         dropout: float,
     ) -> None:
         super().__init__(features, embedding_dim)
-        # Rows that many items or users have in common move with each event of many.
+        # Rows that many items or users share move with each event of these.
         self.weights = {each.name: SIDE_SCALE for each in features if each.name not in ids}
         _, self.item = ids
         self.width = width
         self.nearness = PairBias(torch.tensor(SLOPES), width)
-        # What is known of the time from an item to the event that follows.
+        # Embedding of the time from an item to the event that follows.
         self.following = nn.Parameter(torch.zeros(len(self.nearness.gaps[0]), embedding_dim))
         self.dropout = Dropout(dropout, 0)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(embedding_dim)
         self.out = nn.Linear(embedding_dim, embedding_dim)
-        # Nothing to begin with: what the sum of the rows says is not disturbed by blocks that know nothing
-        # yet.
+        # Zero at first: untrained blocks do not disturb the sum of the rows.
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
-        # Of whoever had nothing before.
+        # State of a user without history.
         self.start = nn.Parameter(torch.zeros(embedding_dim))
 
     def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
@@ -289,19 +294,19 @@ class SequenceHead(ProductHead):
         return super().forward(apart_rows, batch)
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `Head`; batch.members: with ages, and with draws where the head trains."""
+        """Return the vectors, see `Head`; batch.members: with ages, and in training with draws."""
         vectors = SCALE * super().user_vectors(rows, batch)
         vectors = vectors + self._states_of(rows, batch)
         # The bias of an item counts once.
         return torch.cat([torch.ones_like(vectors[:, :1]), vectors[:, 1:]], dim=1)
 
     def _states_of(self, found: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return of each event the state after the last item that it reads, float32 [B, D]."""
-        # After the scale and not before: what is learned of rows has it.
+        """Return for each event the state after the last item that it reads, float32 [B, D]."""
+        # After the scale: weights trained on rows include it.
         rows, lengths = found.jagged(HISTORY)
         ages, links = batch.members.ages, batch.links
         if links is None:
-            # Whoever asks may know more than is read.
+            # A serving request may have longer histories.
             is_read = after_last(lengths, len(rows)) < self.width
             lengths, rows, ages = lengths.clamp(max=self.width), rows[is_read], ages[is_read]
         if torch.is_grad_enabled():
@@ -309,26 +314,26 @@ class SequenceHead(ProductHead):
         else:
             states = self._states_in_parts(rows, lengths, ages)
         first = lengths.cumsum(0) - lengths
-        # An event that takes its own list takes all of it.
+        # An event with its own list reads all of it.
         last = first + lengths if links is None else first[links.sources[0]] + links.reads
         reads = lengths if links is None else links.reads
-        # The start stands in front of all states. Threads add up the gradient of brackets in any order.
+        # The start state comes before all others. Not by brackets: threads sum their gradient in any order.
         all_states = torch.cat([self.start.unsqueeze(0), states])
         return all_states.index_select(0, torch.where(reads > 0, last, 0))
 
     def _states_in_parts(self, rows: torch.Tensor, lengths: torch.Tensor, ages: torch.Tensor) -> torch.Tensor:
-        # Histories do not look at each other, so they may be taken by some at once.
+        # Histories are independent of each other, so some can be processed at a time.
         number = max(1, ITEMS_AT_ONCE // self.width)
         parts = lengths.split(number)
         sizes = [int(part.sum()) for part in parts]
         cut = zip(rows.split(sizes), parts, ages.split(sizes), strict=True)
-        # Nothing is dropped, so nothing is drawn.
+        # No dropout here, so the draws are unused.
         return torch.cat([self._states(*each, draws=ages) for each in cut])
 
     def _states(
         self, rows: torch.Tensor, lengths: torch.Tensor, ages: torch.Tensor, draws: torch.Tensor
     ) -> torch.Tensor:
-        """The state after each item of histories, float32 [V, D]."""
+        """Return the state after each item of histories, float32 [V, D]."""
         window = Window(lengths, ages, self.width)
         rows = SCALE * rows
         following = window.items(window.gaps.diagonal(self.width, 1, 2).view(-1, 1, self.width, 1)).view(-1)
@@ -338,7 +343,10 @@ class SequenceHead(ProductHead):
         return self._sums(rows, window) + self.out(self.norm(items))
 
     def _sums(self, rows: torch.Tensor, window: Window) -> torch.Tensor:
-        """Of each item and those before it the weighted sum, over the root of the weights, float32 [V, D]."""
+        """Return for each item the weighted sum of it and those before it, float32 [V, D].
+
+        The sum is divided by the root of the weights.
+        """
         weights = self.nearness(window).clamp(max=MOST_LOG_WEIGHT).exp() * window.is_seen.unsqueeze(1)
         weights = weights * (weights.sum(dim=3, keepdim=True) + LEAST_SUM).rsqrt()
         keys = window.keys(rows)
@@ -347,13 +355,13 @@ class SequenceHead(ProductHead):
 
 
 def after_last(lengths: torch.Tensor, total: int) -> torch.Tensor:
-    """How many items of its history came after each, int64 [total]; lengths: int64 [B], of that sum."""
+    """Return the number of items of its history after each item, int64 [total]; lengths: int64 [B]."""
     ends = repeated(lengths.cumsum(0), lengths, total)
     return ends - 1 - torch.arange(total, device=lengths.device)
 
 
 def apart(looked_up: Mapping[str, LookedUp], item: str) -> Mapping[str, LookedUp]:
-    """The rows of items and those of histories apart, where these lie behind each event's own item."""
+    """Separate the rows of items and of histories, where a history comes after each event's own item."""
     if HISTORY in looked_up:
         return looked_up
     found = looked_up[item]

@@ -1,4 +1,4 @@
-"""Tasks: the library's model and loss for a name of --task, and how its results are judged and shown."""
+"""Tasks: the library's model and loss for a name of --task, and its metrics and labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recsuite.models.losses import LogLoss, SampledSoftmax, SquaredError
 
 
 class ModelData(NamedTuple):
-    """Data set that a model is made for.
+    """Description of the data set that a model is made for.
 
     schema: names of users, items and labels; features: with a table or a number, those with lists last;
     mean_label: of the training events; history: the largest number of items in a history.
@@ -41,44 +41,45 @@ class ModelData(NamedTuple):
         return [each.name for each in self.features if each.has_table and each.entity in entities]
 
 
-# Makes a model, an `nn.Module` that is called with `FeatureRows` and a batch, from the flags of the model.
+# Function that makes a model, an `nn.Module` called with `FeatureRows` and a batch, from the model's flags.
 ModelMaker = Callable[[ModelData, ModelConfig], nn.Module]
 
 
-# A protocol too: models import nothing of the data sets but the schema. `Columns` is one.
+# A protocol too: models import only the schema of the data sets. `Columns` is one.
 class TrainingData(Protocol):
-    """What a task may know of the data."""
+    """Properties of the data that a task uses."""
 
     @property
     def schema(self) -> Schema:
-        """What the data call users and items."""
+        """Schema of the data: names of users and items."""
 
     def item_ids(self) -> np.ndarray | None:
-        """The ids of items that are known by such, int64; None where batches have their table rows."""
+        """Return the ids of items, int64, if batches have ids; None if they have table rows."""
 
     def item_shares(self) -> np.ndarray:
-        """Each item's share of the training events, float32 [rows of the items' table], or one for each of
-        `item_ids`.
+        """Return each item's share of the training events, float32 [rows of the items' table].
+
+        With `item_ids` there is a share for each of these.
         """
 
 
 class Task(ABC):
-    """A choice of --task: the library's model and loss for it, and how results are judged and shown.
+    """Choice of --task: the library's model and loss for it, and its metrics and labels.
 
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
-    which two models are compared; epoch_metrics: those that the line of an epoch shows; evaluation: whether
-    its metrics, and the baselines that it has to beat, are of predictions held against the labels, of the
-    ranks of the items chosen, or of probabilities held against answers of yes and no; curve_unit: what the
-    label of the main metric's axis adds, with {labels} for the noun of the data; score_label: what a
-    recommendation's number is called, with {answer} for what a yes is; reads_order: whether histories are
-    read in their order, by the rows of the items themselves.
+    which two models are compared; epoch_metrics: those in the line of an epoch; evaluation: "predictions"
+    compared with labels, "ranks" of the chosen items, or probabilities compared with yes/no "answers", for
+    the metrics and the baselines; curve_unit: text that the label of the main metric's axis adds, with
+    {labels} for the noun of the data; score_label: name of a recommendation's number, with {answer} for the
+    meaning of a yes; reads_order: True if histories are read in their order, by the rows of the items
+    themselves.
     """
 
     metrics: ClassVar[Mapping[str, str]]
     main_metric: ClassVar[str]
     lower_is_better: ClassVar[bool] = True
     epoch_metrics: ClassVar[tuple[str, ...]]
-    # A word and not a method: to evaluate takes ranks and batches, of which a task knows nothing.
+    # A word and not a method: an evaluation needs ranks and batches, which a task does not know.
     evaluation: ClassVar[Literal["predictions", "ranks", "answers"]]
     curve_unit: ClassVar[str] = ""
     score_label: ClassVar[str]
@@ -89,38 +90,41 @@ class Task(ABC):
         """Return the library's model for the task, untrained."""
 
     def noise_of(self, value: float | None, unit: float) -> float | None:
-        """The mean square of what cannot be predicted, where the best value of the main metric so far is this
-        one, for the prior of rows; None where rows have no prior.
+        """Return the noise for the prior of rows; None if rows have no prior.
+
+        value: the best value of the main metric so far, None before any validation. The noise is the mean
+        square of what the model cannot predict.
         """
         return None
 
     @abstractmethod
     def make_loss(self, data: TrainingData) -> nn.Module:
-        """The loss: (output of the head, batch) -> weighted mean over the batch, float32 []."""
+        """Return the loss: (output of the head, batch) -> weighted mean over the batch, float32 []."""
 
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
-        """Predicted labels, float32 [B], of what the head gave for the loss."""
+        """Return predicted labels, float32 [B], of the output of the head for the loss."""
         return output
 
     def labels_for(self, found: Mapping[str, float]) -> dict[str, str]:
-        """Return the labels of its metrics and, by their names, of those that a user added."""
+        """Return the labels of the task's metrics and of a user's metrics, which are their names."""
         return {**self.metrics, **{name: name for name in found if name not in self.metrics}}
 
     @property
     def main_label(self) -> str:
-        """How the main metric is called where people read it."""
+        """Label of the main metric for people."""
         return self.metrics[self.main_metric]
 
     def is_better(self, value: float, best: float | None, leeway: float = 0.0) -> bool:
-        """Whether a value of the main metric beats the best one so far, or is worse by less than the leeway;
-        NaN beats nothing.
+        """True if a value of the main metric is better than the best one so far.
+
+        Also if it is worse by less than the leeway. Always false for NaN.
         """
         if best is None:
             return math.isfinite(value)
         return value < best + leeway if self.lower_is_better else value > best - leeway
 
     def no_metrics(self) -> dict[str, float]:
-        """The metrics of a split without an event: none is defined."""
+        """Return the metrics of a split without events: all NaN."""
         return dict.fromkeys(self.metrics, float("nan"))
 
 
@@ -129,7 +133,7 @@ class Rating(Task):
 
     metrics: ClassVar = {"rmse": "RMSE", "mae": "MAE", "auc": "AUC", "log_loss": "log loss"}
     main_metric = "rmse"
-    # Of labels the RMSE says enough.
+    # For labels the RMSE is enough.
     epoch_metrics = ("rmse",)
     evaluation = "predictions"
     curve_unit = " of {labels}"
@@ -137,7 +141,7 @@ class Rating(Task):
 
     def make_model(self, data: ModelData, args: ModelConfig) -> Interaction:
         """See `Task`."""
-        # From the mean label on, so that rows and layers learn the differences from it alone.
+        # The mean label is added, so that rows and layers learn only differences from it.
         common = data.features, args.embedding_dim, args.mlp_dims, data.mean_label
         if data.names(AUDIENCE):
             return CoOccurrence(*common, data.schema.unit, data.schema.ids)
@@ -145,7 +149,7 @@ class Rating(Task):
 
     def noise_of(self, value: float | None, unit: float) -> float | None:
         """See `Task`."""
-        # Before anything was validated, what the mean of all labels would leave.
+        # Before any validation: the error of a prediction by the mean label.
         return unit**2 if value is None else value**2
 
     def make_loss(self, data: TrainingData) -> SquaredError:
@@ -164,7 +168,7 @@ class ResponseTask(Task):
 
     def make_model(self, data: ModelData, args: ModelConfig) -> Response:
         """See `Task`."""
-        # From the share of yes on, so that rows and layers learn the differences from it alone.
+        # The share of yes is added, so that rows and layers learn only differences from it.
         return Response(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
 
     def make_loss(self, data: TrainingData) -> LogLoss:
@@ -188,20 +192,20 @@ class Ranking(Task):
 
     def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
         """See `Task`."""
-        # Without the mean: one number added to every score changes no rank.
+        # Without the mean: a number added to every score changes no rank.
         num_places = data.history if args.learns_history_weights else 0
         return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places)
 
     def make_loss(self, data: TrainingData) -> SampledSoftmax:
         """See `Task`."""
         ids = data.item_ids()
-        # A copy: the columns are mapped, and cannot be written to.
+        # A copy: the columns are memory-mapped, and read-only.
         item_ids = None if ids is None else torch.from_numpy(ids.copy())
         return SampledSoftmax(data.schema.item, torch.as_tensor(data.item_shares()), item_ids)
 
 
 class NextItem(Ranking):
-    """See `Task`; judged and trained as a ranking is."""
+    """Next-item task, see `Task`; trained and evaluated like a ranking."""
 
     reads_order = True
 
@@ -211,7 +215,7 @@ class NextItem(Ranking):
         from recsuite.models.sequences import HstuBlock, SasBlock, SequenceHead
 
         dim, width = args.embedding_dim, data.history
-        # Here, for what --embedding_dim is without a flag is known only now.
+        # Checked here, because the default of --embedding_dim is known only now.
         require(
             dim % args.num_heads == 0,
             f"--embedding_dim {dim} cannot be divided among --num_heads {args.num_heads}; give a multiple",
@@ -225,7 +229,7 @@ class NextItem(Ranking):
         return SequenceHead(data.features, dim, data.schema.ids, blocks, width, args.dropout)
 
 
-# By the names of --task, whose choices stand in `ModelConfig`: a data worker reads them, without torch.
+# By the names of --task, whose choices are in `ModelConfig`: data workers read them without torch.
 TASKS: Mapping[str, Task] = {
     "rating": Rating(),
     "ranking": Ranking(),
@@ -235,7 +239,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def widths_of(model: nn.Module, tables: Collection[str], embedding_dim: int) -> dict[str, int]:
-    """Return how many numbers a row of each table has: `embedding_dims` of the model, or else embedding_dim.
+    """Return the width of the rows of each table: from `embedding_dims` of the model, or else embedding_dim.
 
     Raises:
         UserError: when the model names another table, or a width that no table can have.
@@ -259,8 +263,9 @@ def widths_of(model: nn.Module, tables: Collection[str], embedding_dim: int) -> 
 
 
 def predictions_of(model: nn.Module, task: Task, output: Any, schema: Schema) -> torch.Tensor:
-    """Return predicted labels, float32 [B], or [B, L] of a model of all L labels, of what the forward of a
-    model returned: those of its method `predictions(output)`, if it has one, else those of the task.
+    """Return predicted labels of a model's output, float32 [B], or [B, L] for a model of all L labels.
+
+    Uses the model's method `predictions(output)` if it has one, else that of the task.
     """
     labels, kinds = schema.label_names, {schema.label_kind, *(each.kind for each in schema.more_labels)}
     rule, convert = "A model must predict one number for each event", getattr(model, "predictions", None)
@@ -268,7 +273,7 @@ def predictions_of(model: nn.Module, task: Task, output: Any, schema: Schema) ->
         rule += f", or {len(labels)}, of the labels {', '.join(labels)}"
     if convert is None and isinstance(output, torch.Tensor):
         convert = task.labels_of
-        # The task knows the first label alone.
+        # The task knows only the first label.
         if output.dim() == 2 and len(kinds) > 1:
             rule = (
                 f"A model of labels of several kinds ({', '.join(sorted(kinds))}) must say what it predicts"
@@ -282,22 +287,23 @@ def predictions_of(model: nn.Module, task: Task, output: Any, schema: Schema) ->
 
 
 def first_label(predictions: Any) -> Any:
-    """Return the predictions of the first label, [n], of those of one or all, [n] or [n, L]."""
+    """Return the predictions of the first label, [n]; predictions: [n] or [n, L]."""
     return predictions if predictions.ndim == 1 else predictions[:, 0]
 
 
 def require_shape(value: Any, dims: int, rule: str, fix: str) -> None:
-    """Refuse what a user's code returned, unless it is a tensor of so many dimensions."""
+    """Refuse an output of a user's code unless it is a tensor with so many dimensions."""
     if not isinstance(value, torch.Tensor) or value.dim() != dims:
         got = f"the shape {[*value.shape]}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise ValueError(f"{rule}, got {got}. Fix: {fix}.")
 
 
 def library_model(data: ModelData, args: ModelConfig) -> nn.Module:
-    """Return the library's model for --task, untrained: an `nn.Module`, called with `FeatureRows` and a
-    batch.
+    """Return the library's model for --task, untrained.
 
-    data: what it is made for; args: its flags.
+    It is an `nn.Module`, called with `FeatureRows` and a batch.
+
+    data: the data set of the model; args: its flags.
 
     Raises:
         UserError: when --embedding_dim cannot be divided among --num_heads.

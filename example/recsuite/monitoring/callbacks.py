@@ -1,4 +1,4 @@
-"""Callbacks and trackers of a training, by flags and by arguments, and the stopwatch of every rank."""
+"""Callbacks and trackers of a training, from flags and arguments, and the stopwatch of every rank."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from recsuite.training.callbacks import PHASES, Callback
 if TYPE_CHECKING:
     from recsuite.monitoring.trackers import Tracker
 
-# In the order of a run. "other" is what no part claims: the report, the end of the workers.
+# In the order of a run. "other" is the time outside of all parts: the report, the end of the workers.
 PARTS = ("imports", "data", *PHASES, "other")
 
 
 class Stopwatch(Callback):
-    """Seconds by part since it was made; they add up to the whole, because a part stops the one around it.
+    """Seconds by part since the start. They add up to the total, because a part stops the one around it.
 
-    Reads the host's clock alone: on CUDA a part ends when its work is queued, and what is still to be
-    computed counts for the part that waits for it.
+    Reads only the host's clock: on CUDA a part ends when its work is queued, and the rest of the computation
+    counts for the part that waits for it.
     """
 
     def __init__(self, parts: Sequence[str] = PARTS) -> None:
-        """The last of the parts is what no other claims."""
+        """Start the clock. The last of the parts is the time outside of all others."""
         self._seconds = dict.fromkeys(parts, 0.0)
         self._part = parts[-1]
         self._since = time.perf_counter()
@@ -40,7 +40,7 @@ class Stopwatch(Callback):
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what happens inside for one of the parts, but for what is inside a part of its own there."""
+        """Count the time of the block for one of the parts, without that of parts nested in it."""
         around = self._switch(name)
         try:
             yield
@@ -48,13 +48,13 @@ class Stopwatch(Callback):
             self._switch(around)
 
     def split(self) -> dict[str, float]:
-        """Seconds of each part up to now, in their order."""
-        # The part under way gets its seconds when it is left, so it is left here and entered again.
+        """Return the seconds of each part up to now, in their order."""
+        # The current part gets its seconds when it ends, so it is ended here and started again.
         self._switch(self._part)
         return dict(self._seconds)
 
     def _switch(self, name: str) -> str:
-        """Go over to a part; returns the one before."""
+        """Switch to a part; return the one before."""
         now = time.perf_counter()
         before = self._part
         self._seconds[before] += now - self._since
@@ -63,7 +63,7 @@ class Stopwatch(Callback):
 
 
 class Observers(Stopwatch):
-    """The stopwatch of this rank, and all callbacks of its training, the stopwatch among them."""
+    """Stopwatch of this rank, and all callbacks of its training, including the stopwatch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,9 +77,8 @@ def observing(
     callbacks: Sequence[Callback] = (),
     trackers: Sequence[Tracker] = (),
 ) -> Iterator[Observers]:
-    """Open the callbacks of a training: the stopwatch first, then, on rank 0, those that the flags ask for
-    and those of trackers, then those that are given. A context manager, at whose end the trackers end. Not
-    collective.
+    """Open the callbacks of a training: the stopwatch first, then, on rank 0, those of flags and of trackers,
+    then the given ones. A context manager; on exit the trackers end. Not collective.
 
     config, context: flags and process; callbacks: your own; trackers: see `Tracker`.
 
@@ -91,7 +90,7 @@ def observing(
     """
     found = Observers()
     with contextlib.ExitStack() as stack:
-        # What an epoch shows is the same on every rank, and each file in --report_dir needs a single writer.
+        # The output of an epoch is the same on every rank, and each file in --report_dir needs one writer.
         if context.rank == 0:
             found.callbacks += _asked_for(config, context, trackers, stack)
         found.callbacks += callbacks
@@ -118,6 +117,6 @@ def _asked_for(
             trackers = [TensorBoardTracker(Path(flags.report_dir, "tensorboard")), *trackers]
         for tracker in trackers:
             tracking = Tracking(tracker, config.flags, context.say)
-            # Also where the training fails: the tracker gets what was seen until then, and its end.
+            # Also if the training fails: the tracker gets the values until then, and its end.
             stack.push(tracking.close)
             yield tracking

@@ -1,7 +1,7 @@
-"""Profile of training steps: named ranges, a recording of some steps, and their split.
+"""Profile of training steps: profiler ranges, a recording of some steps, and their split.
 
-The ranges are few: those of `PARTS` that the loop and the model name, and TorchRec's own around each lookup
-and each exchange. The innermost one counts, so the parts of a step add up to the step.
+There are few ranges: those of `PARTS` in the loop and the model, and TorchRec's own around each lookup and
+each exchange. The innermost one counts, so the parts of a step add up to the step.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from recsuite.files import explained, written_aside
 from recsuite.runtime.process import PARTS, STEP, RuntimeContext
 from recsuite.training.callbacks import Callback, Run, Step
 
-# What of a step is in no part.
+# The time of a step outside of all parts.
 OTHER = "other"
-# Ranges by how their names begin, and the part in which they count: ours, and those of TorchRec.
+# Prefixes of range names, and their parts: of this library, and of TorchRec.
 RANGES = {
     STEP: OTHER,
     **{part: part for part in PARTS},
@@ -49,7 +49,7 @@ RANGES = {
     "## zero_grad": "optimizer",
     "## optimizer": "optimizer",
 }
-# The profiler's first steps are slow, as the training's are.
+# The first steps of the profiler are slow, like those of the training.
 WARM_UP_STEPS = 3
 # Rows of the table, and characters of a name in it.
 NUM_COSTLIEST, NAME_WIDTH = 10, 50
@@ -58,7 +58,7 @@ TRACE = "trace.json"
 
 @dataclass(frozen=True)
 class Segment:
-    """A time, in microseconds of the recording's clock, that belongs to one part of a step."""
+    """A time span of one part of a step, in microseconds of the recording's clock."""
 
     start: float
     end: float
@@ -66,31 +66,30 @@ class Segment:
 
 
 def segments(events: Sequence[Any]) -> list[Segment]:
-    """The recorded steps cut into their parts, in the order of time; the events are a profiler's.
+    """Split the recorded steps into their parts, in the order of time. events: from a profiler.
 
-    Ranges nest by time, on whatever thread they are: CUDA's backward runs on one of its own while the loop
-    waits.
+    Ranges nest by time, on any thread: CUDA's backward runs on a separate thread while the loop waits.
     """
     marks = [
         Segment(event.time_range.start, event.time_range.end, part)
         for event in events
         if (part := _part_of(event)) is not None
     ]
-    # Of two that begin together the longer one comes first: it lies around the other.
+    # Of two that begin together the longer one comes first, because it contains the other.
     marks.sort(key=lambda mark: (mark.start, -mark.end))
     found: list[Segment] = []
     around: list[Segment] = []
     now = 0.0
-    # One after all others closes what is open.
+    # A final mark closes all open ranges.
     for mark in [*marks, Segment(math.inf, math.inf, OTHER)]:
         while around and around[-1].end <= mark.start:
             found.append(Segment(now, around[-1].end, around[-1].part))
             now = around.pop().end
         if around:
             found.append(Segment(now, mark.start, around[-1].part))
-            # Cut where the one around it ends, so that no moment counts twice.
+            # Cut at the end of the outer range, so that no time counts twice.
             mark = replace(mark, end=min(mark.end, around[-1].end))
-        # What is outside of a step is none of ours.
+        # Time outside of a step is ignored.
         if around or mark.part == OTHER:
             around.append(mark)
             now = mark.start
@@ -98,17 +97,17 @@ def segments(events: Sequence[Any]) -> list[Segment]:
 
 
 def _part_of(event: Any) -> str | None:
-    # The device's copies of ranges lie on the device's clock.
+    # The device's copies of ranges use the device's clock.
     if event.device_type != DeviceType.CPU:
         return None
     return next((part for name, part in RANGES.items() if event.name.startswith(name)), None)
 
 
 def split_steps(events: Sequence[Any], device: torch.device) -> dict[str, float]:
-    """Milliseconds of each of `PARTS`, and of "other", over all recorded steps.
+    """Return the milliseconds of each of `PARTS`, and of "other", over all recorded steps.
 
     On the CPU they are the host's and add up to the steps. On CUDA they are those of the kernels that each
-    part launched, and add up to what the device worked.
+    part launched, and add up to the busy time of the device.
     """
     spent = dict.fromkeys((*PARTS, OTHER), 0.0)
     if device.type == "cuda":
@@ -121,7 +120,7 @@ def split_steps(events: Sequence[Any], device: torch.device) -> dict[str, float]
 
 
 def _launched_in(events: Sequence[Any]) -> Iterator[tuple[Any, str]]:
-    """What began on the host in a step, on any thread, and in which part."""
+    """Yield the events that began on the host in a step, on any thread, and their parts."""
     parts = segments(events)
     starts = [segment.start for segment in parts]
     for event in events:
@@ -132,7 +131,7 @@ def _launched_in(events: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def describe_split(events: Sequence[Any], num_steps: int, device: torch.device) -> str:
-    """A line on the parts of a step, which add up to it."""
+    """Return a line on the parts of a step, which add up to it."""
     split = {part: spent / num_steps for part, spent in split_steps(events, device).items()}
     whose = "the device" if device.type == "cuda" else "the host"
     parts = ", ".join(f"{part} {spent:.2f}" for part, spent in split.items())
@@ -140,17 +139,17 @@ def describe_split(events: Sequence[Any], num_steps: int, device: torch.device) 
 
 
 class Profile(Callback):
-    """Records training steps on this rank, and says and writes what it saw; the other ranks just train.
+    """Record training steps on this rank, and print and write the profile; the other ranks just train.
 
-    A recording ends with its epoch, so that no evaluation is in it, and may have fewer steps than were asked
-    for.
+    A recording ends with its epoch, so that it contains no evaluation, and may have fewer steps than
+    requested.
 
     Raises:
         UserError: when the folder of the trace cannot be written.
     """
 
     def __init__(self, num_steps: int, folder: Path, context: RuntimeContext) -> None:
-        # Asked before the training: a trace that cannot be written is noticed only after the recording.
+        # Checked before the training: a failed write of the trace is noticed only after the recording.
         if not os.access(folder, os.W_OK):
             raise UserError(
                 f"--profile writes {TRACE} to {folder.resolve()}, which cannot be written; give another "
@@ -165,18 +164,18 @@ class Profile(Callback):
 
     @contextlib.contextmanager
     def epoch(self) -> Iterator[None]:
-        """Around the steps of an epoch: records the first ones after the warm-up, once."""
+        """Record the first steps of an epoch after the warm-up, once."""
         if self._recorded:
             yield
             return
-        # The profiler itself wants one, too.
+        # The profiler needs a warm-up, too.
         warm_up = max(1, WARM_UP_STEPS - self._seen)
         activities = [ProfilerActivity.CPU]
         if self.context.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         plan = schedule(wait=0, warmup=warm_up, active=self.num_steps, repeat=1)
         before = self._seen
-        # Without acc_events torch 2.11 warns of a second recording, and there is none.
+        # Without acc_events torch 2.11 warns of a second recording, although there is none.
         with profile(activities=activities, schedule=plan, acc_events=True) as self._profiler:
             yield
         self._recorded = min(max(0, self._seen - before - warm_up), self.num_steps)
@@ -187,23 +186,23 @@ class Profile(Callback):
         self._profiler = None
 
     def phase(self, name: str, progress: Progress) -> AbstractContextManager[None]:
-        """See `Callback`: records steps alone."""
+        """See `Callback`: records only steps."""
         return self.epoch() if name == "steps" else contextlib.nullcontext()
 
     def on_step(self, step: Step) -> None:
-        """A step of the epoch is done."""
+        """Count a step of the epoch."""
         self._seen += 1
         if self._profiler:
             self._profiler.step()
 
     def on_end(self, run: Run) -> None:
-        """Say so if there was nothing to record."""
+        """Print a line if there was nothing to record."""
         if not self._recorded:
             self.context.say(f"--profile recorded nothing: {self._seen} steps do not go beyond the warm-up")
 
     def _say(self) -> None:
-        """Show the profiler's own table, and how a step splits, which that cannot tell: there, a range counts
-        for all that is in it, and so for what is in a part inside it.
+        """Print the profiler's own table, and the split of a step. The table cannot show the split: there a
+        range includes the time of nested parts.
         """
         assert self._profiler
         device = self.context.device
@@ -217,7 +216,7 @@ class Profile(Callback):
         self.context.say(describe_split(self._profiler.events(), self._recorded, device))
 
     def _write(self) -> None:
-        """Write the trace in one rename; the profiler itself does not say when it cannot write."""
+        """Write the trace in one rename; the profiler itself does not report a failed write."""
         assert self._profiler
         # The library cannot write to every name.
         can = explained(f"{self.path} cannot be written", "give another --report_dir")

@@ -1,4 +1,4 @@
-"""The report of a training on disk: metrics.json and curves.png. Computes no metric."""
+"""Report of a training on disk: metrics.json and curves.png. Computes no metric."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 
 def make_report_dir(folder: Path) -> None:
-    """Make --report_dir before the work begins, so that a wrong one costs no training. Call on rank 0.
+    """Make --report_dir before the work begins, so that a wrong one fails early. Call on rank 0.
 
     Raises:
         UserError: when the folder cannot be made or written.
     """
     with explained(f"--report_dir {folder} cannot be written", "give another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        # Tried, because a mode does not tell whether a disk is full or read-only.
+        # A test write, because the file mode does not show that a disk is full or read-only.
         replace_file(folder / ".writable", b"")
         (folder / ".writable").unlink(missing_ok=True)
 
 
 def report_run(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
-    """Write the report of a training if one is asked for, and show what came of it. Not collective.
+    """Write the report of a training if --report_dir is given, and print the results. Not collective.
 
-    seconds: of the parts of the run, as this rank's stopwatch counted them.
+    seconds: of the parts of the run, from this rank's stopwatch.
 
     Raises:
         UserError: when the report cannot be written.
     """
-    # Without an epoch there is nothing to draw, and the report of the training itself would be replaced.
+    # Without an epoch there is nothing to draw, and the existing report of the training would be overwritten.
     if run.is_stream:
         if context.rank == 0 and config.monitoring.report_dir and run.epochs:
             write_report(run, seconds, config, context)
@@ -74,7 +74,7 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    # Not above, as in `results.py`: a task imports torch.
+    # Imported here, as in `results.py`, because a task imports torch.
     from recsuite.models.tasks import TASKS
 
     columns, task = run.columns, TASKS[config.model.task]
@@ -96,7 +96,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "notes": columns.notes,
         },
         "plan": run.plan.splitlines(),
-        # What people call the events and the metrics, for a table that imports no task.
+        # Display names of the events and the metrics, for a table that imports no task.
         "events": columns.schema.labels,
         "metrics": task.labels_for(run.test),
         "main_metric": task.main_metric,
@@ -115,19 +115,19 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
 
 
 def _intervals(metrics: Metrics) -> dict[str, tuple[float, float]]:
-    """The 95 % intervals that are known."""
+    """Return the 95 % intervals of the metrics that have one."""
     found: dict[str, tuple[float, float]] = getattr(metrics, "intervals", {})
     return {name: ends for name, ends in found.items() if np.isfinite(ends).all()}
 
 
 def _windows(run: Run) -> dict[str, Any]:
-    """What is known of a stream alone: its windows, and how many had no event and were passed over."""
+    """Return the fields of a stream: its windows, and the number of empty windows that were skipped."""
     return {"windows": [epoch_report(window) for window in run.epochs], "num_empty": run.num_empty}
 
 
 def epoch_report(epoch: Epoch) -> dict[str, Any]:
-    """What metrics.json holds of one epoch."""
-    # That of a window is of predictions which were made before it was learned.
+    """Return the entry of one epoch in metrics.json."""
+    # The error of a window is that of predictions made before training on it.
     metrics: dict[str, Any] = {"validation": finite(epoch.validation)}
     if isinstance(epoch, TrainedWindow):
         metrics = {"progressive": metrics["validation"], "of all windows": finite(epoch.overall)}
@@ -150,7 +150,7 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
 
     from recsuite.models.tasks import TASKS
 
-    # Without pyplot, which looks for a display and keeps every figure until it is told to close it.
+    # Without pyplot, which looks for a display and keeps every figure until it is closed.
     figure, content = Figure(figsize=(8, 4.5), dpi=120, layout="constrained"), io.BytesIO()
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -176,13 +176,13 @@ def _draw_epochs(axes: Axes, run: Run, task: Task) -> None:
         axes.axhline(metrics[name], color=color, linestyle=style, label=label)
     unit = task.curve_unit.format(labels=run.columns.schema.labels)
     axes.set(xlabel="epoch", ylabel=f"{task.main_label}{unit}")
-    # What lies above all baselines would leave little room for what matters.
+    # Values above all baselines would leave little room for the others.
     if task.lower_is_better:
         axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)
 
 
 def _draw_windows(axes: Axes, run: Run, task: Task) -> None:
-    """The progressive error: what each window of a stream was predicted with, and all of them up to it."""
+    """Draw the progressive error of a stream: of each window, and of all windows up to it."""
     name, numbers = task.main_metric, [window.number for window in run.epochs]
     axes.plot(numbers, [window.validation[name] for window in run.epochs], ".", color="0.65", label="window")
     overall = [window.overall[name] for window in run.epochs if isinstance(window, TrainedWindow)]

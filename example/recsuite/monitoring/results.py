@@ -1,4 +1,4 @@
-"""Results of a training or an evaluation, as lines and a table on rank 0's output; runs side by side."""
+"""Results of a training or an evaluation, as lines and a table on rank 0's output; comparison of runs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from recsuite.models.tasks import Task
     from recsuite.training.callbacks import Run
 
-# How validation and test differ, by the value of --split.
+# Difference between validation and test, by the value of --split.
 DIFFERENCES = {
     "time": "the test is newer than all training {labels}, and the validation is drawn from among them",
     "leave_one_out": "the test has the newest {label} of each user, and the validation the one before it of "
     "a few",
 }
-# Shares of new users or items that differ by so much are said.
+# Minimum difference in the share of new users or items for a printed line.
 MOST_DIFFERENCE = 0.1
 
 
@@ -45,10 +45,10 @@ def say_results(
     context: RuntimeContext,
     validation: Metrics | None = None,
 ) -> None:
-    """Show a model beside the baselines, which of them are better, and how the test differs from the
-    validation; when: after which epoch or step.
+    """Print a model beside the baselines, the better baselines, and the difference between validation and
+    test. when: the epoch or step of the model.
     """
-    # Not above: a task imports torch, and the report's folder is checked before that takes its time.
+    # Imported here: a task imports torch, which is slow, and the report's folder is checked before.
     from recsuite.models.tasks import TASKS
 
     task = TASKS[config.model.task]
@@ -63,7 +63,7 @@ def say_results(
 
 
 def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
-    """Show what the predictions of a stream's windows were worth, each made before its window was learned."""
+    """Print the metrics of a stream's predictions, each made before training on its window."""
     from recsuite.models.tasks import TASKS
 
     task, unit, number = TASKS[config.task], run.columns.schema.labels, run.num_epochs
@@ -76,7 +76,7 @@ def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
 
 
 def describe_leaks(columns: Columns) -> list[str]:
-    """Sentences on features of the event that nearly say the label, to stand above metrics."""
+    """Return sentences on features with leakage of the label, to print above metrics."""
     return [
         f"the feature {name} of the event says {share:.0%} of what there is to know of the "
         f"{columns.schema.label}: unless it is known before that, the metrics below are too good; take "
@@ -87,7 +87,7 @@ def describe_leaks(columns: Columns) -> list[str]:
 
 
 def describe_nothing_left(result: Run, config: TrainingConfig) -> str:
-    """One line on a training that was resumed, and had no epoch to make."""
+    """Return one line on a resumed training that had no epoch left."""
     epochs = config.epochs
     if result.num_epochs > epochs:
         done = counted(result.num_epochs, "epoch")
@@ -107,7 +107,7 @@ def results_table(
     of: str = "test",
     validation: Metrics | None = None,
 ) -> str:
-    """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
+    """Return a table of a model and its baselines on the test ratings; "-" is an undefined metric."""
     baselines = dict(columns.baselines[task.evaluation])
     oracle = baselines.pop("oracle", None)
     labels = task.labels_for(test)
@@ -120,7 +120,7 @@ def results_table(
                 rows["its validation"] = _shown(labels, metrics)
             which = f"{before}95 % interval, {counted(metrics.cases, columns.schema.label)}"
             rows[which] = [_interval(metrics, key) for key in labels]
-    # The oracle is a bound, not a rival: it comes last.
+    # The oracle comes last, because it is a bound, not a baseline.
     if oracle is not None:
         rows["oracle (knows the planted world)"] = _shown(labels, oracle)
     heading = [f"{of} {columns.schema.labels}", *labels.values()]
@@ -137,8 +137,8 @@ def _interval(metrics: Measured, key: str) -> str:
 
 
 def describe_failures(columns: Columns, task: Task, test: Metrics) -> list[str]:
-    """Lines on the baselines that predict the test better than a model; for users with and without training
-    events too. Nothing where it is better than all of them.
+    """Return lines on the baselines that predict the test better than a model; also for users with and
+    without training events. Empty if the model is better than all of them.
     """
     labels, label = columns.schema.labels, task.main_label
     whole = _better(columns.baselines[task.evaluation], task, test, labels)
@@ -161,7 +161,7 @@ def describe_failures(columns: Columns, task: Task, test: Metrics) -> list[str]:
 
 
 def _better(baselines: Mapping[str, Metrics], task: Task, found: Metrics, labels: str) -> str:
-    """The baselines that are better, with their values; "" is none."""
+    """Return the better baselines, with their values; "" if there are none."""
     name, sign = task.main_metric, 1 if task.lower_is_better else -1
     names = {"global mean": f"the mean of all {labels}", "share of yes": "the share of yes"}
     # A result that is not a number is worse than all.
@@ -177,7 +177,7 @@ def _better(baselines: Mapping[str, Metrics], task: Task, found: Metrics, labels
 def describe_difference(
     columns: Columns, task: Task, test: Metrics, validation: Metrics, split: str
 ) -> Iterator[str]:
-    """A line where validation and test differ by more than chance, or in how many users and items are new."""
+    """Yield lines if validation and test differ beyond chance, or in the share of new users and items."""
     if not (isinstance(test, Measured) and isinstance(validation, Measured)):
         return
     name, schema = task.main_metric, columns.schema
@@ -205,15 +205,15 @@ def describe_difference(
     yield f"{values} {how}" + (f": {'; '.join(reasons)}" if reasons else "")
 
 
-# A metric is an error, the smaller the better, if its name holds one of these; the others are scores.
+# A metric is an error, the smaller the better, if its name contains one of these; the others are scores.
 ERRORS = ("rmse", "mae", "loss")
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """One run in the metric that it is judged by; None is a value that is not defined.
+    """One run with the metric that decides; None is an undefined value.
 
-    test_of: what is the same for all runs on the same test; interval: the 95 % interval of the test.
+    test_of: a key that is equal for all runs on the same test; interval: the 95 % interval of the test.
     """
 
     name: str
@@ -230,18 +230,18 @@ class RunReport:
 
     @property
     def badness(self) -> tuple[bool, float]:
-        """Sorts runs: the best by validation first, those without validation last."""
+        """Sort key of runs: the best by validation first, those without validation last."""
         value = self.validation or 0.0
         return self.validation is None, value if lower_is_better(self.metric) else -value
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether a metric of this name is an error."""
+    """True if a metric of this name is an error."""
     return any(word in name for word in ERRORS)
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunReport]:
-    """The runs in these folders or anywhere below them, each once.
+    """Return the runs in these folders or anywhere below them, each once.
 
     Raises:
         UserError: when a folder holds none, or a report cannot be read.
@@ -253,13 +253,13 @@ def find_runs(folders: Sequence[Path]) -> list[RunReport]:
             what = "holds no metrics.json" if folder.is_dir() else "is not a folder"
             raise UserError(f"{folder} {what}; give folders that were a run's --report_dir, or hold such.")
         files |= dict.fromkeys(path.resolve() for path in found)
-    # A run is named by the part of its path that differs from the others'.
+    # The name of a run is the part of its path that differs from the others'.
     shared = os.path.commonpath([path.parent.parent for path in files])
     return [read_report(path, os.path.relpath(path.parent, shared)) for path in files]
 
 
 def read_report(path: Path, name: str) -> RunReport:
-    """One metrics.json.
+    """Read one metrics.json.
 
     Raises:
         UserError: when it cannot be read, or is not what a training writes.
@@ -275,15 +275,15 @@ def read_report(path: Path, name: str) -> RunReport:
 
 def _of_report(name: str, report: dict[str, Any]) -> RunReport:
     metric, config, data = report["main_metric"], report["config"], report["data"]
-    # A resumed run may have tested weights of an epoch that its report does not hold.
+    # A resumed run may have tested weights of an epoch that is not in its report.
     tested = [epoch for epoch in report["epochs"] if epoch["epoch"] == report["test_epoch"]]
     source, split = printable(Path(data["source"]).name), printable(config["split"])
     events = f"{data['num_test']:,} {report['events']} in the test"
-    # Each event of a stream is predicted before it is learned.
+    # Each event of a stream is predicted before the training on it.
     test = "--stream" if config.get("stream") else f"--split {split}, {events}"
     return RunReport(
         name,
-        # Baselines follow from the data and the split alone, so other events under the same name show there.
+        # Baselines depend only on the data and the split, so they reveal other events under the same name.
         json.dumps([data, report["baselines"], test, metric], sort_keys=True),
         f"{source}, {test}",
         metric,
@@ -293,7 +293,7 @@ def _of_report(name: str, report: dict[str, Any]) -> RunReport:
         [float(end) for end in report.get("intervals", {}).get("test", {}).get(metric, ())],
         {printable(name): _number(values.get(metric)) for name, values in report["baselines"].items()},
         sum(report["time"].values()),
-        # Where a run wrote its report is no difference.
+        # The folder of a report does not count as a difference.
         {name: printable(value) for name, value in config.items() if name != "report_dir"},
     )
 
@@ -303,7 +303,7 @@ def _number(value: Any) -> float | None:
 
 
 def compare(runs: Sequence[RunReport]) -> str:
-    """A table of runs on the same test, with the flags that differ and the baselines."""
+    """Return a table of runs on the same test, with the flags that differ and the baselines."""
     runs, names = (
         sorted(runs, key=lambda run: run.badness),
         dict.fromkeys(n for run in runs for n in run.flags),
@@ -322,7 +322,7 @@ def compare(runs: Sequence[RunReport]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read and print.
+    """Read the reports and print their table.
 
     Raises:
         UserError: for runs that are of no use.

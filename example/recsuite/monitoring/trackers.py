@@ -1,4 +1,4 @@
-"""Trackers of a training: where its flags and its metrics go, and the callback that gives them."""
+"""Trackers of a training: destinations of its flags and metrics, and the callback that sends them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 # After a call a tracker is not called for ten times as long, so that a training waits little for it: windows
-# of a stream may follow each other faster than a server answers. After a failure for seconds at least.
+# of a stream may come faster than a server answers. After a failure the pause is at least some seconds.
 PAUSE, PAUSE_AFTER_FAILURE = 10, 10.0
-# Steps whose metrics are kept for a tracker that fails; an endless stream must not keep all.
+# Maximum number of steps with metrics kept for a failing tracker; an endless stream must not keep all.
 MOST_WAITING = 100_000
 # MLflow's limits on a request and on the value of a parameter, and characters that a name may not have.
 PARAMS, METRICS, LONGEST_PARAM = 100, 1000, 6000
 NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]", re.ASCII)
-# By default a request is repeated for four minutes, in which other ranks give up. Metrics are sent again
+# By default a request is repeated for four minutes, in which other ranks time out. Metrics are sent again
 # anyway.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-# The tag of an MLflow run that has the name of the training in its checkpoints.
+# Tag of an MLflow run for the name of the training in its checkpoints.
 TAG = "recsuite.run"
 
 
 class Tracker:
-    """Base of trackers: takes the flags and the metrics of a training, for a place of your own. Give it to
-    `observing`, which calls it on rank 0 alone; the other ranks only make it. Not collective.
+    """Base of trackers: receives the flags and the metrics of a training, for a destination of your own. Give
+    it to `observing`, which calls it on rank 0 only; the other ranks only construct it. Not collective.
 
         class Print(rs.Tracker):
             def log(self, metrics):
@@ -56,12 +56,12 @@ class Tracker:
         """Begin, before the first step. An exception ends the training here.
 
         params: flags by name; run: the name of the training in its checkpoints, which a resumed one keeps;
-        step: the first that will be made: what was logged from it on is of steps that are made again.
+        step: the first step to run: logged values from this step on are replaced, because it runs again.
         """
 
     def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        """Take metrics, finite numbers by step and by name, such as "validation/rmse", after each epoch. If
-        this raises an exception, it is called again later with the same and newer ones.
+        """Log metrics, finite numbers by step and by name, such as "validation/rmse", after each epoch. If
+        this raises an exception, it is called again later with the same and newer metrics.
         """
 
     def end(self, status: str) -> None:
@@ -69,10 +69,10 @@ class Tracker:
 
 
 class Tracking(Callback):
-    """Gives a tracker each step's loss and learning rates, what metrics.json has of each epoch, and the test.
+    """Give a tracker each step's loss and learning rates, each epoch's part of metrics.json, and the test.
 
-    Losses are given at the end of their epoch, when the device has been waited for anyway. A tracker that
-    fails then ends no training: its metrics wait, which is said. say: prints a sentence.
+    Losses are sent at the end of their epoch, after the device has finished anyway. A tracker that fails then
+    does not end the training: its metrics are kept, and a line is printed. say: prints a sentence.
     """
 
     def __init__(self, tracker: Tracker, flags: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -87,7 +87,7 @@ class Tracking(Callback):
         self._step = progress.step
 
     def on_step(self, step: Step) -> None:
-        """Keep the learning rates with which a step was made."""
+        """Keep the learning rates of a step."""
         self._rates[step.progress.step] = dict(step.rates)
 
     def on_epoch(self, epoch: Epoch) -> None:
@@ -102,11 +102,11 @@ class Tracking(Callback):
 
     def on_end(self, run: Run) -> None:
         """See `Callback`."""
-        # Also where nothing was left to train: a training may have died before its test.
+        # Also if there was nothing left to train: the training may have ended before its test.
         self._add({"test": finite(run.test)})
 
     def close(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Give what waits, and end the tracker, if it was begun. kind: of the exception that ended the
+        """Send the kept metrics, and end the tracker, if it was begun. kind: of the exception that ended the
         training.
         """
         if self._step < 0:
@@ -129,7 +129,7 @@ class Tracking(Callback):
         return type(self.tracker).__name__
 
     def _add(self, report: Mapping[str, Any]) -> None:
-        # Of an epoch too over steps and not over epochs, so that a resumed training can hide them.
+        # Metrics of an epoch are logged by step, not by epoch, so that a resumed training can hide them.
         self._waiting.setdefault(self._step, {}).update(numbers(report))
 
     def _give(self) -> None:
@@ -137,7 +137,7 @@ class Tracking(Callback):
         try:
             self.tracker.log(self._waiting)
             self._waiting = {}
-        # Any: a training is worth more than its curves.
+        # Any exception: a training is worth more than its curves.
         except Exception as failure:
             least, steps = PAUSE_AFTER_FAILURE, [*self._waiting]
             self.say(
@@ -153,19 +153,19 @@ class Tracking(Callback):
 
 
 def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of nested mappings by names like a path, "test/rmse"; null is left out."""
+    """Yield the numbers of nested mappings by names like a path, "test/rmse"; null is skipped."""
     for name, value in mapping.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{before}{name}/")
-        # To Python, a truth value is an int.
+        # In Python a bool is an int.
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{before}{name}", value
 
 
 class TensorBoardTracker(Tracker):
-    """Writes files for TensorBoard, with flags as a text. Of a resumed training the curves go on.
+    """Write files for TensorBoard, with flags as a text. A resumed training continues its curves.
 
-    folder: where, as `tensorboard --logdir` gets it.
+    folder: the folder for `tensorboard --logdir`.
 
     Raises:
         UserError: when tensorboard is not installed.
@@ -182,8 +182,8 @@ class TensorBoardTracker(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         with explained(f"TensorBoard's files cannot be written to {self.folder}", "give another folder"):
-            # What an earlier training wrote there from this step on is hidden: a resumed one continues its
-            # curves, another one has its own.
+            # Points of an earlier training from this step on are hidden: a resumed training continues its
+            # curves, a new one starts its own.
             self._writer: SummaryWriter = SummaryWriter(str(self.folder), purge_step=step)
         rows = [f"| --{name} | `{value}` |" for name, value in params.items()]
         self._writer.add_text("config", "\n".join(["| flag | value |", "| --- | --- |", *rows]), step)
@@ -201,10 +201,10 @@ class TensorBoardTracker(Tracker):
 
 
 class FileTracker(Tracker):
-    """Appends a JSON object in a line of its own for each begin, each step with metrics, and each end.
+    """Append one line with a JSON object for each begin, each step with metrics, and each end.
 
-    path: of the file. It may be read while it grows: all that ends with a newline is whole. A begin has the
-    step from which on earlier lines hold no longer, because a resumed training makes these steps again.
+    path: of the file. It may be read while it grows: every line with a newline is complete. A begin has the
+    step from which on earlier lines are obsolete, because a resumed training repeats these steps.
 
     Raises:
         UserError: from `begin`, when the file cannot be written.
@@ -220,7 +220,7 @@ class FileTracker(Tracker):
         with explained(f"Metrics cannot be written to {self.path}", "give FileTracker another file"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+") as file:
-                # A machine that went down may have left half a line.
+                # A crash of the machine may have left half a line.
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
             self._append([{"begin": run, "step": step, "params": params}])
@@ -243,11 +243,11 @@ class FileTracker(Tracker):
 
 
 class MLflowTracker(Tracker):
-    """Logs to MLflow: flags as parameters, metrics by step, and how the training ended. A resumed training
-    continues its run.
+    """Log to MLflow: flags as parameters, metrics by step, and the final status. A resumed training continues
+    its run.
 
-    uri: of the tracking server, or of a folder; None for MLFLOW_TRACKING_URI; experiment: is created where
-    there is none; name: of the run; None for the first letters of that in its checkpoints.
+    uri: of the tracking server, or of a folder; None for MLFLOW_TRACKING_URI; experiment: is created if it
+    does not exist; name: of the run; None for the first letters of that in its checkpoints.
 
     Raises:
         UserError: when mlflow is not installed, and from `begin`, before the first step, when MLflow refuses.
@@ -265,7 +265,7 @@ class MLflowTracker(Tracker):
             os.environ.setdefault(variable, value)
         try:
             self._begin({name: str(value)[:LONGEST_PARAM] for name, value in params.items()}, run, step)
-        # Of MLflow, of its requests, or of the disk: there is no common class.
+        # Exceptions of MLflow, of its requests, or of the disk have no common class.
         except Exception as error:
             raise UserError(
                 f"MLflowTracker cannot begin a run in the experiment {self.experiment} ({_words(error)}). "
@@ -283,7 +283,7 @@ class MLflowTracker(Tracker):
             try:
                 self._client.create_experiment(self.experiment)
             except MlflowException:
-                # Another training may have created it at the same moment.
+                # Another training may have created it at the same time.
                 if self._client.get_experiment_by_name(self.experiment) is None:
                     raise
             experiment = self._client.get_experiment_by_name(self.experiment)
@@ -296,7 +296,7 @@ class MLflowTracker(Tracker):
         )
         self._id, before = found.info.run_id, found.data.params
         self._client.update_run(self._id, status="RUNNING")
-        # MLflow lets no parameter change.
+        # MLflow does not allow a parameter to change.
         for name in params.keys() & before.keys():
             if params[name] != before[name]:
                 self._client.set_tag(self._id, f"{name} from step {step}", params[name])
@@ -323,7 +323,7 @@ class MLflowTracker(Tracker):
 
 
 def _require(tracker: str, module: str, package: str) -> None:
-    """Look for a package without importing it, for every rank makes a tracker."""
+    """Check for a package without importing it, because every rank constructs a tracker."""
     if importlib.util.find_spec(module) is None:
         raise UserError(f"{tracker} requires {package}, which is not installed; run pip install {package}.")
 

@@ -1,13 +1,13 @@
 """Output of a process: lines that begin with their rank, and the progress of long work.
 
-Long work shows a bar on a terminal, elsewhere a line before ten seconds of silence are over:
+Long work shows a bar on a terminal, and elsewhere a line at least every ten seconds:
 
-    with shown():                                 once in a process; without it stages say nothing
+    with shown():                                 once in a process; without it stages print nothing
         with stage("drawing", 20_000_000, "ratings") as reached:
             reached(4_096)
 
-A thread speaks, so work that is one long call into a library is not silent either. A process ends when nobody
-reads its output. Importing this changes nothing, and imports nothing heavy.
+A thread prints, so one long call into a library shows progress too. A process ends when its output pipe is
+closed. Importing this module has no side effects and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from typing import Any
 
 from recsuite.errors import LINES, duration, harmless
 
-# The status of a program that ended because nobody read its lines.
+# Exit status of a program that ended because its output pipe was closed.
 UNREAD = 128 + signal.SIGPIPE
-# Of the program's own lines.
+# Logger of the program's own lines.
 LOGGER = "recsuite"
-# What torchrec 1.6 and 1.8 make torch say of torchrec's own code, and fbgemm 1.6 of a torch that its table
-# does not know: that the two belong together is checked at every start, see `versions.py`.
+# Warnings of torch about torchrec 1.6 and 1.8, and of fbgemm 1.6 about a torch that its table does not list.
+# Every start checks that the two belong together, see `check_versions`.
 NOISE = (
     "_fbgemm_torch_compat_table has no entry for",
     "`_get_pg_default_device` will be deprecated",
@@ -44,14 +44,14 @@ NOISE = (
     "Please use DTensor instead and we are deprecating ShardedTensor.",
     "is_fx_tracing will return true for both fx.symbolic_trace and torch.export.",
 )
-# The one without a name is that of all others.
+# The logger without a name is the root logger.
 NOISY_LOGGERS = ("torch.fx._symbolic_trace", "")
-# What stands before the words: lines, and the colours of a terminal.
+# Whitespace and terminal colours before the text.
 MARGIN = re.compile(r"(\s|\x1b\[\d+m)*")
 
 
 class TaggedFormatter(logging.Formatter):
-    """Begins each line of a message with who says it, where that is known."""
+    """Begin each line of a message with the tag of its process, if it has one."""
 
     def __init__(self, tag: str = "") -> None:
         super().__init__()
@@ -63,26 +63,26 @@ class TaggedFormatter(logging.Formatter):
         return self.tagged(text) if getattr(record, "tagged", True) else text
 
     def tagged(self, text: str) -> str:
-        """A text as it is shown."""
+        """Return a text with the tag on each line."""
         return "\n".join(self.prefix + line for line in text.split("\n"))
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes records to what is standard output at that moment."""
+    """Write records to the current standard output."""
 
-    # The moment of the last line, by the monotonic clock.
+    # Time of the last line, by the monotonic clock.
     when = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`; what a stream refuses is an error here, as it is for `print`."""
+        """See `logging.Handler`; a failed write raises an error, as it does with `print`."""
         self.when = time.monotonic()
-        # Of one piece: where output is not buffered, the line of another rank could come before its end.
+        # In one write: if output is not buffered, the line of another rank could come before its end.
         sys.stdout.write(f"{self.format(record)}\n")
         sys.stdout.flush()
 
 
 class TaggedPrint:
-    """A `print` for the lines of others, tagged like the program's own; it keeps the one it stands in for."""
+    """A `print` that tags the lines of other code like the program's own; it keeps the original `print`."""
 
     def __init__(self, original: Callable[..., None], tag: str) -> None:
         self.original = original
@@ -91,64 +91,64 @@ class TaggedPrint:
     def __call__(
         self, *values: object, sep: str | None = " ", end: str | None = "\n", **options: Any
     ) -> None:
-        """Print to the terminal with the tag, flushed; to any other file as it is."""
+        """Print to the terminal with the tag, flushed; to any other file unchanged."""
         if options.get("file") not in (None, sys.stdout, sys.stderr):
             self.original(*values, sep=sep, end=end, **options)
             return
-        # Joined here, so that the second line of a value with several is tagged too.
+        # Joined here, so that every line of a multi-line value is tagged.
         text = self.formatter.tagged((" " if sep is None else sep).join(map(str, values)))
         console().when = time.monotonic()
-        # In one piece too.
+        # In one write too.
         self.original(text + ("\n" if end is None else end), **{**options, "end": "", "flush": True})
 
 
 @functools.cache
 def console() -> ConsoleHandler:
-    """What writes the program's own lines, made when it is first needed: an import changes no logger.
+    """Return the handler of the program's own lines. It is made on first use: an import changes no logger.
 
-    Whoever wants the lines elsewhere too adds a handler to the logger "recsuite".
+    To send the lines elsewhere too, add a handler to the logger "recsuite".
     """
     handler = ConsoleHandler()
     handler.setFormatter(TaggedFormatter())
     log = logging.getLogger(LOGGER)
     log.setLevel(logging.INFO)
-    # A library that configures the root logger would have each line twice.
+    # If a library configures the root logger, each line would appear twice.
     log.propagate = False
     log.addHandler(handler)
     return handler
 
 
 def say(text: str, tagged: bool = True) -> None:
-    """Write a line of the program's own; tagged: whether it begins with who says it. Without that it may be
-    several.
+    """Write a line of the program's own. tagged: begin it with the tag; without it the text may have several
+    lines.
     """
     console()
     text = harmless(text, "" if tagged else LINES)
-    # An attribute of the record: a handler that somebody has added receives lines without a tag too.
+    # An attribute of the record: a handler that the user added receives lines without a tag too.
     logging.getLogger(LOGGER).info("%s", text, extra={"tagged": tagged})
 
 
 def seconds_of_silence() -> float:
-    """Since the last line of this process that was tagged or the program's own."""
+    """Return the seconds since this process last wrote a line that was tagged or the program's own."""
     return time.monotonic() - console().when
 
 
 def install_tag(tag: str) -> None:
-    """Have all lines begin with a tag, also those of `print`; a second one replaces the first."""
+    """Begin all lines with a tag, including those of `print`; a second tag replaces the first."""
     remove_tag()
     console().setFormatter(TaggedFormatter(tag))
     builtins.print = TaggedPrint(builtins.print, tag)
 
 
 def remove_tag() -> None:
-    """Give back the `print` that `install_tag` found."""
+    """Restore the `print` that `install_tag` replaced."""
     console().setFormatter(TaggedFormatter())
     if isinstance(builtins.print, TaggedPrint):
         builtins.print = builtins.print.original
 
 
 class _Pipe(io.FileIO):
-    """A stream of this process, which nobody has to read."""
+    """An output stream of this process that may have no reader."""
 
     def __init__(self, descriptor: int, checkpoint_first: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -156,16 +156,16 @@ class _Pipe(io.FileIO):
 
     def write(self, data: Any) -> int:
         """Write, or end this process: a line must not raise while a checkpoint is written."""
-        # Not by the signal's own action, which would also end this process when it writes to any socket
-        # whose other end has gone; Python ignores it therefore, and has an exception instead.
+        # Not by the default action of SIGPIPE, which would also end this process when it writes to a closed
+        # socket. So Python ignores the signal, and raises an exception instead.
         try:
             return super().write(data)
         except BrokenPipeError:
             with open(os.devnull, "wb") as nobody:
                 os.dup2(nobody.fileno(), self.fileno())
         handler = signal.getsignal(signal.SIGTERM)
-        # Where a handler takes SIGTERM, the training ends after a step and a checkpoint. It may still print:
-        # into nothing from now on.
+        # If SIGTERM has a handler, the training ends after a step and a checkpoint. Its further output is
+        # discarded.
         if not (self._checkpoint_first and callable(handler)):
             os._exit(UNREAD)
         handler(int(signal.SIGPIPE), None)
@@ -173,18 +173,18 @@ class _Pipe(io.FileIO):
 
 
 def end_when_unread(checkpoint_first: bool = False) -> None:
-    """Have this program end when it writes to a pipe that nobody reads.
+    """End this program when it writes to a pipe without a reader.
 
-    checkpoint_first: a handler of SIGTERM sees to the end, where there is one.
+    checkpoint_first: end by the handler of SIGTERM, if there is one.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            # It was closed before the program began.
+            # The stream was closed before the program began.
             setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w")))
             continue
         raw = _Pipe(stream.fileno(), checkpoint_first)
-        # A buffer between, unless the user wants none (python -u): else each line would be a call of the
+        # Buffered, unless the user wants no buffer (python -u): else each write would be a call of the
         # kernel.
         whole: Any = raw if stream.write_through else io.BufferedWriter(raw)
         options = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
@@ -192,8 +192,8 @@ def end_when_unread(checkpoint_first: bool = False) -> None:
 
 
 def quieten_libraries() -> None:
-    """Filter, by the words they begin with, messages that come on every run and that no user can mend."""
-    # PyTorch's profiler says on standard error that it begins and ends, at a level of its own above errors.
+    """Filter messages that come on every run and that the user cannot fix, by their first words."""
+    # PyTorch's profiler logs its start and end to standard error, at a level of its own above errors.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     for message in NOISE:
         warnings.filterwarnings("ignore", message=re.escape(message))
@@ -205,20 +205,20 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
     return not MARGIN.sub("", record.getMessage(), count=1).startswith(NOISE)
 
 
-# Of silence; what looks whether they are over comes by ten times as often.
+# Seconds of silence; the thread checks ten times as often.
 INTERVAL_SECONDS = 8.0
 
 
 class Stage:
-    """One part of the work: how much there is, in which unit, and how much is done; 0 is not known."""
+    """One part of the work: its total, its unit, and how much is done. A total of 0 is unknown."""
 
     def __init__(self, title: str, total: int, unit: str, done: int) -> None:
         self.title, self.total, self.unit, self.done = title, total, unit, done
-        # It says nothing of the rate.
+        # Work done before this process tells nothing about the rate.
         self.done_before = done
         self.start = time.monotonic()
         self.bar: Any = None
-        # A log would hold every state of the bar, one after the other.
+        # A log would contain every state of the bar, one after the other.
         if sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -229,7 +229,7 @@ class Stage:
             )
 
     def reached(self, done: int) -> None:
-        """So much is done in all."""
+        """Set the total amount of work done so far."""
         if self.bar is not None:
             self.bar.update(done - self.done)
         self.done = done
@@ -248,7 +248,7 @@ class Stage:
 
 
 class Clock:
-    """The stages that this process is in, and when it last said something."""
+    """The open stages of this process, and the time of its last line."""
 
     def __init__(self, interval: float) -> None:
         self.interval = interval
@@ -259,13 +259,13 @@ class Clock:
         self._thread.start()
 
     def end(self) -> None:
-        """Say nothing any more; returns when nothing can follow."""
+        """Stop printing; after the return no line follows."""
         self._ended.set()
         self._thread.join()
 
     def _run(self) -> None:
         while not self._ended.wait(self.interval / 10):
-            # The list may change at any moment, but not the copy. Of nested stages the innermost knows most.
+            # The list may change at any moment, but not the copy. The innermost stage is the most specific.
             for innermost in self.stages[-1:]:
                 if innermost.bar is not None:
                     innermost.bar.refresh()
@@ -273,13 +273,13 @@ class Clock:
                     say(str(innermost))
 
 
-# So that code deep in the work can report without being handed a clock.
+# Global, so that code deep in the work can report without a clock argument.
 _clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 
 @contextlib.contextmanager
 def shown(interval: float = INTERVAL_SECONDS) -> Iterator[None]:
-    """Have the stages of this process be seen, unless somebody around sees to it already."""
+    """Show the stages of this process, unless an outer call shows them already."""
     if _clock.get() is not None:
         yield
         return
@@ -296,9 +296,9 @@ def shown(interval: float = INTERVAL_SECONDS) -> Iterator[None]:
 def stage(
     title: str, total: int = 0, unit: str = "", *, done: int = 0, quiet: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """A part of the work, which may lie in another one; gives what is to be called with how much is done.
+    """Begin a part of the work, which may be nested. Gives a function to call with the amount done so far.
 
-    total: 0 where that is not known; done: before this process began; quiet: as ranks beside 0 are.
+    total: 0 if unknown; done: before this process began; quiet: print nothing, as on ranks other than 0.
     """
     clock = _clock.get()
     if clock is None or quiet:

@@ -1,7 +1,7 @@
-"""End of a process: after a failure, and after a SIGTERM or Ctrl-C, which all ranks obey at one step.
+"""End of a process: after a failure, and after a SIGTERM or Ctrl-C, on which all ranks end at the same step.
 
 torchrun ends all ranks as soon as one has exited, and its report ends with the rank that left the oldest
-error file. So a rank that only suffers from another's failure holds still before it speaks or exits.
+error file. So a rank that fails only because another rank failed waits before it prints or exits.
 """
 
 from __future__ import annotations
@@ -26,29 +26,28 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-# A rank may say the same as the first one of its machine some seconds later than it.
+# Seconds after which another rank of a machine may print the same message as the first one.
 SAME_MISTAKE_SECONDS = 5.0
-# Between the exit of a rank and torchrun's signal to the others lie some tenths of a second, on a busy one
-# a second or two. No longer: on other machines this is added to what --timeout and torchrun take.
+# torchrun signals the other ranks some tenths of a second after the exit of a rank; on a busy machine, a
+# second or two. No longer, because on other machines this is added to --timeout and to torchrun's own time.
 LOST_PEER_SECONDS = 4.0
-# Of torch's exceptions, which are RuntimeErrors otherwise.
+# Type names of torch's exceptions for a lost peer; others are RuntimeErrors with these words.
 LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 LOST_PEER_WORDS = ("gloo/transport", "Application timeout caused pair closure")
 
 
 def report_mistake(sentence: str) -> None:
-    """Say a user's mistake, once for all ranks of a machine that find it, and leave it for torchrun's own
-    report.
+    """Print a user's mistake once for all ranks of a machine, and record it for torchrun's report.
 
-    The first rank of a machine speaks at once. Another rank speaks only if it is still alive some seconds
-    later: then the mistake was its own.
+    The first rank of a machine prints at once. Another rank prints only if it is still alive some seconds
+    later: then the mistake was on that rank only.
     """
-    # Before the wait, in which torchrun may end this rank.
+    # Recorded before the wait, in which torchrun may end this rank.
     leave_for_torchrun(sentence, sentence)
     try:
         local_rank = read_launch().local_rank
     except UserError:
-        # The mistake may be in the environment itself.
+        # The mistake may be in the launch environment itself.
         local_rank = 0
     if local_rank != 0:
         time.sleep(SAME_MISTAKE_SECONDS)
@@ -56,14 +55,13 @@ def report_mistake(sentence: str) -> None:
 
 
 def report_lost_worker(screen: str) -> None:
-    """Show what became of a data worker, on the rank that it belonged to; no traceback could say more."""
+    """Print the failure of a data worker on its rank, without a traceback, which would add nothing."""
     leave_for_torchrun(screen, screen)
     print(harmless(screen, LINES), file=sys.stderr, flush=True)
 
 
 def name_lost_peers(error: Exception, timeout: float, recovery: Recovery) -> None:
-    """Find out, where an exception says only that another rank went away, which one, on which machine, and
-    how to continue.
+    """Find the lost rank, its machine and how to continue, if an exception says only that a rank is lost.
 
     Raises:
         BrokenLaunchError: with that, from the exception.
@@ -72,7 +70,7 @@ def name_lost_peers(error: Exception, timeout: float, recovery: Recovery) -> Non
     if not is_lost_peer(error):
         return
     fault = "" if isinstance(error, BrokenLaunchError) else lost_peers()
-    # Nobody is lost, so no sentence can explain it: the traceback shows where this rank waited.
+    # No rank is lost, so no sentence can explain it: the traceback shows where this rank waited.
     if fault == ALL_ANSWER:
         raise LostPeerError(fault) from error
     if fault:
@@ -85,36 +83,36 @@ def name_lost_peers(error: Exception, timeout: float, recovery: Recovery) -> Non
 
 
 def report_broken_launch(error: BrokenLaunchError) -> None:
-    """Say which ranks are lost, once for all ranks of this machine, and leave it for the launcher.
+    """Print the lost ranks once for all ranks of this machine, and record them for the launcher.
 
-    As with a mistake, a rank that is not the first of its machine speaks only if nobody has ended it.
+    As with a mistake, a rank that is not the first of its machine prints only if it is still alive later.
     """
     if not _is_silence(error):
         time.sleep(LOST_PEER_SECONDS)
     if read_launch().local_rank != 0:
         time.sleep(SAME_MISTAKE_SECONDS)
     print(signed(error), file=sys.stderr, flush=True)
-    # After it, so that nothing is marked as said that was not.
+    # After printing, so that no message is marked as printed before it is.
     leave_for_torchrun(str(error), str(error), is_said=True)
 
 
 def record_crash(error: BaseException) -> None:
-    """Leave the traceback of an exception for torchrun's report, and let it pass on."""
+    """Record the traceback of an exception for torchrun's report, and return."""
     if is_lost_peer(error) and not _is_silence(error):
         time.sleep(LOST_PEER_SECONDS)
     leave_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an exception says only that another rank went away, or is silent."""
+    """True if an exception says only that another rank is lost or silent."""
     if isinstance(error, LostPeerError) or type(error).__name__ in LOST_PEER_TYPES:
         return True
     return any(words in str(error) for words in LOST_PEER_WORDS)
 
 
 def _is_silence(error: BaseException) -> bool:
-    """Whether a peer is silent, and not gone: it has left nothing to be read first, and --timeout is over."""
-    # The first exception has the library's words; what was made of it may have others.
+    """True if a peer is silent, not gone: it left no error to print first, and --timeout is over."""
+    # The first exception has the library's text; exceptions raised from it may have another.
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error).lower()
@@ -122,7 +120,7 @@ def _is_silence(error: BaseException) -> bool:
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# What comes so soon after a Ctrl-C is the same one: a shell and a launcher may both pass it on.
+# A second Ctrl-C within this time is the same one: a shell and a launcher may both pass it on.
 SAME_SECONDS = 0.5
 ANSWER = (
     "told to end: a checkpoint is written first; a second Ctrl-C ends the training at once, without one\n"
@@ -130,31 +128,30 @@ ANSWER = (
 
 
 class Termination:
-    """Ranks vote, step by step, on whether any of them was told to end. Collective: every rank.
+    """Vote of the ranks, at each step, on whether any of them got a signal to end. Collective: every rank.
 
-    deadline: how long a vote may wait for the slowest rank.
+    deadline: the longest time that a vote waits for the slowest rank.
     """
 
     def __init__(self, deadline: timedelta) -> None:
         import torch.distributed as dist
 
-        # On the CPU, whatever the ranks compute on, and beside the collectives of the training. A group of
-        # its own also keeps votes from being taken for other collectives, which need not lie in the same
-        # order between them on every rank.
+        # Always on the CPU, and in parallel with the collectives of the training. A separate group also keeps
+        # votes apart from other collectives, whose order relative to them may differ between ranks.
         self._group = dist.new_group(backend="gloo", timeout=deadline)
         self._vote: tuple[torch.Tensor, dist.Work] | None = None
-        # The number of the signal that told this process to end.
+        # Number of the signal to end that this process received.
         self.asked = 0
         self._interrupt: Callable[[int, FrameType | None], object] | None = None
 
     @contextlib.contextmanager
     def obeyed(self) -> Iterator[None]:
-        """Have a SIGTERM or a Ctrl-C be noted here instead of ending this process at once. Not collective.
+        """Record a SIGTERM or a Ctrl-C instead of ending this process at once. Not collective.
 
-        A Ctrl-C that has a handler, such as that of KeyboardInterrupt, belongs to the program that called
-        this: it raises KeyboardInterrupt after a step, because an exception that comes up inside a callback
-        from C++ is lost; a second one calls the handler at once. In another thread than the main one no
-        signal is noted, as Python allows no handler to be set there.
+        If Ctrl-C has a handler, such as Python's own, it belongs to the calling program. Then the first
+        Ctrl-C raises KeyboardInterrupt after a step, because an exception inside a callback from C++ is lost;
+        a second one calls the handler at once. Outside the main thread no signal is recorded, because Python
+        allows no handler there.
 
         Raises:
             SystemExit: when this process was told to end, and cannot agree on it with ranks that are gone.
@@ -176,8 +173,8 @@ class Termination:
                 raise KeyboardInterrupt from None
             raise
         except Exception as error:
-            # A rank that was told to end, too, may have gone first. That is the end that was asked for, and
-            # no fault.
+            # Another rank that was told to end may have exited first. That end was requested, and is no
+            # fault.
             if self.asked and is_lost_peer(error):
                 raise SystemExit(status_of(self.asked)) from error
             raise
@@ -186,20 +183,18 @@ class Termination:
                 signal.signal(number, handler)
 
     def agreed(self) -> int:
-        """The signal with which any rank had been told to end one call ago, or 0: nobody waits, for ranks
-        compute meanwhile.
-        """
+        """Return the signal that any rank had received one call ago, or 0. Ranks compute during the vote."""
         import torch
         import torch.distributed as dist
 
         found = 0
-        # It had a whole step to arrive, so waiting for it costs next to nothing.
+        # The vote had a whole step to arrive, so waiting for it costs next to nothing.
         if self._vote is not None:
             vote, work = self._vote
             work.wait()
             found = int(vote.item())
         vote = torch.tensor(int(self.asked))
-        # The highest number: 0 where nobody was told, and else one signal for all ranks to end with.
+        # The highest number: 0 if no rank got a signal, else one signal for all ranks.
         work = dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
         self._vote = (vote, work)
@@ -208,24 +203,24 @@ class Termination:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._interrupt and number == self.asked == signal.SIGINT:
             self._interrupt(number, frame)
-        # The first one: a batch system's SIGTERM after a Ctrl-C, or again, changes nothing.
+        # Only the first one counts: a batch system's SIGTERM after a Ctrl-C, or a repeated one, is ignored.
         self.asked = self.asked or number
 
 
 def status_of(number: int) -> int:
-    """The exit status of a process that a signal ended."""
+    """Return the exit status of a process that a signal ended."""
     return 128 + number
 
 
 @contextlib.contextmanager
 def _second_ctrl_c_ends(speaks: bool) -> Iterator[None]:
-    """Have any signal to end, after a Ctrl-C, end this process at once, whatever it waits for.
+    """End this process at once on any signal to end after a Ctrl-C, even inside a blocking call.
 
-    Python runs a handler between two of its own instructions, so never while a call into a library waits;
-    the number of the signal, however, is written to a pipe at once, and a thread reads that.
+    Python runs a handler between two of its own instructions, so never while a call into a library waits.
+    But it writes the number of the signal to a pipe at once, and a thread reads that.
     """
     reader, writer = os.pipe()
-    # As `set_wakeup_fd` asks for: a signal must not wait for room in a pipe.
+    # `set_wakeup_fd` requires this: a signal must not wait for room in a pipe.
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     thread = threading.Thread(target=_await_second, args=(reader, speaks), name="ctrl-c", daemon=True)
@@ -245,7 +240,7 @@ def _await_second(reader: int, speaks: bool) -> None:
         now = time.monotonic()
         if first is None and number[0] == signal.SIGINT:
             first = now
-            # Past Python's streams, which the main thread may hold while it waits.
+            # Not with Python's streams, which the main thread may have locked while it waits.
             if speaks:
                 os.write(2, ANSWER.encode())
         elif first is not None and number[0] in SIGNALS and now - first > SAME_SECONDS:

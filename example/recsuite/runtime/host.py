@@ -1,7 +1,7 @@
-"""This machine: what the process may use of it, and whether the installed torch, torchrec and fbgemm match.
+"""This machine: its resources for this process, and the match of the installed torch, torchrec and fbgemm.
 
-Reads /proc, /sys and the metadata of packages; imports nothing heavy, so a data worker may import it. Of
-versions that do not match the import itself fails, with pages of messages from the dynamic loader.
+Reads /proc, /sys and the metadata of packages. Imports nothing heavy, so a data worker may import it. If the
+versions do not match, the import itself fails, with pages of messages from the dynamic loader.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 from recsuite.errors import UserError
 from recsuite.files import checkout
 
-# What torchrun's --nnodes is for a launch on this machine alone; the second is its default.
+# Values of torchrun's --nnodes for a launch on this machine alone; the second is its default.
 ONE_MACHINE = ("1", "1:1")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 VMSTAT = Path("/proc/vmstat")
-# Of cgroups of version 2 and 1.
+# Files of cgroups of version 2 and 1.
 OOM_COUNTERS = ("memory.events", "memory.oom_control")
-# A rank alone opens some 40: libraries, sockets, columns.
+# A single rank opens some 40: libraries, sockets, columns.
 LEAST_DESCRIPTORS = 64
 SHARED_MEMORY = Path("/dev/shm")
 PR_SET_PDEATHSIG = 1
@@ -41,17 +41,17 @@ M_TRIM_THRESHOLD = -1
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies, even while it is blocked. On Linux only."""
-    # By "parent" the kernel means the thread that started this process, so that has to be one that lives as
-    # long as its process.
+    # For the kernel the "parent" is the thread that started this process, so that thread must live as long as
+    # its process.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep what is freed for the next batch, instead of giving pages back to the kernel.
+    """Have malloc keep freed memory for the next batch, instead of returning pages to the kernel.
 
-    Without it every large temporary costs a page fault for each of its pages: a worker that imports numpy
-    alone makes batches at a third of the speed. Where the C library is not glibc nothing happens.
+    Without it every large temporary costs a page fault for each of its pages: a worker that imports only
+    numpy makes batches at a third of the speed. No-op if the C library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -60,11 +60,11 @@ def keep_freed_memory() -> None:
 
 
 def spin_briefly() -> None:
-    """Have torch's threads wait for each other asleep, after microseconds instead of milliseconds awake.
+    """Have torch's threads sleep after microseconds, instead of milliseconds, while they wait for each other.
 
-    What is awake keeps a core from the thread that brings what another rank has sent, and from other programs
-    of a busy machine, for which a step of two threads then waits again and again. GNU's OpenMP, which
-    torch brings along on Linux, reads the variable when it is loaded, so this comes before torch is imported.
+    A spinning thread keeps a core from the thread that receives data from another rank, and from other
+    programs of a busy machine, for which a step of two threads then waits again and again. GNU's OpenMP, part
+    of torch on Linux, reads the variable when it is loaded, so this runs before torch is imported.
     """
     if "OMP_WAIT_POLICY" not in os.environ and "torch" not in sys.modules:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -72,10 +72,10 @@ def spin_briefly() -> None:
 
 @contextlib.contextmanager
 def spinning_briefly() -> Iterator[None]:
-    """Have threads wait as `spin_briefly` asks for, where torch was imported before that could be read.
+    """Have threads wait as with `spin_briefly`, if torch was imported before that could be read.
 
-    GNU's OpenMP spins briefly while a process has more threads than cores: here one more, with a team of its
-    own, which sleeps until the block ends.
+    GNU's OpenMP spins briefly while a process has more threads than cores. This adds one thread, with a team
+    of its own, which sleeps until the block ends.
     """
     import torch
 
@@ -104,30 +104,30 @@ def spinning_briefly() -> Iterator[None]:
 
 def allowed_memory() -> int:
     """Bytes that this process may use: the machine's memory, and the limits of its cgroup and those above."""
-    # In a container this is all of the machine, and the kernel kills at the limit of the container.
+    # In a container this is the memory of the machine, but the kernel kills at the limit of the container.
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [limit for limit in map(_memory_limit, _cgroup_folders("memory")) if limit is not None]
     return min([machine, *limits])
 
 
 def available_memory() -> tuple[int, int]:
-    """Bytes that the machine could still give, and all that it has."""
+    """Available bytes of the machine, and its total."""
     lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
     available, total = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
     return available, total
 
 
 def free_memory() -> int:
-    """Bytes that this process could still get: what the machine has left, and its cgroup."""
+    """Available bytes for this process: of the machine, and of its cgroup."""
     free = available_memory()[0] if MEMINFO.exists() else allowed_memory()
-    # Whichever is less: a machine may run out before a cgroup reaches its limit.
+    # The minimum: a machine may run out before a cgroup reaches its limit.
     usage, limit = cgroup_memory() or (0, free)
     return min(free, limit - usage)
 
 
 def cgroup_memory() -> tuple[int, int] | None:
-    """Bytes in use, without idle file cache, and the limit of the cgroup with the lowest limit; None where
-    none sets one.
+    """Bytes in use, without idle file cache, and the limit of the cgroup with the lowest limit; None without
+    a limit.
     """
     found = [
         (limit, _memory_usage(folder))
@@ -141,7 +141,7 @@ def cgroup_memory() -> tuple[int, int] | None:
 
 
 def shared_memory() -> tuple[int, int]:
-    """Bytes in use and the size of /dev/shm; both 0 where there is none."""
+    """Bytes in use and the size of /dev/shm; both 0 if there is none."""
     try:
         status = os.statvfs(SHARED_MEMORY)
     except OSError:
@@ -150,12 +150,12 @@ def shared_memory() -> tuple[int, int]:
 
 
 def descriptor_limit() -> int:
-    """File descriptors that this process may have open."""
+    """Maximum number of open file descriptors of this process."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def check_descriptors() -> None:
-    """Refuse a limit under which no program of this suite gets far.
+    """Refuse a limit that is too low for every program of this suite.
 
     Raises:
         UserError: when there are too few.
@@ -169,8 +169,8 @@ def check_descriptors() -> None:
 
 
 def oom_kills() -> int | None:
-    """Processes of this cgroup, or where that is not known of this machine, that the kernel has ended for
-    want of memory; None where it does not tell.
+    """Number of processes of this cgroup, or else of this machine, that the kernel killed for lack of memory;
+    None if unknown.
     """
     files = [folder / name for folder in _cgroup_folders("memory") for name in OOM_COUNTERS]
     for group in (files, [VMSTAT]):
@@ -189,17 +189,17 @@ def _oom_count(path: Path) -> int | None:
 
 
 def process_limit() -> str:
-    """Processes that the user of this one may have."""
+    """Maximum number of processes of this user."""
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     return "as many as memory allows" if limit == resource.RLIM_INFINITY else f"{limit:,}"
 
 
 def num_descriptors() -> int:
-    """File descriptors that this process has open."""
+    """Number of open file descriptors of this process."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
-        # Not even one for the listing is left, or there is no /proc.
+        # No descriptor is left for the listing, or there is no /proc.
         return descriptor_limit()
 
 
@@ -207,17 +207,17 @@ def allowed_cores() -> int:
     """Cores that this process may use: its affinity, and the CPU quota of its cgroup and those above."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for quota in map(_cpu_quota, _cgroup_folders("cpu")) if quota is not None]
-    # Rounded down: with more threads than that, the kernel stops all of them for the rest of each period.
+    # Rounded down: with more threads, the kernel stops all of them for the rest of each period.
     return max(1, int(min([affinity, *quotas])))
 
 
 def spare_cores(num_ranks: int, num_cores: int) -> int:
-    """The cores that each of the ranks of a machine has beside its own."""
+    """Cores that each rank of a machine has beside its own."""
     return max(0, num_cores // num_ranks - 1)
 
 
 def memory_in_words() -> str:
-    """The memory of the machine and of the cgroup at this moment."""
+    """Current memory of the machine and of the cgroup, as text."""
     available, total = available_memory()
     text = f"Memory now: {gib(available)} of the machine's {gib(total)} are available"
     cgroup = cgroup_memory()
@@ -238,7 +238,7 @@ def mib(num_bytes: int) -> str:
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
-    """Folders of this process's cgroup and those above it, for versions 1 and 2; not all need exist."""
+    """Folders of this process's cgroup and those above it, for versions 1 and 2; some may not exist."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -250,15 +250,15 @@ def _cgroup_folders(controller: str) -> list[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers == "" or controller in controllers.split(","):
             below = Path(path.strip("/"))
-            # Also those above: a limit anywhere on the way counts. In a container the path may be the one
-            # outside it, of which there is no such folder here; the roots, which are always looked at, are
-            # then its own cgroup.
+            # Also those above, because any limit on the path applies. In a container the path may be the one
+            # outside it, and has no folder here. Then the roots, which are always read, are the container's
+            # own cgroup.
             folders += [root / part for root in roots for part in (below, *below.parents)]
     return folders
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """Cores' worth of time that one cgroup may use; None where it sets no limit."""
+    """Number of cores that one cgroup may use; None if it sets no limit."""
     try:
         if (folder / "cpu.max").is_file():
             quota, period = (folder / "cpu.max").read_text().split()
@@ -272,7 +272,7 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _memory_limit(folder: Path) -> int | None:
-    """Bytes that one cgroup may use; None where it sets no limit."""
+    """Bytes that one cgroup may use; None if it sets no limit."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         try:
             return int((folder / name).read_text())
@@ -283,7 +283,7 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def _memory_usage(folder: Path) -> int:
-    """Bytes that one cgroup uses, less the file cache that goes when somebody needs the room."""
+    """Bytes that one cgroup uses, without the file cache that the kernel can reclaim."""
     usage = 0
     for name in ("memory.current", "memory.usage_in_bytes"):
         if (folder / name).is_file():
@@ -299,8 +299,8 @@ def _memory_usage(folder: Path) -> int:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """What the kernel tells of a process behind its name in brackets, see proc(5); none where it cannot be
-    had, as beside Linux.
+    """Fields of a process in /proc/PID/stat after its name in brackets, see proc(5); empty if unavailable, as
+    on systems other than Linux.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -308,7 +308,7 @@ def stat_fields(pid: int) -> list[str]:
         return []
 
 
-# Those that requirements.txt and requirements-cuda.txt pin.
+# Packages that requirements.txt and requirements-cuda.txt pin.
 TORCH = "2.13.0"
 TORCHREC = "1.8.0"
 FBGEMM = "1.8.0"
@@ -323,7 +323,7 @@ def check_versions() -> None:
     Raises:
         UserError: when one of the three is missing, both fbgemm wheels are there, or versions do not match.
     """
-    # Each is read once, for that takes milliseconds of every start.
+    # Each is read once, because that takes milliseconds of every start.
     versions = {name: _version(name) for name in ("torch", "torchrec", *FBGEMM_WHEELS)}
     torch, torchrec = versions["torch"], versions["torchrec"]
     wheels = [name for name in FBGEMM_WHEELS if versions[name]]
@@ -336,7 +336,7 @@ def check_versions() -> None:
     if len(wheels) == 2:
         fault = f"Found {found}, but the last two overwrite each other's files and only one can be there"
         raise UserError(f"{fault}; mend it with: {_mend(wheels)}")
-    # The torchrec and fbgemm of a torch: 2.N goes with 1.(N - 5); tried with 2.13 and 2.11.
+    # The torchrec and fbgemm of a torch: 2.N goes with 1.(N - 5); tested with 2.13 and 2.11.
     match = re.match(r"2\.(\d+)", torch)
     wanted = f"1.{int(match[1]) - 5}" if match else None
     if not _minor(torchrec) == _minor(versions[wheels[0]]) == wanted:
@@ -346,12 +346,12 @@ def check_versions() -> None:
 
 
 def has_cuda_kernels() -> bool:
-    """Whether the installed fbgemm wheel is the one for CUDA."""
+    """True if the installed fbgemm wheel is the one for CUDA."""
     return _version("fbgemm-gpu") is not None
 
 
 def installed_versions() -> dict[str, str]:
-    """The versions a report names, "missing" for what is not installed."""
+    """Versions for a report, "missing" for a package that is not installed."""
     fbgemm = [f"{name} {_version(name)}" for name in FBGEMM_WHEELS if _version(name)]
     versions = {name: _version(name) or "missing" for name in ("torch", "torchrec", "pandas", "numpy")}
     return {"python": platform.python_version(), **versions, "fbgemm": " and ".join(fbgemm) or "missing"}
@@ -370,21 +370,21 @@ def _minor(version: str | None) -> str | None:
 
 
 def _mend(wheels: list[str], everything: bool = False) -> str:
-    """The commands that lead to the three pinned packages, or to all the pinned packages."""
-    # A single fbgemm wheel says which kind is wanted. With both or none torch says it: its CUDA build asks
-    # for NVIDIA's libraries.
+    """Commands that install the three pinned packages, or all pinned packages."""
+    # A single fbgemm wheel tells which kind is wanted. With both or none, torch tells it: its CUDA build
+    # requires NVIDIA's libraries.
     wheel = wheels[0] if len(wheels) == 1 else FBGEMM_WHEELS[0 if _torch_wants_cuda() else 1]
     cuda = wheel == "fbgemm-gpu"
-    # Outside of a repository the list has to be fetched from one, so only its name is known.
+    # Outside of a repository the list must be fetched from one, so only its name is known.
     requirements = (checkout() or Path()) / f"requirements{'-cuda' if cuda else ''}.txt"
     three = f"torch=={TORCH} torchrec=={TORCHREC} {wheel}=={FBGEMM}"
     what = f"-r {shlex.quote(str(requirements))}" if everything else three
     # A bare "pip" may belong to another Python.
     pip = f"{shlex.quote(sys.executable)} -m pip"
-    # Both, also where one is right: they share their files, so removing one damages the other.
+    # Both, even if one is right: they share their files, so removing one damages the other.
     uninstall = f"{pip} uninstall -y {' '.join(FBGEMM_WHEELS)}"
-    # On a CPU without what they depend on: torchrec asks for the fbgemm of CUDA, and pip would put its files
-    # over those for the CPU. requirements.txt is a complete list therefore.
+    # On a CPU without dependencies: torchrec requires the fbgemm of CUDA, and pip would overwrite the files
+    # of the CPU wheel. So requirements.txt is a complete list.
     return f"{uninstall} && {pip} install {'' if cuda else '--no-deps '}{what}"
 
 

@@ -1,11 +1,11 @@
-"""The other ranks: each shows that it lives, and finds out which of the others still answer.
+"""The other ranks: a rank shows that it is alive, and checks which of the others still answer.
 
-A collective that fails says that time is up, or that some address is gone, and of many ranks each says that
-of another one. Here a rank asks all others directly.
+A failed collective reports only a timeout or a lost address, and each of many ranks may name another one.
+Here a rank asks all others directly.
 
 The waits of a training have --timeout as their deadline. But while data are prepared or a checkpoint is
-written a rank may wait for hours, and some calls into libraries have no deadline at all. A rank that waits
-there for a process that was stopped, or for a machine that was cut off, is ended by a thread.
+written a rank may wait for hours, and some calls into libraries have no deadline at all. A thread ends a rank
+that waits there for a stopped process or for an unreachable machine.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 
 def leave_for_torchrun(message: str, text: str, is_said: bool = False) -> None:
-    """Leave a message and what explains it; nothing happens without torchrun.
+    """Write a message and its explanation for torchrun; without torchrun do nothing.
 
-    is_said: whether the rank has said all of it in a sentence, and a report would only repeat that.
+    is_said: true if the rank has printed it all in a sentence, which a report would only repeat.
     """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file:
         details = {"py_callstack": text, "timestamp": str(int(time.time())), "is_said": is_said}
-        # Renamed into its place, for torchrun ends with a traceback where it finds half a file.
+        # Renamed into place, because torchrun ends with a traceback if it finds half a file.
         aside = Path(f"{error_file}.{threading.get_ident()}")
         with contextlib.suppress(OSError):
             aside.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
@@ -55,15 +55,15 @@ def leave_for_torchrun(message: str, text: str, is_said: bool = False) -> None:
 
 
 def is_said(message: Any) -> bool:
-    """Whether what torchrun found in the file of a rank has been said by that rank."""
+    """True if the rank has printed the message that torchrun found in its file."""
     return isinstance(message, dict) and bool(message.get("extraInfo", {}).get("is_said"))
 
 
-# What a rank that lives needs to answer, on a busy machine and a slow network.
+# Seconds in which a live rank answers, on a busy machine and a slow network.
 ANSWER_SECONDS = 3.0
-# Asked at the same time.
+# Number of ranks asked at the same time.
 AT_ONCE = 64
-# Asks Linux for the address of an interface.
+# Request to Linux for the address of an interface.
 SIOCGIFADDR = 0x8915
 UNREACHABLE, ENDED, SILENT = "cannot be reached", "has ended", "does not answer"
 ALL_ANSWER = "all other ranks answer, and one is late"
@@ -72,7 +72,7 @@ PLURAL = {UNREACHABLE: UNREACHABLE, ENDED: "have ended", SILENT: "do not answer"
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank, the name of its machine, and where it answers."""
+    """A rank, the name of its machine, and the address where it answers."""
 
     rank: int
     host: str
@@ -80,8 +80,8 @@ class Peer:
     port: int
 
     def fault(self) -> str:
-        """What is wrong with it; nothing if it answers."""
-        # An address of a machine's own loopback says nothing to another machine.
+        """Return the fault of this rank; "" if it answers."""
+        # A loopback address is of no use to another machine.
         is_elsewhere = self.host != socket.gethostname() and ipaddress.ip_address(self.address).is_loopback
         try:
             where = (self.host if is_elsewhere else self.address, self.port)
@@ -91,7 +91,7 @@ class Peer:
         except OSError:
             return UNREACHABLE
         with connection:
-            # The kernel accepts connections for a process that is stopped; only an answer shows that it runs.
+            # The kernel accepts connections for a stopped process; only an answer shows that it runs.
             try:
                 return "" if connection.recv(1) else ENDED
             except TimeoutError:
@@ -101,10 +101,10 @@ class Peer:
 
 
 class Peers:
-    """The ranks of a launch, from the point of view of one of them, which answers until it is closed.
+    """The ranks of a launch, as one of them sees them. This rank answers the others until it is closed.
 
-    Waits for all of them. store: where ranks of this attempt alone meet; master: the name of the machine that
-    all can reach; spans_machines: whether they are on several. Collective: every rank.
+    Waits for all of them. store: the store of this attempt's ranks alone; master: the name of the machine
+    that all can reach; spans_machines: true if they are on several. Collective: every rank.
 
     Raises:
         LostPeerError: when some do not come before the deadline, on the monotonic clock.
@@ -120,17 +120,17 @@ class Peers:
         deadline: float,
     ) -> None:
         family, address = _own_address(master)
-        # Other machines reach no loopback address of this one.
+        # Other machines cannot reach a loopback address of this one.
         bound = "" if spans_machines and ipaddress.ip_address(address).is_loopback else address
-        # A port that the kernel chooses; the others find it in the store.
+        # The kernel chooses the port; the others find it in the store.
         self._server = socket.create_server((bound, 0), family=family, backlog=128)
         threading.Thread(target=self._answer, name="answers", daemon=True).start()
         self.mine = Peer(rank, socket.gethostname(), address, self._server.getsockname()[1])
         self.others = self._meet(store, world_size, deadline)
 
     def fault(self) -> str:
-        """Which of the others do not answer, and on which machines; takes some seconds. Not collective."""
-        # At once, because each that is silent takes all of the three seconds.
+        """Return the ranks that do not answer, and their machines. Takes some seconds. Not collective."""
+        # In parallel, because each silent rank takes the full three seconds.
         with ThreadPoolExecutor(AT_ONCE) as pool:
             faults = pool.map(Peer.fault, self.others)
             asked = zip(self.others, faults, strict=True)
@@ -144,8 +144,10 @@ class Peers:
         return f"{'; '.join(lost)}; seen by rank {self.mine.rank} on {self.mine.host}"
 
     def interface(self) -> str:
-        """The network interface by which ranks on other machines reach this one, where this machine takes its
-        own name for its loopback, as Debian installs it, and gloo would tell them that; else nothing.
+        """Return the network interface by which ranks on other machines reach this one, or "".
+
+        It is needed if this machine's name resolves to its loopback address, as Debian installs it: gloo
+        would give that address to the others.
         """
         with contextlib.suppress(OSError):
             if not ipaddress.ip_address(socket.gethostbyname(self.mine.host)).is_loopback:
@@ -157,7 +159,7 @@ class Peers:
         return ""
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         # Only this wakes the thread.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
@@ -172,7 +174,7 @@ class Peers:
             store.wait(keys, timedelta(seconds=seconds))
         except RuntimeError as error:
             missing = [0]
-            # The store may be what is missing; it is with rank 0, or with its launcher.
+            # The store itself may be lost; it is with rank 0, or with its launcher.
             with contextlib.suppress(RuntimeError):
                 missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
             raise LostPeerError(
@@ -188,12 +190,12 @@ class Peers:
             while True:
                 connection, _ = self._server.accept()
                 with connection, contextlib.suppress(OSError):
-                    # Any byte will do; that a thread of this process ran to send it is the answer.
+                    # Any byte will do: it shows that a thread of this process runs.
                     connection.send(b"!")
 
 
 def _own_address(master: str) -> tuple[socket.AddressFamily, str]:
-    """The address with which this machine goes to another one; nothing is sent.
+    """Return the address from which this machine reaches another one; nothing is sent.
 
     Raises:
         OSError: when there is no way there.
@@ -201,7 +203,7 @@ def _own_address(master: str) -> tuple[socket.AddressFamily, str]:
     error = OSError(f"{master} has no address")
     for family, *_, where in socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # For datagrams it makes the kernel choose a route, and with it an address of this machine.
+            # For datagrams this makes the kernel choose a route, and with it an address of this machine.
             try:
                 probe.connect(where)
                 return family, probe.getsockname()[0]
@@ -211,10 +213,10 @@ def _own_address(master: str) -> tuple[socket.AddressFamily, str]:
 
 
 def _interface_of(address: str) -> str:
-    """The name of the interface with an IPv4 address; nothing where the system cannot say."""
+    """Return the name of the interface with an IPv4 address; "" if the system does not tell it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
-            # One without an address has no answer.
+            # An interface without an address has no answer.
             with contextlib.suppress(OSError):
                 answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()))
                 if socket.inet_ntoa(answer[20:24]) == address:
@@ -227,39 +229,39 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 BEAT_SECONDS = 0.5
-# Between the looks of a rank that waits to leave.
+# Seconds between the checks of a rank that waits to leave.
 LEAVING_SECONDS = 0.02
-# Beyond --timeout, so that a wait that ends in time ends.
+# Added to --timeout, so that a wait that ends in time is not cut off.
 MARGIN_SECONDS = 0.5
-# Beyond --timeout, for calls in which the slowest rank is waited for and then something is done.
+# Added to --timeout, for calls that wait for the slowest rank and then do some work.
 CALL_SECONDS = 2.0
-# A pipe takes so much at once, whoever reads it.
+# A pipe takes this many bytes in one write, without a reader.
 LONGEST_TEXT = 4096
 
 
 class Heartbeat:
-    """The thread of one rank. timeout: the seconds for which a process may be silent; advice: tells what to
-    do when one is lost.
+    """Thread of one rank that checks the others. timeout: seconds for which a process may be silent; advice:
+    returns what to do when a rank is lost.
 
-    A peer that is gone is not a silent one: the launcher ends the ranks of its machine, and connections to
-    other machines break. A rank that does not wait for any of them may continue for that long.
+    A lost peer is not a silent one: the launcher ends the ranks of its machine, and connections to other
+    machines break. A rank that does not wait for a lost peer may continue for `timeout` seconds.
     """
 
     def __init__(self, timeout: float, local_rank: int, advice: Callable[[], str] = str) -> None:
         self.timeout = timeout
         self.advice = advice
         self.local_rank = local_rank
-        # Of torchrun's kind. Another parent, such as a shell, may end or be stopped as it likes.
+        # Only a launcher like torchrun. Another parent, such as a shell, may end or be stopped.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._stopped_since: float | None = None
         self._call: tuple[float, str] | None = None
-        # Who says which rank it is that is silent.
+        # Finds which rank is silent.
         self.peers: Peers | None = None
         self._fault = ""
-        # Since when a connection to some rank is broken.
+        # Time at which a connection to some rank broke.
         self._gone_since: float | None = None
         self._group: Any = None
-        # The collective that is under way, and since when.
+        # The current collective, and its start time.
         self._round: tuple[torch.Tensor, Any, float] | None = None
         self._is_leaving = False
         self._over = threading.Event()
@@ -274,24 +276,24 @@ class Heartbeat:
         try:
             yield
         finally:
-            # Whoever has an exception to tell of is given the time for it.
+            # An exception gets the time to be reported.
             self._call = None
 
     def begin(self) -> None:
-        """Show the other ranks from now on that this one lives. Collective: every rank."""
+        """Show the other ranks from now on that this one is alive. Collective: every rank."""
         import torch.distributed as dist
 
-        # Not gloo is to say that time is up, but this thread.
+        # This thread reports a timeout, not gloo.
         deadline = timedelta(seconds=self.timeout + 20 * MARGIN_SECONDS)
         self._group = dist.new_group(backend="gloo", timeout=deadline)
 
     def fault(self) -> str:
-        """Which ranks do not answer, and on which machines, as found already or asked now; takes seconds."""
+        """Return the ranks that do not answer, and their machines, as known or asked now. Takes seconds."""
         return self._fault or (self.peers.fault() if self.peers else "")
 
     def leave(self) -> None:
-        """Wait until every rank is here, however long, or one is gone. Collective: every rank."""
-        # Told to the others by the next round; the thread looks more often from now on, so that the end is
+        """Wait without a deadline until every rank is here or one is gone. Collective: every rank."""
+        # The next round tells the others. The thread checks more often from now on, so that the end is
         # quick.
         self._is_leaving = True
         if self._group is not None:
@@ -312,7 +314,7 @@ class Heartbeat:
                     self._die(f"{call[1]} took longer than --timeout {self.timeout:.0f}")
                 gone = self._gone_since
                 if gone is not None and time.monotonic() - gone > self.timeout:
-                    # Nobody else may tell it to: launchers of several machines do not.
+                    # No other process may end it: launchers of several machines do not.
                     fault = self.fault()
                     self._end_without(
                         fault, f"it continued alone for --timeout {self.timeout:.0f} seconds: {fault}"
@@ -320,17 +322,17 @@ class Heartbeat:
                 if not self._over.is_set() and self._group is not None and not self._beat():
                     self._over.set()
         finally:
-            # Whatever this thread ends by, nobody may wait for it.
+            # However this thread ends, no code may wait for it.
             self._over.set()
 
     def _beat(self) -> bool:
-        """One look at the round of all ranks that is under way; whether there is another one to come."""
+        """Check the current round of all ranks; return true if another round follows."""
         import torch
         import torch.distributed as dist
 
         if self._round is not None:
             all_leave, work, begin = self._round
-            # Looked at, not waited for: a thread that waits in gloo could see neither the launcher nor the
+            # Polled, not waited for: a thread that waits in gloo could check neither the launcher nor the
             # clock.
             if not work.is_completed():
                 self._look_at_silence(time.monotonic() - begin)
@@ -339,31 +341,31 @@ class Heartbeat:
             try:
                 work.wait()
             except RuntimeError:
-                # A rank is gone. This one may still do what needs no other; see the class.
+                # A rank is gone. This one may continue with work that needs no other rank; see the class.
                 self._gone_since = time.monotonic()
                 return False
             if all_leave.item():
                 return False
         all_leave = torch.tensor(int(self._is_leaving))
-        # The least of all: 1 only when every rank is leaving.
+        # The minimum over ranks: 1 only when every rank is leaving.
         work = dist.all_reduce(all_leave, dist.ReduceOp.MIN, group=self._group, async_op=True)
         self._round = (all_leave, work, time.monotonic())
         return True
 
     def _look_at_silence(self, seconds: float) -> None:
-        """Find out who is silent while there is time left, as that takes some; end when there is none."""
+        """Find the silent ranks while time is left, because that takes seconds; end when there is none."""
         if not self._fault and seconds > max(self.timeout - ANSWER_SECONDS, self.timeout / 2):
             self._fault = self.peers.fault() if self.peers else "a process was stopped"
-        # Else the main thread has found out by itself, and says where it waited.
+        # Else the main thread has found the fault itself, and reports where it waited.
         is_here = not self._end.is_set()
         if self._fault and seconds > self.timeout + MARGIN_SECONDS and is_here:
             self._end_without(self._fault, in_silence(self._fault, self.timeout))
 
     def _look_at_launcher(self) -> None:
-        """End with a launcher that is gone, and end one that was stopped for too long: nothing else would."""
+        """End with a lost launcher, and end one that was stopped for too long: nothing else would."""
         if not self._launcher:
             return
-        # On Linux the kernel has ended this rank by now (`die_with_parent`); other systems have nothing else.
+        # On Linux the kernel has ended this rank by now (`die_with_parent`); other systems need this.
         if os.getppid() != self._launcher:
             os._exit(1)
         now = time.monotonic()
@@ -371,7 +373,7 @@ class Heartbeat:
             self._stopped_since = None
             return
         self._stopped_since = self._stopped_since or now
-        # The first rank speaks, and ends all of the machine; another one only if that one cannot.
+        # The first rank prints, and ends all ranks of the machine; another one does only if that one cannot.
         late = 0.0 if self.local_rank == 0 else CALL_SECONDS
         if now - self._stopped_since > self.timeout + late:
             _say(f"the launcher was stopped for --timeout {self.timeout:.0f} seconds, and is ended")
@@ -379,18 +381,18 @@ class Heartbeat:
             os.kill(self._launcher, signal.SIGKILL)
 
     def _end_without(self, fault: str, sentence: str) -> NoReturn:
-        """End because of ranks that are lost: a sentence says it, where it is known which they are."""
+        """End because of lost ranks, with a sentence if it is known which they are."""
         if self.peers is None or fault == ALL_ANSWER:
             self._die(sentence)
         sentence = f"{sentence}. {self.advice()}"
-        # The launcher ends the others meanwhile, and each would say the same.
+        # The launcher ends the others meanwhile, and each would print the same.
         time.sleep(0.0 if self.local_rank == 0 else CALL_SECONDS)
         _say(sentence)
         leave_for_torchrun(sentence, sentence, is_said=True)
         os._exit(1)
 
     def _die(self, sentence: str) -> NoReturn:
-        # Where the main thread is, for it cannot say so itself: it waits inside a library.
+        # The stack of the main thread, which cannot print it: it waits inside a library.
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame))
         leave_for_torchrun(sentence, stack)
@@ -399,17 +401,17 @@ class Heartbeat:
 
 
 def in_silence(fault: str, timeout: float) -> str:
-    """What is said of ranks that do not answer when they have been waited for."""
+    """Return the message on ranks that did not answer before the timeout."""
     return f"a rank has shown no sign of life for --timeout {timeout:.0f} seconds: {fault}"
 
 
 def state_of(pid: int) -> str:
-    """The letter that the kernel has for what a process does; none where it cannot be had."""
+    """Return the kernel's letter for the state of a process; "" if unavailable."""
     return next(iter(stat_fields(pid)), "")
 
 
 def _say(sentence: str, explanation: str = "") -> None:
-    """Say it past Python's streams, which the main thread may hold; not at all where nobody reads it."""
+    """Write past Python's streams, which the main thread may have locked; skip it if nothing reads it."""
     text = f"{explanation}{signed(sentence)}\n"
     if select.select([], [2], [], 0)[1]:
         os.write(2, text.encode()[-LONGEST_TEXT:])

@@ -1,7 +1,7 @@
-"""The process among others: launch, rank, device, process group, collectives, and the rank-aware print.
+"""One process of a launch: rank, device, process group, collectives, and the rank-aware print.
 
-Importing it changes nothing: torch is imported, and everything below happens, inside `init_runtime`.
-`cleanup_runtime` leaves the process group and gives `print` back; threads, seeds, device and filters stay as
+Importing this module has no side effects: `init_runtime` imports torch and does everything below.
+`cleanup_runtime` leaves the process group and restores `print`; threads, seeds, device and filters stay as
 they are until the process ends. Only this file reads the variables that a launcher sets.
 """
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-# Where the launcher says in which folder ranks meet.
+# Variable in which the launcher passes the rendezvous folder of the ranks.
 STORE_FOLDER = "LAUNCH_STORE_FOLDER"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher said of this process; one process of one where there was no launcher."""
+    """Ranks and addresses from the launcher; without a launcher, one process of one."""
 
     rank: int = 0
     local_rank: int = 0
@@ -55,12 +55,12 @@ class Launch:
 
     @property
     def spans_machines(self) -> bool:
-        """Whether there are ranks on other machines."""
+        """True if there are ranks on other machines."""
         return self.local_world_size < self.world_size
 
 
 def read_launch() -> Launch:
-    """The launch environment.
+    """Return the launch environment.
 
     Raises:
         UserError: when it is there in part only, or is not a number.
@@ -76,7 +76,7 @@ def read_launch() -> Launch:
         )
     try:
         rank, local_rank, world_size = (int(os.environ[name]) for name in names[:3])
-        # A launcher that does not set it is taken to have all ranks on this machine.
+        # If a launcher does not set it, all ranks are assumed to be on this machine.
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     except ValueError as error:
         raise UserError(f"The launch environment is broken ({error}); start with torchrun.") from None
@@ -84,16 +84,16 @@ def read_launch() -> Launch:
 
 
 def launch_name() -> str:
-    """What tells the launch of this process from any other; the same after each restart of its ranks."""
-    # A launcher lives through the restarts. Where there is none, the process is the launch.
+    """Return a unique name of this launch; it stays the same after each restart of the ranks."""
+    # A launcher lives through the restarts. Without one, the process is the launch.
     pid = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-    # The number of a process comes again, but not with the time at which it began, the 20th field.
+    # A process id is reused, but not together with the start time of the process, the 20th field.
     began = "".join(stat_fields(pid)[19:20])
     return f"{socket.gethostname()}-{pid}-{began}"
 
 
 def open_store(launch: Launch, timeout: int) -> dist.Store:
-    """What the ranks of this attempt, and no others, meet in.
+    """Return the store of the ranks of this attempt alone.
 
     Raises:
         LostPeerError: when it cannot be reached.
@@ -102,12 +102,12 @@ def open_store(launch: Launch, timeout: int) -> dist.Store:
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if folder := _store_folder():
-        # Of an attempt of its own: ranks that are gone left theirs behind.
+        # One per attempt: the ranks of an earlier attempt left their own behind.
         return dist.FileStore(f"{folder}/ranks-{attempt}", launch.world_size)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun's store outlives its ranks: what restarted ones write must not mix with what is there of
-        # those that are gone. Each machine counts its own restarts, so of several ones the launcher has rank
-        # 0 make a store for each attempt.
+        # torchrun's store outlives its ranks: keys of restarted ranks must not mix with those of earlier
+        # ranks. Each machine counts its own restarts, so with several machines the launcher has rank 0 make a
+        # store for each attempt.
         store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
         return dist.PrefixStore(f"restart-{attempt}", store)
     where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -116,14 +116,14 @@ def open_store(launch: Launch, timeout: int) -> dist.Store:
             *where,
             is_master=launch.rank == 0,
             timeout=timedelta(seconds=timeout),
-            # `Peers` waits for the ranks, and can say which of them never came.
+            # `Peers` waits for the ranks, and can report which of them never came.
             wait_for_workers=False,
-            # As torch's own rendezvous has it: a process that joins a second time uses the server that it
+            # As in torch's own rendezvous: a process that joins a second time uses the server that it already
             # has.
             multi_tenant=True,
         )
     except dist.DistNetworkError as error:
-        # There it is its own port that cannot be had, and torch says so.
+        # On rank 0 its own port is in use, and torch reports it.
         if launch.rank == 0:
             raise
         raise LostPeerError(
@@ -133,47 +133,47 @@ def open_store(launch: Launch, timeout: int) -> dist.Store:
 
 
 def _store_folder() -> str:
-    """The folder in which recsuite.launcher has the ranks of one machine meet; "" under any other one."""
+    """Return the rendezvous folder that recsuite.launcher made for one machine; "" under other launchers."""
     folder = os.environ.get(STORE_FOLDER, "")
-    # torchrun may be called by a process that the launcher started, and hands the variable on.
+    # A process that the launcher started may call torchrun, which passes the variable on.
     return folder if Path(folder).name == os.environ.get("TORCHELASTIC_RUN_ID", "") else ""
 
 
-# A shared folder may have been on the machine that is gone, and then nothing answers.
+# A shared folder may have been on the lost machine, and then does not answer.
 FOLDER_SECONDS = 3.0
 MACHINES = " on the machines that are left, with their number as NNODES and one of them in RDZV_ENDPOINT"
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a launch with the same flags can continue from.
+    """Advice on how to continue with the same flags after a failure.
 
     config: None for a script with flags of its own; newest_in: finds the newest checkpoint of a folder. The
-    caller passes it, because the runtime knows nothing of checkpoints; without it only the folder is named.
+    caller passes it, because the runtime does not import checkpoints; without it only the folder is named.
     """
 
     config: Config | None
     newest_in: Callable[[Path], Path | None] | None = None
 
     def how_to_continue(self, where: str = "") -> str:
-        """A sentence without its full stop; where: on which machines to start again."""
+        """Return a sentence without its full stop; where: on which machines to start again."""
         again = f"start again{where}"
         if self.config is None or "train" not in self.config.modes:
             return again
         if not self.config.checkpoint.writes:
             return f"{again}, with --dump to have something that --resume can continue from"
         save_dir = Path(self.config.checkpoint.save_dir)
-        # What is said if the thread finds nothing in time.
+        # The answer if the thread finds no checkpoint in time.
         found = [f"--resume continues from the last checkpoint in {harmless(save_dir)}"]
-        # A thread, because a call into a file system that does not answer cannot be interrupted, only left
-        # behind.
+        # A thread, because a call into a file system that does not answer cannot be interrupted, only
+        # abandoned.
         thread = threading.Thread(target=self._look_in, args=(save_dir, found), name="newest", daemon=True)
         thread.start()
         thread.join(FOLDER_SECONDS)
         return f"{again}; {found[-1]}"
 
     def after_lost_peer(self) -> str:
-        """What to do when ranks are gone: the last sentence of a report of that."""
+        """Return the advice after ranks are lost: the last sentence of a report."""
         done, most = (
             int(os.environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS")
         )
@@ -186,7 +186,7 @@ class Recovery:
     def _look_in(self, save_dir: Path, found: list[str]) -> None:
         if self.newest_in is None:
             return
-        # What cannot be read now may be readable when somebody starts again.
+        # A checkpoint that cannot be read now may be readable at the restart.
         with contextlib.suppress(UserError):
             newest = self.newest_in(save_dir)
             none = f"{harmless(save_dir)} holds no checkpoint yet"
@@ -195,17 +195,17 @@ class Recovery:
 
 # The heartbeat of this process, between `init_runtime` and `cleanup_runtime`.
 RUNNING: list[Heartbeat] = []
-# What has its threads wait briefly, likewise.
+# The context in which its threads spin only briefly, likewise.
 RUNNING_SPINS = contextlib.ExitStack()
 
 
 @dataclass(frozen=True)
 class RuntimeContext:
-    """This process among the others. The words mean what torch means by them.
+    """This process of the launch. The terms are torch's.
 
     rank: place among all processes; local_rank: place among those of this machine; world_size and
-    local_world_size: how many there are of each; device: the one this process computes on; num_threads: of
-    torch in this process.
+    local_world_size: the number of each; device: the device of this process; num_threads: of torch in this
+    process.
 
         runtime = rs.init_runtime(args)
         runtime.say(f"{runtime.world_size} ranks")            # printed once, by rank 0
@@ -219,7 +219,7 @@ class RuntimeContext:
     num_threads: int
 
     def say(self, text: str, tagged: bool = True) -> None:
-        """Print from rank 0 what every rank would say alike. Not collective."""
+        """Print from rank 0 a text that is the same on every rank. Not collective."""
         if self.rank == 0:
             say(text, tagged)
 
@@ -227,7 +227,7 @@ class RuntimeContext:
 def init_runtime(config: Config) -> RuntimeContext:
     """Join the other processes: device, process group, seeds, threads, print. Collective: every rank.
 
-    config: --seed and --timeout count. Without torchrun this process is the only one.
+    config: --seed and --timeout are used. Without torchrun this process is the only one.
 
     Raises:
         UserError: when the machine has fewer GPUs than processes.
@@ -236,39 +236,39 @@ def init_runtime(config: Config) -> RuntimeContext:
         print(runtime.rank, runtime.device)
     """
     launch = read_launch()
-    # Before torch is imported, which loads the library that reads it. Also for a rank alone: where another
-    # program uses its cores, its threads would wait for each other awake.
+    # Before torch is imported, which loads the library that reads it. Also for a single rank: if another
+    # program uses its cores, its threads would spin while they wait for each other.
     if "torch" in sys.modules:
-        # A script may import it for its model.
+        # A script may have imported torch already for its model.
         RUNNING_SPINS.enter_context(spinning_briefly())
     else:
         spin_briefly()
-    # Not at the top: a data worker may import this file, and must hold no torch.
+    # Not at the top: a data worker may import this file, and must not import torch.
     import numpy as np
     import torch
 
     quieten_libraries()
-    # Before anything listens: ranks that are all on this machine do so where no other one can reach them.
+    # Before any port opens: if all ranks are on this machine, they listen where no other one can reach them.
     if sys.platform == "linux" and not launch.spans_machines:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # torchrun gives each rank a session of its own, so what kills the launcher does not reach the rank.
+        # torchrun gives each rank a session of its own, so a kill of the launcher does not reach the rank.
         die_with_parent()
     keep_freed_memory()
-    # Pages of 2 MiB for large tensors, which a kernel gives that is set to "madvise": the rows of a step lie
-    # all over their tables, and on small pages each costs a walk through the page table. torch reads the
-    # variable when it makes its first large tensor.
+    # Pages of 2 MiB for large tensors, from a kernel set to "madvise". The rows of a step are scattered over
+    # their tables, and with small pages each row costs a page table walk. torch reads the variable when it
+    # makes its first large tensor.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     device = choose_device(launch)
-    # The ranks of a machine share its cores; by itself torch would take all of them on each rank.
+    # The ranks of a machine share its cores; by default torch would take all of them on each rank.
     num_threads = max(1, allowed_cores() // launch.local_world_size)
     torch.set_num_threads(num_threads)
     random.seed(config.runtime.seed)
-    # Nothing here draws from numpy's global generator, but a user's code may.
+    # This library does not use numpy's global generator, but a user's code may.
     np.random.seed(config.runtime.seed)
     torch.manual_seed(config.runtime.seed)
-    # With the device chosen: nccl connects to the others by it.
+    # After the choice of the device: nccl connects to the others through it.
     _join(launch, device, config)
     install_tag(f"RANK {launch.rank}")
     context = RuntimeContext(
@@ -282,12 +282,12 @@ def init_runtime(config: Config) -> RuntimeContext:
 
 
 def cleanup_runtime() -> None:
-    """Leave the process group and restore `print`. A second call, and one without a group, does nothing.
+    """Leave the process group and restore `print`. A second call, or one without a group, does nothing.
     Collective: every rank waits for all others, so that no process stays behind.
 
     While an exception is handled it waits for no rank, and the group ends with the process: with nccl,
-    destroying it waits for peers that wait for this rank. A process alone always leaves its group: a notebook
-    goes on after a mistake.
+    destroying it waits for peers that wait for this rank. A single process always leaves its group, because a
+    notebook continues after a mistake.
 
         runtime = rs.init_runtime(args)
         try:
@@ -297,9 +297,9 @@ def cleanup_runtime() -> None:
     """
     remove_tag()
     RUNNING_SPINS.close()
-    # Taken out first, so that a second call finds nothing, whatever becomes of this one.
+    # Taken out first, so that a second call finds nothing, even if this one fails.
     heartbeats, RUNNING[:] = list(RUNNING), []
-    # Whoever calls this in a `finally` has the exception here.
+    # A call in a `finally` sees the exception here.
     if (sys.exc_info()[0] is None or _is_alone()) and "torch.distributed" in sys.modules:
         with contextlib.ExitStack() as stack:
             for heartbeat in heartbeats:
@@ -322,24 +322,24 @@ def _is_alone() -> bool:
 
 
 def lost_peers() -> str:
-    """Which ranks do not answer this one, and on which machines; nothing where it has no peers. Takes some
-    seconds. Not collective.
+    """Return the ranks that do not answer, and their machines; "" without peers. Takes some seconds. Not
+    collective.
     """
     return next((heartbeat.fault() for heartbeat in RUNNING), "")
 
 
 def advise(advice: Callable[[], str]) -> None:
-    """Have this process end, when others are lost, with this advice instead of one that knows no checkpoint.
-    Not collective.
+    """Set the advice that this process gives when ranks are lost; the default one knows no checkpoint. Not
+    collective.
     """
     for heartbeat in RUNNING:
         heartbeat.advice = advice
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process at once, when all is written, without the destructors of C++ libraries.
+    """Flush the output and end this process at once, without the destructors of C++ libraries.
 
-    On a busy machine those of torch's process groups abort it now and then, also after a run that ended well
+    On a busy machine those of torch's process groups sometimes abort it, even after a successful run
     ("terminate called without an active exception").
     """
     sys.stdout.flush()
@@ -348,9 +348,9 @@ def end_process(status: int) -> NoReturn:
 
 
 def end_with(main: Callable[[], int]) -> NoReturn:
-    """Run a program, and end this process with its status, or with 1 after the traceback of what it raised.
+    """Run a program, and end this process with its status, or with 1 after the traceback of an exception.
 
-    Python's own end waits for the collectives that are under way, and so for ranks that are silent.
+    Python's normal exit waits for open collectives, and so for ranks that are silent.
     """
     try:
         status = main()
@@ -361,7 +361,7 @@ def end_with(main: Callable[[], int]) -> NoReturn:
 
 
 def choose_device(launch: Launch) -> torch.device:
-    """The device of this process, made the current one. Not collective.
+    """Choose the device of this process, and make it the current one. Not collective.
 
     Raises:
         UserError: when there is a GPU without kernels for it, or there are fewer GPUs than processes.
@@ -383,31 +383,31 @@ def choose_device(launch: Launch) -> torch.device:
             "the CPU."
         )
     device = torch.device("cuda", launch.local_rank)
-    # What asks for "cuda" without a number gets this one.
+    # Code that asks for "cuda" without a number gets this one.
     torch.cuda.set_device(device)
     return device
 
 
 def _join(launch: Launch, device: torch.device, config: Config) -> None:
-    """Join the other ranks, and show them from now on that this one lives."""
+    """Join the other ranks, and show them from now on that this one is alive."""
     import torch.distributed as dist
 
     timeout = config.runtime.timeout
     if not launch.launched:
-        # One process needs no port, so a busy one cannot matter.
+        # One process needs no port, so a port in use does not matter.
         _init_process_group(launch, device, dist.HashStore(), timeout)
         return
     deadline = time.monotonic() + timeout
     spans = launch.spans_machines
     heartbeat = Heartbeat(timeout, launch.local_rank, Recovery(config).after_lost_peer)
-    # Known before it joins, so that `cleanup_runtime` ends its thread if that fails.
+    # Stored before it joins, so that `cleanup_runtime` ends its thread if that fails.
     RUNNING.append(heartbeat)
     master = os.environ["MASTER_ADDR"]
     with heartbeat.within(f"joining the other ranks at {master}:{os.environ['MASTER_PORT']}"):
         store = open_store(launch, timeout)
         if launch.world_size > 1:
             heartbeat.peers = Peers(store, launch.rank, launch.world_size, master, spans, deadline)
-            # Only now, when all have told their addresses, and before gloo looks up its own.
+            # Only now, when all ranks have published their addresses, and before gloo looks up its own.
             if spans and (interface := heartbeat.peers.interface()):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         _init_process_group(launch, device, store, timeout)
@@ -419,7 +419,7 @@ def _join(launch: Launch, device: torch.device, config: Config) -> None:
 def _init_process_group(launch: Launch, device: torch.device, store: dist.Store, timeout: int) -> None:
     import torch.distributed as dist
 
-    # With a device nccl connects here, where a rank that cannot be reached is named, and not in some later
+    # With a device nccl connects here, so that an unreachable rank is reported here and not in some later
     # collective.
     backend = "nccl" if device.type == "cuda" else "gloo"
     hook = sys.excepthook
@@ -431,29 +431,29 @@ def _init_process_group(launch: Launch, device: torch.device, store: dist.Store,
         timeout=timedelta(seconds=timeout),
         device_id=device if device.type == "cuda" else None,
     )
-    # torch wraps it once more for each group that a process has, and never gives it back.
+    # torch wraps it once more for each group that a process has, and never restores it.
     sys.excepthook = hook
 
 
 def raise_on_all(action: Callable[[], Any], group: Any = None) -> Any:
-    """What an action gives on this rank; a user's mistake that any rank finds is all ranks'. Collective.
+    """Run an action, and return its result; a user's mistake on any rank is raised on all. Collective.
 
     group: the ranks that take part; all of them where it is None.
 
     Raises:
         UserError: the one of the lowest rank that found one.
     """
-    # What the action gives stays here: only its sentence travels, so the result need not be picklable.
+    # The result stays on this rank: only the error message is sent, so the result need not be picklable.
     found: list[Any] = []
     all_gather_object(lambda: found.append(action()), group)
     return found[0]
 
 
 def all_gather_object(action: Callable[[], Any], group: Any = None) -> list[Any]:
-    """What an action gives on each rank, rank after rank; otherwise as `raise_on_all`. Collective."""
+    """Return the results of an action on all ranks, by rank; otherwise as `raise_on_all`. Collective."""
     import torch.distributed as dist
 
-    # An exception on one rank alone would leave the others waiting, so it travels as a sentence. Any other
+    # A UserError on one rank alone would leave the others waiting, so its message is sent to all. Any other
     # exception is a fault of the program: it ends this rank with its traceback, and torchrun the others.
     result, sentence = None, None
     try:
@@ -462,7 +462,7 @@ def all_gather_object(action: Callable[[], Any], group: Any = None) -> list[Any]
         sentence = str(error)
     everyones: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyones, (result, sentence), group=group)
-    # All ranks look at them in the same order, so all raise the same sentence.
+    # All ranks check them in the same order, so all raise the same error.
     for _, found in everyones:
         if found is not None:
             raise UserError(found)
@@ -470,7 +470,7 @@ def all_gather_object(action: Callable[[], Any], group: Any = None) -> list[Any]
 
 
 def broadcast_from_rank0(action: Callable[[], Any]) -> Any:
-    """What an action gives on rank 0, for all ranks, where each might find something else. Collective.
+    """Return the result of an action on rank 0, on all ranks. Collective.
 
     Raises:
         UserError: on every rank, the one that the action raised.
@@ -481,8 +481,8 @@ def broadcast_from_rank0(action: Callable[[], Any]) -> Any:
 
 
 def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: float) -> list[Any]:
-    """Run an action on local rank 0 of every machine while the others wait; returns, for each rank, what it
-    gave on the rank's machine. Collective: every rank.
+    """Run an action on local rank 0 of every machine while the others wait. Return, for each rank, the result
+    of its machine. Collective: every rank.
 
     Raises:
         UserError: on every rank, when the action raised one anywhere; and when it takes longer than the
@@ -490,14 +490,14 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
     """
     import torch.distributed as dist
 
-    # A group of its own, because data may take longer than any collective of the training may.
+    # A separate group, because data may take longer than a collective of the training.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline))
     try:
         found = all_gather_object(
             lambda: (context.local_rank, None if context.local_rank else action()), group
         )
     except RuntimeError as error:
-        # gloo has no exception of its own for it.
+        # gloo has no exception type for a timeout.
         if "timed out" not in str(error).lower():
             raise
         raise UserError(
@@ -505,20 +505,20 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
             "data; prepare them on each machine with a single process first."
         ) from None
     dist.destroy_process_group(group)
-    # Launchers number the ranks of a machine one after the other.
+    # Launchers number the ranks of a machine consecutively.
     return [found[rank - local_rank][1] for rank, (local_rank, _) in enumerate(found)]
 
 
-# The next batch and its copy to the device; ids to the ranks that own their rows; the rows; everything from
-# them to the loss; gradients, and the update of the tables; rows to the ranks that asked and their gradients
-# back; the update of the dense part.
+# Profiler ranges: the next batch and its copy to the device; ids to the ranks that own their rows; lookup of
+# the rows; from the rows to the loss; backward, and the update of the tables; rows to the requesting ranks
+# and their gradients back; the update of the dense part.
 PARTS = ("feed", "input exchange", "lookup", "dense", "backward", "output exchange", "optimizer")
-# The whole, around all of them.
+# The whole step, around all of them.
 STEP = "step"
 
 
 def named(part: str) -> contextlib.AbstractContextManager[Any]:
-    """A range of this name in a recording. Without one it costs next to nothing, a record_function 6 us."""
+    """Open a profiler range. It costs next to nothing while nothing records; a record_function costs 6 us."""
     import torch
 
     return (

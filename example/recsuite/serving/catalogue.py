@@ -1,6 +1,6 @@
-"""The items that a model may recommend: their ids, and their vectors in the model of the moment.
+"""Items that a model may recommend: their ids, and their vectors in the current model.
 
-Shapes: N items, D numbers in a vector, U users, E pairs of a user and an item that are left out.
+Shapes: N items, D numbers in a vector, U users, E pairs of a user and an excluded item.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from recsuite.serving.index import KeptIndex, NearestItems
 from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import Found, Rows, Snapshot
 
-# Whose features say what an item is.
+# Entities whose features describe an item.
 OF_ITEMS = (ITEM, AUDIENCE)
-# What a model without vectors is told of users, or of items.
+# Inputs of a model without vectors for users, or for items.
 Side = tuple[FeatureRows, Inputs]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Scores of users with items by the forward of a model without vectors, see `retrieval.Scorer`. Users and
-    items are given by their places, int64.
+    """Scores of pairs of users and items, by the forward of a model without vectors, see `retrieval.Scorer`.
+
+    Users and items are given by their positions, int64.
     """
 
     snapshot: Snapshot
@@ -42,7 +43,7 @@ class Pairs:
     items: Side
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return the score of each pair, float32 [B], of places [B] both."""
+        """Return the score of each pair, float32 [B]. users, items: positions, [B]."""
         if not len(users):
             return torch.zeros(0)
         found: dict[str, Any] = {}
@@ -52,13 +53,13 @@ class Pairs:
         (rows, told), described = self.users, self.items[1]
         lengths = rows.found[HISTORY].lengths() if HISTORY in rows.found else users[:0]
         parts = (Rows(each, lengths).at(users).found if len(each) else each for each in told.members)
-        # Of the other side's numbers there is none.
+        # The numbers of the items are NaN on the users' side, and the other way round.
         numbers = torch.where(told.numbers[users].isnan(), described.numbers[items], told.numbers[users])
         inputs = Inputs(Members(*parts), numbers)
         return first_label(self.snapshot.predict(FeatureRows(found, rows.scale, rows.lists), inputs))
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return the score of each user with each item, float32 [U, N], of places [U] and [N]."""
+        """Return scores of all users with all items, float32 [U, N]. users, items: positions, [U], [N]."""
         pairs = users.repeat_interleave(len(items)), items.repeat(len(users))
         return self.score_pairs(*pairs).view(len(users), len(items))
 
@@ -67,9 +68,9 @@ class Pairs:
 class Items:
     """Items in the order in which equal scores are listed.
 
-    ids: raw; keys: theirs, int64 [N], see `Found`; vectors: float32 [N, D], of `head`, or places, int64 [N],
-    see `Pairs`; kind: the type of the raw ids that the training has seen; kept: the index, of other models
-    too; None where these are candidates, and not all items; side: of a model without vectors.
+    ids: raw ids; keys: of the items, int64 [N], see `Found`; vectors: float32 [N, D], of `head`, or
+    positions, int64 [N], see `Pairs`; kind: type of the raw ids in the training; kept: the index, shared with
+    other models; None if these are candidates and not all items; side: inputs of a model without vectors.
     """
 
     head: Any
@@ -82,18 +83,18 @@ class Items:
     side: Side | None = None
 
     def with_users(self, snapshot: Snapshot, users: Side) -> Items:
-        """Return the items with what scores them for some users; of a model without vectors."""
+        """Return the items of a model without vectors, with a head that scores them for some users."""
         assert self.side is not None
         return dataclasses.replace(self, head=Pairs(snapshot, users, self.side))
 
     @functools.cached_property
     def places(self) -> dict[Any, int]:
-        """Raw id to place."""
+        """Raw id to position."""
         return {item: place for place, item in enumerate(self.ids)}
 
     @functools.cached_property
     def directions(self) -> torch.Tensor:
-        """The factors of the vectors with the length 1, float32 [N, D - 1]; without them 0.
+        """Factors of the vectors, scaled to length 1, float32 [N, D - 1]; zeros stay zeros.
 
         Raises:
             UserError: when the model has no vectors.
@@ -107,7 +108,7 @@ class Items:
 
     @functools.cached_property
     def nearest(self) -> NearestItems:
-        """The index of faiss; made, or brought to this model, when it is first asked for.
+        """Index of faiss; made, or updated to this model, at the first access.
 
         Raises:
             UserError: when faiss is not installed, the scores are more than products of vectors, or these are
@@ -121,8 +122,8 @@ class Items:
                 "ranking; leave approximate out."
             )
         try:
-            # The tables of a training decay by one number that all vectors have in common: what nobody
-            # looked up is the same without it.
+            # All vectors share the scale by which rows decay. Without it, the vector of an item that was not
+            # looked up stays the same, so the index need not move it.
             return self.kept.of(self.keys, self.vectors / self.head.row_scale)
         except ImportError:
             raise UserError(
@@ -131,7 +132,7 @@ class Items:
             ) from None
 
     def only(self, candidates: Any) -> Items:
-        """Those of the candidates that the training has seen, each once and in this order."""
+        """Return the candidates that were in the training, each once, in the order of the items."""
         wanted = set(check_ids("candidates", candidates, self.kind, self.schema))
         places = sorted(self.places[item] for item in wanted & self.places.keys())
         ids, which = [self.ids[place] for place in places], torch.tensor(places, dtype=torch.int64)
@@ -140,9 +141,9 @@ class Items:
         )
 
     def pairs(self, lists: Sequence[Any], name: str) -> torch.Tensor:
-        """Numbers of users and places of items, int64 [2, E], of a list of raw ids for each user.
+        """Return positions of users and items, int64 [2, E], from a list of raw ids for each user.
 
-        Unknown ids have no place.
+        Unknown ids are skipped.
         """
         found = [
             (user, self.places[item])
@@ -153,7 +154,7 @@ class Items:
         return torch.tensor(found, dtype=torch.int64).view(-1, 2).t()
 
     def places_of(self, ids: Any) -> torch.Tensor:
-        """The places of raw ids, int64 [their number].
+        """Return the positions of raw ids, int64 [number of ids].
 
         Raises:
             UserError: when one is not here, or is of another type than in training.
@@ -170,19 +171,19 @@ class Items:
     def near(
         self, users: torch.Tensor, k: int, left_out: torch.Tensor, breadth: int | None = None
     ) -> torch.Tensor:
-        """Places of at least k items for users, float32 [U, D], by the index; -1 for those that are left out.
+        """Return positions of at least k items for users by the index; -1 for excluded items.
 
-        left_out: see `pairs`; breadth: see `NearestItems.search`.
+        users: float32 [U, D]; left_out: see `pairs`; breadth: see `NearestItems.search`.
 
         Raises:
             UserError: see `nearest`.
         """
-        # As many more as the user with the most has: they may be the best.
+        # Plus the largest number of excluded items of a user: these may be the best.
         more = int(left_out[0].bincount().max()) if left_out.numel() else 0
         return without(self.nearest.search(users, k + more, breadth), left_out)
 
     def named(self, places: torch.Tensor, scores: torch.Tensor) -> list[list[tuple[Any, float]]]:
-        """Raw ids with their scores, for places and scores [U, k]; -1 is none."""
+        """Return raw ids with their scores. places, scores: [U, k]; place -1 is skipped."""
         return [
             [(self.ids[place], score) for place, score in zip(*mine, strict=True) if place >= 0]
             for mine in zip(places.tolist(), scores.tolist(), strict=True)
@@ -191,9 +192,9 @@ class Items:
 
 @dataclass(frozen=True)
 class Located:
-    """Items by what their rows are found by: ids, by features, and dense numbers, float32 [N, numbers].
+    """Items with the keys of their rows, by feature, and dense numbers, float32 [N, numbers].
 
-    holder: the object whose others they are, by which it is seen that they still are.
+    holder: the object that these were computed from; if it is still the same object, they are up to date.
     """
 
     holder: object
@@ -202,30 +203,30 @@ class Located:
     numbers: torch.Tensor
 
     def only(self, which: torch.Tensor, holder: object) -> Located:
-        """Some of them. which: bool [N]."""
+        """Return some of the items. which: bool [N]."""
         ids = [self.ids[place] for place in which.nonzero().view(-1).tolist()]
         found = {name: each.only(which) for name, each in self.found.items()}
         return Located(holder, ids, found, self.numbers[which])
 
 
 class Catalogue:
-    """What a server knows of the items, whichever model it serves.
+    """Descriptions of items, independent of the model that is served.
 
     values: a feature's name to raw values, as `ServedModel.describe_items` takes them; without them each item
-    of the training, with its id alone. kept: the index of the items, however they were described before.
+    of the training, with only its id. kept: the index of the items, also of earlier descriptions.
     """
 
     def __init__(self, kept: KeptIndex, values: Mapping[str, Sequence[Any]] | None = None) -> None:
         self.kept = kept
         self._values = values
-        # All that are described, and those of them that the training has seen.
+        # All described items, and those of them that were in the training.
         self._described: Located | None = None
         self._located: Located | None = None
         self._items: Items | None = None
 
     def items(self, snapshot: Snapshot) -> Items:
-        """The items with their vectors in a model. Computed once for each model; hold the model's lock."""
-        # Every delta brings another head with the rows that it changes.
+        """Return the items with their vectors in a model. Computed once for each model; hold its lock."""
+        # Every delta that changes rows also has a new head.
         if self._items is None or self._items.head is not snapshot.head:
             located = self._locate(snapshot)
             inputs = Inputs(members_of({}, snapshot.schema), located.numbers)
@@ -241,12 +242,12 @@ class Catalogue:
         known = snapshot.known_items
         if self._located is None or self._located.holder is not known:
             described, item = self._describe(snapshot), snapshot.schema.item
-            # Of any other item the model has no row that it learned.
+            # The model has no trained row for any other item.
             self._located = described.only(snapshot.is_known(item, described.found[item].keys), known)
         return self._located
 
     def _describe(self, snapshot: Snapshot) -> Located:
-        """What is described; the same while the vocabulary is, whoever comes and goes in dynamic tables."""
+        """Return the described items; kept for one vocabulary, while ids in dynamic tables come and go."""
         values, item = self._values, snapshot.schema.item
         if values is not None and self._described and self._described.holder is snapshot.vocabulary:
             return self._described
@@ -262,7 +263,7 @@ class Catalogue:
 
 
 def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot, kept: KeptIndex) -> Catalogue:
-    """The catalogue of items that a caller describes, held against a model. kept: see `Catalogue`.
+    """Return the catalogue of items that a caller describes, after a check. kept: see `Catalogue`.
 
     Raises:
         UserError: see `ServedModel.describe_items`.

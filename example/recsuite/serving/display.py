@@ -1,4 +1,4 @@
-"""Features of users and items, and their histories, as the data have them, for serving."""
+"""Features and histories of users and items from the data, for serving."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def last_of(number: int, longest: int | None) -> slice:
-    """The last of so many, at most `longest`; None is all."""
-    # Not [-longest:], which takes all of them where the longest is 0.
+    """Return the slice of the last `longest` of `number` entries; None for all."""
+    # Not [-longest:], which takes all of them if longest is 0.
     return slice(0 if longest is None else max(0, number - longest), None)
 
 
 class EventsOf:
-    """What each user had, or who had each item: positions and labels, the oldest first.
+    """Items of each user, or users of each item: positions and labels, the oldest first.
 
-    owners, others: positions of whose it is and of what, int32 [events]; number: of owners.
+    owners, others: positions of users and of items, or vice versa, int32 [events]. number: of owners.
     """
 
     def __init__(self, owners: np.ndarray, others: np.ndarray, raw: RawData, number: int) -> None:
@@ -43,11 +43,10 @@ class EventsOf:
     def of(
         self, place: int, longest: int | None = None, before: int | None = None, without: int = -1
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Positions of the last that an owner has, at most `longest`, their labels and times; nobody has
-        place -1.
+        """Return positions, labels and times of the last events of an owner, at most `longest`.
 
-        before: leaves out what is not strictly before this time, in seconds since 1970; without: and who has
-        this position.
+        place: position of the owner; -1 for an unknown one, without events. before: keep only events strictly
+        before this time, in seconds since 1970. without: position to skip.
         """
         first, end = self._ends[place : place + 2] if place >= 0 else (0, 0)
         if before is not None:
@@ -60,9 +59,10 @@ class EventsOf:
 
 
 def ages_in(times: np.ndarray, before: int | None = None) -> list[int]:
-    """How many seconds before an event each of a user's was; times: of those, int64 [n], the oldest first.
+    """Return the ages of a user's earlier events, in seconds before an event.
 
-    before: when the event is; None is at the time of the newest of them, as what comes next in that sitting.
+    times: of the earlier events, int64 [n], the oldest first. before: time of the event; None for the time of
+    the newest earlier one.
     """
     if before is None:
         before = int(times[-1]) if len(times) else 0
@@ -71,7 +71,7 @@ def ages_in(times: np.ndarray, before: int | None = None) -> list[int]:
 
 
 class Known:
-    """What the tables say of users or items."""
+    """Features of users or items from the tables of the data."""
 
     def __init__(self, frame: pandas.DataFrame, schema: Schema, entity: str) -> None:
         self.name = schema.name_of(entity)
@@ -84,7 +84,7 @@ class Known:
         self.places = {each: place for place, each in enumerate(self.ids)}
 
     def of(self, ids: Sequence[Any]) -> dict[str, Any]:
-        """The features of some of them; of one that is not there, nothing but the id."""
+        """Return the features of some ids; only the id for an id that is not in the data."""
         places, found = [self.places.get(each) for each in ids], dict[str, Any]()
         for name, values in self.values.items():
             nothing: Any = [] if isinstance(next(iter(values), None), list) else None
@@ -97,9 +97,9 @@ def _is_missing(value: Any) -> bool:
 
 
 class Told:
-    """What a model is told of users and items by the data of its training.
+    """Features and histories of users and items from the data of a training.
 
-    longest: how long the lists are at most, by their names; None is all.
+    longest: maximum length of the histories, by their names; None for no maximum.
     """
 
     def __init__(self, raw: RawData, schema: Schema, longest: Mapping[str, int | None]) -> None:
@@ -118,10 +118,10 @@ class Told:
         ends: Sequence[int | None] | None = None,
         items: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
-        """What a model receives of users: their features and, where it takes one, their history.
+        """Return the features of users, and their item histories if the model takes them.
 
-        ends: the time before which each history ends, in seconds since 1970; None takes all of it. items: one
-        for each history, which is left out of it.
+        ends: the time before which each history ends, in seconds since 1970; None for all of it. items: one
+        item for each history, which is removed from it.
         """
         names = snapshot.names_of((USER,))
         values = {name: given for name, given in self.users.of(users).items() if name in names}
@@ -140,11 +140,11 @@ class Told:
         return values
 
     def had(self, users: Sequence[Any]) -> list[list[Any]]:
-        """The items that each user had, also those that are more than a history takes."""
+        """Return all items of each user, also more than an item history takes."""
         return [[self.items.ids[place] for place in self.events(user)[0].tolist()] for user in users]
 
     def events(self, user: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All that a user had, see `EventsOf.of`."""
+        """Return all events of a user, see `EventsOf.of`."""
         return self._events.of(self.users.places.get(user, -1))
 
     def users_of(
@@ -153,14 +153,17 @@ class Told:
         ends: Sequence[int | None] | None = None,
         users: Sequence[Any] | None = None,
     ) -> list[list[Any]]:
-        """The users that had each item; ends, users: as for `of_users`."""
+        """Return the user history of each item. ends, users: as for `of_users`."""
         found = self._lists(AUDIENCE, items, ends or [None] * len(items), users)
         return [[self.users.ids[place] for place in places.tolist()] for places, _, _ in found]
 
     def _lists(
         self, name: str, ids: Sequence[Any], ends: Sequence[int | None], others: Sequence[Any] | None
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Histories of users, or audiences of items, see `EventsOf.of`. others: left out, one of each."""
+        """Return item histories of users, or user histories of items, see `EventsOf.of`.
+
+        others: one entry to remove from each history.
+        """
         events, known, listed = self._events, self.users, self.items
         if name == AUDIENCE:
             events, known, listed = self._audiences, self.items, self.users
@@ -172,7 +175,7 @@ class Told:
     def of_items(
         self, snapshot: Snapshot, items: Sequence[Any] | None = None, *others: Sequence[Any] | None
     ) -> dict[str, list[Any]]:
-        """What a model takes of some items, or of all of the data; others: as `users_of` takes them."""
+        """Return what a model takes of some items, or of all items. others: see `users_of`."""
         names, ids = snapshot.names_of((ITEM, AUDIENCE)), self.items.ids if items is None else items
         values = {name: given for name, given in self.items.of(ids).items() if name in names}
         return {**values, AUDIENCE: self.users_of(ids, *others)} if AUDIENCE in names else values
@@ -180,34 +183,34 @@ class Told:
 
 DAMPING = 20
 MOST_SHOWN = 5
-# Labels that say that something happened, or how often, and not how it was.
+# Labels that say that something happened, or how often, but not how it was rated.
 HAPPENINGS = (CLICKS, COUNT)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Items in their order: positions in `RawData.items`, int64 [n], and a number for each, [n]."""
+    """Items in an order: positions in `RawData.items`, int64 [n], and a number for each, [n]."""
 
     items: np.ndarray
     numbers: np.ndarray
 
 
 class Viewer:
-    """One user, in the data or not: what was rated. told: what a model is told by the data."""
+    """One user, in the data or not, and the user's events. told: features and histories of the data."""
 
     def __init__(self, raw: RawData, schema: Schema, user: str, told: Told) -> None:
         self.raw = raw
         self.schema = schema
         self.name = user
         self.told = told
-        # Ids are texts in some data sets; there any name is one.
+        # If the ids of the data set are texts, any name is an id.
         self.id = user if type_of(told.users.ids) is str else _id_of(user)
         # The oldest first: positions in `RawData.items`.
         self.items, self.labels, self.times = told.events(self.id)
         self._shown = np.array([schema.shown(label) for label in self.labels.tolist()])
 
     def others(self, number: int, least: int) -> list[Viewer]:
-        """So many users of the same data at most, from all over it, who had at least so many items.
+        """Return up to `number` users from across the same data, each with at least `least` items.
 
         Raises:
             UserError: when nobody had so many.
@@ -222,12 +225,13 @@ class Viewer:
 
     @property
     def item_ids(self) -> np.ndarray:
-        """The raw ids of the user's items, the oldest first."""
+        """Raw ids of the user's items, the oldest first."""
         return self.raw.items[self.schema.column_of(ITEM)].to_numpy()[self.items]
 
     def liked(self) -> Listing:
-        """The items with the highest labels, each with its newest one or the sum of its counts; of equal ones
-        the newest first.
+        """Return the items with the highest labels, each with its newest label or the sum of its counts.
+
+        Of equal labels the newest comes first.
         """
         items, newest, which = np.unique(self.items[::-1], return_index=True, return_inverse=True)
         numbers = self._shown[::-1]
@@ -236,37 +240,37 @@ class Viewer:
         return Listing(items[best], totals[best])
 
     def latest(self) -> Listing:
-        """The newest items, the newest first."""
+        """Return the newest items, the newest first."""
         return Listing(self.items[::-1][:MOST_SHOWN], self._shown[::-1][:MOST_SHOWN])
 
     def is_known_to(self, model: ServedModel) -> bool:
-        """Whether a model learned of this user, or can be told what the user rated."""
+        """Return True if the user was in a model's training, or has a history that the model takes."""
         return model.knows(self.schema.user, self.id) or (
             model.snapshot.takes_history and len(self.labels) > 0
         )
 
     def unseen(self, model: ServedModel) -> np.ndarray:
-        """The items that may be shown: the training has seen them and the user has not, int64 [n]."""
-        # Of any other item the model has no row that it learned.
+        """Return the items that may be shown, int64 [n]: in the training, and not seen by the user."""
+        # The model has no trained row for any other item.
         trained = model.snapshot.known(self.schema.item, self.told.items.ids).numpy()
         trained[self.items] &= not self.schema.excludes_seen
         return np.flatnonzero(trained)
 
     def values(self, snapshot: Snapshot) -> dict[str, list[Any]]:
-        """What the model is told about this user."""
+        """Return the features and the history of this user for a model."""
         return self.told.of_users([self.id], snapshot)
 
 
 def _id_of(user: str) -> int | None:
-    """The id that a user's name is, a whole number of 64 bits: 5, or 5.0 as in a file; None for others."""
-    # Python refuses to read a number of some thousand digits.
+    """Return the id in a user's name, a 64-bit integer, as 5 or 5.0; None for other names."""
+    # At most 19 digits: Python refuses to parse an integer of some thousand digits.
     found = re.fullmatch(r"([+-]?)0*(\d{1,19})(?:\.0+)?", user.strip(), re.ASCII)
     number = int(found[1] + found[2]) if found else 2**63
     return number if -(2**63) <= number < 2**63 else None
 
 
 def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = False) -> Listing:
-    """The items with the highest predictions for a user of the data that the model takes users from.
+    """Return the items with the highest predictions for a user of the data that the model uses.
 
     approximate: see `ServedModel.recommend`.
     """
@@ -275,14 +279,15 @@ def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = F
     scores = np.array([score for _, score in found], np.float32)
     schema = model.snapshot.schema
     if schema.label_kind == RATING and model.snapshot.task.evaluation == "predictions":
-        # Ranked by what was predicted; what people see lies on their scale.
+        # Ranked by the predictions; only the numbers shown are clipped to the range of labels.
         scores = scores.clip(schema.lowest_label, schema.highest_label)
     return Listing(places, scores)
 
 
 def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
-    """The items with the highest damped means, or of clicks and counts the most events, of those that may be
-    shown to a user.
+    """Return the items with the highest damped mean, or with the most events for clicks and counts.
+
+    Only items that may be shown to the user are returned.
     """
     events, number = viewer.raw.events, len(viewer.raw.items)
     counts = np.bincount(events.item, minlength=number)
@@ -295,7 +300,6 @@ def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
 
 
 def _highest(items: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
-    # Stable, so that of equal items the one with the lower id comes first on every machine: `read` orders
-    # them so.
+    # Stable: of equal items the one with the lower id comes first on every machine, as `read` orders them.
     order = np.argsort(-numbers, kind="stable")[:top]
     return Listing(items[order], numbers[order])

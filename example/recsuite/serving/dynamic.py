@@ -31,11 +31,11 @@ from recsuite.errors import UserError
 
 @dataclass(frozen=True)
 class Directory:
-    """The ids of a dynamic table that have a row, after one checkpoint.
+    """Ids of a dynamic table that have a row, after one checkpoint.
 
-    ids: int64 [n], ascending; rows: where their rows lie in memory, int64 [n], never UNKNOWN_ROW, where the
-    learned row of the unknown lies; seen: when each was last seen, int64 [n], in the unit of `record`; texts:
-    what ids stand for, of the table whose ids people are shown, else None.
+    ids: int64 [n], ascending. rows: positions of their rows in the matrix, int64 [n], never UNKNOWN_ROW,
+    which is the trained unknown row. seen: when each was last seen, int64 [n], in the unit of `record`.
+    texts: texts of ids, for the table whose ids are shown; None for others.
     """
 
     ids: torch.Tensor
@@ -45,30 +45,30 @@ class Directory:
     texts: Texts | None = None
 
     def __len__(self) -> int:
-        """How many ids have a row."""
+        """Return the number of ids with a row."""
         return len(self.ids)
 
     @property
     def kind(self) -> type[Any] | None:
-        """The type of the raw values; None where nobody has seen one."""
+        """Type of the raw values; None if no value was seen."""
         return str if self.record.has_texts else int if len(self) else None
 
     def find(self, ids: torch.Tensor) -> torch.Tensor:
-        """Where the rows of ids lie, int64 [m], of those without one UNKNOWN_ROW. ids: int64 [m]."""
+        """Return the rows of ids, int64 [m]; UNKNOWN_ROW for an id without a row. ids: int64 [m]."""
         places, is_there = self.places_of(ids)
         found = torch.full_like(ids, UNKNOWN_ROW)
         found[is_there] = self.rows[places]
         return found
 
     def places_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where those of some ids are that are here, int64 [their number]; and which they are, bool [m]."""
+        """Return positions in `self.ids` of the ids found there, int64 [number], and a mask, bool [m]."""
         places = torch.searchsorted(self.ids, ids)
         is_there = places < len(self)
         is_there[is_there.clone()] = self.ids[places[is_there]] == ids[is_there]
         return places[is_there], is_there
 
     def raw_values(self) -> list[Any]:
-        """The raw values of all ids, in the order of the ids, without those whose text is not known."""
+        """Return the raw values of all ids, in the order of the ids; ids without a known text are skipped."""
         if self.texts is None:
             found: list[Any] = self.ids.tolist()
             return found
@@ -76,29 +76,29 @@ class Directory:
         return [text.decode("utf-8", "surrogatepass") for text in known.texts]
 
     def without_expired(self) -> Directory:
-        """The same without ids whose time to live has passed."""
+        """Return the directory without the ids whose time to live has passed."""
         horizon = self.record.now - self.record.ttl
         return self.only(self.seen >= horizon) if self.record.ttl else self
 
     def only(self, which: torch.Tensor) -> Directory:
-        """Some of the ids. which: bool [n]."""
-        # The same tensors where all of them stay: by these a catalogue sees that nobody came or left.
+        """Return the directory of some of the ids. which: bool [n]."""
+        # The same tensors if all ids stay: a catalogue compares them to see that the ids have not changed.
         if bool(which.all()):
             return self
         return dataclasses.replace(self, ids=self.ids[which], rows=self.rows[which], seen=self.seen[which])
 
     def free_rows(self, size: int) -> torch.Tensor:
-        """The rows of a memory of `size` that no id has, int64."""
+        """Return the rows of a matrix of `size` rows that no id has, int64."""
         is_free = torch.ones(size, dtype=torch.bool)
         is_free[UNKNOWN_ROW] = False
         is_free[self.rows] = False
         return is_free.nonzero().view(-1)
 
     def with_others(self, ids: torch.Tensor, rows: torch.Tensor, seen: torch.Tensor) -> Directory:
-        """With ids that are not here. ids: int64 [m], ascending; rows, seen: theirs, int64 [m]."""
+        """Return the directory with more ids. ids: new ones, int64 [m], ascending; rows, seen: int64 [m]."""
         if not len(ids):
             return self
-        # Merged, not sorted: a delta has few of them, and the table may have many.
+        # Merged, not sorted: a delta has few ids, and the table may have many.
         is_new = torch.zeros(len(self) + len(ids), dtype=torch.bool)
         is_new[torch.searchsorted(self.ids, ids) + torch.arange(len(ids))] = True
 
@@ -112,13 +112,13 @@ class Directory:
         )
 
 
-# By which share of its rows a matrix grows that is too small: memory to which nobody wrote costs nothing.
+# Share of its rows by which a matrix that is too small grows: memory that is not written to costs nothing.
 SPARE = 0.25
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A dynamic table. matrix: float32 [rows, D]; directory: which id has which of them."""
+    """Dynamic table. matrix: float32 [rows, D]; directory: the row of each id."""
 
     matrix: torch.Tensor
     directory: Directory
@@ -126,9 +126,9 @@ class Contents:
 
 @dataclass(frozen=True)
 class Changed:
-    """What a delta makes of a dynamic table.
+    """Dynamic table after a delta.
 
-    contents: the table, into whose rows, int64 [n], the weights, float32 [n, D], are still to be written.
+    contents: the table; the weights, float32 [n, D], are still to be written into its rows, int64 [n].
     """
 
     contents: Contents
@@ -137,9 +137,9 @@ class Changed:
 
 
 def read_tables(folder: Path, manifest: Manifest, named: str) -> dict[str, Contents]:
-    """The dynamic tables of a full checkpoint or an export that was checked, by name.
+    """Read the dynamic tables of a full checkpoint or an export that was checked, by name.
 
-    named: the table whose ids people are shown; of all others the texts are not kept.
+    named: the table whose ids are shown; the texts of other tables are not kept.
     """
     with opened([folder], [manifest]) as (files,):
         return {name: _read(files, name, record, named) for name, record in manifest.dynamic.items()}
@@ -150,7 +150,7 @@ def _read(files: Sequence[safe_open], name: str, record: DynamicRecord, named: s
     ids, seen = (torch.cat([part[slot] for part in parts]) for slot in ("ids", "seen"))
     matrix = torch.empty(len(ids) + 1, record.embedding_dim)
     matrix[UNKNOWN_ROW] = unknown_of(files, name)[0]
-    # In the order of the files, and one after the other: no second copy of a large table.
+    # One file after the other, in their order: no second copy of a large table is made.
     first = UNKNOWN_ROW + 1
     for part in replayed([files], name, everybody, ("weight",)):
         matrix[first : first + len(part["weight"])] = part["weight"]
@@ -162,7 +162,7 @@ def _read(files: Sequence[safe_open], name: str, record: DynamicRecord, named: s
 
 
 def arrays_of(name: str, contents: Contents) -> dict[str, np.ndarray]:
-    """A table as a shard file has it, without an optimizer and without ids that wait."""
+    """Return the arrays of a table for a shard file, without optimizer state and ids before admission."""
     directory, number = contents.directory, len(contents.directory)
     slots: dict[str, np.ndarray] = {
         slot: np.zeros(0 if slot in WAITING else number, kind) for slot, kind in {**ROWS, **WAITING}.items()
@@ -201,7 +201,7 @@ def check_records(
 def read_changes(
     delta: Path, manifest: Manifest, tables: Mapping[str, Contents], named: str
 ) -> dict[str, Changed]:
-    """What a delta makes of dynamic tables, by name, after `check_records`; they are not changed yet.
+    """Read the changes of a delta to dynamic tables, by name, after `check_records`; no table is changed yet.
 
     named: see `read_tables`.
 
@@ -242,14 +242,14 @@ def _read_change(
 
 
 def _without(directory: Directory, gone: torch.Tensor) -> Directory:
-    """Without ids that left; some of them may not have been there."""
+    """Return the directory without the ids in `gone`; some of these may not be in it."""
     stays = torch.ones(len(directory), dtype=torch.bool)
     stays[directory.places_of(gone)[0]] = False
     return directory.only(stays)
 
 
 def _with_room(matrix: torch.Tensor, directory: Directory, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix with `number` rows that nobody has, and where they are, int64 [number]."""
+    """Return a matrix with at least `number` unused rows, and their positions, int64 [number]."""
     if not number:
         return matrix, torch.empty(0, dtype=torch.int64)
     free = directory.free_rows(len(matrix))

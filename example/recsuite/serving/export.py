@@ -1,15 +1,15 @@
-"""A checkpoint as one folder for a server, whole and without its optimizer; `served.py` reads it.
+"""Export of a checkpoint into one folder for a server, without its optimizer; `served.py` reads it.
 
 PATH/
     model.safetensors   all rows of the tables ("tables.user.weight"), the dense part
                         ("dense.mlp.0.weight"), and dynamic tables as in `storage/dynamic.py`, with
-                        zeros for what only a training needs, and of texts those of the items
-    vocabulary.json     for every feature the raw value of table row 1, 2, ..., or how a number is encoded
-    schema.json         what the data set says of its users, items and events
+                        zeros for the slots that only a training needs, and the texts of items only
+    vocabulary.json     for every feature the raw values of table rows 1, 2, ..., or how a number is encoded
+    schema.json         the schema of the data set: users, items and events
     features.json       the tables in the order in which a model adds them up: feature, entity, column,
-                        whether it has lists, rows
-    items.index         where an index has each item, if one was made, see `serving/index.py`
-    manifest.json       run, progress, tensors, files with digests, and which delta may follow
+                        whether it has lists, number of rows
+    items.index         the lists of the approximate index, if one was made, see `serving/index.py`
+    manifest.json       run, progress, tensors, files with digests, and the delta that may follow
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from recsuite.serving.reader import read_settled
 from recsuite.serving.snapshot import Snapshot
 
 MODEL = "model.safetensors"
-# Stands where a checkpoint names its optimizer; --load refuses an export with these words.
+# In place of the name of an optimizer; --load refuses an export with these words.
 NO_OPTIMIZER = "an optimizer that an export leaves out"
 
 
 def export(source: CheckpointConfig, target: Path, model: ModelMaker | None = None) -> None:
-    """Write the --checkpoint of --save_dir into the new folder `target`, and say so. model: see
-    `ServedModel.open`.
+    """Write the --checkpoint of --save_dir into the new folder `target`, and print a line about it.
+
+    model: see `ServedModel.open`.
 
     Raises:
         UserError: when there is no checkpoint, when it is not whole, or when the folder is taken or cannot be
             written.
     """
     save_dir, target = Path(source.save_dir), target.absolute()
-    # Before the model is read, which can take long and changes nothing about a folder that is taken.
+    # Before the model is read: reading can take long.
     _check_free(target)
     snapshot = read_settled(save_dir, source.checkpoint, model)
     size = _write_beside(snapshot, target)
@@ -60,9 +61,9 @@ def export(source: CheckpointConfig, target: Path, model: ModelMaker | None = No
 
 
 def write_export(snapshot: Snapshot, target: Path, lists: Lists | None = None) -> int:
-    """Write a model into a new folder; returns its bytes.
+    """Write a model into a new folder, and return its size in bytes.
 
-    lists: of an index of its items, which is written with it.
+    lists: of an index of its items, written too.
 
     Raises:
         UserError: when the folder is taken or cannot be written.
@@ -79,7 +80,7 @@ def _check_free(target: Path) -> None:
 
 
 def _write_beside(snapshot: Snapshot, target: Path, lists: Lists | None = None) -> int:
-    """Make the folder under another name and rename it when all is on the disk; returns its bytes."""
+    """Write the folder under another name, rename it when all is on the disk, and return its bytes."""
     aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
     with explained(f"{target} cannot be written", "give another folder"):
         with written_aside(target, aside) as making:
@@ -87,13 +88,13 @@ def _write_beside(snapshot: Snapshot, target: Path, lists: Lists | None = None) 
             files = _write_files(making, snapshot)
             index = write_lists(making, lists) if lists else {}
             write_manifest(making, _describe(snapshot, files, index))
-        # As in `writer.publish`: until then a power cut can take the new name back.
+        # As in `writer.publish`: before this, a power cut can undo the rename.
         flush(target.parent)
     return sum(entry.bytes for entry in files)
 
 
 def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
-    # In the order of the rows: the file has no numbers, and the reader counts.
+    # In the order of the rows: the file has no row numbers, and the reader counts.
     vocabulary = {name: list(rows) for name, rows in snapshot.vocabulary.items()}
     encodings = {name: dataclasses.asdict(encoding) for name, encoding in snapshot.encodings.items()}
     schema = snapshot.schema
@@ -102,7 +103,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
         for feature in snapshot.features
         if feature.has_table
     ]
-    # Lists are no part of the data.
+    # Histories are not columns of the data.
     features = [feature for feature in snapshot.features if feature.name not in LISTS]
     texts = {
         VOCABULARY: json.dumps({**vocabulary, **encodings}, allow_nan=False),
@@ -118,25 +119,25 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
 
 
 def _num_rows(snapshot: Snapshot, table: str) -> int:
-    """How many rows a table has, that of the unknown included."""
+    """Return the number of rows of a table, including the unknown row."""
     held = snapshot.table_of(table)
     return len(snapshot.dynamic.get(held, snapshot.tables[held][1:])) + 1
 
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
-    """The weights but those of dynamic tables, under the names that they have in a checkpoint."""
+    """Return all weights except those of dynamic tables, under their names in a checkpoint."""
     dense = snapshot.head.state_dict()
     static = {name: rows for name, rows in snapshot.tables.items() if name not in snapshot.dynamic}
     return {
         **{f"tables.{name}.weight": rows for name, rows in static.items()},
-        # A checkpoint has no tensor without a dimension either.
+        # A checkpoint has no tensor of 0 dimensions either.
         **{f"dense.{name}": value if value.dim() else value.view(1) for name, value in dense.items()},
     }
 
 
 def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...], index: dict[str, Any]) -> Manifest:
     manifest = snapshot.manifest
-    # Nothing of a delta and of its trainer's ranks but with what it was made.
+    # Only what describes the model: nothing about a delta or the ranks of the training.
     about = {name: manifest.about.get(name) for name in ("versions", "model")}
     return dataclasses.replace(
         manifest,
@@ -145,6 +146,6 @@ def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...], index: dict[str,
         optimizer=NO_OPTIMIZER,
         about={**about, **index, "follows": dataclasses.asdict(snapshot.follows)},
         dynamic={name: directory.record for name, directory in snapshot.dynamic.items()},
-        # It is read without what it was made from; only the next delta has to know that, from "follows".
+        # An export is read on its own. "follows" says which delta may come next.
         link=None,
     )

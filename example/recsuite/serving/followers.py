@@ -1,4 +1,4 @@
-"""Programs that follow a training: the wait for its first model and newer ones, and chains of two models."""
+"""Programs that follow a training: wait for its first and newer models, and chain two models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 
 def wait_for_first(save_dir: Path) -> None:
-    """Wait for the first checkpoint of a training that has begun, or will; SIGINT ends it."""
+    """Wait for the first checkpoint of a training, which may not have started; SIGINT ends the wait."""
     if not _has_learned(save_dir):
         say(f"waiting for the first checkpoint in {save_dir}")
     while not _has_learned(save_dir):
@@ -35,7 +35,7 @@ def wait_for_first(save_dir: Path) -> None:
 
 
 def _has_learned(save_dir: Path) -> bool:
-    """Whether there is a checkpoint after a step."""
+    """Return True if there is a checkpoint after step 0."""
     newest = newest_in(save_dir)
     return newest is not None and step_of(newest) > 0
 
@@ -43,10 +43,10 @@ def _has_learned(save_dir: Path) -> bool:
 def follow(follower: Follower, stop: threading.Event, show: Callable[[], None] = lambda: None) -> None:
     """Look for a newer checkpoint every second, until `stop` is set. Call it from one thread.
 
-    Goes on after any exception: prints it once, keeps it in `follower.failure`, and looks again after pauses
-    that double up to LONGEST_PAUSE.
+    An exception does not end the loop: it is printed once and kept in `follower.failure`, and the next look
+    comes after a pause that doubles up to LONGEST_PAUSE.
 
-    show: called after each newer checkpoint, and again where it failed.
+    show: called after each newer checkpoint, and again if it failed.
     """
     pause, is_newer = POLL_SECONDS, False
     while not stop.wait(pause):
@@ -56,12 +56,12 @@ def follow(follower: Follower, stop: threading.Event, show: Callable[[], None] =
                 show()
             follower.failure, follower.looked, pause, is_newer = "", time.monotonic(), POLL_SECONDS, False
         except Exception as error:
-            # The model before is still good.
+            # The previous model can still be used.
             is_mistake = isinstance(error, UserError)
             said = printable(error if is_mistake else f"{type(error).__name__}: {error}")
             is_new, follower.failure = said != follower.failure, said
             pause = min(2 * pause, LONGEST_PAUSE)
-            # Where nobody reads stderr any more, or no memory is left for the text, following goes on.
+            # stderr may be closed, or memory may be short; following continues all the same.
             with contextlib.suppress(Exception):
                 if is_new:
                     shown = error if is_mistake else traceback.format_exc()
@@ -69,14 +69,14 @@ def follow(follower: Follower, stop: threading.Event, show: Callable[[], None] =
 
 
 def unknown_of(snapshot: Snapshot, users: Iterable[Any], items: Iterable[Any]) -> dict[str, list[Any]]:
-    """Ids of a request that have no row in a model, each once, under the names of users and of items.
+    """Return the ids of a request that have no row in a model, each once, by the names of users and items.
 
     Raises:
         UserError: when one cannot be an id.
     """
     found = {}
     for name, ids in ((snapshot.schema.user, users), (snapshot.schema.item, items)):
-        # Of nobody, such as None, nothing can be unknown.
+        # None and NaN are no ids, so they are not listed as unknown.
         given = [*dict.fromkeys(each for each in ids if isinstance(each, (int, str)) or _is_finite(each))]
         known = snapshot.known(name, given).tolist()
         found[name] = [each for each, is_known in zip(given, known, strict=True) if not is_known]
@@ -88,34 +88,36 @@ def _is_finite(value: Any) -> bool:
 
 
 def of_one_moment(follower: Follower, ask: Callable[[], Answer]) -> tuple[Answer, Snapshot]:
-    """What `ask` gets from the model of a follower, and the snapshot that all of it comes from.
+    """Return the answer of `ask`, and the one snapshot that all of it comes from.
 
-    ask: asks the model, once or several times, and is called again where a delta or another model came in
-    between, also where it failed; the second time these wait for it, for a long request would never end where
-    one comes every second.
+    ask: calls the model of the follower, once or several times. It is called again if a delta or another
+    model came meanwhile, even if it failed. Newer models wait for the second call: otherwise a long request
+    might never end when one comes every second.
     """
     model = follower.model
     before = model.snapshot
     try:
         answer = ask()
     except Exception:
-        # Of another model than the one whose features it was made of it says nothing.
+        # If the model has changed, the error may come from a mix of two models.
         if model.snapshot is before:
             raise
     else:
-        # Every delta makes another snapshot, under the lock under which rows are read.
+        # Every delta makes a new snapshot, under the same lock as reads of rows.
         if model.snapshot is before:
             return answer, before
     with follower.changing:
         return ask(), model.snapshot
 
 
-# How many items are ranked, and how much the score of the ranker counts beside that of the retriever.
+# Number of items that are ranked, and the weight of the ranker's score; the retriever's has weight 1.
 CANDIDATES, WEIGHT = 300, 1.0
 
 
 class Chain:
-    """See the module. num_candidates: of each user; weight: see `WEIGHT`.
+    """Chain of two models: a retriever finds candidates, and a ranker scores them.
+
+    num_candidates: for each user. weight: see `WEIGHT`.
 
     Raises:
         UserError: when a model predicts labels: a sum of a label and a score says nothing.
@@ -146,12 +148,11 @@ class Chain:
         exclude: str | Sequence[Any] | None = AS_TRAINED,
         approximate: bool = False,
     ) -> list[list[tuple[Any, float]]]:
-        """For each of U users the k of the candidates with the highest sums of scores; fewer where there are
-        fewer.
+        """Return for each of U users the k candidates with the highest sums of scores, or fewer.
 
-        users: the values of their features and histories, see `ServedModel.score`: each model takes of them
-        what it has. exclude, approximate: see `ServedModel.recommend`, of the candidates. A candidate of
-        which the ranker has no row is left out.
+        users: the values of their features and histories, see `ServedModel.score`. Each model takes the
+        features that it has. exclude, approximate: for the candidates, see `ServedModel.recommend`. A
+        candidate without a row in the ranker is skipped.
         """
         check_k(k, self.retriever.snapshot.schema)
         self._check(users)
@@ -167,13 +168,13 @@ class Chain:
             of_retriever = torch.tensor([score for _, _, score in known])
             of_ranker = items.head.score_pairs(vector.expand(len(places), -1), items.vectors[places])
             sums = of_retriever + self.weight * of_ranker
-            # Stable: of equal sums the one comes first that the retriever has first.
+            # Stable: equal sums keep the order of the retriever.
             order = sums.sort(descending=True, stable=True).indices[:k]
             answers.append([(known[each][1], float(sums[each])) for each in order.tolist()])
         return answers
 
     def _check(self, users: Mapping[str, Sequence[Any]]) -> None:
-        """Refuse what neither model takes."""
+        """Refuse features that neither model has."""
         names = {name for model in (self.retriever, self.ranker) for name in names_of(model)}
         if not isinstance(users, Mapping) or not users or not users.keys() <= names:
             odd = ", ".join(sorted(map(str, users.keys() - names))) if isinstance(users, Mapping) else ""
@@ -184,11 +185,11 @@ class Chain:
 
 
 def names_of(model: ServedModel) -> list[str]:
-    """What a model may be told of users."""
+    """Return the names of the features and histories of users that a model takes."""
     return model.snapshot.names_of((USER, EVENT, HISTORY))
 
 
 def told(model: ServedModel, users: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Of what is known of users that which a model takes."""
+    """Return the features and histories of users that a model takes."""
     names = names_of(model)
     return {name: values for name, values in users.items() if name in names}

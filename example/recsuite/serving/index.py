@@ -1,4 +1,4 @@
-"""Approximate index of items: search in lists, its files, and its recall over microseconds."""
+"""Approximate index of items: search in lists, files of the index, and recall against search time."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from recsuite.runtime.console import say
 if TYPE_CHECKING:
     from recsuite.serving.catalogue import Items
 
-# What users have had is left out by whoever asks; here nothing is.
+# No pairs to exclude: the caller excludes the items that users have had.
 NOTHING = torch.empty(2, 0, dtype=torch.int64)
 K = 100
 
 
 @dataclass(frozen=True)
 class Point:
-    """Searches that look in so many lists: the share of the k best items that they find, and the median of
-    the microseconds that one user's takes, alone. In all lists (`breadth`, then also of `is_default`)
-    everything is found.
+    """Recall and time of searches in `breadth` lists.
+
+    recall: share of the k best items that are found; 1 if all lists are searched. microseconds: median time
+    of one user's search alone. is_default: `recommend` searches this many lists.
     """
 
     breadth: int
@@ -48,7 +49,7 @@ class Point:
 
 @torch.inference_mode()
 def recall_curve(users: torch.Tensor, items: Items, k: int = K) -> list[Point]:
-    """Recall over microseconds, from one list to all of them by powers of 2, and what `recommend` takes.
+    """Return recall and time for powers of 2 from one list to all of them, and for the default breadth.
 
     users: float32 [U, D], see `ServedModel.vectors_of`.
 
@@ -75,7 +76,7 @@ def _point(users: torch.Tensor, items: Items, best: torch.Tensor, breadth: int) 
 
 
 def curve_lines(points: Sequence[Point], k: int = K) -> Iterator[str]:
-    """The curve as a table, of which one line is what `recommend` takes."""
+    """Yield the lines of the curve as a table; a star marks the default breadth of `recommend`."""
     label = f"recall@{k}"
     yield f"| lists searched | {label} | us a query |"
     yield f"|---------------:|{'-' * (len(label) + 1)}:|-----------:|"
@@ -84,32 +85,32 @@ def curve_lines(points: Sequence[Point], k: int = K) -> Iterator[str]:
         yield f"| {breadth:>14} | {point.recall:{len(label)}.4f} | {point.microseconds:10,.0f} |"
 
 
-# Lists for the root of the number of items: fewer are longer, and more take longer to choose from.
+# Lists per square root of the number of items: fewer lists are longer, and more take longer to choose from.
 LISTS_PER_ROOT = 4
-# The fewest items that a list has on average, and the most of a list from which its centre is made.
+# Minimum average number of items in a list, and maximum number of items per list for k-means.
 LEAST, SAMPLES = 16, 64
 ROUNDS = 10
-# Once so many vectors have come for each one of which the centres were made, these are made anew.
+# The centres are recomputed once this many vectors have come for each vector that they were computed from.
 WORN = 0.5
-# And once this share of all is longer than any was: every search looks at those.
+# And once this share of the vectors is longer than all those were: every search scans the longer ones.
 MOST_LONGER = 0.01
 
 
 @dataclass(frozen=True)
 class Lists:
-    """The centres of lists, and the items that lie in them.
+    """Centres of lists, and the items in each list.
 
-    The centre that is nearest is that of the vector with one more number, by which all are equally long:
-    where the products with a user are large, the distances from the user, whose number is 0, are then small
-    (Bachrach et al., "Speeding up the Xbox recommender system using a Euclidean transformation", 2014). A
-    vector that is longer than those of which the centres were made has no such number, and may be among the
-    best for anybody: it lies in one more list, in which every search looks. The number chooses a list, and
-    nothing else: what is found is compared by the products themselves.
+    Each vector gets one more number, which makes all vectors equally long; a user's number is 0. A large
+    product with a user is then a small distance from the user (Bachrach et al., "Speeding up the Xbox
+    recommender system using a Euclidean transformation", 2014). An item is in the list of the nearest centre.
+    A vector that is longer than all vectors of the centres has no such number, and may be among the best for
+    any user: it is in an extra list, which every search scans. The extra number only chooses a list: the
+    items found are compared by the products themselves.
 
-    centres: float32 [L, D + 1], in units of `length`, the largest of the vectors that they were made of;
-    made_of: how many these were; came: how many vectors have come since; keys: what items are known by, int64
-    [N], ascending; numbers: of their lists, int64 [N], L for the one more; prints: of their vectors, see
-    `prints_of`.
+    centres: float32 [L, D + 1], in units of `length`, the maximum length of the vectors that they were
+    computed from; made_of: number of these vectors; came: number of vectors that have come since; keys: of
+    the items, int64 [N], ascending; numbers: of their lists, int64 [N], L for the extra list; prints:
+    fingerprints of their vectors, see `prints_of`.
     """
 
     centres: torch.Tensor
@@ -122,24 +123,24 @@ class Lists:
 
     @functools.cached_property
     def _half_squares(self) -> torch.Tensor:
-        """Half of the squared lengths of the centres, float32 [L]."""
+        """Half the squared lengths of the centres, float32 [L]."""
         return self.centres.square().sum(dim=1) / 2
 
     @property
     def is_new(self) -> bool:
-        """Whether they were made of the very items that are in them."""
+        """True if the centres were computed from exactly the items in the lists."""
         return self.came == 0 and self.made_of == len(self.keys)
 
     def units_of(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The vectors as lists hold them, float16 [N, D]: in products, they are right to 1 in 2,000."""
+        """Return the vectors as lists hold them, float16 [N, D]: products are right to 1 in 2,000."""
         return (vectors / self.length).to(torch.float16)
 
     def after(self, keys: torch.Tensor, vectors: torch.Tensor) -> tuple[Lists, torch.Tensor] | None:
-        """The lists of other items, and which of these have come or changed, bool [N]; None where so many
-        have that the centres may lie beside them, or vectors have another width.
+        """Return the lists of a new set of items, and a mask of the new or changed ones, bool [N].
 
-        An item that was here with the same vector stays in its list. keys: int64 [N], ascending; vectors:
-        float32 [N, D].
+        None if so many have changed that the centres may no longer fit, or if the vectors have another width.
+        An item with the same vector as before stays in its list. keys: int64 [N], ascending; vectors: float32
+        [N, D].
         """
         if self.centres.shape[1] != vectors.shape[1] + 1:
             return None
@@ -157,7 +158,7 @@ class Lists:
         return dataclasses.replace(self, came=came, keys=keys, numbers=numbers, prints=prints), comes
 
     def _nearest(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The number of the list for each vector, int64 [N]."""
+        """Return the number of the list for each vector, int64 [N]."""
         faiss: Any = importlib.import_module("faiss")
         centres = faiss.IndexFlatL2(self.centres.shape[1])
         centres.add(self.centres.numpy())
@@ -165,15 +166,13 @@ class Lists:
         return numbers.masked_fill(self._are_longer(vectors), len(self.centres))
 
     def _are_longer(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Which vectors are longer than those of which the centres were made, bool [N]."""
+        """Return a mask of the vectors that are longer than all vectors of the centres, bool [N]."""
         return vectors.square().sum(dim=1).sqrt() > self.length
 
     def near(self, users: torch.Tensor, breadth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The numbers of the lists to look in for users, int64 [U, breadth + 1], and how near they are,
-        float32.
-        """
-        # Half of the squared distance between a user of the length 1 and a centre, but for what all have
-        # alike.
+        """Return the lists to search for users, int64 [U, breadth + 1], and their nearness, float32."""
+        # Minus half the squared distance between a user of length 1 and a centre, without the term that all
+        # centres share.
         directions = torch.nn.functional.normalize(users, dim=1)
         nearness = torch.addmm(self._half_squares, directions, self.centres[:, :-1].t(), beta=-1)
         found = nearness.topk(breadth, dim=1, sorted=False)
@@ -182,21 +181,21 @@ class Lists:
 
 
 def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> Lists:
-    """Lists for items, with their centres by k-means. Takes seconds for every 100,000.
+    """Make lists for items, with centres by k-means. Takes seconds for every 100,000 items.
 
     keys: int64 [N], ascending; vectors: float32 [N, D].
 
     Raises:
         ImportError: when faiss is not installed.
     """
-    # By name: its stubs lack much of it.
+    # Imported by name: the type stubs of faiss are incomplete.
     faiss: Any = importlib.import_module("faiss")
     nobody = torch.empty(0, dtype=torch.int64)
     if not len(keys):
         centre = torch.zeros(1, vectors.shape[1] + 1)
         return Lists(centre, 1.0, 0, 0, nobody, nobody, nobody)
     number = max(1, min(round(LISTS_PER_ROOT * math.sqrt(len(keys))), len(keys) // LEAST))
-    # Where all vectors are 0, any unit will do.
+    # If all vectors are 0, any unit will do.
     length = float(vectors.square().sum(dim=1).amax().sqrt()) or 1.0
     means = faiss.Kmeans(
         vectors.shape[1] + 1,
@@ -213,29 +212,29 @@ def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> Lists:
 
 
 def longer(vectors: torch.Tensor) -> torch.Tensor:
-    """Vectors with the number that gives them the length 1, where they are not longer, float32 [N, D + 1]."""
+    """Return vectors with one more number, float32 [N, D + 1], which makes shorter ones length 1."""
     more = (1 - vectors.square().sum(dim=1, keepdim=True)).clamp(min=0).sqrt()
     return torch.cat([vectors, more], dim=1)
 
 
 def prints_of(halves: torch.Tensor) -> torch.Tensor:
-    """A number for each vector, float16 [N, D], by which another one is told from it, int64 [N]."""
-    # Four numbers at once, as one of 64 bits. Odd factors: whichever bit is another, so is the product.
+    """Return a fingerprint of each vector, int64 [N], to detect changes. halves: float16 [N, D]."""
+    # Four numbers at once, as one of 64 bits. Odd factors: if any bit changes, the product changes.
     words = torch.nn.functional.pad(halves, (0, -halves.shape[1] % 4)).view(torch.int64)
     factors = torch.randint(2**62, words.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 + 1
     return (words * factors).sum(dim=1)
 
 
-# Not under a name by which readers of models know their files: those of before there were indexes pass it by.
+# A name that readers from before there were indexes ignore.
 FILE = "items.index"
-# The place among what a manifest tells of.
+# Key of the index in `Manifest.about`.
 INDEX = "index"
 TENSORS = ("centres", "keys", "numbers", "prints")
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a manifest tells of an index: its file, and of its `Lists` what is no tensor."""
+    """Record of an index in a manifest: its file, and the fields of its `Lists` that are not tensors."""
 
     file: FileEntry
     length: float
@@ -244,15 +243,16 @@ class Written:
 
 
 def write_lists(folder: Path, lists: Lists) -> dict[str, Any]:
-    """Write lists into a folder, and wait until they are on the disk; returns what its manifest tells."""
+    """Write lists into a folder, wait until they are on the disk, and return the entry for its manifest."""
     arrays = {name: getattr(lists, name).contiguous().numpy() for name in TENSORS}
     entry = write_shard_file(folder / FILE, arrays)
     return {INDEX: plain(Written(entry, lists.length, lists.made_of, lists.came))}
 
 
 def read_lists(folder: Path, manifest: Manifest) -> Lists | None:
-    """The lists that were written with a model; None where there are none, and where what is there is not
-    what was written, which is said.
+    """Read the lists that were written with a model; None if there are none.
+
+    Also None, with a printed line, if they are damaged.
     """
     if INDEX not in manifest.about:
         return None
@@ -274,7 +274,7 @@ def _read(folder: Path, told: Any) -> Lists:
 
 
 def _check(lists: Lists) -> None:
-    """Refuse lists that do not fit together: what is wrong in them would be memory of somebody else's."""
+    """Refuse lists that do not fit together: a wrong number would make faiss read outside of its memory."""
     keys, numbers = lists.keys, lists.numbers
     whole = [tensor.dtype == torch.int64 and tensor.ndim == 1 for tensor in (keys, numbers, lists.prints)]
     fits = (
@@ -291,33 +291,34 @@ def _check(lists: Lists) -> None:
         raise ValueError("its lists do not fit together")
 
 
-# A search looks at so many items or at this share of all, whichever is more: catalogues of fewer are searched
+# A search scans this many items or this share of all, whichever is more. Smaller catalogues are searched
 # whole.
 SEARCHED, SHARE = 2**16, 1 / 12
-# What faiss compares in one instruction: vectors are as long as a multiple of this.
+# Numbers that faiss compares in one instruction: vectors are padded to a multiple of this.
 WIDTH = 16
-# So many more are found than asked for, because vectors of 16 bits may change places at the end.
+# Share of extra items to find: with 16-bit vectors the order of the last items may be wrong.
 SPARE = 0.1
-# Keys from 0 to less than this times their number are rows, and have a table of their places, of 8
-# bytes each; ids are searched for.
+# Keys from 0 to below this times their number are rows: their positions are in an array of 8 bytes a key.
+# Other keys are ids, and are found by a binary search.
 KEYS_PER_ITEM = 4
-# Seconds that an index may take without a word.
+# A line is printed if making an index takes longer than this, in seconds.
 SAID = 1.0
 
 
 class NearestItems:
-    """Items in lists, of which a search looks at the nearest ones (Sivic and Zisserman, "Video Google", 2003;
-    here those of faiss). A newer model makes another one of it, see `after`; this one stays as it is, for
-    somebody may be searching it.
+    """Index of items in lists of faiss; a search scans the nearest lists.
+
+    See Sivic and Zisserman, "Video Google", 2003. A newer model makes a new index from it, see `after`. The
+    old one does not change, because another thread may be searching it.
     """
 
     def __init__(
         self, keys: torch.Tensor, vectors: torch.Tensor, lists: Lists | None = None, index: Any = None
     ) -> None:
-        """An index of items, made from that of a former model where there is one, and not too much is new.
+        """Make an index of items, from the previous model's index if there is one and little has changed.
 
-        keys: what items are known by, int64 [N]; vectors: float32 [N, D], their unit is free; lists: of the
-        former model; index: in which its vectors are.
+        keys: of the items, int64 [N]; vectors: float32 [N, D], in any unit; lists: of the previous model;
+        index: the faiss index with the vectors of the previous model.
 
         Raises:
             ImportError: when faiss is not installed.
@@ -340,39 +341,40 @@ class NearestItems:
             self._place_of[keys] = torch.arange(len(keys))
 
     def after(self, keys: torch.Tensor, vectors: torch.Tensor) -> NearestItems:
-        """The index of a newer model: items that left are removed, those that came or changed are put where
-        they belong now, and all others stay; made anew where too many are others. Takes what making one does.
+        """Return the index of a newer model; arguments as for making one.
+
+        Items that are gone are removed, new or changed ones are put into their lists, and the others stay. If
+        too many have changed, the index is made anew.
         """
         return NearestItems(keys, vectors, self.lists, self._index)
 
     def _add(self, vectors: torch.Tensor, which: torch.Tensor) -> None:
         """Put some of the items into their lists. vectors: of all, in the order of keys; which: bool [N]."""
         pointer = _faiss().swig_ptr
-        # Held until faiss has copied them: it is given addresses.
+        # In variables until faiss has copied them: it gets only addresses.
         padded = _padded(vectors[which] / self.lists.length)
         keys, numbers = self.lists.keys[which].numpy(), self.lists.numbers[which].numpy()
         self._index.add_core(len(keys), pointer(padded), pointer(keys), pointer(numbers))
 
     def __len__(self) -> int:
-        """How many items are in it."""
+        """Return the number of items in the index."""
         return len(self.lists.keys)
 
     @property
     def num_lists(self) -> int:
-        """The largest breadth of a search."""
+        """Number of lists, which is the maximum breadth of a search."""
         return len(self.lists.centres)
 
     @property
     def breadth(self) -> int:
-        """In how many lists a search looks, where it is not told."""
+        """Default number of lists that a search scans."""
         looked_at = max(SEARCHED, SHARE * len(self))
         return min(self.num_lists, math.ceil(self.num_lists * looked_at / max(1, len(self))))
 
     def search(self, users: torch.Tensor, k: int, breadth: int | None = None) -> torch.Tensor:
-        """The places of k items or some more for each user, int64 [U, at least min(k, N)]; -1 where fewer
-        were found.
+        """Return positions of k or some more items for each user, int64 [U, at least min(k, N)]; -1 for none.
 
-        users: float32 [U, D]; breadth: in how many lists it looks, at most L, where all items are found.
+        users: float32 [U, D]; breadth: number of lists to search, at most L, which finds all items.
         """
         k = min(math.ceil((1 + SPARE) * k), len(self))
         if k == 0 or len(users) == 0:
@@ -381,7 +383,7 @@ class NearestItems:
         lists, nearness = (tensor.numpy() for tensor in self.lists.near(users, breadth))
         products, keys = torch.empty(len(users), k), torch.empty(len(users), k, dtype=torch.int64)
         padded, pointer = _padded(users), _faiss().swig_ptr
-        # The method of C++: that of Python keeps the breadth in the index, which threads share.
+        # The C++ method: the Python one keeps the breadth in the index, which threads share.
         self._index.search_preassigned_c(
             len(users),
             pointer(padded),
@@ -393,33 +395,33 @@ class NearestItems:
             False,
             _faiss().SearchParametersIVF(nprobe=breadth + 1),
         )
-        # Told by the product: any key may be an id, below zero too.
+        # No result is known by its product, not by its key: any key may be an id, also a negative one.
         return self._places(keys).where(products > torch.finfo(torch.float32).min, -1)
 
     def _places(self, keys: torch.Tensor) -> torch.Tensor:
-        """The places of keys; of one that is none, any."""
+        """Return the positions of keys; any position for a key that is not there."""
         if self._place_of is not None:
             return self._place_of[keys.clamp(min=0)]
         return self._order[torch.searchsorted(self.lists.keys, keys).clamp(max=len(self) - 1)]
 
 
 class KeptIndex:
-    """The index of the newest model that was asked for one, from which that of the next is made."""
+    """Index of the newest model that was asked for one; the index of the next model is made from it."""
 
     def __init__(self, lists: Lists | None = None) -> None:
-        """lists: those that were written with a model."""
+        """Start without an index. lists: those that were written with a model."""
         self._lists = lists
         self._newest: NearestItems | None = None
         self._lock = threading.Lock()
 
     def of(self, keys: torch.Tensor, vectors: torch.Tensor) -> NearestItems:
-        """The index of these items, see `NearestItems`. Says how long it took to make one anew.
+        """Return the index of these items, see `NearestItems`; print the time if making it anew took long.
 
         Raises:
             ImportError: when faiss is not installed.
         """
         begin = time.perf_counter()
-        # Threads that ask for the first index of a model wait for one of them to make it.
+        # If several threads ask for the first index of a model, one makes it and the others wait.
         with self._lock:
             before = self._newest.lists if self._newest else self._lists
             if self._newest is None:
@@ -437,7 +439,7 @@ class KeptIndex:
 def _empty_index(dim: int, num_lists: int) -> Any:
     faiss = _faiss()
     width = -(-dim // WIDTH) * WIDTH
-    # It chooses no list: `Lists.near` does. Of 16 bits, as memory is what a search waits for.
+    # The quantizer is not used: `Lists.near` chooses the lists. 16 bits, because memory limits the speed.
     index = faiss.IndexIVFScalarQuantizer(
         faiss.IndexFlatIP(width),
         width,
@@ -451,11 +453,11 @@ def _empty_index(dim: int, num_lists: int) -> Any:
 
 
 def _padded(vectors: torch.Tensor) -> np.ndarray:
-    """Vectors with zeros at their ends, float32 [n, a multiple of WIDTH]."""
+    """Return vectors padded with zeros, float32 [n, a multiple of WIDTH]."""
     found: np.ndarray = torch.nn.functional.pad(vectors, (0, -vectors.shape[1] % WIDTH)).numpy()
     return found
 
 
 def _faiss() -> Any:
-    # By name: its stubs lack much of it.
+    # Imported by name: the type stubs of faiss are incomplete.
     return importlib.import_module("faiss")

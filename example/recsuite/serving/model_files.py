@@ -33,7 +33,7 @@ OWN = (
 
 @contextlib.contextmanager
 def checked(folder: Path) -> Iterator[Manifest]:
-    """A folder whose every byte and header was checked, and which in the end is still the one that it was."""
+    """Check every byte and header of a folder, and at the end that the folder was not replaced meanwhile."""
     with reading(folder):
         manifest = read_manifest(folder)
         check_files(folder, manifest)
@@ -44,7 +44,7 @@ def checked(folder: Path) -> Iterator[Manifest]:
 
 
 def model_of(folder: Path, manifest: Manifest) -> tuple[ModelConfig, int]:
-    """Return the flags of a model, and the length of a history.
+    """Return the flags of a model and the length of a history.
 
     Raises:
         UserError: when the manifest does not say them.
@@ -53,7 +53,7 @@ def model_of(folder: Path, manifest: Manifest) -> tuple[ModelConfig, int]:
         recorded = typed(dict[str, Any], manifest.about.get("model"), "model")
         history = typed(int, recorded.pop("history", 0), "history")
         kinds = get_type_hints(ModelConfig)
-        # A flag may be below zero, and is refused in its own words.
+        # A flag may be negative here; `validate` refuses it with a message of its own.
         config = ModelConfig(
             **{name: typed(kinds[name], value, name, -LARGEST) for name, value in recorded.items()}
         )
@@ -67,7 +67,7 @@ def model_of(folder: Path, manifest: Manifest) -> tuple[ModelConfig, int]:
 
 
 def with_tables(features: Sequence[Feature], reads_order: bool) -> list[Feature]:
-    """Those of the features that have a table of their own."""
+    """Return the features that have a table of their own."""
     return [each for each in features if each.has_table and not (reads_order and each.name == HISTORY)]
 
 
@@ -78,14 +78,14 @@ def empty_head(
     manifest: Manifest,
     maker: ModelMaker | None = None,
 ) -> nn.Module:
-    """A model as wide as its flags say, without memory yet.
+    """Return the model that the flags of a folder describe, on the device "meta".
 
-    maker: makes it; that of the task where it is None.
+    maker: makes the model; None for the maker of the task.
     """
     config, history = model_of(folder, manifest)
     data = ModelData(schema, features, 0.0, history)
-    # On "meta" tensors have shapes and no numbers, so what the manifest says of widths is held against the
-    # model before it can cost memory.
+    # A tensor on "meta" has a shape and no numbers, so the widths in the manifest are compared with the model
+    # before any memory is allocated.
     with torch.device("meta"):
         empty = with_row_scale((maker or TASKS[config.task].make_model)(data, config))
     tables = [feature.name for feature in with_tables(features, config.reads_order)]
@@ -113,28 +113,28 @@ def _is_weight(name: str, wanted: Mapping[str, object]) -> bool:
 
 
 def dense_names(head: nn.Module) -> list[str]:
-    """What a checkpoint calls the tensors of the dense part."""
+    """Return the names of the dense part's tensors in a checkpoint."""
     return [f"{DENSE}{name}" for name in head.state_dict()]
 
 
 def filled(empty: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """The head with the dense part of a checkpoint."""
-    # A checkpoint has no tensor without a dimension. Copied: what was read may still lie in the file.
+    """Return the head with the dense part of a checkpoint."""
+    # A checkpoint has no tensor of 0 dimensions. Copied: a tensor that was read may be mapped from the file.
     values = {
         name: tensors[f"{DENSE}{name}"].reshape(value.shape).to(value.dtype, copy=True)
         for name, value in empty.state_dict().items()
     }
-    # Assigned: a tensor on "meta" has no memory to copy into.
+    # assign=True: a tensor on "meta" has no memory to copy into.
     empty.load_state_dict(values, assign=True)
     return empty.requires_grad_(False)
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a delta puts in place.
+    """Changes that a delta makes to a model.
 
-    tables: name to rows, int64 [n], and their new weights, float32 [n, D]; dynamic: the directory of each
-    dynamic table, and its memory, of which these are rows.
+    tables: name to rows, int64 [n], and their new weights, float32 [n, D]. dynamic: the directory of each
+    dynamic table, and the memory that its rows are in.
     """
 
     manifest: Manifest
@@ -144,17 +144,17 @@ class Change:
 
 
 def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
-    """What a delta changes in a model; None if the model has it already.
+    """Return the changes that a delta makes to a model; None if the model already has the delta.
 
     Raises:
         UserError: when it does not come next, is damaged, or does not fit; names both sides.
     """
-    # First, by the manifest alone: what the model has already is not read again.
+    # The manifest alone is enough to tell, so a delta that the model already has is not read again.
     if _is_there(delta, read_manifest(delta), snapshot):
         return None
     with checked(delta) as manifest:
         check_records(delta, manifest.dynamic, snapshot.dynamic)
-        # A new dense part, not the old one changed: others may be scoring with that.
+        # A new dense part instead of the old one changed: other threads may be scoring with the old one.
         empty = empty_head(delta, snapshot.schema, snapshot.features, manifest, snapshot.maker)
         static = {name: table for name, table in snapshot.tables.items() if name not in snapshot.dynamic}
         for name, table in static.items():
@@ -164,7 +164,7 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
         names = dense_names(empty)
         dense: dict[str, torch.Tensor] = {}
         tables: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in static}
-        # All of it is read before anything changes: a model must not be left with half of a delta.
+        # The whole delta is read before anything changes: a model must not hold half of a delta.
         for file in shard_files_of(delta, manifest):
             for name, found in tables.items():
                 rows, weights = (file.get_tensor(f"tables.{name}.{slot}") for slot in ("rows", "weight"))
@@ -180,14 +180,14 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
 
 
 def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
-    """Whether a model has a delta already; refuses one that does not come next."""
+    """Return True if a model already has a delta; refuse a delta that does not come next."""
     check_name(delta, manifest)
     link, follows = manifest.link, snapshot.follows
     if link is None:
         raise UserError(f"{delta} is a full checkpoint, not a delta; open it instead.")
     if manifest.run != snapshot.manifest.run:
         raise UserError(f"{delta} is of run {manifest.run}, and the model of run {snapshot.manifest.run}.")
-    # Rows are changed by their numbers, which stand for other values in another vocabulary.
+    # Rows are changed by their numbers, and another vocabulary gives the same numbers to other values.
     if manifest.vocabulary != snapshot.manifest.vocabulary:
         raise UserError(f"{delta} was trained on other data than the model; open it instead.")
     if link.base_digest != follows.base_digest:
@@ -206,18 +206,18 @@ def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
 
 
 def _joined(changes: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that all ranks changed of a table, and their weights."""
-    # No row comes twice: of two files with the same row the delta was refused when its headers were checked.
+    """Return the rows of a table that all ranks changed, and their weights."""
+    # No row is there twice: the check of the headers refuses a delta with one row in two files.
     rows, weights = (torch.cat(tensors) for tensors in zip(*changes, strict=True))
     return rows, weights
 
 
 def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:
-    """The model after a delta; its tables are those of the model before, changed in place."""
-    # In place: a copy of the tables for every delta would take twice their memory. That the rows lie in their
-    # tables was checked when the delta was read.
+    """Return the model after a delta; the tables of the model before are changed in place."""
+    # In place: a copy of the tables for every delta would take twice their memory. `read_change` has checked
+    # that the rows are within their tables.
     for name, contents in change.dynamic.items():
-        # The same, or a larger one with all that is in it.
+        # The same matrix, or a larger one with the same rows in it.
         snapshot.tables[name] = contents.matrix
     for name, (rows, weights) in change.tables.items():
         snapshot.tables[name][rows] = weights

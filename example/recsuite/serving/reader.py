@@ -1,4 +1,4 @@
-"""A model read from checkpoints or an export, by one process that believes no file before it checked it."""
+"""Reader of a model from checkpoints or an export, in one process; each file is checked before it is used."""
 
 from __future__ import annotations
 
@@ -53,32 +53,32 @@ from recsuite.serving.snapshot import Snapshot
 
 
 def read_snapshot(chain: CheckpointChain, maker: ModelMaker | None = None) -> Snapshot:
-    """The model of a checkpoint, with its deltas replayed.
+    """Return the model of a checkpoint, with its deltas replayed.
 
-    maker: makes the model, where it is not that of the task.
+    maker: makes the model, if it is not the task's.
 
     Raises:
         UserError: when anything is missing, damaged or of another run.
     """
-    # Before any tensor is read: a gap in the chain shows in the manifests.
+    # Before any tensor is read: the manifests show a gap in the chain.
     check_chain(chain)
     with checked(chain.base) as manifest:
         snapshot = _read_base(chain.base, manifest, maker)
     for delta in chain.deltas:
         change = read_change(delta, snapshot)
-        # It is there already only where a chain has it twice, and that was refused above.
+        # None only if a chain has the delta twice, which `check_chain` refuses.
         assert change is not None
         snapshot = put(snapshot, delta, change)
     return snapshot
 
 
 def read_settled(folder: Path, checkpoint: str = BEST, maker: ModelMaker | None = None) -> Snapshot:
-    """`read_snapshot` of what a folder stands for, also while a trainer continues there."""
+    """Return `read_snapshot` of the checkpoint chosen in a folder, also while a trainer writes there."""
 
     def read() -> Snapshot:
         return read_snapshot(chosen_chain(folder, checkpoint), maker)
 
-    # No other rank waits here, so a checkpoint is suggested only after every byte of it was checked.
+    # No other rank waits here, so every byte of a checkpoint is checked before it is suggested.
     return suggesting(folder, lambda: settled(folder, read), lambda other: check_whole(chain_at(other)))
 
 
@@ -101,7 +101,7 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
     )
     tensors = read_whole(folder, manifest, [*tables.values(), *dense_names(head)])
     dynamic = read_tables(folder, manifest, schema.item)
-    # An export has none: it says nothing of its training.
+    # An export has no configuration of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
     return Snapshot(
         folder=folder,
@@ -124,7 +124,7 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
 
 
 def _follows(folder: Path, manifest: Manifest) -> ParentLink:
-    """What the next delta must say that it builds on; an export was told."""
+    """Return the link that the next delta must have; an export records it."""
     follows = manifest.about.get("follows")
     if not follows:
         return link_after(folder)
@@ -136,7 +136,7 @@ def _follows(folder: Path, manifest: Manifest) -> ParentLink:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """What a file of names and values says."""
+    """Return the contents of a JSON object."""
     try:
         found: dict[str, Any] = typed(dict, parsed(path.read_bytes()), path.name)
         return found
@@ -145,7 +145,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_schema(folder: Path, manifest: Manifest) -> Schema:
-    """The schema of the training; checkpoints of earlier versions have none."""
+    """Return the schema of the training; checkpoints of earlier versions have none."""
     if not any(entry.name == SCHEMA_FILE for entry in manifest.files):
         return FIRST_SCHEMA
     try:
@@ -157,11 +157,12 @@ def _read_schema(folder: Path, manifest: Manifest) -> Schema:
 def _read_vocabulary(
     folder: Path, manifest: Manifest
 ) -> tuple[dict[str, dict[Any, int]], dict[str, Encoding]]:
-    """Of every feature of categories the row of each raw value, all of which have one type, unless its table
-    is dynamic; and of every number what encodes it.
+    """Return the vocabularies, feature to raw value to row, and the encodings of numbers.
+
+    The raw values of a feature have one type. Features with dynamic tables have no vocabulary.
     """
     named = _read_json(folder / VOCABULARY).items()
-    # Of a dynamic table these are what the data had, and not what has a row.
+    # For a dynamic table the file lists the values in the data, not those with a row.
     found = {name: values for name, values in named if name not in manifest.dynamic}
     encodings: dict[str, Encoding] = {}
     for name, values in found.items():
@@ -172,7 +173,8 @@ def _read_vocabulary(
                 what = f"how {printable(name)} is encoded ({printable(error)})"
                 raise UserError(f"{folder / VOCABULARY} does not say {what}.") from None
             continue
-        # One type: a request is held against that of the first value, see `request.check_values`.
+        # One type: the values of a request are compared with the type of the first value, see
+        # `request.check_values`.
         kinds = {type(value) for value in values} if isinstance(values, list) else {None}
         if len(kinds) > 1 or not kinds <= {str, int, float}:
             raise UserError(f"{folder / VOCABULARY} has no list of raw values for {printable(name)}.")
@@ -192,7 +194,7 @@ def _check_rows(
     vocabulary: Mapping[str, Mapping[Any, int]],
     encodings: Mapping[str, Encoding],
 ) -> None:
-    """Each table must have a row for every raw value or bucket, and one more; each dense number a scale."""
+    """Check that each table has a row per raw value or bucket plus one, and each dense number a scale."""
     for feature in features:
         encoding = encodings.get(feature.name)
         if (BUCKETS if isinstance(encoding, Buckets) else DENSE if encoding else "") != feature.number:
@@ -201,7 +203,7 @@ def _check_rows(
             )
         if not feature.has_table or feature.is_dynamic:
             continue
-        # A raw value without a row would be looked up beyond the end of its table.
+        # The lookup of a raw value without a row would read beyond the end of its table.
         rows = shape_of(folder, manifest, f"tables.{feature.name}.weight")[0]
         values = len(vocabulary.get(schema.vocabulary_of(feature.name), ())) + 1
         known = encoding.rows if isinstance(encoding, Buckets) else values
@@ -210,7 +212,7 @@ def _check_rows(
 
 
 def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Feature, ...]:
-    """The features of a model, in the order in which it adds them up."""
+    """Return the features of a model, in the order in which it adds them up."""
     names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
     names |= manifest.dynamic.keys()
     reads_order = model_of(folder, manifest)[0].reads_order
@@ -219,7 +221,7 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
     if any(entry.name == FEATURES_FILE for entry in manifest.files):
         features = _read_exported_features(folder / FEATURES_FILE, schema)
     else:
-        # The order of the columns' tables: sums of floats in another order are rounded otherwise, and scores
+        # The order of the columns' tables: sums of floats in another order round differently, and scores
         # would differ from those of the training.
         ours = (*sorted(schema.features, key=lambda feature: feature.multi), schema.history, schema.audience)
         strange = names - {feature.name for feature in ours}
@@ -244,8 +246,8 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
 def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
     try:
         tables = typed(list[dict[str, Any]], _read_json(path).get("tables"), "tables")
-        # How many rows a table has is there for people; the table itself says it. Exports of earlier versions
-        # do not say of a feature whether it is a number: none was.
+        # "rows" is for human readers; the table itself has the number. Exports of earlier versions have no
+        # "number": no feature was a number then.
         recorded = [
             typed(Feature, {"number": "", **{k: v for k, v in table.items() if k != "rows"}})
             for table in tables

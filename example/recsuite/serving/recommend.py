@@ -1,7 +1,7 @@
-"""Recommendations for one user on the command line, with titles, renewed with each newer checkpoint.
+"""Recommendations for one user on the command line, with titles; --follow prints them for newer checkpoints.
 
-An item is recommended if the training saw it and, unless --seen allows that, the user has not had it; see
-`display.viewer`.
+An item is recommended if it was in the training and, unless --seen allows it, the user has not had it; see
+`display.Viewer`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from recsuite.serving.display import DAMPING, HAPPENINGS, Listing, Told, Viewer,
 from recsuite.serving.followers import follow, wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 
-# What a user did with items, by the kind of the label, and which of them are shown first, see `Viewer.liked`.
+# Words for a user's items by the kind of the label: what the user did, and which come first, see
+# `Viewer.liked`.
 PAST = {
     RATING: ("rated", "and liked most"),
     YES_NO: ("was asked about", "those with a yes first"),
@@ -48,7 +49,7 @@ PAST = {
 def recommend(config: Config, given: Collection[str], maker: ModelMaker | None = None) -> None:
     """Print the recommendations to --user; with --follow again after every newer checkpoint, until SIGINT.
 
-    given: the flags of the command line, which go before those that the checkpoint records; maker: see
+    given: the flags of the command line, which take precedence over those in the checkpoint. maker: see
     `ServedModel.open`.
 
     Raises:
@@ -56,12 +57,12 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker | None =
     """
     save_dir, follows = Path(config.checkpoint.save_dir), config.serving.follow
     checkpoint = config.checkpoint.checkpoint
-    # A `Follower` refuses a folder in which nothing was learned yet.
+    # A `Follower` refuses a folder without a trained checkpoint.
     if follows:
         wait_for_first(save_dir)
     follower = Follower(save_dir, checkpoint=checkpoint, model=maker) if follows else None
     model = follower.model if follower else ServedModel.open(save_dir, checkpoint, model=maker)
-    # Before they are read: what comes meanwhile is read again.
+    # Before the data are read, so that files that come meanwhile are read again.
     seen = _seen(model, config, given) if follower else None
     viewer = open_viewer(model, config, given)
     for line in page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)).split("\n"):
@@ -71,9 +72,9 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker | None =
 
 
 def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> Viewer:
-    """The user in the data that a model was trained on, from which the model takes what its items are.
+    """Read the data of a model's training, give them to the model, and return the user in them.
 
-    Says which data these are.
+    Prints the folder of the data.
 
     given: see `recommend`.
 
@@ -94,7 +95,7 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
             )
         _check_ids(source.folder, model, name, frame[column].tolist())
     say(f"titles and {schema.labels} are those of {source.folder}")
-    # The script of a training names nobody: then it is the user of the newest event.
+    # Without --user, as in the script of a training, take the user of the newest event.
     newest = raw.users[schema.column_of(USER)].iloc[raw.events.user[raw.events.time.argmax()]]
     told = Told(raw, schema, _longest(config.data, recorded))
     model.tell(told)
@@ -102,8 +103,9 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
 
 
 def tell(model: ServedModel, data_path: str, save_dir: str) -> RawData:
-    """Have a model take from the data of its training what users and items are; these data. See
-    `open_viewer`.
+    """Give a model the features and histories in the data of its training, and return the data.
+
+    See `open_viewer`.
     """
     given = {"data_path": data_path, "save_dir": save_dir}
     config = Config.of(**given, load=NEWEST)
@@ -112,9 +114,9 @@ def tell(model: ServedModel, data_path: str, save_dir: str) -> RawData:
 
 
 def _longest(data: DataConfig, recorded: Mapping[str, Any]) -> dict[str, int | None]:
-    """How long the lists of a training are at most, by their names; None is all.
+    """Return the maximum length of the histories of a training, by their names; None for no maximum.
 
-    An export does not record it: there the flags count, and all of an audience where they name none.
+    An export does not record them: there the flags count, and a user history has no maximum by default.
     """
     found: dict[str, int | None] = {name: int(recorded.get(name, getattr(data, name))) for name in LISTS}
     others = int(recorded.get("others", data.others))
@@ -124,22 +126,22 @@ def _longest(data: DataConfig, recorded: Mapping[str, Any]) -> dict[str, int | N
 
 
 def _data_of(model: ServedModel, config: Config, given: Collection[str]) -> Config:
-    """The configuration with the data of a model's training."""
+    """Return the configuration with the data flags of a model's training."""
     written = model.snapshot.trained
     return _with_data_of(written, checked_flags(written, model.snapshot.config), config, given)
 
 
 def _check_ids(folder: Path, model: ServedModel, name: str, ids: list[Any]) -> None:
-    """Refuse data that cannot be those of the training. ids: of all users or all items, whose name it is."""
+    """Refuse data that cannot be those of the training. ids: of all users or all items; name: their name."""
     trained, dynamic = model.snapshot.vocabulary.get(name, {}), model.snapshot.dynamic.get(name, ())
-    # One way only: data that have grown since the training still have all that it saw.
+    # In one direction only: data that have grown since the training still have all ids of the training.
     strange = trained.keys() - set(ids)
     if strange:
         raise UserError(
             f"{folder} has no {name} {printable(min(strange))}, and the model was trained on one; give the "
             "--data_path of its training."
         )
-    # Who has a row in a dynamic table may have left the data, but not all of them.
+    # Some ids with a row in a dynamic table may no longer be in the data, but not all of them.
     if dynamic and not bool(model.snapshot.known(name, ids).any()):
         raise UserError(
             f"{folder} has no {name} that the model was trained on; give the --data_path of its training."
@@ -152,27 +154,27 @@ def _with_data_of(written: Path, recorded: dict[str, Any], config: Config, given
             f"--save_dir {config.checkpoint.save_dir} does not say which data its model was trained on; give "
             "--data_path."
         )
-    # A path that is given and empty, as from a variable that is not set, names none.
+    # An empty path, as from a variable that is not set, counts as not given.
     named = {name for name in given if config.flags[name] != ""}
     return merged(written, config, data_flags_of(written, recorded, named))
 
 
 def _seen(model: ServedModel, config: Config, given: Collection[str]) -> object:
-    """Which training it is, and the sizes of the files of its data; see `open_viewer`."""
+    """Return the run of the model, and the sizes of its data files; see `open_viewer`."""
     source = look(_data_of(model, config, given).data, config.runtime.seed)[1]
     return model.run, None if source is None else {file.name: file.size for file in source.files}
 
 
 def _follow(follower: Follower, viewer: Viewer, seen: object, config: Config, given: Collection[str]) -> None:
     """Look for a newer checkpoint every second; SIGINT ends it."""
-    # From here on SIGINT ends the wait between two pages, and cuts none of them short.
+    # From here on SIGINT ends the wait between two pages, but does not interrupt a page.
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda number, frame: stop.set())
 
     def show() -> None:
         nonlocal viewer, seen
-        # Another training may have had other data, and this one more of them than were read: users and items
-        # that came, and what those did who were there.
+        # Another training may have other data. The same training may have more data than were read: new
+        # users, items and events.
         now = _seen(follower.model, config, given)
         if now != seen:
             viewer, seen = open_viewer(follower.model, config, given), now
@@ -185,7 +187,7 @@ def _follow(follower: Follower, viewer: Viewer, seen: object, config: Config, gi
 def page(
     model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "", approximate: bool = False
 ) -> str:
-    """Which checkpoint it is and its age, what the user liked before, and what is recommended.
+    """Return the text of a page: the checkpoint and its age, items the user liked, and recommendations.
 
     approximate: see `ServedModel.recommend`.
     """
@@ -198,7 +200,7 @@ def page(
     is_happening = schema.label_kind in HAPPENINGS
     if len(viewer.labels):
         verb, which = PAST[schema.label_kind]
-        # Of an order the end says what comes next.
+        # A model that reads the order goes by the newest items, so these are shown.
         reads_order = model.snapshot.task.reads_order
         which, shown = ("and last", viewer.latest()) if reads_order else (which, viewer.liked())
         number = counted(len({*viewer.items.tolist()}), schema.item)
@@ -216,7 +218,7 @@ def page(
 
 
 def _table(found: Listing, titles: Sequence[str], heading: str) -> str:
-    """Rank, title and number, one item a line."""
+    """Return a table with one item a line: rank, title and number."""
     width, wide = max(map(len, ["title", *titles])), max(9, len(heading))
     lines = [
         f"| rank | {'title':<{width}} | {heading:>{wide}} |",

@@ -1,6 +1,6 @@
-"""The raw values that a caller gives of ratings to predict, or of users to recommend to.
+"""Checks of the raw values in a request, which must fit the model's training.
 
-They are held against what the model was trained on.
+A request has ratings to predict, or users to recommend to.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from recsuite.errors import UserError, an, counted, printable
 from recsuite.ids import UNKNOWN_ID, ids_of
 from recsuite.models.layers import Members
 
-# What a model takes beside the features: the label of each item of a history, and how many seconds before the
-# coming event each was.
+# Inputs of a model besides the features: the label of each item of a history, and its age in seconds before
+# the coming event.
 HISTORY_RATINGS, HISTORY_AGES = "history_ratings", "history_ages"
-# Leaves out of what is recommended what the user's own history holds.
+# Excludes the items of the user's own history.
 SEEN = "seen"
-# Leaves them out if the training did, see `Schema.seen`.
+# Excludes them if the training did, see `Schema.seen`.
 AS_TRAINED = "as_trained"
 
 
 def length_of(name: str, given: Any, schema: Schema) -> int:
-    """The number of ratings that a feature has values for, which may be an array too."""
+    """Return the number of ratings that a feature has values for; the values may be an array."""
     try:
-        # These have a length too, but not an entry for each rating.
+        # These types have a length too, but not an entry for each rating.
         if isinstance(given, (str, bytes, Mapping)):
             raise TypeError
         return len(given)
@@ -43,7 +43,7 @@ def length_of(name: str, given: Any, schema: Schema) -> int:
 
 
 def check_list(name: str, value: Any, schema: Schema) -> None:
-    """Refuse what is not a list where each rating has one."""
+    """Refuse a value that is not a list, for a feature with a list for each rating."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise UserError(
             f"The feature {name} takes a list for each {schema.label}, and got {printable(repr(value))}."
@@ -51,7 +51,7 @@ def check_list(name: str, value: Any, schema: Schema) -> None:
 
 
 def check_types(feature: Feature, given: Sequence[Any], known: type[Any] | None, schema: Schema) -> None:
-    """`check_values` of one feature, whose values may be lists."""
+    """Call `check_values` for one feature, whose values may be lists."""
     if not feature.multi:
         check_values(feature.name, given, known)
         return
@@ -61,19 +61,18 @@ def check_types(feature: Feature, given: Sequence[Any], known: type[Any] | None,
 
 
 def type_of(rows: Iterable[Any]) -> type[Any] | None:
-    """The type of the raw values of a vocabulary; None where the training has never seen one."""
+    """Return the type of the raw values of a vocabulary; None for an empty one."""
     return next(map(type, rows), None)
 
 
 def check_values(name: str, values: Sequence[Any], known: type[Any] | None) -> None:
-    """Refuse values of another type than the training's, which would never be known; None is unknown.
+    """Refuse values of another type than in the training, which would always be unknown. None is allowed.
 
-    known: that type; None where the training has never seen a value, and so nothing is known of it.
+    known: the type in the training; None if the training has seen no value, and then nothing is checked.
     """
     if known is None:
         return
-    # Any real number stands for another one of the same value, also numpy's: they are one key of a
-    # dictionary.
+    # Real numbers of equal value, also numpy's, are the same key of a dictionary, so any number type will do.
     strange = not_of(str if known is str else numbers.Real, [*values], type(None))
     if strange:
         raise UserError(
@@ -82,7 +81,7 @@ def check_values(name: str, values: Sequence[Any], known: type[Any] | None) -> N
 
 
 def ids_of_values(name: str, values: Sequence[Any]) -> np.ndarray:
-    """The ids of raw values of a dynamic feature, int64 [n]; of None and NaN that of the unknown.
+    """Return the ids of raw values of a dynamic feature, int64 [n]; UNKNOWN_ID for None and NaN.
 
     Raises:
         UserError: for a number that is no id.
@@ -92,7 +91,7 @@ def ids_of_values(name: str, values: Sequence[Any]) -> np.ndarray:
     strange = not_of(numbers.Real, [*others.values()])
     if not strange:
         others = {place: value for place, value in others.items() if not math.isnan(value)}
-        # A float may be infinite, and of such a one there is no rest.
+        # The range is checked first: a float may be infinite, and then has no remainder.
         strange = [value for value in others.values() if not (abs(value) < 2**63 and value % 1 == 0)]
     if strange:
         raise UserError(
@@ -106,17 +105,17 @@ def ids_of_values(name: str, values: Sequence[Any]) -> np.ndarray:
 
 
 def numbers_of(name: str, given: Sequence[Any]) -> np.ndarray:
-    """Numbers, float64 [n], NaN for None.
+    """Return numbers as float64 [n], with NaN for None.
 
     Raises:
         UserError: for what is not a number, or infinite.
     """
     strange = not_of(numbers.Real, given, type(None))
     try:
-        # numpy makes NaN of None.
+        # numpy converts None to NaN.
         found = np.array([] if strange else [*given], np.float64)
     except OverflowError:
-        # Python's whole numbers have no end.
+        # Python's integers have no maximum.
         raise UserError(f"The feature {name} takes numbers of 64 bits, and got a larger one.") from None
     if strange or np.isinf(found).any():
         odd = strange[0] if strange else found[np.isinf(found)][0]
@@ -125,14 +124,15 @@ def numbers_of(name: str, given: Sequence[Any]) -> np.ndarray:
 
 
 def not_of(kind: type[Any], values: Sequence[Any], or_else: type[Any] | None = None) -> list[Any]:
-    """Those of the values that are of neither type."""
-    # A history has a thousand values of one type, and to ask for a `numbers.Real` takes long.
+    """Return the values that are of neither type."""
+    # Checked by type, not by value: a history has a thousand values of one type, and a check of
+    # `numbers.Real` is slow.
     strange = {each for each in {*map(type, values)} if each is not or_else and not issubclass(each, kind)}
     return [value for value in values if type(value) in strange] if strange else []
 
 
 def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.Tensor:
-    """The ratings of all histories, float32, after each was held against its history."""
+    """Return the ratings of all histories, float32, after a check against the histories."""
     items, ratings = values.get(HISTORY, ()), values.get(HISTORY_RATINGS, ())
     if len(items) != len(ratings):
         raise UserError(f"A {HISTORY} and {HISTORY_RATINGS} belong together; give both or neither.")
@@ -156,8 +156,7 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
 
 
 def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
-    """What is told of the items of histories, after it was held against them. Without ages each counts as if
-    it had come the moment before.
+    """Return the labels and ages of the items of histories, after a check; without ages, each age is 0.
 
     Raises:
         UserError: when there are other numbers of ratings or ages than of items, or one cannot be.
@@ -179,13 +178,13 @@ def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
     places = [place for length in lengths for place in reversed(range(length))]
     whole = np.floor(seconds)
     gaps, ages = torch.from_numpy(gaps_of(whole)), torch.from_numpy(whole.clip(0, OLDEST).astype(np.int32))
-    # A model in use drops nothing.
+    # A served model drops no items of a history.
     nothing = ages[:0]
     return Members(labels, torch.tensor(places, dtype=torch.int32), gaps, ages, nothing)
 
 
 def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequence[Any]]:
-    """What `Snapshot.look_up` takes, of users as `ServedModel.recommend` takes them.
+    """Return values for `Snapshot.look_up` from the arguments of `ServedModel.recommend`.
 
     Raises:
         UserError: when it is neither ids nor features, or the events are no pairs of an item and a label.
@@ -215,7 +214,7 @@ def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequen
 
 
 def rule_of(exclude: Any, schema: Schema) -> Any:
-    """What to leave out, where AS_TRAINED stands for the rule of the training."""
+    """Return the items to exclude, with AS_TRAINED replaced by the rule of the training."""
     if isinstance(exclude, str) and exclude == AS_TRAINED:
         return SEEN if schema.excludes_seen else None
     return exclude
@@ -224,7 +223,7 @@ def rule_of(exclude: Any, schema: Schema) -> Any:
 def lists_of(
     exclude: Any, values: Mapping[str, Sequence[Any]], num_users: int, schema: Schema
 ) -> Sequence[Any]:
-    """For each user the items to leave out, see `ServedModel.recommend`; values: those of the users.
+    """Return for each user the items to exclude, see `ServedModel.recommend`. values: those of the users.
 
     Raises:
         UserError: when there is not one list for each user.
@@ -246,12 +245,12 @@ def lists_of(
 
 
 def check_items(values: Mapping[str, Sequence[Any]], features: Sequence[Feature], schema: Schema) -> None:
-    """Refuse to score items of which nothing is said.
+    """Refuse to score items without any feature of an item.
 
     Raises:
         UserError: when no feature of an item is given.
     """
-    # All would have the score of an unknown item, which nobody asks for.
+    # All would get the score of an unknown item, which is of no use.
     if not any(feature.entity == ITEM and feature.name in values for feature in features):
         raise UserError(
             f"Nothing says which {schema.items} are to be scored; give {schema.item}, or ask recommend for "
@@ -260,7 +259,7 @@ def check_items(values: Mapping[str, Sequence[Any]], features: Sequence[Feature]
 
 
 def check_ids(name: str, ids: Any, known: type[Any] | None, schema: Schema) -> list[Any]:
-    """Raw ids of items as a list; known: the type of those of the training, see `check_values`.
+    """Return raw ids of items as a list. known: their type in the training, see `check_values`.
 
     Raises:
         UserError: when it is not a list, or has ids of another type than the training; `name` says whose.
@@ -273,6 +272,6 @@ def check_ids(name: str, ids: Any, known: type[Any] | None, schema: Schema) -> l
 
 
 def check_k(k: Any, schema: Schema) -> None:
-    """Refuse what is not a number of items."""
+    """Refuse a k that is not a whole number from 1 on."""
     if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
         raise UserError(f"k is {printable(repr(k))}; give how many {schema.items}, a whole number from 1 on.")

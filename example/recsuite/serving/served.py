@@ -1,16 +1,16 @@
-"""A trained model in one process: it scores raw values, and takes each newer checkpoint of a trainer.
+"""Serving of a trained model in one process: it scores raw values, and loads newer checkpoints of a trainer.
 
     model = ServedModel.open(Path("dumps"))     # the best in a folder, a checkpoint, a delta, or an export
     model.score({"user": [42, 42], "year": [1994, 1995], "genres": [["Drama"], ["Comedy", "War"]]})
     model.recommend([42, 43], k=5)              # for each user the best items with their scores
-    model.recommend(events=[[(1, 4.5), (3, 2.0)]])        # for somebody of whom nothing else is known
+    model.recommend(events=[[(1, 4.5), (3, 2.0)]])        # for a user of whom nothing else is known
     model.similar_items([1])
     follower = Follower(Path("dumps"))          # or Follower(Path("dumps"), start=Path("exported"))
     follower.refresh()                          # True if follower.model has become newer
 
-Only reads, needs no process group and no TorchRec, and believes no file before it was held against its
-digest. Files are read while others score; what was read gets into the model under a lock, at once, so nobody
-sees half a delta. Shapes: B ratings, U users, D numbers in a table row.
+It only reads, and needs no process group and no TorchRec. Each file is compared with its digest before it is
+used. Files are read while other threads score. A delta is applied under a lock, so no thread sees half of it.
+Shapes: B ratings, U users, D numbers in a table row.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class ServedModel:
         data_path: Path | str = "",
         model: ModelMaker | None = None,
     ) -> ServedModel:
-        """The model of an export, a checkpoint, a delta with all before it, or a folder's best or latest one.
+        """Open an export, a checkpoint, a delta with all before it, or the best or latest one of a folder.
 
-        model: makes a model of your own, as it was given to the training; without it that of the task.
-        data_path: the data of the training: features and histories of users and items that are given by their
-        ids come from there.
+        model: makes a model of your own, as given to the training; without it, the model of the task.
+        data_path: the data of the training. Features and histories of users and items given by ids come from
+        there.
 
         Raises:
             UserError: when anything that it needs is missing, damaged, or of another run.
@@ -109,17 +109,17 @@ class ServedModel:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What is served now. Its tables change with the next delta."""
+        """Snapshot that is served now. Its tables change with the next delta."""
         return self._snapshot
 
     @property
     def run(self) -> str:
-        """The training that the model is of."""
+        """Name of the training run of the model."""
         return self._snapshot.manifest.run
 
     @property
     def progress(self) -> Progress:
-        """How far that training was."""
+        """Progress of that training at the checkpoint."""
         return self._snapshot.manifest.progress
 
     @property
@@ -129,11 +129,11 @@ class ServedModel:
 
     @property
     def longest_lists(self) -> int:
-        """How many items and users the data give with one pair at most, see `score`."""
+        """Maximum number of history entries that the data add to one pair, see `score`."""
         return sum(each or 0 for each in self._data.longest.values()) if self._data else 0
 
     def knows(self, feature: str, value: Any) -> bool:
-        """Whether a raw value was there in the training, and still has a row.
+        """Return True if a raw value was in the training and still has a row.
 
         Raises:
             UserError: when the model has no such feature, or it has values of another type.
@@ -142,14 +142,14 @@ class ServedModel:
 
     @torch.inference_mode()
     def score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-        """Predicted ratings, probabilities of a yes, or scores for ranking, float32 [B], of one moment; of a
-        model of several labels float32 [B, L]. The first one is what recommendations go by.
+        """Return predicted ratings, probabilities of a yes, or ranking scores, float32 [B], of one snapshot.
 
-        values: a feature's name to B raw values, lists of them for one with lists; "history_ratings" to the
-        ratings of "history", list by list; and of a model that counts them by it, "history_ages" to how many
-        seconds before the event each of it was; without them all of it was the moment before. What else is
-        not given, or was not in the training, is unknown; of users and items by ids the data say the rest,
-        where they are given (`open`).
+        A model of L labels returns float32 [B, L]; recommendations use the first label.
+
+        values: a feature's name to B raw values, or to B lists for a feature with lists. "history_ratings":
+        the ratings of "history", list by list. "history_ages", for a model that uses ages: seconds before the
+        event, list by list; without it all ages are 0. Features that are not given, and values that were not
+        in the training, are unknown. For users and items given by ids, the data add the rest (see `open`).
 
         Raises:
             UserError: when a name is unknown, lengths differ, a value has another type, or no item is given.
@@ -157,8 +157,8 @@ class ServedModel:
         return self._score(self._completed(values))
 
     def _score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-        # Rows are copied under the lock, because a delta changes them in place. The dense part is replaced as
-        # a whole, so what is held of it stays as it is, and the arithmetic needs no lock.
+        # Rows are copied under the lock, because a delta changes them in place. A delta replaces the dense
+        # part as a whole, so the one in this snapshot does not change, and the computation needs no lock.
         with self._lock:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values)
@@ -167,11 +167,11 @@ class ServedModel:
         return snapshot.predict(looked_up, Inputs(members, snapshot.numbers_of(values)))
 
     def describe_items(self, values: Mapping[str, Sequence[Any]]) -> None:
-        """Say what the items are that are recommended from now on: a model knows the ids of its own alone.
+        """Set the items to recommend from now on, and their features; a model itself knows only ids of items.
 
-        values: the items' features as `score` takes them, the ids and whatever else the model has of an item.
-        What is not given counts as unknown; items that the training has not seen are left out. Their order is
-        that of items with equal scores.
+        values: the items' features as `score` takes them: the ids, and any other item features of the model.
+        Features that are not given are unknown. Items that were not in the training are skipped. Items with
+        equal scores are listed in this order.
 
         Raises:
             UserError: as `score`; also without ids, or where one stands twice.
@@ -181,13 +181,13 @@ class ServedModel:
             self._catalogue = catalogue
 
     def tell(self, data: Told) -> None:
-        """Take from data what users and items are that are given by their ids, and what users had."""
+        """Set the data that features and histories of users and items given by ids come from."""
         self.describe_items(data.of_items(self._snapshot))
         self._data = data
 
     @torch.inference_mode()
     def items(self) -> Items:
-        """The items of the model at one moment."""
+        """Return the items of the current snapshot."""
         with self._lock:
             return self._catalogue.items(self._snapshot)
 
@@ -202,22 +202,22 @@ class ServedModel:
         candidates: Sequence[Any] | None = None,
         approximate: bool = False,
     ) -> list[list[tuple[Any, float]]]:
-        """For each of U users the k items with the highest scores: pairs of raw id and score, the best first.
+        """Return for each of U users the k items with the highest scores, best first: (raw id, score) pairs.
 
-        The scores are those of `score` for the same values, to 1e-6. Of items with equal scores the first in
-        the order of `describe_items` comes first; without it that is the order of the vocabulary. There are
-        fewer than k where fewer are left. All is of the model at one moment.
+        The scores are those of `score` for the same values, to 1e-6. Items with equal scores are in the order
+        of `describe_items`, or else of the vocabulary. If fewer than k items are left, fewer are returned.
+        All results come from one snapshot.
 
-        users: U raw ids, or a user's features as `score` takes them, also a history and the coming event's. A
-        user whom the training has not seen counts as unknown. events: for each user pairs of item and label,
-        the oldest first: a history in another form, which alone is enough. As in `score`, all of it counts,
-        also what is longer than the --history of the training.
-        Of users by ids the data say the rest, where they are given (`open`).
-        exclude: "seen" for the items that each user had, None for nothing, a list of raw ids for each user,
+        users: U raw ids, or users' features as `score` takes them, also a history and features of the coming
+        event. A user who was not in the training is unknown. For users given by ids, the data add the rest
+        (see `open`).
+        events: for each user pairs of item and label, the oldest first: another form of a history, which is
+        enough without users. As in `score`, all of it counts, even if longer than the --history of training.
+        exclude: "seen" for the items that each user had, None for no items, a list of raw ids for each user,
         or "as_trained": "seen" unless the training allowed such items (--seen). candidates: raw ids of the
-        only items that may be recommended, to all of the users; without them all. Ids that the training has
-        not seen are left out of both.
-        approximate: search an index of faiss instead of all items, see `recall`; deltas change it.
+        only items that may be recommended, for all users; without it all items. In both, ids that were not in
+        the training are ignored.
+        approximate: search an index of faiss instead of all items, see `recall`; deltas update it.
 
         Raises:
             UserError: as `score`; for a k below 1, for lists that are not one for each user, and for an
@@ -230,7 +230,7 @@ class ServedModel:
         values = values_of_users(self._completed(users, events), events, schema)
         data, had = self._data, users.get(HISTORY, events)
         if data and had is None and schema.user in users and rule_of(exclude, schema) == SEEN:
-            # Of these a history may have fewer.
+            # The history of a model may be shorter than all the user's items.
             exclude = data.had(users[schema.user])
         vectors, items = self.vectors_of(values)
         if candidates is not None:
@@ -244,8 +244,9 @@ class ServedModel:
         return items.named(places[:, :k], scores[:, :k])
 
     def _completed(self, values: Any, events: Any = None) -> Any:
-        """Return values with what the data say of the users and items that they give by ids. What is given
-        counts before that, and so do `events`.
+        """Return values with the features and histories that the data have for users and items given by ids.
+
+        Values that are given, and `events`, take precedence over the data.
         """
         if not isinstance(values, Mapping):
             return values
@@ -269,8 +270,9 @@ class ServedModel:
 
     @torch.inference_mode()
     def vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
-        """The vectors of users, as `score` takes them, float32 [U, D], and the items, of one moment. Of a
-        model without vectors they are places, int64 [U], see `Pairs`.
+        """Return the vectors of users, float32 [U, D], and the items, both of one snapshot.
+
+        values: as for `score`. A model without vectors returns positions, int64 [U], see `Pairs`.
         """
         with self._lock:
             snapshot = self._snapshot
@@ -283,9 +285,9 @@ class ServedModel:
         return torch.arange(len(inputs.numbers)), items.with_users(snapshot, (looked_up, inputs))
 
     def recall(self, users: Any = None, k: int = 10, **others: Any) -> float:
-        """The share of the items of `recommend` that an approximate search finds too, from 0 to 1.
+        """Return the share of the items of `recommend` that an approximate search also finds, from 0 to 1.
 
-        Takes what `recommend` takes but `approximate`, and raises the same; NaN where there are no items.
+        Takes the arguments of `recommend` except `approximate`, raises the same errors. NaN without items.
         """
         exact, near = (
             [{item for item, _ in mine} for mine in self.recommend(users, k, **others, approximate=search)]
@@ -297,11 +299,10 @@ class ServedModel:
 
     @torch.inference_mode()
     def similar_items(self, items: Sequence[Any], k: int = 10) -> list[list[tuple[Any, float]]]:
-        """For each item the k others with the highest cosines: pairs of raw id and cosine, the best first.
+        """Return for each item the k others with the highest cosines, best first: pairs of raw id and cosine.
 
-        The cosine is that of the items' factors, D - 1 numbers each, which are the sums of what the model
-        learned of all their features, see `describe_items`. The bias is left out: it says how well an item
-        does with everybody, not what it is like. Ties as in `recommend`.
+        The cosine is between the items' factors, D - 1 numbers each: the sums over all their features, see
+        `describe_items`. The bias is not used: it is popularity, not similarity. Ties as in `recommend`.
 
         Raises:
             UserError: when the training has not seen an item, or there is no description of it; for a k below
@@ -322,10 +323,10 @@ class ServedModel:
             UserError: when it is not the next one of its chain, or damaged; the model is as it was.
         """
         delta = local(delta)
-        # Read and checked without the lock, while others score: that takes longer than to put it in place.
+        # Read and checked without the lock, while other threads score: this takes longer than applying it.
         while (change := read_change(delta, before := self._snapshot)) is not None:
             with self._lock:
-                # Another thread may have been faster; then look again.
+                # Another thread may have changed the model first; then read the change again.
                 if self._snapshot is before:
                     self._snapshot = put(before, delta, change)
                     return True
@@ -333,16 +334,16 @@ class ServedModel:
 
     def replace(self, snapshot: Snapshot) -> None:
         """Serve another checkpoint from now on."""
-        # `score` reads the snapshot twice under this lock, and has to find the same one.
+        # `score` reads the snapshot twice under this lock, and must get the same one.
         with self._lock:
             self._snapshot = snapshot
 
 
 class Follower:
-    """A model that follows a folder of checkpoints while a trainer writes them, see `refresh`.
+    """Model that follows a folder of checkpoints while a trainer writes them, see `refresh`.
 
-    save_dir: the folder; start: an export to begin with; checkpoint: "best" by validation or "latest", also
-    taken where there is no best one; model: makes a model of your own, as for `ServedModel.open`.
+    save_dir: the folder; start: an export to begin with; checkpoint: "best" by validation (the latest one if
+    there is no best one yet) or "latest"; model: makes a model of your own, as for `ServedModel.open`.
 
     Raises:
         UserError: when the first checkpoint is missing or damaged.
@@ -359,8 +360,9 @@ class Follower:
         checkpoint: str = BEST,
         model: ModelMaker | None = None,
     ) -> None:
-        """Begin with that checkpoint of the folder, or with `start`, such as an export. model: see
-        `ServedModel.open`.
+        """Begin with that checkpoint of the folder, or with `start`, such as an export.
+
+        model: see `ServedModel.open`.
 
         Raises:
             UserError: see `ServedModel.open`.
@@ -368,29 +370,31 @@ class Follower:
         self.save_dir = local(save_dir)
         self.checkpoint = checkpoint
         self.model = ServedModel.open(start or self.save_dir, checkpoint, model=model)
-        # Held while the model may become another one: whoever holds it asks the same one all the time.
+        # Held while the model may change: a thread that holds it always gets the same model.
         self.changing = threading.Lock()
         self._seen: set[tuple[str, int]] = set()
-        # Of `following.follow`: the failure that lasts, and the monotonic time of the last look without one.
+        # Set by `followers.follow`: the current failure, and the monotonic time of the last look without one.
         self.failure, self.looked = "", time.monotonic()
 
     def refresh(self) -> bool:
-        """Take what is newer: deltas in place, another base as a whole, and so another run once its first
-        epoch was validated; whether there was any. Call it from one thread.
+        """Load newer checkpoints, and return True if there were any. Call it from one thread.
+
+        Deltas are applied in place. A new base is loaded as a whole. A new run is loaded as a whole once its
+        first epoch was validated.
 
         Raises:
             UserError: when what is newer cannot be read; the model stays at the last checkpoint that could.
         """
-        # To list a folder costs little, so `refresh` can be called every second; manifests are read only
-        # where something has changed.
+        # Listing a folder is cheap, so `refresh` can be called every second; manifests are read only if the
+        # listing has changed.
         seen = seen_in(self.save_dir)
         if seen == self._seen:
             return False
         before = self.model.snapshot
         with self.changing:
             settled(self.save_dir, self._take_newer)
-        # What was listed before the reading, and only where that succeeded: the next call looks at what came
-        # meanwhile, and again at what could not be read.
+        # The listing from before the reading, and only if that succeeded: the next call sees checkpoints that
+        # came meanwhile, and retries those that could not be read.
         self._seen = seen
         return self.model.snapshot is not before
 
@@ -402,15 +406,15 @@ class Follower:
             return
         chain = chain_at(wanted)
         newest, follows = check_chain(chain)[-1], self.model.snapshot.follows
-        # The same base: all it takes are the deltas that the model does not have yet.
+        # The same base: apply the deltas that the model does not have yet.
         if digest_of_manifest(chain.base) == follows.base_digest:
             # The sequence of deltas is counted from 1.
             for delta in chain.deltas[follows.sequence - 1 :]:
                 self.model.apply(delta)
         elif newest.run != self.model.run:
-            # The first checkpoints of a new training are worse than what is served.
+            # The first checkpoints of a new training are worse than the model that is served.
             if newest.progress.epoch > 0:
                 self.model.replace(read_snapshot(chain, self.model.snapshot.maker))
-        # Not one that is older: the model may have begun with an export of what comes later.
+        # Never an older one: the model may have started from a newer export.
         elif newest.progress.step >= self.model.progress.step:
             self.model.replace(read_snapshot(chain, self.model.snapshot.maker))

@@ -1,4 +1,4 @@
-"""A whole model in memory, of one checkpoint. Needs no process group and no TorchRec.
+"""Whole model of one checkpoint in memory. Needs no process group and no TorchRec.
 
 Shapes: B ratings, D numbers in a table row.
 """
@@ -33,27 +33,27 @@ from recsuite.serving.request import (
     type_of,
 )
 
-# Whose features a model may have.
+# Entities that a model may have features of.
 EVERYTHING = (*ENTITIES, EVENT, *LISTS)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one feature for B ratings, see `rows.LookedUp`."""
+    """Rows of one feature for B ratings, see `rows.LookedUp`."""
 
     found: torch.Tensor
     counts: torch.Tensor
 
     def values(self) -> torch.Tensor:
-        """The rows, float32 [their number, D]."""
+        """Return the rows, float32 [number of rows, D]."""
         return self.found
 
     def lengths(self) -> torch.Tensor:
-        """How many of them are each rating's, int64 [B]."""
+        """Return the number of rows of each rating, int64 [B]."""
         return self.counts
 
     def at(self, ratings: torch.Tensor) -> Rows:
-        """Return those of some ratings, int64 [n], which may come several times."""
+        """Return the rows of some ratings. ratings: int64 [n]; a rating may be there several times."""
         counts, starts = self.counts[ratings], (self.counts.cumsum(0) - self.counts)[ratings]
         first = (starts - (counts.cumsum(0) - counts)).repeat_interleave(counts)
         return Rows(self.found[first + torch.arange(len(first))], counts)
@@ -61,33 +61,33 @@ class Rows:
 
 @dataclass(frozen=True)
 class Found:
-    """What the rows of one feature for B ratings are found by, which a delta does not change.
+    """Keys of the rows of one feature for B ratings. A delta does not change them.
 
-    keys: rows of a table with a vocabulary, or ids of a dynamic one, int64 [their number]; counts: how many
-    of them are each rating's, int64 [B].
+    keys: rows of a table with a fixed vocabulary, or ids of a dynamic one, int64 [number of keys]; counts:
+    number of keys of each rating, int64 [B].
     """
 
     keys: torch.Tensor
     counts: torch.Tensor
 
     def only(self, which: torch.Tensor) -> Found:
-        """Those of some ratings. which: bool [B]."""
+        """Return the keys of some ratings. which: bool [B]."""
         return Found(self.keys[which.repeat_interleave(self.counts)], self.counts[which])
 
 
-# Frozen: a delta makes another one, by which `ServedModel.apply` sees whether one came in between.
+# Frozen: each delta makes a new one, so `ServedModel.apply` can see whether the model changed meanwhile.
 @dataclass(frozen=True)
 class Snapshot:
-    """A whole model in memory.
+    """Whole model in memory.
 
-    schema: of the data of its training; features: those that the model has, in the order in which it adds
-    them up; tables: name to all rows, float32 [rows, D], of dynamic tables also those that nobody has;
-    vocabulary: feature to raw value to row, but of dynamic ones; encodings: feature to what makes a row or an
-    input of a number; manifest: of the checkpoint; follows: what the next delta must say that it builds on;
-    config: that of the training, nothing in an export; trained: the folder that says so; folder: where it was
-    read; dynamic: name of a dynamic table to where the rows of its ids are; lists: of
-    the index of items that was written with it, or with the checkpoint that deltas were put into; task_name:
-    the --task of the training; maker: makes the model, where it is not that of the task.
+    schema: of the data of its training; features: of the model, in the order in which it adds them up;
+    tables: name to all rows, float32 [rows, D], in dynamic tables also unused rows; vocabulary: feature to
+    raw value to row, without dynamic features; encodings: feature to the encoding of its numbers as rows or
+    inputs; manifest: of the checkpoint; follows: the link that the next delta must have; config: of the
+    training, empty in an export; trained: the folder with that config; folder: the folder it was read from;
+    dynamic: name of a dynamic table to the directory of its ids; lists: of the index of items that was
+    written with it, or with the checkpoint that deltas were applied to; task_name: the --task of the
+    training; maker: makes the model, if it is not the task's.
     """
 
     folder: Path
@@ -108,7 +108,7 @@ class Snapshot:
 
     @property
     def task(self) -> Task:
-        """What it has learned to do."""
+        """Task of the training."""
         return TASKS[self.task_name]
 
     @property
@@ -118,27 +118,24 @@ class Snapshot:
 
     @property
     def metric(self) -> str:
-        """The name of the validation metric by which the best checkpoint of its training was chosen."""
+        """Name of the validation metric by which the best checkpoint of its training was chosen."""
         return self.task.main_label
 
     def predict(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return predictions for B ratings, float32 [B], or [B, L] of a model of L labels."""
+        """Return predictions for B ratings, float32 [B], or [B, L] for a model of L labels."""
         if isinstance(self.head, TwoSided):
             return self.head.predict(rows, batch)
         return predictions_of(self.head, self.task, self.head(rows, batch), self.schema)
 
     @property
     def takes_ages(self) -> bool:
-        """True for a model that is told how long ago each item of a history was."""
+        """True if the model takes the age of each item of a history."""
         return getattr(self.head, "takes_ages", False)
 
     def names_of(self, entities: Collection[str]) -> list[str]:
-        """What a caller may give of some entities: their features, and the labels and ages of a
-        history.
-        """
+        """Return the names that a caller may give for entities: features, and a history's labels and ages."""
         names = [feature.name for feature in self.features if feature.entity in entities]
-        # To a model without a history the ratings of one would make no difference, in silence; nor would ages
-        # to one that counts all of it alike.
+        # A model without a history would silently ignore its ratings, and one without ages would ignore ages.
         if HISTORY in names:
             names += [HISTORY_RATINGS, HISTORY_AGES] if self.takes_ages else [HISTORY_RATINGS]
         return sorted(names)
@@ -146,16 +143,16 @@ class Snapshot:
     def look_up(
         self, values: Mapping[str, Sequence[Any]], entities: Collection[str] = EVERYTHING
     ) -> FeatureRows:
-        """The rows of raw values; those that are not given count as unknown, and a list as empty.
+        """Return the rows of raw values; features that are not given are unknown, or empty lists.
 
-        entities: whose features are looked up, and may be given.
+        entities: those whose features are looked up, and may be given.
         """
         return self.rows_of(self.find(values, entities))
 
     def find(
         self, values: Mapping[str, Sequence[Any]], entities: Collection[str] = EVERYTHING
     ) -> dict[str, Found]:
-        """What the rows of raw values are found by, see `look_up`. The same after a delta.
+        """Return the keys of the rows of raw values, see `look_up`. A delta does not change them.
 
         Raises:
             UserError: see `ServedModel.score`.
@@ -176,7 +173,7 @@ class Snapshot:
         }
 
     def numbers_of(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-        """The dense numbers of values that `find` has accepted, float32 [B, numbers]; NaN is none.
+        """Return the dense numbers of values that `find` has accepted, float32 [B, numbers]; NaN for none.
 
         Raises:
             UserError: for a value that is not a number.
@@ -190,7 +187,7 @@ class Snapshot:
         return torch.stack(columns, dim=1) if columns else torch.empty(size, 0)
 
     def _encoded(self, feature: Feature, given: Sequence[Any] | None, size: int) -> torch.Tensor:
-        """What the model has for a number: table rows, int64, or inputs, float32 [B]."""
+        """Return a number feature as the model takes it: table rows, int64 [B], or inputs, float32 [B]."""
         numbers = numbers_of(feature.name, [None] * size if given is None else given)
         return torch.from_numpy(self.encodings[feature.name].encode(numbers))
 
@@ -201,14 +198,14 @@ class Snapshot:
         if given is None:
             given = [[] if feature.multi else None] * size
         check_types(feature, given, self.kind_of(feature.name), self.schema)
-        # As in training: an item without a value has the value "unknown".
+        # As in training: an empty list of values counts as one unknown value.
         empty = [] if feature.name in LISTS else [None]
         lists = [list(value) or empty if feature.multi else [value] for value in given]
         keys = self.keys_of(feature.name, [value for values in lists for value in values])
         return Found(keys, torch.tensor([len(values) for values in lists], dtype=torch.int64))
 
     def kind_of(self, name: str) -> type[Any] | None:
-        """The type of the raw values of a feature of categories; None where the training has seen none.
+        """Return the type of the raw values of a categorical feature; None if the training has seen none.
 
         Raises:
             UserError: when the model has no such feature.
@@ -225,7 +222,7 @@ class Snapshot:
         return type_of(self.vocabulary[known])
 
     def keys_of(self, name: str, values: Sequence[Any]) -> torch.Tensor:
-        """What the rows of raw values are found by, int64 [n], see `Found`.
+        """Return the keys of the rows of raw values, int64 [n], see `Found`.
 
         Raises:
             UserError: when one cannot be an id.
@@ -237,7 +234,7 @@ class Snapshot:
         return torch.tensor([rows.get(value, UNKNOWN_ROW) for value in values], dtype=torch.int64)
 
     def known(self, name: str, values: Sequence[Any]) -> torch.Tensor:
-        """Which raw values of a feature of categories have a row that was learned, bool [n].
+        """Return a mask of the raw values of a categorical feature that have a trained row, bool [n].
 
         Raises:
             UserError: when the model has no such feature, or it has values of another type.
@@ -246,12 +243,13 @@ class Snapshot:
         return self.is_known(name, self.keys_of(name, values))
 
     def is_known(self, name: str, keys: torch.Tensor) -> torch.Tensor:
-        """Which keys of a feature have a row that was learned, bool [n]. keys: int64 [n], see `Found`."""
+        """Return a mask of the keys that have a trained row, bool [n]. keys: int64 [n], see `Found`."""
         return self._rows(self.schema.vocabulary_of(name), keys) != UNKNOWN_ROW
 
     def originals(self, items: Sequence[Any], keys: torch.Tensor) -> list[Any]:
-        """Raw ids of items as the training has them, whatever type of number the caller has; None for those
-        that are not in the vocabulary. keys: theirs, int64 [n].
+        """Return the raw ids of items with the type of the training; None for ids out of vocabulary.
+
+        keys: of the items, int64 [n].
         """
         name = self.schema.item
         if name not in self.dynamic:
@@ -262,12 +260,12 @@ class Snapshot:
         ]
 
     def table_of(self, name: str) -> str:
-        """The table that has the rows of a feature: its own, or of a history that of the items."""
+        """Return the table with the rows of a feature: its own, or the items' table for a history."""
         return name if name in self.tables else self.schema.vocabulary_of(name)
 
     @property
     def takes_history(self) -> bool:
-        """Whether the model is told what a user had."""
+        """True if the model takes the item history of a user."""
         return HISTORY in [feature.name for feature in self.features]
 
     def _rows(self, name: str, keys: torch.Tensor) -> torch.Tensor:
@@ -275,7 +273,7 @@ class Snapshot:
         return self.dynamic[table].find(keys) if table in self.dynamic else keys
 
     def rows_of(self, found: Mapping[str, Found]) -> FeatureRows:
-        """The rows that were found, copied out of their tables."""
+        """Return the rows of keys, copied out of their tables."""
         rows = {
             name: Rows(self.tables[self.table_of(name)][self._rows(name, each.keys)], each.counts)
             for name, each in found.items()
@@ -284,10 +282,10 @@ class Snapshot:
 
     @property
     def known_items(self) -> object:
-        """Another object wherever other items have a row, or lie elsewhere in the vocabulary."""
+        """Object whose identity changes if other items have a row, or if the vocabulary has another order."""
         return self.dynamic[self.schema.item].ids if self.schema.item in self.dynamic else self.vocabulary
 
     def items(self) -> list[Any]:
-        """The raw ids of the items that have a row, in the order in which equal scores are listed."""
+        """Return the raw ids of the items with a row, in the order in which equal scores are listed."""
         name = self.schema.item
         return self.dynamic[name].raw_values() if name in self.dynamic else list(self.vocabulary[name])

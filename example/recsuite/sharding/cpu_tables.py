@@ -1,22 +1,23 @@
-"""TorchRec's sharded tables with a step of their own on the CPU: `--cpu_tables vectorised`.
+"""TorchRec's sharded tables with our own training step on the CPU: `--cpu_tables vectorised`.
 
-TorchRec's plan, shards, names, states and pipelines stay. Its step on a CPU spends much of its time beside
-the arithmetic, and FBGEMM updates rows at a third of the speed of PyTorch's own kernels. Here
+TorchRec's plan, shards, names, states and pipelines stay. On a CPU, TorchRec's step spends much of its time
+outside the arithmetic, and FBGEMM updates rows at a third of the speed of PyTorch's own kernels. The step
+here:
 
     ids of all features -> keys -> distinct keys, in order          a row travels once for all its ids
     keys to the ranks that own the rows, rows back -> a row an id   one exchange for all tables
     gradients of ids -> sums for distinct keys -> to the owners     as many bytes as the rows
     -> sums over ranks -> the tables' optimizer, in place           see `table_rules`
 
-A rank has several parts: its groups of static tables, and its share of each dynamic one. What is asked of it
-lies together, part after part. Of static tables it is asked for by key, of dynamic ones by ids, which the
-ranks that own them turn into rows (`dynamic.py`).
+A rank has several parts: its groups of static tables, and its share of each dynamic table. A message holds
+the requests for one part after the other. Static tables are addressed by key. Dynamic tables are addressed by
+id, and the rank that owns an id turns it into a row (`dynamic.py`).
 
-A key numbers the rows of all tables: rank after rank, and within a rank table group after table group. So
-sorted keys are sorted by the rank that owns them, which is how an exchange sends them.
+Keys number the rows of all tables: rank after rank, and within a rank table group after table group. So
+sorted keys are sorted by the rank that owns them, which is the order of an exchange.
 
-An owner tells that an id has no row by a mark in its place. The rank that asked then takes the unknown's row,
-which came in the same exchange, and so the gradients of such ids are the unknown's.
+An owner writes a mark in place of the row of an id that has none. The rank that sent the id then uses the
+unknown row, which came in the same exchange. So the gradients of such ids go to the unknown row.
 
 R: keys that come to a rank; D: numbers in a row.
 """
@@ -51,11 +52,11 @@ from recsuite.sharding.table_rules import TableRule
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Tables of this rank that lie in one kernel: those with the same kind of sharding.
+    """Tables of this rank in one kernel: those with the same kind of sharding.
 
-    kernel: FBGEMM's, which holds their rows and the learning rate; state: what their optimizer keeps of all
-    rows, by name, float32 [rows] or [rows, D]; first_key: the key of its first row; tables: their names,
-    each with its first row; rule: the optimizer.
+    kernel: FBGEMM's, which holds the rows and the learning rate; state: optimizer state of all rows, by name,
+    float32 [rows] or [rows, D]; first_key: the key of its first row; tables: their names, each with its first
+    row; rule: the optimizer.
     """
 
     kernel: Any
@@ -66,7 +67,7 @@ class TableGroup:
 
     @property
     def group(self) -> TableGroup:
-        """Itself: where its rows lie."""
+        """The group that holds the rows: this one."""
         return self
 
     @property
@@ -76,22 +77,22 @@ class TableGroup:
         return self.kernel.weights_host.detach().view(-1, self.kernel.max_D)
 
     def learn(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        """Have distinct rows, int64 [n], learn from gradients, float32 [n, D], which it uses up."""
+        """Update distinct rows, int64 [n], by their gradients, float32 [n, D], which are overwritten."""
         kept = {name: held.index_select(0, rows) for name, held in self.state.items()}
         rate, number = self.kernel.learning_rate_tensor, int(self.kernel.iter_cpu.add_(1))
         shown = {name: part if part.dim() > 1 else part.unsqueeze(1) for name, part in kept.items()}
         steps = self.rule.step(gradients, shown, rate, number)
         for name, part in kept.items():
             self.state[name].index_copy_(0, rows, part)
-        # With another alpha than 1, index_add_ adds row by row, in ten times the time.
+        # With an alpha other than 1, index_add_ adds row by row, which takes ten times as long.
         self.weights.index_add_(0, rows, steps)
 
 
 def make_state(rule: TableRule, module: Any) -> dict[str, torch.Tensor]:
-    """Return the state of the tables of a TorchRec module of FBGEMM's kernel, all zero, by name.
+    """Return the optimizer state of the tables of a TorchRec module with FBGEMM's kernel, all zero, by name.
 
-    TorchRec's optimizer of the module gets it by table, so checkpoints see it: the kernel would make that of
-    row-wise Adagrad and of Adagrad alone on a CPU. Not collective.
+    It is added to TorchRec's optimizer of the module, by table, so that it is in checkpoints. On a CPU the
+    kernel itself has state only for Adagrad and row-wise Adagrad. Not collective.
     """
     optimizer, state = module.fused_optimizer, {}
     weights = {name.split(".")[-2]: weight for name, weight in optimizer.params.items()}
@@ -105,7 +106,7 @@ def make_state(rule: TableRule, module: Any) -> dict[str, torch.Tensor]:
 
 
 def _sharded_as(weight: ShardedTensor, held: torch.Tensor) -> ShardedTensor:
-    """What this rank holds of a tensor that is split by rows as the rows of a table are."""
+    """Return this rank's part of a tensor that is split by rows like the rows of a table."""
 
     def cut(part: Any) -> Any:
         offsets, sizes = part.shard_offsets[: held.dim()], part.shard_sizes[: held.dim()]
@@ -123,7 +124,7 @@ def _sharded_as(weight: ShardedTensor, held: torch.Tensor) -> ShardedTensor:
 class DynamicPart:
     """This rank's share of a dynamic table.
 
-    share: which id has which row; group: that in which the rows lie; first_row: of the share in it.
+    share: maps ids to rows; group: the table group with the rows; first_row: of the share in the group.
     """
 
     share: DynamicRows
@@ -131,10 +132,10 @@ class DynamicPart:
     first_row: int
 
     def rows_of(self, ids: torch.Tensor, is_training: bool) -> torch.Tensor:
-        """The rows of ids in the group, int64 [n]; NO_ROW for those without one.
+        """Return the rows of ids in the group, int64 [n]; NO_ROW for ids without a row.
 
-        ids: int64 [n], distinct, ascending; the unknown's first, on the rank that has its row. In training
-        new ones are taken in.
+        ids: int64 [n], distinct, ascending; the unknown id first, on the rank that has the unknown row.
+        Training inserts new ids.
         """
         has_unknown = self.share.unknown is not None
         known = ids[1:] if has_unknown else ids
@@ -149,16 +150,15 @@ Part = TableGroup | DynamicPart
 
 @dataclass
 class LookupRequest(Multistreamable):
-    """The rows that ranks want of each other in one step.
+    """The rows that ranks request from each other in one step.
 
-    features: what the ids came in; inverse: of each id the index of its row among those that come back, int64
-    [ids]; sent: how many of those come from each rank; unknowns: the index of the unknown's row of each part;
-    received: how many keys and ids came from each rank; in_parts: the same for each part of this one; rows:
-    what came, in that order, int64 [R], as rows of the groups, but as ids of dynamic tables as long as
-    `is_resolved` is false; missing: the indices of ids among them that have no row, int64, or None;
-    generation: of the layout by which they were sent; by_rows: the ids of the batch in another order, those
-    of the first row that comes back first, int32 [ids], and where in it those of each row begin, int32, or
-    None where nobody has asked.
+    features: the batch's ids; inverse: for each id the index of its row among the returned rows, int64 [ids];
+    sent: the number of returned rows from each rank; unknowns: the index of the unknown row of each part;
+    received: the number of keys and ids from each rank; in_parts: the same for each part of this rank; rows:
+    the requested rows, in that order, int64 [R], as rows of the groups, but as ids of dynamic tables as long
+    as `is_resolved` is false; missing: the indices of ids among them without a row, int64, or None;
+    generation: of the layout when they were sent; by_rows: the ids of the batch sorted by returned row, int32
+    [ids], and the start of each row's ids in that order, int32, or None before it is first used.
     """
 
     features: KeyedJaggedTensor
@@ -178,11 +178,11 @@ class LookupRequest(Multistreamable):
 
     @property
     def num_sent(self) -> list[int]:
-        """How many rows come back from each rank."""
+        """Number of rows that come back from each rank."""
         return [sum(parts) for parts in self.sent]
 
     def in_order_of_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `by_rows`, found now if it was not."""
+        """Return `by_rows`; compute it on first use."""
         if self.by_rows is None:
             order = self.inverse.to(torch.int32).argsort(stable=True)
             counts = self.inverse.bincount(minlength=sum(self.num_sent))
@@ -190,16 +190,16 @@ class LookupRequest(Multistreamable):
         return self.by_rows
 
     def inverse_of_features(self) -> tuple[torch.Tensor, ...]:
-        """The part of `inverse` of each feature."""
+        """Return the part of `inverse` of each feature."""
         return self.inverse.split(self.features.length_per_key())
 
 
 class TableLayout:
-    """Where the rows of all tables lie, and the keys that number those of static ones.
+    """Layout of the rows of all tables, and the keys of the rows of static tables.
 
     parts: those of this rank, the groups first; dynamic: its shares of dynamic tables, by name; group_ends:
-    the key after the last one of each group, rank after rank, int64; key_dtype: the narrowest that holds all
-    that is sent; num_keys: how many rows the static tables of all ranks have; generation: how often dynamic
+    the key after the last one of each group, rank after rank, int64; key_dtype: the narrowest for all that is
+    sent; num_keys: rows of the static tables of all ranks; generation: the number of times that dynamic
     tables have moved between the ranks.
     """
 
@@ -209,12 +209,12 @@ class TableLayout:
         self.groups: list[TableGroup] = []
         self.dynamic: dict[str, DynamicPart] = {}
         self.generation = 0
-        # What to add to a row of a table to get its key, by the shard in which it lies.
+        # The number to add to a row of a table to get its key, by the shard of the row.
         self.shifts = {
             name: torch.zeros(len(table.sharding_spec.shards), dtype=torch.int64)
             for name, table in plan.items()
         }
-        # TorchRec splits a table by rows into shards of equal size, but for the last.
+        # TorchRec splits a table by rows into shards of equal size, except for the last one.
         self.rows_in_shard = {
             name: table.sharding_spec.shards[0].shard_sizes[0] for name, table in plan.items()
         }
@@ -223,12 +223,13 @@ class TableLayout:
 
     @property
     def parts(self) -> list[Part]:
-        """All that this rank is asked of, in the order of a message."""
+        """All parts of this rank, in the order of a message."""
         return [*self.groups, *self.dynamic.values()]
 
     def add_group(self, rank: int, kind: str) -> tuple[int, tuple[tuple[str, int], ...]]:
-        """Give keys to what a rank has of the tables with one kind of sharding, after all keys so far; the
-        first key, and the names of the tables, each with its first row in the group.
+        """Number a rank's rows of the tables with one kind of sharding, after all keys so far.
+
+        Returns the first key, and the names of the tables, each with its first row in the group.
         """
         first_key, tables = self.num_keys, []
         for name, table in self.plan.items():
@@ -241,21 +242,20 @@ class TableLayout:
         return first_key, tuple(tables)
 
     def close(self) -> None:
-        """All groups of all ranks were added, and all dynamic tables."""
+        """Complete the layout, after all groups of all ranks and all dynamic tables were added."""
         self.group_ends = torch.tensor(self._group_ends)
         is_narrow = self.num_keys < 2**31 and not self.dynamic
         self.key_dtype = torch.int32 if is_narrow else torch.int64
 
     def keys_of(self, names: Sequence[str], values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The key of every row of some static tables, int64. values: of each table int64 [its rows].
+        """Return the key of every row of some static tables, int64. values: of each table int64 [its rows].
 
         Raises:
             IndexError: when a table has no such row, which is a bug of ours.
         """
         found = []
         for name, rows in zip(names, values, strict=True):
-            # A row that is out of range would have the key of another table's row, and nothing would look
-            # wrong.
+            # A row out of range would get the key of another table's row without an error.
             if len(rows):
                 least, most = rows.aminmax()
                 if least < 0 or most >= self.num_rows[name]:
@@ -263,14 +263,15 @@ class TableLayout:
                         f"{name}: rows {least} to {most} are asked for, and there are {self.num_rows[name]}"
                     )
             shifts = self.shifts[name]
-            # A table in one shard needs no division.
+            # A table with one shard needs no division.
             shift = shifts.index_select(0, rows // self.rows_in_shard[name]) if len(shifts) > 1 else shifts
             found.append(rows + shift)
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
 
     def pieces(self, request: LookupRequest) -> Iterator[tuple[Part, slice]]:
-        """Each part with where what came for it lies in `rows`, rank after rank; those for which nothing came
-        are left out.
+        """Yield each part with the slice of its requests in `rows`, rank after rank.
+
+        Parts without requests are skipped.
         """
         parts, counts = self.parts, request.in_parts
         for number, (end, count) in enumerate(zip(accumulate(counts), counts, strict=True)):
@@ -279,19 +280,19 @@ class TableLayout:
 
 
 def learn(layout: TableLayout, request: LookupRequest, gradients: torch.Tensor) -> None:
-    """Have this rank's parts learn from what all ranks sent, float32 [R, D]. Not collective."""
+    """Update this rank's parts by the gradients from all ranks, float32 [R, D]. Not collective."""
     pieces = list(layout.pieces(request))
     for part in layout.parts:
         mine = [piece for owner, piece in pieces if owner is part]
         if not mine:
             continue
-        # What one rank asked for is distinct already, so it is not sorted again: always so on a single rank.
+        # The requests of one rank are distinct already and need no sort; on a single rank this is always so.
         if len(mine) == 1:
             rows, sums = request.rows[mine[0]], gradients[mine[0]]
         else:
             rows, sums = _summed(request.rows, gradients, mine, layout.key_dtype)
         if request.missing is not None:
-            # Ids without a row have no gradient either: the rows came back as the unknown's.
+            # Ids without a row have no gradient either: they used the unknown row.
             there = (rows >= 0).nonzero().view(-1)
             rows, sums = rows[there], sums[there]
         part.group.learn(rows, sums)
@@ -300,23 +301,24 @@ def learn(layout: TableLayout, request: LookupRequest, gradients: torch.Tensor) 
 def _summed(
     rows: torch.Tensor, gradients: torch.Tensor, pieces: Sequence[slice], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct rows of some pieces, int64 [n], and the sums of their gradients, float32 [n, D].
+    """Return the distinct rows of some pieces, int64 [n], and the sums of their gradients, float32 [n, D].
 
-    Several ranks may want the same row, and an optimizer must see the sum of their gradients. dtype: the
+    Several ranks may request the same row, and an optimizer needs the sum of their gradients. dtype: the
     narrowest that holds the rows.
     """
     found = sorted_distinct(torch.cat([rows[piece] for piece in pieces]), dtype)
     places = torch.cat([torch.arange(piece.start, piece.stop, dtype=torch.int32) for piece in pieces])
     order = places.index_select(0, found.order)
-    # Nothing but sums, and no array of zeros that is read and written for each piece.
+    # Computes only the sums, without an array of zeros that is read and written for each piece.
     sums = torch.nn.functional.embedding_bag(order, gradients, found.starts, mode="sum")
     return found.keys, sums
 
 
 class Distinct(NamedTuple):
-    """Distinct keys, ascending, int64 [n]; inverse: of each key the index among them, int64, as torch.unique
-    gives them; order: the keys in ascending order, equal ones as they came, int32; starts: where in it each
-    distinct one begins, int32 [n].
+    """Distinct keys, ascending, int64 [n].
+
+    inverse: for each key its index among them, int64, as in torch.unique; order: the keys in ascending order,
+    equal keys in input order, int32; starts: the start of each distinct key in that order, int32 [n].
     """
 
     keys: torch.Tensor
@@ -326,9 +328,9 @@ class Distinct(NamedTuple):
 
 
 def sorted_distinct(keys: torch.Tensor, dtype: torch.dtype = torch.int64) -> Distinct:
-    """The distinct ones of some keys, int64, by sorting them. dtype: the narrowest that holds them."""
-    # Narrow numbers are sorted in half the time, and torch.unique would sort as well, but throw the order
-    # away. Stable, so that sums in this order do not depend on the algorithm.
+    """Return the distinct keys, int64, found by sorting. dtype: the narrowest that holds them."""
+    # Narrow numbers are sorted in half the time. torch.unique would sort too, but does not return the order.
+    # Stable, so that sums in this order do not depend on the algorithm.
     ascending, order = keys.to(dtype).sort(stable=True)
     found, places, counts = torch.unique_consecutive(ascending, return_inverse=True, return_counts=True)
     inverse = torch.empty_like(order).scatter_(0, order, places)
@@ -337,7 +339,7 @@ def sorted_distinct(keys: torch.Tensor, dtype: torch.dtype = torch.int64) -> Dis
 
 
 class CountsExchange(Awaitable[Awaitable[LookupRequest]]):
-    """Keys and their numbers are being sent; waiting gives the numbers, and waiting again the keys."""
+    """Exchange of keys and of their counts: the first wait gives the counts, the second one the keys."""
 
     def __init__(self, layout: TableLayout, exchange: Exchange, features: KeyedJaggedTensor) -> None:
         super().__init__()
@@ -347,7 +349,7 @@ class CountsExchange(Awaitable[Awaitable[LookupRequest]]):
             self.wanted = _with_ids(layout, features) if layout.dynamic else _keys_alone(layout, features)
             keys = self.wanted.keys
             outgoing = exchange.outgoing("keys", keys.shape, layout.key_dtype)
-            # Straight to where other ranks read it, and narrowed on the way.
+            # Written directly to the memory that other ranks read, and narrowed on the way.
             outgoing.rows.copy_(keys)
             sent = self.wanted.sent
             totals = sent.sum(1)
@@ -360,7 +362,7 @@ class CountsExchange(Awaitable[Awaitable[LookupRequest]]):
 
 
 class KeysExchange(Awaitable[LookupRequest]):
-    """The keys are being sent."""
+    """Exchange of keys in progress."""
 
     def __init__(self, counts: CountsExchange, received: torch.Tensor) -> None:
         super().__init__()
@@ -383,16 +385,18 @@ class KeysExchange(Awaitable[LookupRequest]):
         with named("input exchange"):
             self.request.rows = self.keys.keys().long()
             for part, piece in self.layout.pieces(self.request):
-                # Ids stay: only in the step itself is it known who has a row.
+                # Ids are kept: only the step itself decides which ids have a row.
                 if part is part.group:
                     self.request.rows[piece] -= part.group.first_key
             return self.request
 
 
 class Wanted(NamedTuple):
-    """What this rank wants: keys and ids, int64 [n], rank after rank and there part after part; inverse: the
-    index among them of each id of the batch; sent: how many are of each rank and part, int64 [ranks, parts];
-    unknowns: the index of the unknown id of each part, 0 for static ones; by_rows: as in `LookupRequest`.
+    """Requests of this rank.
+
+    keys: keys and ids, int64 [n], rank after rank and within a rank part after part; inverse: for each id of
+    the batch its index among them; sent: the number for each rank and part, int64 [ranks, parts]; unknowns:
+    the index of the unknown id of each part, 0 for static ones; by_rows: as in `LookupRequest`.
     """
 
     keys: torch.Tensor
@@ -403,10 +407,10 @@ class Wanted(NamedTuple):
 
 
 def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
-    """What is wanted of static tables."""
+    """Return the requests for static tables."""
     values = features.values().split(features.length_per_key())
-    # Distinct: a row travels once for all its ids. Sorted as well, so the keys of one rank, and in it
-    # of one table group, are neighbours, and two boundaries say which they are.
+    # Distinct: a row travels once for all its ids. Sorted: the keys of one rank and table group are
+    # neighbours, and two boundaries delimit them.
     keys = layout.keys_of(features.keys(), values)
     nothing = [0] * len(layout.groups)
     if layout.num_keys <= len(keys):
@@ -418,10 +422,10 @@ def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
 
 
 def marked_distinct(keys: torch.Tensor, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct ones of some keys, and the inverse, as torch.unique gives them.
+    """Return the distinct keys and the inverse, as torch.unique does.
 
-    num_keys: above all of them. Of few keys that come often, as in lists, marks are counted in a fifth of the
-    time that sorting takes.
+    num_keys: above all keys. For few keys that occur often, as in lists, counting marks takes a fifth of the
+    time of sorting.
     """
     is_there = torch.zeros(num_keys, dtype=torch.int64).index_fill_(0, keys, 1)
     return is_there.nonzero().view(-1), (is_there.cumsum(0) - 1).index_select(0, keys)
@@ -429,12 +433,12 @@ def marked_distinct(keys: torch.Tensor, num_keys: int) -> tuple[torch.Tensor, to
 
 def _counts_of_groups(layout: TableLayout, keys: torch.Tensor) -> torch.Tensor:
     ends = torch.searchsorted(keys, layout.group_ends)
-    # The same number on every rank: a group for each kind of sharding, which may be empty.
+    # Every rank has the same number of groups: one for each kind of sharding, possibly empty.
     return ends.diff(prepend=ends.new_zeros(1)).view(-1, len(layout.groups))
 
 
 def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
-    """What is wanted of static tables and of dynamic ones."""
+    """Return the requests for static and dynamic tables."""
     names = features.keys()
     values = dict(zip(names, features.values().split(features.length_per_key()), strict=True))
     static = [name for name in names if name not in layout.dynamic]
@@ -442,7 +446,7 @@ def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
         layout.keys_of(static, [values[name] for name in static]), return_inverse=True
     )
     counts = _counts_of_groups(layout, keys)
-    # Of each part: what is wanted, by rank; how many of each rank; for each id of the batch its index there.
+    # For each part: the requests by rank, their number for each rank, and for each id of the batch its index.
     wanted, sent = [keys.split(counts.sum(1).tolist())], [counts]
     shares = {name: _by_rank(values[name], part.share.placement) for name, part in layout.dynamic.items()}
     for ids, counts_of_ranks, _ in shares.values():
@@ -450,7 +454,7 @@ def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
         sent.append(counts_of_ranks.unsqueeze(1))
     message = torch.cat([piece for of_rank in zip(*wanted, strict=True) for piece in of_rank])
     all_sent = torch.cat(sent, dim=1)
-    # Where in the message each part of each rank begins, less how many of the part went to ranks before.
+    # The start of each part of each rank in the message, minus the part's requests to earlier ranks.
     starts = (all_sent.view(-1).cumsum(0) - all_sent.view(-1)).view_as(all_sent)
     num_groups = len(layout.groups)
     of_static = starts[:, 0], counts.sum(1)
@@ -464,23 +468,25 @@ def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
     unknowns = [0] * num_groups
     for number, (name, (_, counts_of_ranks, index)) in enumerate(shares.items(), start=num_groups):
         moved = _moved(index, starts[:, number], counts_of_ranks)
-        # Its id was put behind all others.
+        # The unknown id was appended last.
         found[name] = moved[:-1]
         unknowns.append(int(starts[0, number]))
     return Wanted(message, torch.cat([found[name] for name in names]), all_sent, unknowns)
 
 
 def _by_rank(ids: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The distinct ids, int64, those of rank 0 first, and for one rank ascending; how many are of each rank;
-    the index of each id among them, and at last that of the unknown id, which is the first of all.
+    """Group ids by rank.
+
+    Returns the distinct ids, int64, by rank, ascending within a rank; their number for each rank; for each id
+    its index among them, followed by the index of the unknown id, which is the first of all.
     """
-    # Asked for in every step: which ids have no row of their own turns out too late to ask again.
+    # Requested in every step: it is too late to ask again when it is known which ids have no row.
     with_unknown = torch.cat([ids, ids.new_full((1,), UNKNOWN_ID)])
     distinct, inverse = torch.unique(with_unknown, return_inverse=True)
     if placement.world_size == 1:
         return distinct, torch.tensor([len(distinct)]), inverse
     ranks = placement.owner_of(distinct)
-    # Its row is one that no bucket has, on rank 0.
+    # The unknown row is outside the buckets, on rank 0.
     ranks[0] = 0
     order = ranks.argsort(stable=True)
     places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))
@@ -489,8 +495,9 @@ def _by_rank(ids: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, tor
 
 
 def _moved(index: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Indices in what is wanted of a part as indices in the message, where each rank's piece of the part
-    begins at its start.
+    """Turn indices in the requests of a part into indices in the message.
+
+    starts: of each rank's piece of the part.
     """
     shifts = starts - (counts.cumsum(0) - counts)
     if len(shifts) == 1:
@@ -500,13 +507,13 @@ def _moved(index: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> t
     return places[index]
 
 
-# The bits of a float32 that is no number, and that no arithmetic makes.
+# The bits of a float32 NaN that no arithmetic produces.
 MARK = 0x7FC0DEAD
 
 
 @torch.no_grad()
 def resolve(layout: TableLayout, request: LookupRequest, is_training: bool) -> None:
-    """Turn the ids that came into rows of this rank's groups. Not collective."""
+    """Turn the received ids into rows of this rank's groups. Not collective."""
     pieces: dict[str, list[slice]] = {name: [] for name in layout.dynamic}
     names = {id(part): name for name, part in layout.dynamic.items()}
     for part, piece in layout.pieces(request):
@@ -523,7 +530,7 @@ def _resolve_part(part: DynamicPart, request: LookupRequest, pieces: list[slice]
     if len(pieces) == 1:
         request.rows[pieces[0]] = part.rows_of(request.rows[pieces[0]], is_training)
     elif pieces:
-        # All that a step wants, whoever wants it, at once: who comes in must not depend on the ranks.
+        # All ids of a step from all ranks at once: insertion must not depend on the number of ranks.
         ids, inverse = torch.cat([request.rows[piece] for piece in pieces]).unique(return_inverse=True)
         rows = part.rows_of(ids, is_training)[inverse]
         lengths = [piece.stop - piece.start for piece in pieces]
@@ -532,7 +539,7 @@ def _resolve_part(part: DynamicPart, request: LookupRequest, pieces: list[slice]
 
 
 def take_unknown(request: LookupRequest, rows: torch.Tensor) -> None:
-    """Have the ids whose rows, of those that came back, float32 [n, D], are marked look at the unknown's."""
+    """Use the unknown row for ids with a marked row. rows: the returned rows, float32 [n, D]."""
     is_missing = rows.view(torch.int32)[:, 0] == MARK
     missing = is_missing.nonzero().view(-1)
     if not len(missing):
@@ -548,28 +555,28 @@ Specs = Mapping[str, DynamicSpec]
 
 
 class CpuTables(ShardedEmbeddingCollection):
-    """The sharded tables of a model on the CPU, split by rows or whole.
+    """Sharded tables of a model on the CPU, split by rows or whole.
 
-    sharder: knows their optimizer, and those of them that take ids in.
+    sharder: gives their optimizer and the dynamic tables.
     """
 
     def __init__(self, sharder: CpuTablesSharder, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.exchange = open_exchange(self._env.process_group, sharder.timeout)
-        # TorchRec's pipelines ask whether its exchange still waits for a first batch; ours does not.
+        # TorchRec's pipelines check if the input exchange still waits for a first batch; this one does not.
         self._has_uninitialized_input_dist = False
-        # Autograd calls the backward only for inputs that want a gradient. The rows themselves are none, so
-        # this empty tensor is what makes it come, also on a rank that holds no rows.
+        # Autograd calls the backward only if an input requires a gradient. The rows do not, so this empty
+        # tensor does, also on a rank that holds no rows.
         self.anchor = torch.zeros(0, requires_grad=True)
         self.layout = self._lay_out(sharder.rule, sharder.dynamic)
 
     def _lay_out(self, rule: TableRule, dynamic: Specs) -> TableLayout:
-        """Give the rows of all ranks their keys, and find the kernels of this rank."""
+        """Assign keys to the rows of all ranks, and find the kernels of this rank."""
         plan = {name: self.module_sharding_plan[name] for name in self._table_names}
         num_rows = {name: config.num_embeddings for name, config in self._table_name_to_config.items()}
         layout = TableLayout(plan, num_rows)
-        # Of all ranks, from the plan that all have: a rank finds out by itself who owns a row, and asks
-        # nobody.
+        # For all ranks, from the plan that all ranks have: a rank finds the owner of a row without
+        # communication.
         for rank in range(self._env.world_size):
             for kind, lookup in zip(self._sharding_types, self._lookups, strict=True):
                 first_key, tables = layout.add_group(rank, kind)
@@ -578,14 +585,14 @@ class CpuTables(ShardedEmbeddingCollection):
                     state = make_state(rule, module) if module else {}
                     kernel = module and module.emb_module
                     layout.groups.append(TableGroup(kernel, state, first_key, tables, rule))
-        # Others of the model have another width, and so other tables.
+        # Other tables of the model have another width.
         for name in [name for name in dynamic if name in plan]:
             layout.dynamic[name] = self._share_of(dynamic[name], layout)
         layout.close()
         return layout
 
     def _share_of(self, spec: DynamicSpec, layout: TableLayout) -> DynamicPart:
-        """This rank's share of a dynamic table."""
+        """Return this rank's share of a dynamic table."""
         places = {name: (group, first) for group in layout.groups for name, first in group.tables}
         group, first_row = places[spec.name]
         rank, world_size = self._env.rank, self._env.world_size
@@ -593,41 +600,41 @@ class CpuTables(ShardedEmbeddingCollection):
         state = group.state["momentum1"][rows]
         share = DynamicRows(spec, rank, world_size, group.weights[rows], state)
         if share.unknown is not None:
-            # Learned like any other, and zero to begin with.
+            # The unknown row is trained like any other row, and starts at zero.
             share.unknown[0].zero_()
         return DynamicPart(share, group, first_row)
 
     def dynamic_rows(self) -> dict[str, DynamicRows]:
-        """This rank's share of each dynamic table, by its name."""
+        """Return this rank's share of each dynamic table, by its name."""
         return {name: part.share for name, part in self.layout.dynamic.items()}
 
     def on_growth(self) -> None:
-        """Shares have moved between the ranks: what was asked for before is to be asked for again."""
+        """Note that shares have moved between the ranks: pending requests are to be sent again."""
         self.layout.generation += 1
 
     def end_step(self) -> None:
-        """Nothing is left to do: the rank that has the unknown's row got all gradients of it."""
+        """No-op: the rank with the unknown row has received all of its gradients."""
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> KJTListSplitsAwaitable:
-        """Ask the ranks for the rows of features. Collective: every rank."""
+        """Request the rows of features from the ranks. Collective: every rank."""
         with torch.no_grad():
-            # TorchRec waits twice, for counts and then for keys; its pipeline does other work between the
-            # two.
+            # TorchRec waits twice, for the counts and then for the keys; its pipeline does other work between
+            # the two.
             features = of_tables(features, self.layout.plan)
             return KJTListSplitsAwaitable([CountsExchange(self.layout, self.exchange, features)], ctx)
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """The rows of features; in the backward the tables learn. Collective: every rank."""
+        """Return the rows of features; the backward updates the tables. Collective: every rank."""
         (request,) = input
         if request.generation != self.layout.generation:
-            # A pipeline asked for it before a table grew, and its ids went to the ranks that had them then.
-            # It is so on all ranks.
+            # A pipeline sent this request before a table grew, to the ranks that owned the ids then. This is
+            # so on all ranks.
             request = CountsExchange(self.layout, self.exchange, request.features).wait().wait()
         if not request.is_resolved:
             with named("lookup"):
                 resolve(self.layout, request, self.training)
         if self.post_lookup_tracker_fn is not None:
-            # Here, because TorchRec calls its tracker in the lookup that this one replaces.
+            # TorchRec calls its tracker in the lookup that this one replaces.
             self._track(request)
         names = request.features.keys()
         lengths = dict(zip(names, request.features.lengths().view(len(names), -1), strict=True))
@@ -642,22 +649,22 @@ class CpuTables(ShardedEmbeddingCollection):
             if name in shared:
                 is_single = len(places) == len(lengths[name]) and bool((lengths[name] == 1).all())
                 found[name] = DistinctRows(distinct, places, lengths[name], is_single)
-        # Not an awaitable, unlike that of TorchRec's own tables: the exchange has ended above.
+        # Not an awaitable, unlike the output of TorchRec's own tables: the exchange has ended above.
         if expanded:
             return {name: found[name] for name in names}
         return SharedRows(found, distinct, request.in_order_of_rows)
 
     def _track(self, request: LookupRequest) -> None:
-        """Tell TorchRec's tracker, from which deltas are made, which rows of this rank are looked up."""
+        """Report the looked-up rows of this rank to TorchRec's tracker, from which deltas are made."""
         for group, piece in self.layout.pieces(request):
-            # Dynamic tables note by themselves what changes.
+            # Dynamic tables record their changes themselves.
             if not isinstance(group, TableGroup):
                 continue
             names = [name for name, _ in group.tables]
             firsts = torch.tensor([first for _, first in group.tables])
             rows = request.rows[piece]
-            # What comes from a rank is sorted, and so is the list of tables: boundaries tell the rows of
-            # each. The last table ends where no row number reaches.
+            # The requests from a rank are sorted, and so is the list of tables: boundaries delimit the rows
+            # of each table. The last table ends above every row number.
             ends = torch.searchsorted(rows, torch.cat([firsts[1:], rows.new_tensor([2**62])]))
             counts = ends.diff(prepend=ends.new_zeros(1))
             rows = rows - firsts.repeat_interleave(counts)
@@ -666,31 +673,33 @@ class CpuTables(ShardedEmbeddingCollection):
 
 
 def _module_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
-    """TorchRec's module of a table group; None where this rank holds nothing of it."""
+    """Return TorchRec's module of a table group; None where this rank holds no rows of it."""
     held = [[table.name for table in config.embedding_tables] for config in lookup.grouped_configs]
     names = [name for name, _ in tables]
     if held != ([names] if names else []):
-        # Another version of TorchRec may group otherwise; rows would be others than their keys say.
+        # Another version of TorchRec may group the tables in another way, and then the keys would be wrong.
         raise RuntimeError(f"TorchRec has grouped the tables {names} as {held}")
     return lookup._emb_modules[0] if names else None
 
 
 def shared_in(names: Sequence[str]) -> Sequence[str]:
-    """Those of the features whose rows are added up as they are: a copy for each value would cost more."""
-    # With an audience the rows of other features have a prior, whose gradient each event has for itself.
+    """Return the features whose rows are summed without a copy for each value, which would cost more."""
+    # With item histories the rows of other features have a prior, whose gradient differs for each event.
     return LISTS if AUDIENCE in names else names
 
 
 def expanded_in(request: LookupRequest) -> list[torch.Tensor]:
-    """The part of `LookupRequest.inverse` of each other feature."""
+    """Return the part of `LookupRequest.inverse` of each of the other features."""
     names = request.features.keys()
     parts = zip(names, request.inverse_of_features(), strict=True)
     return [part for name, part in parts if name not in shared_in(names)]
 
 
 class Rows(torch.autograd.Function):
-    """The rows of features that are not shared, each float32 [its ids, D], and for those that are all
-    distinct ones, float32 [distinct, D]; the backward is the step of the tables.
+    """Rows of features; the backward updates the tables.
+
+    Features that are not shared: float32 [its ids, D] each. All shared ones: their distinct rows, float32
+    [distinct, D].
     """
 
     @staticmethod
@@ -703,9 +712,9 @@ class Rows(torch.autograd.Function):
             mine = tables.exchange.outgoing("rows", (len(request.rows), tables._embedding_dim))
             rows = request.rows if request.missing is None else request.rows.clamp(min=0)
             for part, piece in tables.layout.pieces(request):
-                # Written where other ranks read it: rows are copied once on this side.
+                # Written to memory that other ranks read: rows are copied once on this side.
                 torch.index_select(part.group.weights, 0, rows[piece], out=mine.rows[piece])
-            # Which of the ids have no row, told in the rows that go back.
+            # Mark the ids without a row in the rows that go back.
             if request.missing is not None:
                 mine.rows.view(torch.int32)[request.missing, 0] = MARK
         with named("output exchange"):
@@ -721,8 +730,7 @@ class Rows(torch.autograd.Function):
         tables, request = ctx.tables, ctx.request
         sums = tables.exchange.outgoing("gradients", (sum(request.num_sent), tables._embedding_dim))
         *of_features, of_distinct = gradients
-        # The slot still holds an earlier step. Adding up here, before the exchange, sends as many rows as
-        # came.
+        # The slot still holds an earlier step. Summing here, before the exchange, sends as many rows as came.
         sums.rows.copy_(of_distinct)
         for inverse, gradient in zip(expanded_in(request), of_features, strict=True):
             sums.rows.index_add_(0, inverse, gradient)
@@ -730,23 +738,22 @@ class Rows(torch.autograd.Function):
             mine = tables.exchange.swap(sums, request.num_sent, request.received)()
         with named("optimizer"):
             if tables._env.world_size > 1:
-                # The loss is the mean over ranks, and each rank's backward began with its own loss alone.
+                # The loss is the mean over ranks, but each rank's backward started from its own loss.
                 # TorchRec's exchange divides in the same way.
                 mine.div_(tables._env.world_size)
             learn(tables.layout, request, mine)
-        # The tables have learned already; there is no gradient left for an optimizer to take.
+        # The tables are updated already; no gradient is left for an optimizer.
         return None, None, None
 
 
 class CpuTablesSharder(EmbeddingCollectionSharder):
-    """Makes `CpuTables` of the tables of a model.
+    """Sharder that makes `CpuTables` from the tables of a model.
 
-    rule: their optimizer; timeout: seconds that a rank waits for another one; dynamic: the tables that take
-    ids in.
+    rule: their optimizer; timeout: seconds to wait for another rank; dynamic: specs of the dynamic tables.
     """
 
     def __init__(self, fused_params: dict[str, Any], rule: TableRule, timeout: float, dynamic: Specs) -> None:
-        # The kernel learns nothing and is to keep nothing: of all optimizers this one has no state.
+        # The kernel itself does not train and needs no state: this is the only optimizer without one.
         super().__init__(fused_params={**fused_params, "optimizer": EmbOptimType.EXACT_SGD})
         self.rule, self.timeout, self.dynamic = rule, timeout, dynamic
 
@@ -758,10 +765,10 @@ class CpuTablesSharder(EmbeddingCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> CpuTables:
-        """The sharded tables. Collective: every rank."""
+        """Return the sharded tables. Collective: every rank."""
         return CpuTables(self, module, params, env, self.fused_params, device, module_fqn=module_fqn)
 
     @property
     def sharded_module_type(self) -> type[CpuTables]:
-        """What `shard` makes."""
+        """Type of the tables that `shard` returns."""
         return CpuTables

@@ -1,14 +1,13 @@
-"""One rank's share of a dynamic table: it finds the rows of ids, inserts ids, and evicts the least wanted.
+"""One rank's share of a dynamic table: it finds the rows of ids, inserts ids, and evicts others.
 
-The bucket of an id depends on the id and the capacity alone, so which ids compete for a place, and with that
-all of training, is the same on any number of ranks. In front of the rows lie buckets of places, each place
-with a row of its own. In a step the ids that are there come first, and none of them can lose its place; then
-those that wait for admission, then new ones, each in the order of their ids. So nothing depends on the number
-of ranks, which have each some of the buckets. The row that an id begins with is a function of seed, table and
-id.
+The bucket of an id depends only on the id and the capacity. So the ids that compete for a place, and with
+them all of training, are the same on any number of ranks. In front of the rows are buckets of places, and
+each place has its own row. A step handles ids with a row first, and none of them can lose its place; then ids
+that wait for admission; then new ids; each in the order of ids. So nothing depends on the number of ranks,
+which have some of the buckets each. The initial row of an id is a function of seed, table and id.
 
-Plain operations on flat tensors. A place is a number: its bucket times the width, plus a slot. What is said
-about slots never depends on their order, so it does not matter in which one an id came to lie. Ids are int64.
+Plain operations on flat tensors. A place is a number: its bucket times the width, plus a slot. Results never
+depend on the order of the slots in a bucket. Ids are int64.
 
 b: buckets; w: places in one; n: ids; P: places of a share at the largest capacity; D: numbers in a row.
 """
@@ -27,11 +26,11 @@ import torch
 
 from recsuite.ids import UNKNOWN_ID
 
-# Ids whose hash leads to the same bucket compete for its places, and for no others.
+# Ids with the same bucket, by their hash, compete for its places and for no others.
 BUCKET_WIDTH = 16
-# Of a raw id this marks a place that nobody has. `recsuite.ids` refuses it as an id of the data.
+# Raw id that marks an empty place. `recsuite.ids` refuses it as an id of the data.
 EMPTY = UNKNOWN_ID
-# Instead of the row of an id that has none.
+# Marks an id without a row.
 NO_ROW = -1
 
 
@@ -40,10 +39,10 @@ class DynamicSpec:
     """One dynamic table.
 
     capacity, max_capacity: places on all ranks, now and after all growth, multiples of BUCKET_WIDTH; admit:
-    sightings before an id gets a row; evict: "lru", "lfu", "ttl" or "none"; ttl: how long a row stays that is
-    not seen, and half_life: after how long half of a count is left, both in `unit` ("steps" or "seconds"), 0
-    for never; distribution: "continuous", "roundrobin" or "hash"; grow: the share of the places that may be
-    taken before the capacity doubles, 0 for never.
+    sightings before an id gets a row; evict: "lru", "lfu", "ttl" or "none"; ttl: time until an unseen row
+    expires; half_life: time after which a count is halved; both in `unit` ("steps" or "seconds"), 0 for
+    never; distribution: "continuous", "roundrobin" or "hash"; grow: the share of the places that may be taken
+    before the capacity doubles, 0 for never.
     """
 
     name: str
@@ -62,21 +61,21 @@ class DynamicSpec:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nobody is let go to make room."""
+        """True if no live id is evicted to make room."""
         return self.evict in ("none", "ttl")
 
 
 LEAST, MOST = -(2**63), 2**63 - 1
-# When a place was last seen: never, which makes it the first to be given away; and by the step that chooses
-# now, which cannot give it away.
+# Special values of last seen. NEVER: the place is empty and is chosen first. PINNED: the place is used by the
+# current step and cannot be chosen.
 NEVER, PINNED = LEAST, MOST
-# One sighting: counts are whole numbers that still have something left after they were halved.
+# One sighting: counts are integers, scaled so that halving keeps precision.
 SIGHTING = 2**8
 MOST_COUNTED = 2**31 - 1 - SIGHTING
 
 
 class Clock:
-    """The time of a table, in the unit of its spec; `now` moves it."""
+    """Time of a table, in the unit of its spec; set `now` to move it."""
 
     def __init__(self, spec: DynamicSpec) -> None:
         self.now = 0
@@ -84,48 +83,48 @@ class Clock:
 
     @property
     def horizon(self) -> int:
-        """What was last seen before this time is not there: it has expired, or nobody has its place."""
+        """Ids last seen before this time are absent: they have expired, or the place is empty."""
         return self.now - self.ttl if self.ttl else NEVER + 1
 
     def counted(self, count: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """Counts with one sighting more, int32."""
+        """Return counts with one more sighting, int32."""
         return self.aged(count, seen).clamp(max=MOST_COUNTED).add_(SIGHTING)
 
     def aged(self, count: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """Counts, int32, as they are now that they were halved at each multiple of the half-life since."""
+        """Return counts, int32, halved once for each multiple of the half-life since they were last seen."""
         if not self.half_life:
             return count
         passed = self.now // self.half_life - torch.div(seen, self.half_life, rounding_mode="floor")
         return count >> passed.clamp_(0, 31).int()
 
     def order(self) -> Order:
-        """Whose row goes first."""
+        """Order of eviction."""
         return Order(self.aged if self.counts else None)
 
 
 @dataclass(frozen=True)
 class Order:
-    """Who goes first: by the count first, if it has a say, then by when they were seen, and then by id.
+    """Order of eviction: by count if there is one, then by last seen, and then by id.
 
-    count: what (count, seen) says, int32; larger_first: of two ids.
+    count: function of (count, seen), int32; larger_first: evict the larger of two ids first.
     """
 
     count: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
     larger_first: bool = False
 
     def first_key(self, seen: torch.Tensor, count: torch.Tensor, horizon: int) -> torch.Tensor:
-        """The key that matters most, int64: lowest where nobody is or has expired, highest where pinned."""
+        """Return the first sort key, int64: lowest for empty or expired places, highest for pinned ones."""
         if self.count is None:
             return seen
         key = self.count(count, seen).long()
-        # Empty places before those of ids that have expired: which of the two is taken is counted.
+        # Empty places come before expired ids, because the two are counted separately.
         key.masked_fill_(seen < horizon, NEVER + 1).masked_fill_(seen == NEVER, NEVER)
         return key.masked_fill_(seen == PINNED, PINNED)
 
     def keys(
         self, ids: torch.Tensor, seen: torch.Tensor, count: torch.Tensor, horizon: int
     ) -> list[torch.Tensor]:
-        """All keys, the one that matters most first."""
+        """Return all sort keys, the most significant one first."""
         others = [~ids if self.larger_first else ids]
         if self.count is not None:
             others.insert(0, seen)
@@ -133,14 +132,15 @@ class Order:
 
 
 def order_of_waiting() -> Order:
-    """Who has to make room for another one that waits."""
-    # Of equals the larger id gives way: a step lets ids wait in ascending order, and the first come to wait.
+    """Return the order in which waiting ids are evicted."""
+    # Of equal ids the larger one is evicted: a step adds waiting ids in ascending order, so the first ones
+    # stay.
     return Order(lambda count, seen: count, larger_first=True)
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Ids that were seen, but not often enough for a row.
+    """Ids that were not seen often enough for a row yet.
 
     ids: int64 [n]; count: sightings, int32 [n]; seen: when last, int64 [n].
     """
@@ -150,19 +150,19 @@ class Waiting:
     seen: torch.Tensor
 
     def __getitem__(self, which: torch.Tensor) -> Waiting:
-        """Those that an index or a mask says."""
+        """Return the ids selected by an index or a mask."""
         return Waiting(self.ids[which], self.count[which], self.seen[which])
 
     @staticmethod
     def none(device: torch.device | None = None) -> Waiting:
-        """Nobody waits."""
+        """Return an empty list of waiting ids."""
         empty = torch.empty(0, dtype=torch.int64, device=device)
         return Waiting(empty, empty.int(), empty)
 
 
 @dataclass(frozen=True)
 class LiveRows:
-    """Ids with their rows, and those that wait for one.
+    """Ids with their rows, and ids that wait for one.
 
     ids: int64 [n]; weight: float32 [n, D]; state: of the optimizer, float32 [n]; seen: when last, int64 [n];
     count: 256 times the sightings, halved as they age, int32 [n].
@@ -176,7 +176,7 @@ class LiveRows:
     waiting: Waiting
 
     def of_rows(self, which: torch.Tensor) -> LiveRows:
-        """The rows that an index or a mask says; all that wait."""
+        """Return the rows selected by an index or a mask, and all waiting ids."""
         return LiveRows(
             self.ids[which],
             self.weight[which],
@@ -189,7 +189,7 @@ class LiveRows:
 
 @dataclass(frozen=True)
 class Changes:
-    """What is new since `clear_changes`: rows and waiting ids that changed, and ids that have left."""
+    """Changes since `clear_changes`: changed rows and waiting ids, and removed ids."""
 
     rows: LiveRows
     gone: torch.Tensor
@@ -203,7 +203,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Marks:
-    """From which `changes` are made, by id: touched; new since the last ones; left since the last ones."""
+    """Marks for `changes`, by id: touched, inserted, and removed since the last ones."""
 
     touched: torch.Tensor
     fresh: torch.Tensor
@@ -212,7 +212,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Moving:
-    """All that a share held, on its way to where it lies in a table of another capacity."""
+    """Contents of a share on its way to a table of another capacity."""
 
     live: LiveRows
     marks: Marks
@@ -221,9 +221,10 @@ class Moving:
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of ids: rows there are, ids that wait, and since the beginning: rows given, rows taken from
-    the least wanted and from the expired, and, step by step, ids without a place and ids not seen often
-    enough.
+    """Counters of ids.
+
+    Rows now, and ids that wait; since the beginning: rows given, rows evicted from live ids and from expired
+    ones; and, step by step, ids without a place and ids not seen often enough.
     """
 
     live: int
@@ -238,55 +239,55 @@ class Counts:
 # The finaliser of splitmix64, by Sebastiano Vigna; as signed numbers, because torch shifts no others.
 FIRST_FACTOR = 0xBF58476D1CE4E5B9 - 2**64
 SECOND_FACTOR = 0x94D049BB133111EB - 2**64
-# Any odd number will do: it parts the second mix, of buckets, from the first, of ids.
+# Any odd number: it makes the second mix, of buckets, independent of the first one, of ids.
 SECOND_MIX = 0x632BE59BD9B4E019
 CPU = torch.device("cpu")
 
 
 def mix64(values: torch.Tensor) -> torch.Tensor:
-    """A number whose every bit depends on every bit of the value, int64; a bijection."""
+    """Return the hash of each value, int64: every bit depends on every bit of the value; a bijection."""
     mixed = _without_high_bits(values, 30).mul_(FIRST_FACTOR)
     mixed = _without_high_bits(mixed, 27).mul_(SECOND_FACTOR)
     return _without_high_bits(mixed, 31)
 
 
 def _without_high_bits(values: torch.Tensor, shift: int) -> torch.Tensor:
-    # torch shifts the sign along; the mask takes it away.
+    # torch copies the sign bit in a shift; the mask clears it.
     return (values >> shift).bitwise_and_((1 << (64 - shift)) - 1).bitwise_xor_(values)
 
 
 def bucket_of(ids: torch.Tensor, num_buckets: int) -> torch.Tensor:
-    """The bucket of each id, int64, of fewer than 2^31 buckets."""
-    # The high half of the hash as a fraction of all buckets, which is quicker than a division. Twice as many
-    # buckets split bucket b into 2 b and 2 b + 1, so in growth a continuous range stays about where it is.
+    """Return the bucket of each id, int64, for fewer than 2^31 buckets."""
+    # The high half of the hash as a fraction of all buckets, which is faster than a division. Doubling the
+    # buckets splits bucket b into 2 b and 2 b + 1, so in growth a continuous range stays about in its place.
     return (mix64(ids) >> 32).bitwise_and_(0xFFFFFFFF).mul_(num_buckets).bitwise_right_shift_(32)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Which rank has which of the buckets."""
+    """Assignment of buckets to ranks."""
 
     distribution: str
     num_buckets: int
     world_size: int
 
     def rank_of(self, buckets: torch.Tensor) -> torch.Tensor:
-        """The rank that has each bucket, int64."""
+        """Return the rank of each bucket, int64."""
         if self.world_size == 1:
             return torch.zeros_like(buckets)
         if self.distribution == "continuous":
             return buckets // self._per_rank
         if self.distribution == "roundrobin":
             return buckets % self.world_size
-        # Of a bucket's number alone, so more buckets leave those that were there on their ranks.
+        # Depends only on the bucket's number, so existing buckets stay on their ranks when there are more.
         return mix64(buckets ^ SECOND_MIX).remainder_(self.world_size)
 
     def owner_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rank that has the bucket of each id, int64."""
+        """Return the rank that owns each id, int64."""
         return self.rank_of(bucket_of(ids, self.num_buckets))
 
     def local_bucket(self, buckets: torch.Tensor) -> torch.Tensor:
-        """The number of each bucket among those of its rank, int64."""
+        """Return the number of each bucket among those of its rank, int64."""
         if self.world_size == 1:
             return buckets
         if self.distribution == "continuous":
@@ -298,7 +299,7 @@ class Placement:
         return self._numbers[buckets.device].index_select(0, buckets)
 
     def buckets_on(self, rank: int) -> int:
-        """How many buckets a rank has."""
+        """Return the number of buckets of a rank."""
         if self.distribution == "continuous":
             return max(0, min(self.num_buckets - rank * self._per_rank, self._per_rank))
         if self.distribution == "roundrobin":
@@ -320,7 +321,7 @@ class Placement:
 
     @cached_property
     def _numbers(self) -> dict[torch.device, torch.Tensor]:
-        """The number of each bucket among those of its rank, int64, where it was asked for."""
+        """Number of each bucket among those of its rank, int64, by device."""
         numbers = torch.empty(self.num_buckets, dtype=torch.int64)
         for rank in range(self.world_size):
             mine = self._owners == rank
@@ -329,7 +330,7 @@ class Placement:
 
 
 def rows_per_rank(spec: DynamicSpec, world_size: int) -> int:
-    """Rows that a table has on every rank: a place each at its largest capacity, and one for the unknown."""
+    """Return the rows of a table on each rank: a place each at the largest capacity, and the unknown row."""
     num_buckets = spec.max_capacity // BUCKET_WIDTH
     return Placement(spec.distribution, num_buckets, world_size).places_per_rank + 1
 
@@ -340,23 +341,23 @@ NUMBERS_PER_WORD = 4
 
 
 def initial_rows(spec: DynamicSpec, ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """The first row of each id, float32 [n, D], uniform around zero with the deviation that the spec says.
+    """Return the initial row of each id, float32 [n, D], uniform around zero with the deviation of the spec.
 
-    scale: what a row means is this times what the table holds; the rows are what it has to hold.
+    scale: a row is what the table holds times this; the result is what the table has to hold.
     """
     words = -(-spec.embedding_dim // NUMBERS_PER_WORD)
     keys = mix64(ids ^ _table_key(spec.seed, spec.name)).unsqueeze(1) + _steps(words, ids.device)
-    # Sixteen bits a number. Whole numbers up to the one multiplication, so every device has the same bits.
+    # Sixteen bits a number. Integers up to the only multiplication, so every device has the same bits.
     drawn = mix64(keys).view(torch.int16)[:, : spec.embedding_dim]
     step = spec.init_std * math.sqrt(12) / 2**16 / scale
     return drawn.float().add_(0.5).mul_(step)
 
 
-# Asked for in nearly every step of a training.
+# Used in nearly every step of a training.
 @functools.lru_cache
 def _steps(words: int, device: torch.device) -> torch.Tensor:
-    """What parts the words of a row, int64 [words]."""
-    # Wrapped by hand, since torch takes no number that needs more than 64 bits with the sign.
+    """Return the offsets that make the words of a row different, int64 [words]."""
+    # Wrapped by hand: torch does not accept numbers beyond 64 bits with the sign.
     steps = [((number + 1) * STEP + 2**63) % 2**64 - 2**63 for number in range(words)]
     return torch.tensor(steps, device=device)
 
@@ -368,7 +369,10 @@ def _table_key(seed: int, name: str) -> int:
 
 
 def lowest(keys: list[torch.Tensor]) -> torch.Tensor:
-    """The column of the lowest in each row of keys, int64 [n, w], that together are distinct; int64 [n]."""
+    """Return the column of the lowest entry in each row of keys, int64 [n].
+
+    keys: int64 [n, w], distinct together.
+    """
     left = torch.ones_like(keys[0], dtype=torch.bool)
     for key in keys:
         key = torch.where(left, key, MOST)
@@ -377,16 +381,16 @@ def lowest(keys: list[torch.Tensor]) -> torch.Tensor:
 
 
 def slots_in_order(keys: list[torch.Tensor]) -> torch.Tensor:
-    """The columns of each row of keys, int64 [n, w], from the lowest to the highest; int64 [n, w]."""
+    """Return the columns of each row of keys, int64 [n, w], from the lowest to the highest, int64 [n, w]."""
     columns = torch.arange(keys[0].size(1), device=keys[0].device).expand_as(keys[0])
-    # All with all: torch takes longer to sort many short rows.
+    # Compares all pairs: torch takes longer to sort many short rows.
     pairs = [(key.unsqueeze(1), key.unsqueeze(2)) for key in [*keys, columns]]
     before = is_lower([key for key, _ in pairs], [other for _, other in pairs])
     return torch.empty_like(keys[0]).scatter_(1, before.sum(2), columns)
 
 
 def is_lower(keys: list[torch.Tensor], others: list[torch.Tensor]) -> torch.Tensor:
-    """Whether keys come before other ones."""
+    """Return True where keys come before other keys."""
     lower = keys[-1] < others[-1]
     for key, other in zip(reversed(keys[:-1]), reversed(others[:-1]), strict=True):
         lower = (key < other) | ((key == other) & lower)
@@ -394,24 +398,25 @@ def is_lower(keys: list[torch.Tensor], others: list[torch.Tensor]) -> torch.Tens
 
 
 def turns(home: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of a list where each bucket's are neighbours: the buckets; of each its bucket's index, and its turn
-    there.
+    """Number the ids of each bucket, in a list where those of a bucket are neighbours.
+
+    Returns the buckets, the index of each id's bucket among them, and each id's number within its bucket.
     """
     buckets, inverse, counts = home.unique_consecutive(return_inverse=True, return_counts=True)
     firsts = counts.cumsum(0) - counts
     return buckets, inverse, torch.arange(len(home), device=home.device) - firsts[inverse]
 
 
-# So many buckets that several ids want are quicker shared out by ordering all their places.
+# With up to so many contested buckets it is faster to order all their places.
 FEW_BUCKETS = 48
 
 
 class Places:
     """Places in buckets.
 
-    ids, seen: int64 [b, w]; count: int32 [b * w]; touched and fresh: bool [b * w], changed and taken in since
-    the last `forget_marks`; gone: ids that left since then and were there before, each once; taken: places
-    with an id.
+    ids, seen: int64 [b, w]; count: int32 [b * w]; touched and fresh: bool [b * w], changed and inserted since
+    the last `forget_marks`; gone: ids that were there at the last `forget_marks` and were removed since, each
+    once; taken: number of places with an id.
     """
 
     def __init__(self, num_buckets: int, width: int, order: Order, device: torch.device) -> None:
@@ -420,14 +425,14 @@ class Places:
         self.reset(num_buckets)
 
     def reset(self, num_buckets: int) -> None:
-        """Leave so many buckets, all empty and without marks."""
+        """Start with so many empty buckets, without marks."""
         shape = (num_buckets, self.width)
         self.ids = torch.full(shape, EMPTY, dtype=torch.int64, device=self.device)
         self.seen = torch.full_like(self.ids, NEVER)
         self.count = torch.zeros(num_buckets * self.width, dtype=torch.int32, device=self.device)
         self.touched = torch.zeros(num_buckets * self.width, dtype=torch.bool, device=self.device)
         self.fresh = torch.zeros_like(self.touched)
-        # In `_is_first`, of each bucket; never read before it is written.
+        # Buffer of `_is_first`, one entry for each bucket; always written before it is read.
         self._first = torch.empty(num_buckets, dtype=torch.int32, device=self.device)
         self.gone: list[torch.Tensor] = []
         self.taken = 0
@@ -439,45 +444,45 @@ class Places:
 
     @property
     def flat_seen(self) -> torch.Tensor:
-        """When it was last seen, int64 [b * w]."""
+        """Time at which the id at each place was last seen, int64 [b * w]."""
         return self.seen.view(-1)
 
     def alive(self, horizon: int) -> torch.Tensor:
-        """The places of ids that have not expired, bool [b * w]."""
+        """Return the places of ids that have not expired, bool [b * w]."""
         return self.flat_seen >= horizon
 
     @property
     def nbytes(self) -> int:
-        """What the places take, without the rows."""
+        """Bytes of the places, without the rows."""
         return sum(
             part.nbytes for part in (self.ids, self.seen, self.count, self.touched, self.fresh, self._first)
         )
 
     def match(self, home: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """The place of each id in its bucket, int64 [n]; NO_ROW where it is not there."""
+        """Return the place of each id in its bucket, int64 [n]; NO_ROW where it is absent."""
         same = self.ids.index_select(0, home) == ids.unsqueeze(1)
-        # One more than its slot, and 0 where it is not there: it lies in one place at most.
+        # Slot plus one, or 0 where the id is absent: an id has at most one place.
         number = (same.view(torch.uint8) * self._numbers).sum(1)
         return torch.where(number > 0, number + (home * self.width).sub_(1), NO_ROW)
 
     def without_late(self, places: torch.Tensor, horizon: int) -> torch.Tensor:
-        """Places, NO_ROW for those whose ids were last seen before the horizon."""
+        """Return the places, with NO_ROW for ids last seen before the horizon."""
         if not self.seen.numel():
             return places
         late = self.flat_seen.index_select(0, places.clamp(min=0)) < horizon
         return places.masked_fill(late, NO_ROW)
 
     def late(self, horizon: int) -> torch.Tensor:
-        """The places of all ids that were last seen before the horizon, int64."""
+        """Return the places of all ids last seen before the horizon, int64."""
         return ((self.flat_seen < horizon) & (self.flat_ids != EMPTY)).nonzero().view(-1)
 
     def give(
         self, home: torch.Tensor, ids: torch.Tensor, count: int, free_only: bool, horizon: int
     ) -> tuple[torch.Tensor, int, int]:
-        """Places for new ids in their order, int64 [n], NO_ROW for those without; they are pinned.
+        """Find places for new ids in their order, int64 [n], NO_ROW for ids without one, and pin them.
 
-        free_only: take no place from an id that was seen since the horizon. Also how many live ids had to
-        leave, and how many expired ones.
+        free_only: evict no id that was seen since the horizon. Also returns the numbers of live and of
+        expired ids that were evicted.
         """
         places, live, late = torch.full_like(home, NO_ROW), 0, 0
         for which, distinct in self._rounds(home):
@@ -493,11 +498,12 @@ class Places:
         return places, live, late
 
     def _rounds(self, home: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
-        """Indices of ids that are served together, each after those before it in its bucket; whether their
-        buckets are distinct.
+        """Yield indices of ids to serve together, each after the earlier ids of its bucket.
+
+        With each it yields True if their buckets are distinct.
         """
         left = torch.arange(len(home), device=home.device)
-        # Afterwards all places of a bucket that somebody still wants are pinned.
+        # After so many rounds all places of a bucket that still has unserved ids are pinned.
         for _ in range(self.width):
             first = self._is_first(home[left])
             number = int(first.sum())
@@ -509,13 +515,16 @@ class Places:
             left = left[~first]
 
     def _is_first(self, home: torch.Tensor) -> torch.Tensor:
-        """Whether an id is the first of its bucket, bool [n]."""
+        """Return True for ids that are the first of their bucket, bool [n]."""
         index = torch.arange(len(home), dtype=torch.int32, device=home.device)
         self._first.scatter_reduce_(0, home, index, "amin", include_self=False)
         return self._first.index_select(0, home) == index
 
     def _choose(self, home: torch.Tensor, distinct: bool, horizon: int) -> torch.Tensor:
-        """The place that goes first in the bucket of each id; of several ids, one after the other."""
+        """Return the place to evict first in the bucket of each id.
+
+        Several ids of a bucket get one place after the other.
+        """
         if not distinct:
             return self._shared_out(home, horizon)
         seen = self.seen.index_select(0, home)
@@ -524,20 +533,20 @@ class Places:
             key = self.order.first_key(seen, self.count.view(-1, self.width).index_select(0, home), horizon)
         slot = key.argmin(1)
         least = key.gather(1, slot.unsqueeze(1))
-        # Which of the empty places it is does not matter.
+        # Ties between empty places do not matter.
         ties = (((key == least).sum(1) > 1) & (least.view(-1) != NEVER)).nonzero().view(-1)
         if len(ties):
             slot[ties] = lowest(self._keys(home[ties], horizon))
         return slot.add_(home * self.width)
 
     def _keys(self, home: torch.Tensor, horizon: int) -> list[torch.Tensor]:
-        """What orders the places of some buckets, each [n, w]."""
+        """Return the sort keys of the places of some buckets, each [n, w]."""
         count = self.count.view(-1, self.width).index_select(0, home)
         seen, ids = self.seen.index_select(0, home), self.ids.index_select(0, home)
         return self.order.keys(ids, seen, count, horizon)
 
     def _shared_out(self, home: torch.Tensor, horizon: int) -> torch.Tensor:
-        """What each gets of few buckets, NO_ROW for those who come too late."""
+        """Return the place of each id in a few buckets, NO_ROW for ids beyond the width of a bucket."""
         ordered, indices = home.sort(stable=True)
         buckets, inverse, turn = turns(ordered)
         slots = slots_in_order(self._keys(buckets, horizon))
@@ -546,7 +555,7 @@ class Places:
         return torch.empty_like(places).index_copy_(0, indices, places)
 
     def _take(self, places: torch.Tensor, ids: torch.Tensor, seen: int, count: int) -> int:
-        """Give distinct places to new ids, whoever had them; how many were empty."""
+        """Assign distinct places to new ids, in place of any earlier ids; return the number of empty ones."""
         before = self.flat_ids.index_select(0, places)
         empty = before == EMPTY
         self._note_gone(before, places)
@@ -560,13 +569,13 @@ class Places:
         return number
 
     def _note_gone(self, ids: torch.Tensor, places: torch.Tensor) -> None:
-        # One that came after the last marks were made is known to nobody who has to forget it.
+        # An id inserted after the last marks is in no delta yet, so no delta has to remove it.
         left = ids[(ids != EMPTY) & ~self.fresh.index_select(0, places)]
         if len(left):
             self.gone.append(left)
 
     def empty(self, places: torch.Tensor) -> None:
-        """Take distinct places from their ids."""
+        """Remove the ids from distinct places."""
         self._note_gone(self.flat_ids[places], places)
         self.taken -= len(places)
         self.flat_ids.index_fill_(0, places, EMPTY)
@@ -575,15 +584,15 @@ class Places:
         self.fresh.index_fill_(0, places, False)
 
     def marks(self) -> Marks:
-        """What changed, by id."""
+        """Return the changes, by id."""
         return Marks(self.flat_ids[self.touched], self.flat_ids[self.fresh], self.all_gone())
 
     def all_gone(self) -> torch.Tensor:
-        """The ids that left, some of which may be back."""
+        """Return the removed ids, some of which may be back."""
         return torch.cat(self.gone) if self.gone else self.flat_ids[:0]
 
     def forget_marks(self) -> None:
-        """Nothing has changed, from now on."""
+        """Forget all changes."""
         self.touched.zero_()
         self.fresh.zero_()
         self.gone.clear()
@@ -598,21 +607,24 @@ class Places:
             self.gone.append(marks.gone)
 
     def ascending(self, which: torch.Tensor) -> torch.Tensor:
-        """The places that a mask says, bool [b * w], by their ids, int64."""
+        """Return the places of a mask, bool [b * w], in the order of their ids, int64."""
         places = which.nonzero().view(-1)
         return places[self.flat_ids[places].argsort()]
 
     def waiting(self, which: torch.Tensor) -> Waiting:
-        """What is at the places that a mask says, of ids that wait."""
+        """Return the waiting ids at the places of a mask."""
         places = self.ascending(which)
         return Waiting(self.flat_ids[places], self.count[places], self.flat_seen[places])
 
     def put(
         self, home: torch.Tensor, ids: torch.Tensor, seen: torch.Tensor, count: torch.Tensor, horizon: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Load ids: their places, int64 [n], NO_ROW for those without, and whether they had them before.
+        """Load ids; return their places, int64 [n], NO_ROW for ids without one.
 
-        Of what was there and what comes, each bucket keeps those that go last. Marks nothing.
+        Also returns True for ids that had their place before.
+
+        Of the ids there and the loaded ones each bucket keeps those that are last in the order of eviction.
+        Sets no marks.
         """
         places = self.match(home, ids)
         known = places >= 0
@@ -639,7 +651,7 @@ class Places:
     def _settle(
         self, home: torch.Tensor, ids: torch.Tensor, seen: torch.Tensor, count: torch.Tensor, horizon: int
     ) -> torch.Tensor:
-        """Places for ids that have none, int64 [n], bucket by bucket."""
+        """Find places for ids without one, int64 [n], bucket by bucket."""
         if not len(home):
             return home
         buckets, inverse, turn = turns(home)
@@ -658,10 +670,10 @@ class Places:
     def _compete(
         self, home: torch.Tensor, ids: torch.Tensor, seen: torch.Tensor, count: torch.Tensor, horizon: int
     ) -> torch.Tensor:
-        """Places for ids where there are not enough; NO_ROW for those that go first."""
+        """Find places for ids in buckets that are too full; NO_ROW for those that are evicted first."""
         keys = self.order.keys(ids, seen, count, horizon)
         best = torch.arange(len(home), device=home.device)
-        # Those that go last come first, and one bucket after the other.
+        # The last ones in the order of eviction come first, and one bucket after the other.
         for key in reversed(keys):
             best = best[key[best].argsort(stable=True, descending=True)]
         best = best[home[best].argsort(stable=True)]
@@ -673,15 +685,15 @@ class Places:
         return torch.empty_like(places).index_copy_(0, best, places)
 
 
-# Loaded at a time, so that what is computed about them needs little memory.
+# Ids to load at once, so that temporaries need little memory.
 CHUNK = 2**18
 
 
 class DynamicRows:
     """One rank's share of one dynamic table.
 
-    weights: float32 [P + 1, D], and state, the optimizer's, float32 [P + 1]; row r of them is that of place
-    r, and the last one, on rank 0, that of ids that have none.
+    weights: float32 [P + 1, D], and state of the optimizer, float32 [P + 1]; row r is that of place r; the
+    last row, on rank 0, is the unknown row.
     """
 
     def __init__(
@@ -696,9 +708,9 @@ class DynamicRows:
         self.weights, self.state = weights, state
         self.device = weights.device
         self.clock, self.scale = Clock(spec), 1.0
-        # Nobody is there who was last seen before this: to find out looks at all places.
+        # All ids last seen before this time were removed already: finding them reads all places.
         self._looked_for = NEVER
-        # Before all growth.
+        # Capacity before all growth.
         self.first_capacity = spec.capacity
         self._lay_out(spec.capacity)
         num_buckets = self.placement.buckets_on(rank)
@@ -709,9 +721,7 @@ class DynamicRows:
 
     @property
     def unknown(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The row of ids that have none, float32 [D], and its optimizer's number, float32 []; None where
-        another rank has it.
-        """
+        """The unknown row, float32 [D], and its optimizer state, float32 []; None on other ranks."""
         return (self.weights[-1], self.state[-1]) if self.rank == 0 else None
 
     def _lay_out(self, capacity: int) -> None:
@@ -719,7 +729,7 @@ class DynamicRows:
         self.placement = Placement(self.spec.distribution, capacity // BUCKET_WIDTH, self.world_size)
 
     def begin_step(self, now: int, scale: float = 1.0) -> None:
-        """Say the time, in the unit of the spec, and what rows mean of what the table holds."""
+        """Set the time, in the unit of the spec, and the row scale."""
         if now < self.clock.now:
             self._looked_for = NEVER
         self.clock.now, self.scale = now, scale
@@ -728,7 +738,7 @@ class DynamicRows:
         return self.placement.local_bucket(bucket_of(ids, self.placement.num_buckets))
 
     def find(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of ids of this rank, int64 [n], NO_ROW for those without one. Changes nothing.
+        """Return the rows of ids of this rank, int64 [n], NO_ROW for ids without one. Changes nothing.
 
         ids: int64 [n], in any order, and never EMPTY.
         """
@@ -736,9 +746,9 @@ class DynamicRows:
         return self.places.without_late(rows, self.clock.horizon) if self.spec.ttl else rows
 
     def take_in(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of all ids of a step of training, int64 [n], after new ones have come in and others left.
+        """Insert new ids and evict others; return the rows of all ids of a training step, int64 [n].
 
-        NO_ROW for those that were not seen often enough, or for whom there is no place.
+        NO_ROW for ids that were not seen often enough, or have no place.
         ids: int64 [n], distinct, ascending, never EMPTY.
         """
         home = self._home(ids)
@@ -753,13 +763,13 @@ class DynamicRows:
         admit = self._take_in_after_waiting if self.spec.admit > 1 else self._admit
         came = admit(ids.index_select(0, absent), home.index_select(0, absent))
         rows.index_copy_(0, absent, came)
-        # Whoever was there or came in is pinned no longer.
+        # Unpin all ids of the step.
         for placed in (found, came[came >= 0]):
             self.places.flat_seen.index_fill_(0, placed, self.clock.now)
         return rows
 
     def _found(self, of: Places, home: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """The places of ids, without those that have expired, which lose them."""
+        """Return the places of ids; expired ids are removed."""
         places = of.match(home, ids)
         if not self.spec.ttl:
             return places
@@ -775,14 +785,14 @@ class DynamicRows:
     def _touch(self, rows: torch.Tensor, seen: int) -> None:
         places = self.places
         count = places.count.index_select(0, rows)
-        # Only what is halved with time asks for it.
+        # Only a half-life needs it.
         before = places.flat_seen.index_select(0, rows) if self.spec.half_life else count
         places.count.index_copy_(0, rows, self.clock.counted(count, before))
         places.flat_seen.index_fill_(0, rows, seen)
         places.touched.index_fill_(0, rows, True)
 
     def _admit(self, ids: torch.Tensor, home: torch.Tensor) -> torch.Tensor:
-        """Rows for ids that have none, int64 [n]; NO_ROW where there is no place."""
+        """Return rows for ids without one, int64 [n]; NO_ROW where there is no place."""
         rows, live, late = self.places.give(home, ids, SIGHTING, self.spec.keeps_all, self.clock.horizon)
         placed = rows
         if len(which := (rows >= 0).nonzero().view(-1)) < len(ids):
@@ -796,7 +806,7 @@ class DynamicRows:
         return rows
 
     def _take_in_after_waiting(self, ids: torch.Tensor, home: torch.Tensor) -> torch.Tensor:
-        """Count sightings of ids without a row, and give rows to those that were seen often enough."""
+        """Count sightings of ids without a row, and insert those that were seen often enough."""
         waiting = self.waiting
         places = self._found(waiting, home, ids)
         known = (places >= 0).nonzero().view(-1)
@@ -809,7 +819,7 @@ class DynamicRows:
         rows = torch.full_like(home, NO_ROW)
         if len(ready):
             rows[ready] = self._admit(ids[ready], home[ready])
-            # Who finds no place goes on waiting, and tries again when it is seen again.
+            # An id without a place goes on waiting, and tries again when it is seen again.
             waiting.empty(places[ready[rows[ready] >= 0]])
         self.unadmitted += len(ids) - len(ready)
         new = places < 0
@@ -836,7 +846,7 @@ class DynamicRows:
         )
 
     def changes(self) -> Changes:
-        """What changed since `clear_changes`, apart from what was loaded. Rows that have expired leave."""
+        """Return the changes since `clear_changes`, apart from loaded rows. Expired rows are removed."""
         self.let_expired_go()
         return Changes(
             self._rows_at(self.places.touched, self.waiting.touched),
@@ -845,7 +855,7 @@ class DynamicRows:
         )
 
     def let_expired_go(self) -> None:
-        """Take their rows from ids that have expired; without that they lose them when somebody asks."""
+        """Remove expired ids; otherwise they are removed when they are looked up."""
         if self._has_looked:
             return
         for of in (self.places, self.waiting):
@@ -854,7 +864,7 @@ class DynamicRows:
 
     @property
     def _has_looked(self) -> bool:
-        """Whether it is known that nobody is there who has expired."""
+        """True if no expired id can be left."""
         return self.clock.horizon <= self._looked_for
 
     def _still_gone(self, of: Places) -> torch.Tensor:
@@ -862,8 +872,9 @@ class DynamicRows:
         return gone[of.match(self._home(gone), gone) < 0].sort().values if len(gone) else gone
 
     def largest(self, changed: bool) -> tuple[float, float]:
-        """The largest magnitudes of a number in a row, and of what the optimizer keeps of one; NaN if one is
-        NaN. With `changed` of rows that changed since `clear_changes`, and of the unknown's.
+        """Return the largest magnitude of a number in a row, and of the optimizer state; NaN if any is NaN.
+
+        changed: only the rows that changed since `clear_changes`, and the unknown row.
         """
         which = self.places.touched if changed else self.places.flat_ids != EMPTY
         rows = which.nonzero().view(-1)
@@ -879,11 +890,13 @@ class DynamicRows:
         self.waiting.forget_marks()
 
     def put(self, live: LiveRows) -> int:
-        """Load rows and waiting ids of this rank, in place of what the same ids had; how many found no place.
+        """Load rows and waiting ids of this rank; return the number of rows without a place.
 
-        Of what was there and what comes a bucket keeps what --evict would keep, so the order of calls does
-        not matter. Does not mark what it loads as changed. Without waiting ids, where the table admits all at
-        once.
+        They replace rows of the same ids.
+
+        Of the ids there and the loaded ones a bucket keeps what --evict would keep, so the order of calls
+        does not matter. Loaded rows are not marked as changed. Waiting ids are ignored if the table admits
+        all ids at once.
         """
         self._looked_for = NEVER
         dropped = sum(
@@ -898,7 +911,7 @@ class DynamicRows:
         placed, known = self.places.put(
             self._home(ids), ids, live.seen[part], live.count[part], self.clock.horizon
         )
-        # Those that were there first: one of them may just have lost its place to one that came.
+        # Known ids first: one of them may have lost its place to a loaded id.
         for which in (known & (placed >= 0), ~known & (placed >= 0)):
             self.weights.index_copy_(0, placed[which], live.weight[part][which])
             self.state.index_copy_(0, placed[which], live.state[part][which])
@@ -907,24 +920,24 @@ class DynamicRows:
     def _put_waiting(self, waiting: Waiting) -> None:
         for first in range(0, len(waiting.ids), CHUNK):
             part = waiting[torch.arange(first, min(first + CHUNK, len(waiting.ids)), device=self.device)]
-            # Where fewer sightings are asked for than before, the next one will do.
+            # If --admit is smaller than before, the next sighting is enough.
             count = part.count.clamp(max=self.spec.admit)
             self.waiting.put(self._home(part.ids), part.ids, part.seen, count, self.clock.horizon)
 
     def remove(self, ids: torch.Tensor, waiting: torch.Tensor | None = None) -> None:
-        """Forget rows by their ids, and waiting ids; those that are not there already are left out."""
+        """Remove rows by their ids, and waiting ids; absent ids are skipped."""
         for of, left in ((self.places, ids), (self.waiting, waiting)):
             if left is not None and len(left) and of.taken:
                 places = of.match(self._home(left), left)
                 of.empty(places[places >= 0])
 
     def clear(self) -> None:
-        """Forget everything, with the marks."""
+        """Remove all ids, with the marks."""
         for of in (self.places, self.waiting):
             of.reset(len(of.ids))
 
     def counts(self) -> Counts:
-        """How many rows there are, and what became of ids since the beginning."""
+        """Return the number of rows, and the counters since the beginning."""
         is_sure = self._has_looked or not self.spec.ttl
         held, horizon = (self.places, self.waiting), self.clock.horizon
         live, waiting = (of.taken if is_sure else int(of.alive(horizon).sum()) for of in held)
@@ -933,11 +946,11 @@ class DynamicRows:
         )
 
     def resized(self, capacity: int) -> Moving:
-        """All that this share holds; it is left empty, laid out for another capacity.
+        """Return the contents of this share, and leave it empty, laid out for another capacity.
 
-        What moves goes to the ranks that have its buckets by the new `placement`, and `settle` takes it in.
+        The contents go to the ranks that own the buckets by the new `placement`, and `settle` inserts them.
         """
-        # They stay behind, and deltas have to say so.
+        # Expired ids do not move, and deltas have to remove them.
         self.let_expired_go()
         moving = Moving(self.live(), self.places.marks(), self.waiting.marks())
         self._lay_out(capacity)
@@ -947,7 +960,7 @@ class DynamicRows:
         return moving
 
     def settle(self, moving: Moving) -> int:
-        """Take in what `resized` gave, with the marks of what changed; how many rows found no place."""
+        """Insert what `resized` returned, with its marks; return the number of rows without a place."""
         dropped = self.put(moving.live)
         self.places.mark(self._home, moving.marks)
         self.waiting.mark(self._home, moving.waiting_marks)

@@ -1,4 +1,4 @@
-"""Dynamic tables on all ranks: their capacity, clock and growth, and what became of ids."""
+"""Dynamic tables on all ranks: capacity, clock, growth and counters."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from recsuite.sharding.dynamic import (
     Waiting,
 )
 
-# Places for each id of the data. Buckets are taken by chance: half full, one in three hundred has no place
-# for one id more.
+# Places for each id of the data. Buckets fill at random: half full, one in three hundred has no place for one
+# id more.
 PLACES_PER_ID = 2
-# Of a place beside its row: id, time and count, marks, and the optimizer's number.
+# Memory of a place besides its row: id, time and count, marks, and the optimizer state.
 BYTES_BESIDE_A_ROW = 8 + 8 + 4 + 2 + 4
-# And of the ids that wait for admission.
+# Memory of a place for ids that wait for admission.
 BYTES_OF_WAITING = 8 + 8 + 4 + 2
 
 
@@ -44,8 +44,9 @@ def specs_of(
     memory: int,
     is_stream: bool = False,
 ) -> dict[str, DynamicSpec]:
-    """What each dynamic table is told, by its name. widths: of each table; memory: bytes that all ranks have
-    for tables; is_stream: whether ids come that nobody has counted.
+    """Return the spec of each dynamic table, by its name.
+
+    widths: of each table; memory: bytes of all ranks for tables; is_stream: the number of ids is unknown.
 
     Raises:
         UserError: when --capacity names a table that is not dynamic, asks a stream for a count, or for more
@@ -63,7 +64,7 @@ def specs_of(
     if is_stream:
         _check_stream(dynamic, wanted, config)
     shares = _shares(dynamic, is_stream)
-    # A share is that of the tables when they have grown: only then is it what they take in the end.
+    # A share is for the tables after all growth, because that is what they need in the end.
     bytes_of_a_place = {name: _bytes_of_a_place(config, widths[name]) * _growth(config) for name in names}
     places = _places(dynamic, wanted, shares, bytes_of_a_place, memory)
     _check_memory(places, bytes_of_a_place, config, memory)
@@ -88,7 +89,7 @@ def specs_of(
 
 
 def _check_stream(tables: Sequence[Table], wanted: Mapping[str, str], config: TablesConfig) -> None:
-    """Refuse to count the ids of files for a stream, which must not know those that come later."""
+    """Refuse to count the ids of files for a stream, which must not know later ids."""
     name = next((table.name for table in tables if wanted.get(table.name, wanted[""]) == AUTO), None)
     if name is not None:
         growth = f", which may grow to {_growth(config)} times as many" if config.grow else ""
@@ -102,7 +103,7 @@ def _check_stream(tables: Sequence[Table], wanted: Mapping[str, str], config: Ta
 def _check_memory(
     places: Mapping[str, int], bytes_of_a_place: Mapping[str, int], config: TablesConfig, memory: int
 ) -> None:
-    """Refuse what the planner would: to find out how many rows each rank has of it takes memory too."""
+    """Refuse what the planner would refuse too, but before memory is needed to plan it."""
     needed = sum(bytes_of_a_place[name] * number for name, number in places.items())
     if needed > memory:
         growth = f", which --grow may make {_growth(config)} times as many," if config.grow else ""
@@ -114,15 +115,16 @@ def _check_memory(
 
 
 def _shares(tables: Sequence[Table], is_stream: bool) -> dict[str, float]:
-    """What each table gets of a share of the memory for all: as much as it has of all ids; in a stream, where
-    these are not known, each as much as another.
+    """Return each table's share of the memory, in proportion to its ids.
+
+    In a stream the ids are unknown, and the shares are equal.
     """
     numbers = {table.name: 1 if is_stream else table.rows for table in tables}
     return {name: number / sum(numbers.values()) for name, number in numbers.items()}
 
 
 def _growth(config: TablesConfig) -> int:
-    """How many times its first capacity a table may reach by doubling."""
+    """Return the factor by which a table may grow by doubling."""
     return 1 << (config.max_growth.bit_length() - 1) if config.grow else 1
 
 
@@ -137,7 +139,10 @@ def _places(
     bytes_of_a_place: Mapping[str, int],
     memory: int,
 ) -> dict[str, int]:
-    """Places of each table: whole buckets, one at least; no more than a share of the memory has room for."""
+    """Return the places of each table, in whole buckets.
+
+    At least one bucket; at most the places that fit its memory share.
+    """
     found = {}
     for table in tables:
         value = wanted.get(table.name, wanted[""])
@@ -151,12 +156,15 @@ def _places(
     return found
 
 
-# What one rank has, one value for each of its ids -> what has come to it.
+# Values of one rank, one for each of its ids -> the values that were sent to it.
 Send = Callable[[torch.Tensor], torch.Tensor]
 
 
 def exchanged(moving: Moving, placement: Placement) -> Moving:
-    """What belongs to this rank by a placement, of what all ranks bring. Collective: every rank."""
+    """Send the contents of shares to their ranks by a placement. Collective: every rank.
+
+    Returns the contents that belong to this rank.
+    """
     if placement.world_size == 1:
         return moving
 
@@ -181,7 +189,7 @@ def _marks(marks: Marks, send: Callable[[torch.Tensor], Send]) -> Marks:
 
 
 def _sender(ranks: torch.Tensor, world_size: int) -> Send:
-    """A function that sends each of n values, [n, ...], to its rank, and returns those that came."""
+    """Return a function that sends each of n values, [n, ...], to its rank, and returns the received ones."""
     order = ranks.argsort(stable=True)
     leaving = ranks.bincount(minlength=world_size)
     arriving = torch.empty_like(leaving)
@@ -196,45 +204,45 @@ def _sender(ranks: torch.Tensor, world_size: int) -> Send:
     return send
 
 
-# Looked at so often, because all ranks have to add up what they hold.
+# Not in every step, because all ranks have to sum their counts.
 STEPS_BETWEEN_GROWTH = 32
 
 
 class DynamicTables(Protocol):
-    """A module with dynamic tables."""
+    """Module with dynamic tables."""
 
     def dynamic_rows(self) -> Mapping[str, DynamicRows]:
-        """This rank's share of each table, by its name."""
+        """Return this rank's share of each table, by its name."""
 
     def on_growth(self) -> None:
-        """Told when shares have moved between the ranks."""
+        """Handle that shares have moved between the ranks."""
 
     def end_step(self) -> None:
-        """Told when a step of training has ended. Collective: every rank."""
+        """Handle the end of a training step. Collective: every rank."""
 
 
 def dynamic_rows(model: nn.Module) -> dict[str, DynamicRows]:
-    """This rank's share of each dynamic table, by its name. Not collective."""
+    """Return this rank's share of each dynamic table, by its name. Not collective."""
     return {name: rows for module in dynamic_modules(model) for name, rows in module.dynamic_rows().items()}
 
 
 def dynamic_modules(model: nn.Module) -> list[DynamicTables]:
-    """The modules with dynamic tables. Not collective."""
+    """Return the modules with dynamic tables. Not collective."""
     return [module for module in model.modules() if hasattr(module, "dynamic_rows")]  # type: ignore[misc]
 
 
 def begin_step(shares: Mapping[str, DynamicRows], step: int, time: int, scale: float) -> None:
-    """Say when the next step of training is, in steps and in the time of the events, in seconds, and what a
-    row is of what the tables hold. shares: see `dynamic_rows`. Not collective.
+    """Set the time of the next training step, in steps and in event time in seconds, and the row scale.
+    shares: see `dynamic_rows`. Not collective.
     """
     for rows in shares.values():
         rows.begin_step(time if rows.spec.unit == "seconds" else step, scale)
 
 
 def grow(model: nn.Module, step: int) -> list[str]:
-    """Give tables that are too full twice their capacity, between two steps; a sentence for each that grew.
+    """Double the capacity of tables that are too full, between two steps; return a sentence for each of them.
 
-    Looks only every `STEPS_BETWEEN_GROWTH` steps, of the whole training. Collective: every rank.
+    Checks only every `STEPS_BETWEEN_GROWTH` steps of the whole training. Collective: every rank.
     """
     grown: list[str] = []
     if step % STEPS_BETWEEN_GROWTH:
@@ -244,7 +252,8 @@ def grow(model: nn.Module, step: int) -> list[str]:
         tables = module.dynamic_rows()
         growing = {name: rows for name, rows in tables.items() if rows.spec.grow}
         for rows in growing.values():
-            # They are no reason to grow; and who is looked for when depends on when checkpoints are written.
+            # Expired ids are no reason to grow. Removed here, because otherwise it would depend on when
+            # checkpoints are written.
             rows.let_expired_go()
         taken = _summed([rows.places.taken for rows in growing.values()])
         for (name, rows), places in zip(growing.items(), taken, strict=True):
@@ -261,17 +270,17 @@ def grow(model: nn.Module, step: int) -> list[str]:
 
 
 def resize(rows: DynamicRows, capacity: int) -> None:
-    """Give a table another capacity, and every row to the rank that then has its bucket. Collective."""
+    """Change the capacity of a table, and move every row to the rank of its new bucket. Collective."""
     moving: Moving = rows.resized(capacity)
     rows.settle(exchanged(moving, rows.placement))
 
 
 def _summed(numbers: list[int], group: Any = None) -> list[int]:
-    """The sums over all ranks of a group. Collective: every rank of it."""
+    """Return the sums over all ranks of a group. Collective: every rank of it."""
     if not numbers:
         return []
     total = torch.tensor(numbers)
-    # The process group of a GPU adds up only what lies on it.
+    # nccl sums only tensors on the GPU.
     if dist.get_backend(group) == "nccl":
         total = total.cuda()
     dist.all_reduce(total, group=group)
@@ -280,7 +289,7 @@ def _summed(numbers: list[int], group: Any = None) -> list[int]:
 
 
 def counts_of(shares: Mapping[str, DynamicRows], group: Any = None) -> dict[str, Counts]:
-    """What became of ids, of all ranks of a group together, by table. Collective: every rank of it.
+    """Return the counters of all ranks of a group together, by table. Collective: every rank of it.
 
     shares: see `dynamic_rows`.
     """
@@ -290,7 +299,7 @@ def counts_of(shares: Mapping[str, DynamicRows], group: Any = None) -> dict[str,
 
 
 def describe_counts(counts: Mapping[str, Counts]) -> str:
-    """One line on the dynamic tables: rows, and what became of ids since the beginning; "" without any."""
+    """Describe the rows and counters of the dynamic tables in one line; "" if there are none."""
     shown = []
     for table, count in counts.items():
         others = [

@@ -1,19 +1,19 @@
-"""Exchanges of rows between ranks: through gloo, or within one machine through memory that all of them map.
+"""Exchanges of rows between ranks: through gloo, or within one machine through shared memory.
 
 A step of the tables makes three exchanges: keys to the ranks that own their rows, rows back, and gradients to
-the owners. Each waits in two halves, so that work can lie between sending and receiving.
+the owners. Each has two halves, so that other work can run between sending and receiving.
 
-gloo sends what goes to another process of the machine through the kernel's network, with copies on both sides
-and a second thread, and a rank waits for that thread to get a core. Within one machine a rank writes its rows
-into its own buffer once, and the others read them in place:
+Between processes of one machine gloo uses the kernel's network, with copies on both sides and a second
+thread, and a rank waits until that thread gets a core. With shared memory a rank writes its rows once into
+its own buffer, and the others read them in place:
 
     buffer = one sparse file           written by its rank alone, read by the others
       channel = one kind of message    "counts", "keys", "rows", "gradients", "dense"
         slot 0 | slot 1 | slot 2       used in rotation, one for each step
           data ... | header            the header is written last: it publishes the data
 
-A header holds the sequence number of what lies in the slot and, for each rank, the index of the first row
-that is meant for it. A reader waits until it sees the sequence number of its own step.
+A header holds the sequence number of the slot's message and, for each rank, the index of its first row. A
+reader waits until it sees the sequence number of its own step.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Outgoing:
 
 
 class Exchange:
-    """The ranks' rows through gloo; a single rank keeps its own."""
+    """Exchange of rows through gloo; a single rank keeps its own."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.world_size, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        # How many keys fit the message to, and from, each rank. Sender and receiver agree without a word,
-        # because both have seen the same messages when they size the next one.
+        # Number of keys that fit the message to and from each rank. Sender and receiver compute the same
+        # sizes, because both have seen the same messages.
         self.capacity_out = [0] * self.world_size
         self.capacity_in = [0] * self.world_size
 
@@ -61,11 +61,11 @@ class Exchange:
         """Size later messages for as many keys as went to, and came from, another rank."""
         for capacity, count in ((self.capacity_out, num_out), (self.capacity_in, num_in)):
             if count > capacity[rank]:
-                # A quarter more, so that batches of slightly more keys do not need a second message.
+                # A quarter more, so that slightly more keys do not need a second message.
                 capacity[rank] = count + count // 4
 
     def outgoing(self, channel: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Outgoing:
-        """Memory for the rows that this rank sends in one step; channel: one of `CHANNELS`."""
+        """Return memory for the rows that this rank sends in one step; channel: one of `CHANNELS`."""
         return Outgoing(torch.empty(shape, dtype=dtype))
 
     def send_keys(self, keys: Outgoing, header: torch.Tensor) -> KeyTransfer:
@@ -81,15 +81,15 @@ class Exchange:
     def swap(
         self, outgoing: Outgoing, num_out: list[int], num_in: list[int], starts: list[int] | None = None
     ) -> Callable[[], torch.Tensor]:
-        """Send rows; returns a function that waits for the rows that come, sorted by rank. Collective.
+        """Send rows; return a function that waits for the received rows, sorted by rank. Collective.
 
-        num_out, num_in: rows to and from each rank; starts: for each rank, which of its rows is the first for
-        this one, where a header has told that already.
+        num_out, num_in: rows to and from each rank; starts: for each rank the index of its first row for this
+        one, where a header has told that already.
         """
         if self.world_size == 1:
             return lambda: outgoing.rows
         rows = outgoing.rows
-        # Both sides know all sizes from the exchange of keys, so rows need no message that announces them.
+        # Both sides know all sizes from the exchange of keys, so rows need no message with their number.
         incoming = rows.new_empty(sum(num_in), *rows.shape[1:])
         work = dist.all_to_all_single(incoming, rows, num_in, num_out, self.group, async_op=True)
 
@@ -100,10 +100,11 @@ class Exchange:
         return wait
 
     def add_up(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Add a tensor, float32 [n], up over the ranks; returns a function that waits for the sum, which is
-        the same on every rank to the last bit. Collective.
+        """Sum a tensor, float32 [n], over the ranks. Collective.
+
+        Returns a function that waits for the sum, which is the same on every rank to the last bit.
         """
-        # gloo adds up where it lies.
+        # gloo sums in place.
         work = dist.all_reduce(numbers, group=self.group, async_op=True)
 
         def wait() -> torch.Tensor:
@@ -114,41 +115,41 @@ class Exchange:
 
 
 class KeyTransfer:
-    """The keys that ranks send each other in one step; this class is for a single rank, which has them."""
+    """Keys that ranks send each other in one step; this class is for a single rank."""
 
     def __init__(self, keys: Outgoing, header: torch.Tensor) -> None:
         self.outgoing = keys
         self.header = header
 
     def counts(self) -> torch.Tensor:
-        """Wait for the headers that the ranks sent to this one, int64 [ranks, n]; call it before `keys`."""
+        """Wait for the headers sent to this rank, int64 [ranks, n]; call it before `keys`."""
         return self.header
 
     def keys(self) -> torch.Tensor:
-        """Wait for the keys that come, sorted by rank."""
+        """Wait for the received keys, sorted by rank."""
         return self.outgoing.rows
 
 
 class KeyMessages(KeyTransfer):
-    """Keys through gloo, where a message costs more than the few bytes that are in it.
+    """Keys through gloo, where a message costs more than the few bytes in it.
 
-    So a header and its keys travel in one message, although nobody knows yet how many keys there are: a
-    message has the capacity that earlier steps suggest, and keys beyond it follow in a second one.
+    So a header and its keys travel in one message, before the receiver knows the number of keys: a message
+    has the capacity that earlier steps suggest, and further keys follow in a second one.
     """
 
     def __init__(self, exchange: Exchange, keys: Outgoing, header: torch.Tensor) -> None:
         super().__init__(keys, header)
         self.exchange = exchange
         self.ours = keys.rows.split(header[:, 1:].sum(1).tolist())
-        # Copies: what this message was sized by counts until it has come, whatever the exchange learns
-        # meanwhile.
+        # Copies: the capacities of this message stay valid until it has come, even if the exchange changes
+        # its own.
         self.capacity_out, self.capacity_in = exchange.capacity_out.copy(), exchange.capacity_in.copy()
         width = header.size(1)
         sizes_out, sizes_in = (
             [width + capacity for capacity in capacities]
             for capacities in (self.capacity_out, self.capacity_in)
         )
-        # Zeros, because capacity that is not used is sent as well.
+        # Zeros, because unused capacity is sent too.
         outgoing, incoming = keys.rows.new_zeros(sum(sizes_out)), keys.rows.new_empty(sum(sizes_in))
         messages = outgoing.split(sizes_out)
         for message, head, part, capacity in zip(messages, header, self.ours, self.capacity_out, strict=True):
@@ -160,14 +161,14 @@ class KeyMessages(KeyTransfer):
         ]
 
     def counts(self) -> torch.Tensor:
-        """As in `KeyTransfer`; the keys that did not fit are sent here."""
+        """Return the counts as in `KeyTransfer`; send the keys that did not fit."""
         self.work.pop().wait()
         width = self.header.size(1)
         self.header = torch.stack([message[:width] for message in self.messages]).long()
         counts = self.header[:, 1:].sum(1).tolist()
         self.parts: list[torch.Tensor] = []
         for rank, (message, count) in enumerate(zip(self.messages, counts, strict=True)):
-            # A rank's own keys do not travel: its capacity for itself stays 0.
+            # A rank's own keys are not sent: its capacity for itself stays 0.
             if rank == self.exchange.rank:
                 self.parts.append(self.ours[rank])
             else:
@@ -176,13 +177,12 @@ class KeyMessages(KeyTransfer):
         return self.header
 
     def _exchange_rest(self, rank: int, count: int) -> torch.Tensor:
-        """Send and receive the keys that did not fit; the tensor is filled when the work is done."""
+        """Send and receive the keys that did not fit; the returned tensor is filled when the work is done."""
         group = self.exchange.group
         left = self.ours[rank][self.capacity_out[rank] :]
         rest = self.ours[rank].new_empty(max(0, count - self.capacity_in[rank]))
-        # Between these two ranks alone; the others do not learn that there was a second message. Both sides
-        # find out from counts and capacities that they have in common, so neither waits for one that is not
-        # sent.
+        # Only between these two ranks; the others do not know of the second message. Both compute it from
+        # counts and capacities that they share, so neither waits for a message that is not sent.
         if len(left):
             self.work.append(dist.isend(left, group=group, group_dst=rank))
         if len(rest):
@@ -190,31 +190,31 @@ class KeyMessages(KeyTransfer):
         return rest
 
     def keys(self) -> torch.Tensor:
-        """As in `KeyTransfer`."""
+        """See `KeyTransfer`."""
         for work in self.work:
             work.wait()
         return torch.cat(self.parts)
 
 
 def starts_of(counts: Sequence[int]) -> list[int]:
-    """Where parts of so many rows begin that lie one after the other."""
+    """Return the start of each of several parts in a row, by their numbers of rows."""
     return [0, *accumulate(counts)][:-1]
 
 
 CHANNELS = ("counts", "keys", "rows", "gradients", "dense")
 # Three, because a rank writes keys while another one may still read those of the two steps before: TorchRec's
-# pipeline asks so far ahead. No lock is needed. When a rank comes back to a slot, all ranks have since taken
-# part in an exchange that they begin only after they have read what lay there.
+# pipeline works so far ahead. No lock is needed: before a rank reuses a slot, all ranks have taken part in an
+# exchange that they begin only after they have read the slot.
 SLOTS = 3
-# Virtual, like the whole file: more than a step moves. A sparse file takes only the memory that is written.
+# Virtual, like the whole file: more than a step needs. A sparse file takes only the memory that is written.
 SLOT_BYTES = 2**33
 BUFFER_BYTES = len(CHANNELS) * SLOTS * SLOT_BYTES
-# At the end of a slot, int64: the sequence number, and an index for each rank, of which there may be 8,191.
+# At the end of a slot, int64: the sequence number, and an index for each of at most 8,191 ranks.
 HEADER_BYTES = 2**16
 
 
 class Peer(NamedTuple):
-    """What a rank tells the others of its buffer: the path and the name of its file, and its process."""
+    """Description of a rank's buffer for the others: path and name of its file, and the rank's process."""
 
     path: str
     name: str
@@ -222,19 +222,19 @@ class Peer(NamedTuple):
 
 
 def slot_number(channel: str, sequence: int) -> int:
-    """The slot of a buffer that a message uses, by its channel and its sequence number."""
+    """Return the slot of a message in a buffer, by its channel and its sequence number."""
     return CHANNELS.index(channel) * SLOTS + sequence % SLOTS
 
 
 def header_of(buffer: torch.Tensor, slot: int) -> np.ndarray:
-    """The header of a slot, int64 [1 + ranks or more], as a view of the memory."""
+    """Return the header of a slot, int64 [1 + ranks or more], as a view of the memory."""
     end = (slot + 1) * SLOT_BYTES
     header: np.ndarray = buffer[end - HEADER_BYTES : end].view(torch.int64).numpy()
     return header
 
 
 def data_of(buffer: torch.Tensor, slot: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """The data of a slot as a tensor, a view of the memory.
+    """Return the data of a slot as a tensor, a view of the memory.
 
     Raises:
         ValueError: when a slot is too small for it.
@@ -246,26 +246,31 @@ def data_of(buffer: torch.Tensor, slot: int, shape: torch.Size, dtype: torch.dty
 
 
 def map_buffers(group: Any) -> tuple[list[torch.Tensor | None], list[list[bool]], list[Peer]]:
-    """Make the buffer of this rank, and map those of all: rank to buffer, None where this rank cannot have
-    it; for each rank, which ones it has mapped; and the ranks. Collective: every rank.
+    """Make the buffer of this rank, and map those of all ranks. Collective: every rank.
+
+    Returns rank to buffer, None for one that this rank cannot map; for each rank True for the buffers that it
+    has mapped; and the ranks' descriptions.
     """
-    # Drawn, because two containers may have the same process numbers: a path of one that also exists in the
-    # other is told from the right one by this name alone.
+    # Random: two containers may have the same process numbers, and then the same path exists in both. Only
+    # this name tells the right file.
     name = f"exchange-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
         mine = Peer(_make_file(name, stack), name, os.getpid())
         peers: list[Peer] = all_gather_object(lambda: mine, group)
         buffers = [map_file(peer.path, peer.name) for peer in peers]
-        # The file descriptors close here, once all ranks have mapped the files: a mapping keeps its file.
-        # Everybody learns who has mapped what, so that all come to the same decision on how to exchange.
+        # The file descriptors close here, after all ranks have mapped the files: a mapping keeps its file.
+        # The result goes to all ranks, so that all decide alike how to exchange.
         mapped = all_gather_object(lambda: [buffer is not None for buffer in buffers], group)
     return buffers, mapped, peers
 
 
 def _make_file(name: str, stack: contextlib.ExitStack) -> str:
-    """The path of the file for this rank's buffer, valid until the stack ends; "" where none can be made."""
+    """Return the path of the file for this rank's buffer; "" if it cannot be made.
+
+    The path is valid until the stack ends.
+    """
     try:
-        # An anonymous file, because /dev/shm may be small, and nothing is left behind when a rank is killed.
+        # An anonymous file, because /dev/shm may be small, and no file remains when a rank is killed.
         file = os.memfd_create(name)
         stack.callback(os.close, file)
         os.ftruncate(file, BUFFER_BYTES)
@@ -275,23 +280,22 @@ def _make_file(name: str, stack: contextlib.ExitStack) -> str:
 
 
 def map_file(path: str, name: str) -> torch.Tensor | None:
-    """A rank's buffer, uint8 [BUFFER_BYTES]; None where this rank cannot map it."""
+    """Return a rank's buffer, uint8 [BUFFER_BYTES]; None if this rank cannot map it."""
     try:
         # On another machine, or in another container, the same path may be another file.
         if os.readlink(path) != f"/memfd:{name} (deleted)":
             return None
-        # Through /proc, so that neither a file with a name nor a socket is needed to hand it over. The kernel
-        # asks for the same rights as for debugging that process; where they are missing, ranks use gloo.
+        # Through /proc: this needs neither a file with a name nor a socket. The kernel requires the same
+        # rights as for debugging that process; without them, ranks use gloo.
         return torch.from_file(path, shared=True, size=BUFFER_BYTES, dtype=torch.uint8)
     except (OSError, RuntimeError):
         return None
 
 
 def watch_process(pid: int) -> select.poll | None:
-    """An object whose `poll` tells that a process has ended; None where the system cannot tell."""
+    """Return an object whose `poll` tells that a process has ended; None if the system has no such object."""
     try:
-        # A descriptor stands for this process alone. A number may be given to another process once it has
-        # ended.
+        # A descriptor stays that of this process. A process number may be reused after the process has ended.
         descriptor = os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
@@ -300,12 +304,12 @@ def watch_process(pid: int) -> select.poll | None:
     return watched
 
 
-# A waiting rank polls without a pause for this long, which covers most waits, and then sleeps between looks.
+# A waiting rank polls without a pause for this long, which covers most waits; then it sleeps between polls.
 SPIN_SECONDS, NAP_SECONDS = 0.002, 0.0002
 
 
 class SharedExchange(Exchange):
-    """The ranks' rows through buffers that all of them have mapped.
+    """Exchange of rows through buffers that all ranks have mapped.
 
     buffers: rank to buffer, None for one that this rank has not mapped; timeout: seconds to wait for a rank;
     pids: the process of each rank, where it is known.
@@ -318,55 +322,55 @@ class SharedExchange(Exchange):
         self.buffers = {rank: buffer for rank, buffer in enumerate(buffers) if buffer is not None}
         self.timeout = timeout
         self.processes = {rank: watch_process(pid) for rank, pid in enumerate(pids) if rank in self.buffers}
-        # Counted by each rank for itself. Every rank takes part in every exchange, so all count alike, and a
-        # message needs no other address than its channel and its number.
+        # Each rank counts for itself. Every rank takes part in every exchange, so all counts are equal, and a
+        # message is addressed by its channel and its number alone.
         self.sequences = dict.fromkeys(CHANNELS, 0)
         slots = range(len(CHANNELS) * SLOTS)
-        # Views that are made once: a waiting rank looks at them thousands of times.
+        # Views are made once: a waiting rank reads them thousands of times.
         self.headers = {
             rank: [header_of(buffer, slot) for slot in slots] for rank, buffer in self.buffers.items()
         }
 
     def outgoing(self, channel: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Outgoing:
-        """The next slot of the channel, in the buffer of this rank."""
+        """Return the next slot of the channel, in the buffer of this rank."""
         self.sequences[channel] += 1
         sequence = self.sequences[channel]
         slot = slot_number(channel, sequence)
         return Outgoing(data_of(self.buffers[self.rank], slot, torch.Size(shape), dtype), slot, sequence)
 
     def send_keys(self, keys: Outgoing, header: torch.Tensor) -> KeyTransfer:
-        """As in `Exchange`."""
+        """See `Exchange`."""
         return SharedKeys(self, keys, header)
 
     def swap(
         self, outgoing: Outgoing, num_out: list[int], num_in: list[int], starts: list[int] | None = None
     ) -> Callable[[], torch.Tensor]:
-        """As in `Exchange`."""
+        """See `Exchange`."""
         if starts is None:
             self._publish(outgoing, num_out)
 
         def wait() -> torch.Tensor:
-            # A rank waits for itself too, which costs one look: its own rows take the same way as those of
+            # A rank waits for itself too, which costs one poll: its own rows are handled like those of
             # others.
             firsts = starts or [self._wait_for(rank, outgoing) for rank in range(self.world_size)]
             of_ranks = zip(range(self.world_size), firsts, num_in, strict=True)
-            # Joined in memory of this rank's own: whoever takes the rows looks up in all of them at once, and
-            # may change them in place, which must not reach into the buffers of others.
+            # Copied to this rank's own memory: the caller looks up in all rows at once, and may change them
+            # in place, which must not change the buffers of others.
             return torch.cat([self._rows_of(rank, outgoing, first, count) for rank, first, count in of_ranks])
 
         return wait
 
     def add_up(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """As in `Exchange`."""
+        """See `Exchange`."""
         mine = self.outgoing("dense", numbers.shape)
         mine.rows.copy_(numbers)
-        # Every rank takes all that the others have, from the first number on.
+        # Every rank takes all numbers of all ranks.
         wait = SharedExchange.swap(self, mine, [0] * self.world_size, [len(numbers)] * self.world_size)
-        # In the order of the ranks, on each of them.
+        # Summed in the order of the ranks, on each of them.
         return lambda: wait().view(self.world_size, -1).sum(0)
 
     def _publish(self, outgoing: Outgoing, num_out: list[int]) -> None:
-        """Tell the other ranks that the rows are there, and where those begin that are for each of them."""
+        """Publish the rows to the other ranks, with the index of each rank's first row."""
         header = self.headers[self.rank][outgoing.slot]
         header[1 : 1 + self.world_size] = starts_of(num_out)
         # The sequence number last. x86 keeps the order of stores, so a rank that reads it sees the rows too;
@@ -374,30 +378,32 @@ class SharedExchange(Exchange):
         header[0] = outgoing.sequence
 
     def _rows_of(self, rank: int, outgoing: Outgoing, first: int, count: int) -> torch.Tensor:
-        """Rows in a rank's buffer, in the same slot and of the same kind as our own outgoing ones."""
+        """Return rows in a rank's buffer, in the same slot and of the same kind as our own outgoing ones."""
         shape = torch.Size((first + count, *outgoing.rows.shape[1:]))
         return data_of(self.buffers[rank], outgoing.slot, shape, outgoing.rows.dtype)[first:]
 
     def _wait_for(self, rank: int, outgoing: Outgoing) -> int:
-        """Wait until a rank has published its rows of this step; which of them is the first for this rank.
+        """Wait until a rank has published its rows of this step.
+
+        Returns the index of the first row for this rank.
 
         Raises:
             LostPeerError: when the rank has ended, or took longer than the timeout.
         """
         header = self.headers[rank][outgoing.slot]
         begin = time.monotonic()
-        # Another process writes it; numpy reads the memory at each look.
+        # Another process writes it; numpy reads the memory each time.
         while header[0] != outgoing.sequence:
             waited = time.monotonic() - begin
             if waited < SPIN_SECONDS:
-                # Yields the core: with more ranks than cores the other one needs it to get here.
+                # Yields the core: with more ranks than cores the other rank needs it to get here.
                 os.sched_yield()
                 continue
-            # Shared memory has no connection that could break. Only time tells that no rows will come, or the
-            # kernel, that the process has ended.
+            # Shared memory has no connection that could break. So a lost rank is found by the timeout, or by
+            # the kernel when the process has ended.
             if waited > self.timeout:
                 raise LostPeerError(f"timed out: rank {rank} has sent no rows for {self.timeout:.0f} s")
-            # Looked at again, for it may have published its rows just before it ended.
+            # Read once more: the rank may have published its rows just before it ended.
             if self._has_ended(rank) and header[0] != outgoing.sequence:
                 raise LostPeerError(f"rank {rank} has ended, and its rows are missing")
             time.sleep(NAP_SECONDS)
@@ -409,24 +415,24 @@ class SharedExchange(Exchange):
 
 
 class SharedKeys(KeyTransfer):
-    """Keys through shared memory: the headers are exchanged as rows of a channel of their own."""
+    """Keys through shared memory: the headers are exchanged as rows of their own channel."""
 
     def __init__(self, exchange: SharedExchange, keys: Outgoing, header: torch.Tensor) -> None:
         super().__init__(keys, header)
         self.exchange = exchange
         one_each = [1] * exchange.world_size
-        # A row for each rank, so the exchange of rows is the exchange of headers: each takes its own row.
+        # The header has a row for each rank, so an exchange of rows gives each rank its header.
         mine = exchange.outgoing("counts", header.shape, header.dtype)
         mine.rows.copy_(header)
         self.wait = exchange.swap(mine, one_each, one_each)
 
     def counts(self) -> torch.Tensor:
-        """As in `KeyTransfer`."""
+        """See `KeyTransfer`."""
         self.header = self.wait()
         return self.header
 
     def keys(self) -> torch.Tensor:
-        """As in `KeyTransfer`."""
+        """See `KeyTransfer`."""
         num_in = self.header[:, 1:].sum(1).tolist()
         # The keys were written before the header, so they need no sequence number of their own.
         return self.exchange.swap(self.outgoing, [], num_in, self.header[:, 0].tolist())()
@@ -436,18 +442,18 @@ class MixedExchange(SharedExchange):
     """Rows through shared memory within a machine and gloo between machines; all keys through gloo."""
 
     def send_keys(self, keys: Outgoing, header: torch.Tensor) -> KeyTransfer:
-        """As in `Exchange`."""
+        """See `Exchange`."""
         return KeyMessages(self, keys, header)
 
     def add_up(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """As in `Exchange`."""
-        # Also by a rank that has mapped all others: all ranks have to take part in the same collective.
+        """See `Exchange`."""
+        # Also on a rank that has mapped all others: all ranks have to take part in the same collective.
         return Exchange.add_up(self, numbers)
 
     def swap(
         self, outgoing: Outgoing, num_out: list[int], num_in: list[int], starts: list[int] | None = None
     ) -> Callable[[], torch.Tensor]:
-        """As in `Exchange`."""
+        """See `Exchange`."""
         self._publish(outgoing, num_out)
         far_out, far_in = (
             [0 if rank in self.buffers else count for rank, count in enumerate(counts)]
@@ -456,12 +462,11 @@ class MixedExchange(SharedExchange):
         parts = zip(outgoing.rows.split(num_out), far_out, strict=True)
         leaving = torch.cat([outgoing.rows[:0], *(part for part, count in parts if count)])
         arriving = leaving.new_empty(sum(far_in), *leaving.shape[1:])
-        # Ranks of this machine take part with nothing to send or to receive: a collective needs all of its
-        # group.
+        # Ranks of this machine take part with no data: a collective needs all ranks of its group.
         work = dist.all_to_all_single(arriving, leaving, far_in, far_out, self.group, async_op=True)
 
         def wait() -> torch.Tensor:
-            # gloo first: its wait sleeps, and the ranks of this machine get the core meanwhile.
+            # gloo first: its wait sleeps, and the ranks of this machine can use the core.
             work.wait()
             parts = list(arriving.split(far_in))
             for rank in self.buffers:
@@ -472,12 +477,12 @@ class MixedExchange(SharedExchange):
 
 
 def open_exchange(group: Any, timeout: float) -> Exchange:
-    """The fastest exchange that the ranks of a group can use. Collective: every rank.
+    """Return the fastest exchange that the ranks of a group can use. Collective: every rank.
 
-    Shared memory among ranks that can map each other's buffers, which those of one machine can unless they
-    are in different containers; gloo among others. timeout: seconds to wait for a rank.
+    Shared memory between ranks that can map each other's buffers: those of one machine, unless they are in
+    different containers. gloo between others. timeout: seconds to wait for a rank.
     """
-    # Elsewhere a core may see the sequence number before the rows that were written earlier.
+    # On other processors a core may see the sequence number before the rows that were written earlier.
     keeps_order_of_stores = platform.machine() in ("x86_64", "AMD64")
     if dist.get_world_size(group) == 1 or not keeps_order_of_stores or not hasattr(os, "memfd_create"):
         return Exchange(group)
@@ -487,12 +492,11 @@ def open_exchange(group: Any, timeout: float) -> Exchange:
     pairs = {(one, other) for one in ranks for other in ranks if mapped[one][other] and mapped[other][one]}
     alone = {(rank, rank) for rank in ranks}
     # All ranks decide from the same table, and so alike: exchanges of different kinds would wait for each
-    # other. A rank that could not even make its own buffer has nothing that others could read, so all use
-    # gloo.
+    # other. If one rank could not make its own buffer, all use gloo.
     if pairs == alone or not alone <= pairs:
         return Exchange(group)
     buffers = [buffer if (rank, other) in pairs else None for other, buffer in enumerate(buffers)]
-    # Both sides could open the same /proc path, so a process has the same number for both.
+    # Both sides could open the same /proc path, so a process has the same number on both sides.
     pids = [peer.pid for peer in peers]
     kind = SharedExchange if len(pairs) == len(ranks) ** 2 else MixedExchange
     return kind(group, buffers, timeout, pids)

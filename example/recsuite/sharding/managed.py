@@ -1,17 +1,18 @@
-"""Dynamic tables with TorchRec's own step: its managed collisions turn ids into rows before its lookup.
+"""Dynamic tables with TorchRec's own step: its managed collisions turn ids into rows before the lookup.
 
-TorchRec's `ShardedManagedCollisionEmbeddingCollection` is a module around sharded tables. This is the same as
-one of them, so that tensors keep their names, and a checkpoint is the same whichever step trained:
+TorchRec's `ShardedManagedCollisionEmbeddingCollection` is a module around sharded tables. The module here is
+itself one of the sharded tables, so that tensors keep their names, and a checkpoint is the same with either
+step:
 
     features -> collisions.input_dist -> ids at the ranks that own them     by bucket, TorchRec's all-to-all
     -> collisions.compute -> rows of this rank's shards                     `dynamic.py`
     -> TorchRec's lookup, its exchange of rows, and in the backward FBGEMM's fused optimizer
 
-All tables are split by rows, the static ones too: TorchRec's managed collisions know no other sharding.
+All tables are split by rows, the static ones too: TorchRec's managed collisions have no other sharding.
 
-TorchRec's lookup finds rows on the rank that is asked, so an id without a row looks at a copy of the row of
-the unknown there, from which FBGEMM's optimizer takes a step of its own. What it took tells the gradient, and
-with the sum of all gradients the step is taken again: the same as on one rank, but for rounding.
+TorchRec's lookup finds rows on the rank that receives the id. So an id without a row uses that rank's copy of
+the unknown row, and FBGEMM's optimizer updates the copy. The gradient is computed from that update, and the
+update is repeated with the sum of all gradients: the same as on one rank, except for rounding.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ from recsuite.sharding.recommender import of_tables
 
 
 class OwnedCollisions(ShardedManagedCollisionCollection):
-    """TorchRec's collection of managed collisions, with owners that the tables name."""
+    """TorchRec's collection of managed collisions, with the owners of ids as the tables define them."""
 
     def _create_input_dists(self, input_feature_names: list[str]) -> None:
         super()._create_input_dists(input_feature_names)
-        # One: all tables are split by rows.
+        # Only one: all tables are split by rows.
         (sharding,), (features,) = self._embedding_shardings, self._sharding_features
         tables = [self._managed_collision_modules[self._feature_to_table[feature]] for feature in features]
         self._input_dists[:] = [OwnersDist(sharding._pg, [table.owner_of for table in tables], self._device)]
 
 
 class OwnersDist(RwSparseFeaturesDist):
-    """Sends each id to its owner. owners: for each feature, ids int64 [n] -> ranks int64 [n]."""
+    """Distribution of ids to their owners. owners: for each feature, ids int64 [n] -> ranks int64 [n]."""
 
     def __init__(
         self, group: Any, owners: Sequence[Callable[[torch.Tensor], torch.Tensor]], device: torch.device
     ) -> None:
-        # The owners themselves are sorted into as many ranges as there are ranks, of one number each.
+        # The values to distribute are the owners themselves: as many ranges as ranks, of one number each.
         super().__init__(group, len(owners), [group.size()] * len(owners), device=device, is_sequence=True)
         self.owners = owners
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
-        """Ids at their owners. Collective: every rank."""
+        """Send ids to their owners. Collective: every rank."""
         ids = sparse_features.values()
         parts = ids.split(sparse_features.length_per_key())
         ranks = [owner_of(part) for owner_of, part in zip(self.owners, parts, strict=True)]
@@ -77,13 +78,16 @@ class OwnersDist(RwSparseFeaturesDist):
 
 
 class UnknownRows:
-    """The unknown's rows of dynamic tables on this rank. kernels: FBGEMM's of each, which learns."""
+    """Unknown rows of the dynamic tables on this rank.
+
+    kernels: FBGEMM's of each table, which updates the rows.
+    """
 
     def __init__(self, shares: Sequence[DynamicRows], kernels: Sequence[Any], group: Any) -> None:
         self.shares, self.kernels, self.group = shares, kernels, group
         self._before: torch.Tensor | None = None
         for share in shares:
-            # Learned like any other, and zero to begin with.
+            # The unknown row is trained like any other row, and starts at zero.
             share.weights[-1].zero_()
 
     @property
@@ -92,7 +96,7 @@ class UnknownRows:
 
     @torch.no_grad()
     def share(self) -> None:
-        """Give every rank the rows of rank 0, which may have loaded them. Collective: every rank."""
+        """Copy the rows of rank 0, which may have loaded them, to every rank. Collective: every rank."""
         if self._is_alone:
             return
         held = self._held()
@@ -102,14 +106,14 @@ class UnknownRows:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Learn from what all ranks have learned since `share`. Collective: every rank."""
+        """Update the rows by the gradients of all ranks since `share`. Collective: every rank."""
         if self._is_alone or self._before is None:
             return
         before, after = self._before, self._held()
         rates = torch.stack([kernel.learning_rate_tensor for kernel in self.kernels]).view(-1, 1)
         eps = self.kernels[0].optimizer_args.eps
         gradients = (before - after)[:, :-1] * ((after[:, -1:].sqrt() + eps) / rates.to(after))
-        # Where nobody learns, because the rate is zero, there is nothing to learn from.
+        # A rate of zero gives no gradient.
         gradients.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         dist.all_reduce(gradients, group=self.group)
         state = before[:, -1:] + gradients.square().mean(dim=1, keepdim=True)
@@ -118,7 +122,7 @@ class UnknownRows:
         self._before = None
 
     def _held(self) -> torch.Tensor:
-        """Rows with the optimizer's number of each, float32 [tables, D + 1]."""
+        """Return the rows with the optimizer state of each, float32 [tables, D + 1]."""
         return torch.stack([torch.cat([share.weights[-1], share.state[-1:]]) for share in self.shares])
 
     def _put(self, held: torch.Tensor) -> None:
@@ -128,9 +132,9 @@ class UnknownRows:
 
 
 class Remapping(ManagedCollisionModule):
-    """One table: the share of a dynamic one, or a static one, whose ids are its rows.
+    """Remapping of one table: the share of a dynamic table, or a static table, whose ids are its rows.
 
-    first_rows: of the ranks, and then the number of all rows; share: None of a static table.
+    first_rows: of the ranks, and then the number of all rows; share: None for a static table.
     """
 
     def __init__(
@@ -138,15 +142,15 @@ class Remapping(ManagedCollisionModule):
     ) -> None:
         super().__init__(device, first_rows)
         self.first_rows, self.rank, self.dynamic = first_rows, rank, share
-        # Made once: each step would copy them to the device and wait.
+        # Made once: otherwise each step would copy it to the device and wait.
         self._ends = torch.tensor(first_rows[1:-1], dtype=torch.int64, device=device)
 
     def owner_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rank of each id, int64 [n]."""
+        """Return the rank of each id, int64 [n]."""
         if self.dynamic is None:
             return torch.bucketize(ids, self._ends, right=True)
         owners = self.dynamic.placement.owner_of(ids)
-        # The unknown has its row on rank 0.
+        # The unknown row is on rank 0.
         return owners.masked_fill_(ids == EMPTY, 0)
 
     def remap(
@@ -155,7 +159,7 @@ class Remapping(ManagedCollisionModule):
         mutate_miss_lengths: bool = True,
         write_weights: torch.Tensor | None = None,
     ) -> dict[str, JaggedTensor]:
-        """Ids as rows of the whole table. In training new ids are taken in."""
+        """Return ids as rows of the whole table. Training inserts new ids."""
         return {
             name: JaggedTensor(values=self._rows_of(jagged.values()), lengths=jagged.lengths())
             for name, jagged in features.items()
@@ -164,50 +168,50 @@ class Remapping(ManagedCollisionModule):
     def _rows_of(self, ids: torch.Tensor) -> torch.Tensor:
         if self.dynamic is None:
             return ids
-        # All that the ranks want in a step, at once: who comes in must not depend on the ranks.
+        # All ids of a step from all ranks at once: insertion must not depend on the number of ranks.
         distinct, inverse = ids.unique(return_inverse=True)
         is_known = distinct != EMPTY
         rows = torch.full_like(distinct, NO_ROW)
         known = distinct[is_known]
         rows[is_known] = self.dynamic.take_in(known) if self.training else self.dynamic.find(known)
-        # Those without a row look at the last one, which every rank keeps like that of the unknown.
+        # Ids without a row use the last row, which every rank keeps as a copy of the unknown row.
         rows = torch.where(rows == NO_ROW, len(self.dynamic.weights) - 1, rows)
         return rows[inverse] + self.first_rows[self.rank]
 
     def forward(
         self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True
     ) -> dict[str, JaggedTensor]:
-        """The same as `remap`."""
+        """See `remap`."""
         return self.remap(features)
 
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Nothing: ids travel as they are."""
+        """No-op: ids are sent as they are."""
         return features
 
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Nothing: who is seen is counted where rows are found."""
+        """No-op: the lookup of rows updates the counters."""
         return features
 
     def evict(self) -> None:
-        """Nothing for TorchRec to reset: whoever comes in has a new row at once."""
+        """No-op: new ids get new rows at once, so TorchRec has no rows to reset."""
 
     def output_size(self) -> int:
-        """Rows on all ranks."""
+        """Return the number of rows on all ranks."""
         return self.first_rows[-1]
 
     def input_size(self) -> int:
-        """Only of static tables; the owners of ids are not found by their range."""
+        """Return the number of ids, used for static tables only; owners of ids are not found by range."""
         return self.first_rows[-1]
 
     def buckets(self) -> int:
-        """One for each rank, by which TorchRec checks what is split over them."""
+        """Return one bucket for each rank; TorchRec checks the split over ranks with it."""
         return len(self.first_rows) - 1
 
     def validate_state(self) -> None:
-        """Nothing: no state of it is saved by TorchRec."""
+        """No-op: TorchRec saves none of its state."""
 
     def open_slots(self) -> torch.Tensor:
-        """Places of this rank without an id, int64 []."""
+        """Return the number of empty places on this rank, int64 []."""
         if self.dynamic is None:
             return torch.tensor(0)
         return torch.tensor(self.dynamic.places.ids.numel() - self.dynamic.places.taken)
@@ -218,19 +222,19 @@ class Remapping(ManagedCollisionModule):
         output_segments: list[int],
         device: torch.device | None = None,
     ) -> Remapping:
-        """Itself, which is that of a rank already."""
+        """Return this module, which is that of a rank already."""
         return self
 
 
 class ManagedTables(ShardedEmbeddingCollection):
-    """The sharded tables of a model, of which some take ids in.
+    """Sharded tables of a model, some of which are dynamic.
 
-    dynamic: these, by their names.
+    dynamic: the specs of these, by their names.
     """
 
     def __init__(self, dynamic: Mapping[str, DynamicSpec], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # The exchange of ids is that of the collisions.
+        # The collisions exchange the ids.
         self._has_uninitialized_input_dist = False
         self.shares: dict[str, DynamicRows] = {}
         remappings, kernels = {}, []
@@ -246,8 +250,8 @@ class ManagedTables(ShardedEmbeddingCollection):
         self.unknown = UnknownRows([*self.shares.values()], kernels, self._env.process_group)
         configs = [*self._table_name_to_config.values()]
         collection = ManagedCollisionCollection(remappings, configs, need_preprocess=False)
-        # Behind the back of torch: as a submodule it would be part of the model's state, and what it holds is
-        # in checkpoints by ids.
+        # Hidden from torch: a submodule would be part of the model's state, but checkpoints store its
+        # contents by ids.
         self.__dict__["collisions"] = OwnedCollisions(
             collection,
             self.module_sharding_plan,
@@ -255,12 +259,13 @@ class ManagedTables(ShardedEmbeddingCollection):
             self._device,
             [*self._sharding_type_to_sharding.values()],
         )
-        # How often shares have moved between the ranks.
+        # Number of times that shares have moved between the ranks.
         self.generation = 0
 
     def _local_tables(self) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
-        """FBGEMM's kernel, name, rows, float32 [n, D], and optimizer's numbers, float32 [n], of what this
-        rank has of each table; the tensors themselves.
+        """Yield this rank's part of each table: the tensors themselves.
+
+        Each is FBGEMM's kernel, name, rows, float32 [n, D], and optimizer state, float32 [n].
         """
         for lookup in self._lookups:
             for group in lookup._emb_modules:
@@ -271,20 +276,20 @@ class ManagedTables(ShardedEmbeddingCollection):
                     yield kernel, name, rows.detach(), state.detach()
 
     def train(self, mode: bool = True) -> ManagedTables:
-        """Take new ids in, or not."""
+        """Insert new ids if `mode` is true."""
         self.collisions.train(mode)
         return super().train(mode)
 
     def dynamic_rows(self) -> dict[str, DynamicRows]:
-        """This rank's share of each dynamic table, by its name."""
+        """Return this rank's share of each dynamic table, by its name."""
         return self.shares
 
     def on_growth(self) -> None:
-        """Shares have moved between the ranks: what was asked for before is to be asked for again."""
+        """Note that shares have moved between the ranks: pending requests are to be sent again."""
         self.generation += 1
 
     def end_step(self) -> None:
-        """Bring together what the ranks learned of the unknown. Collective: every rank."""
+        """Combine the updates of the unknown rows from all ranks. Collective: every rank."""
         self.unknown.settle()
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
@@ -295,9 +300,10 @@ class ManagedTables(ShardedEmbeddingCollection):
         return sent
 
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """The rows of ids; in the backward the tables learn. Collective: every rank."""
+        """Return the rows of ids; the backward updates the tables. Collective: every rank."""
         if ctx.generation != self.generation:
-            # A pipeline sent them before a table grew, to the ranks that had them then. It is so on all.
+            # A pipeline sent these ids before a table grew, to the ranks that owned them then. This is so on
+            # all ranks.
             features = ctx.sharding_contexts.pop().features_before_input_dist
             input = self.input_dist(ctx, features).wait().wait()
         self.unknown.share()
@@ -307,7 +313,7 @@ class ManagedTables(ShardedEmbeddingCollection):
 
 
 class ManagedTablesSharder(EmbeddingCollectionSharder):
-    """Makes `ManagedTables` of the tables of a model. dynamic: those that take ids in."""
+    """Sharder that makes `ManagedTables` from the tables of a model. dynamic: specs of the dynamic tables."""
 
     def __init__(self, fused_params: dict[str, Any], dynamic: Mapping[str, DynamicSpec]) -> None:
         super().__init__(fused_params=fused_params)
@@ -321,12 +327,12 @@ class ManagedTablesSharder(EmbeddingCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ManagedTables:
-        """The sharded tables. Collective: every rank."""
+        """Return the sharded tables. Collective: every rank."""
         return ManagedTables(
             self.dynamic, module, params, env, self.fused_params, device, module_fqn=module_fqn
         )
 
     @property
     def sharded_module_type(self) -> type[ManagedTables]:
-        """What `shard` makes."""
+        """Type of the tables that `shard` returns."""
         return ManagedTables

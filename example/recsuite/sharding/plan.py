@@ -1,7 +1,7 @@
 """Sharding plan of the tables, and the distributed model made from it.
 
-Initial weights depend on the seed, the table and the row alone, so every number of ranks and every plan
-starts from the same model.
+Initial weights depend only on the seed, the table and the row. So every number of ranks and every plan starts
+from the same model.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from recsuite.sharding.managed import ManagedTablesSharder
 from recsuite.sharding.recommender import TrainableModel, make_head, make_model
 from recsuite.sharding.table_rules import TableRule, check_rule
 
-# Rows are drawn in blocks, so that a shard can be filled without drawing the table.
+# Rows are drawn in blocks, so that a shard can be filled without drawing the whole table.
 INIT_BLOCK_ROWS = 4096
 # Chosen together with the learning rates, on real and on synthetic ratings.
 INIT_STD = 0.025
 ROWS_PER_RANK_WORTH_SPLITTING = 256
-# Numbers in a row: on a CPU wider ones were tried, and are right.
+# Numbers in a row. CPU tables were tested with wider rows, and compute them correctly.
 WIDEST_ON_GPU = 1_024
 # Share of a rank's memory that the planner leaves to the dense part, the batches and everything else.
 RESERVED_FOR_DENSE = 0.15
@@ -66,15 +66,15 @@ def build_model(
     maker: ModelMaker | None = None,
     loss: nn.Module | None = None,
 ) -> DistributedModelParallel:
-    """The model of a data set, sharded over all ranks, with the optimizer of its tables in the backward.
+    """Return the model of a data set, sharded over all ranks, with the tables' optimizer in the backward.
 
     tables: their optimizer; maker, loss: see `make_head` and `make_model`. Collective: every rank.
 
     Raises:
         UserError: see `make_plan` and `check_rule`.
     """
-    # Again, right before the dense weights are drawn: they must not depend on what else has drawn from
-    # torch's generator since the process began.
+    # Again, right before the dense weights are drawn: they must not depend on earlier draws from torch's
+    # generator.
     torch.manual_seed(config.runtime.seed)
     head = make_head(columns, config.model, config.data.history, maker)
     widths = widths_of(head, [table.name for table in held_tables(columns)], config.model.embedding_dim)
@@ -90,11 +90,11 @@ def build_model(
     model = make_model(columns, config.model, head, num_rows, loss)
     sharder = make_sharder(tables, config, specs, context, max(widths.values()))
     plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context, tables)
-    # Tables are allocated here, each shard on the rank that owns it; before, they exist as shapes alone.
+    # Tables are allocated here, each shard on the rank that owns it; before, only their shapes exist.
     sharded = DistributedModelParallel(
         model, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
     )
-    # TorchRec's own initial rows come from the generator of each rank, so they would depend on the plan.
+    # TorchRec draws initial rows from the generator of each rank, so they would depend on the plan.
     fill_tables(sharded, config.runtime.seed, specs)
     if isinstance(head, CoOccurrence):
         head.add_over_ranks = add_over_ranks
@@ -102,20 +102,20 @@ def build_model(
 
 
 def add_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor over all ranks, in place. Collective: every rank."""
+    """Sum a tensor over all ranks, in place. Collective: every rank."""
     dist.all_reduce(tensor)
     return tensor
 
 
 def held_tables(columns: Columns) -> list[Table]:
-    """The tables of a model: a feature without rows of its own is read by those of another."""
+    """Return the tables of a model: a feature without a table of its own uses that of another feature."""
     return [table for table in columns.tables if table.rows]
 
 
 def make_sharder(
     rule: TableRule, config: Config, specs: Mapping[str, DynamicSpec], context: RuntimeContext, width: int
 ) -> EmbeddingCollectionSharder:
-    """What shards the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses.
+    """Return the sharder of the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses.
 
     width: of the widest table.
 
@@ -124,10 +124,10 @@ def make_sharder(
     """
     cpu_tables, is_cpu = config.training.cpu_tables, context.device.type == "cpu"
     check_rule(rule, cpu_tables if is_cpu else "gpu", bool(specs))
-    # One step learns from the batches of all ranks, so the rate is for that many events.
+    # A step uses the batches of all ranks, so the rate is for that many events.
     rate = rule.rate(config.loader.batch_size * context.world_size)
     fused_params = {"optimizer": rule.fbgemm, "learning_rate": rate, **rule.options()}
-    # A row out of range is a bug of ours: it must end the run, not turn into row 0.
+    # A row out of range is a bug in this library: it must end the run, and not become row 0.
     fused_params["bounds_check_mode"] = BoundsCheckMode.FATAL
     if is_cpu and cpu_tables == "vectorised":
         return CpuTablesSharder(fused_params, rule, config.runtime.timeout, specs)
@@ -141,7 +141,7 @@ def make_sharder(
             context.say(f"--cpu_tables {cpu_tables} changes nothing on a GPU")
     if specs:
         return ManagedTablesSharder(fused_params, specs)
-    # On a CPU FBGEMM has no kernel for the distinct ids.
+    # FBGEMM has no CPU kernel for distinct ids.
     return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=not is_cpu)
 
 
@@ -154,33 +154,33 @@ def make_plan(
     context: RuntimeContext,
     rule: TableRule,
 ) -> ShardingPlan:
-    """TorchRec's plan: rank 0 makes it, all use it. Collective: every rank.
+    """Return TorchRec's plan: rank 0 makes it, all ranks use it. Collective: every rank.
 
     num_rows: of each table; batch_size: of each rank; rule: the optimizer of the tables.
 
-    The constraints: dynamic tables are split by rows, as many on each rank. Of others, those with many rows
-    per rank are split too, so that their memory and work are shared by all; small ones lie whole on the rank
-    that the planner chooses, because splitting them buys nothing and costs an exchange with everybody.
+    Constraints: dynamic tables are split by rows, equally over the ranks. Static tables with many rows per
+    rank are split too, so that all ranks share their memory and work. Small ones stay whole on the rank that
+    the planner chooses: splitting them has no benefit, and costs an exchange with all ranks.
 
     Raises:
         UserError: when the tables do not fit the memory of the ranks.
     """
-    # TorchRec's managed collisions know no table that lies whole on a rank.
+    # TorchRec's managed collisions do not support a table that is whole on one rank.
     splits_all = isinstance(sharder, ManagedTablesSharder)
     large = ROWS_PER_RANK_WORTH_SPLITTING * context.world_size
     split = {name for name, rows in num_rows.items() if splits_all or name in specs or rows >= large}
     constraints = {
         name: ParameterConstraints(
             sharding_types=[(ShardingType.ROW_WISE if name in split else ShardingType.TABLE_WISE).value],
-            # The kernel whose backward is the optimizer's step. Left to choose, the planner may take one that
-            # keeps rows in the host's memory and copies them to a GPU as they are needed, which is slower.
+            # The kernel with the optimizer in the backward. Otherwise the planner may choose one that keeps
+            # rows in the host's memory and copies them to a GPU when they are needed, which is slower.
             compute_kernels=[EmbeddingComputeKernel.FUSED.value],
         )
         for name in num_rows
     }
     memory = _memory_per_rank(context)
     planner = EmbeddingShardingPlanner(
-        # The planner does not ask the sharder for the optimizer, whose state may be as large as the rows.
+        # The planner does not count the optimizer state, which may be as large as the rows.
         topology=_topology(memory // (1 + [*rule.slots.values()].count(False)), context),
         batch_size=batch_size,
         # TorchRec's default estimates the dense part instead, and warns that it over-estimates.
@@ -201,11 +201,11 @@ def make_plan(
 
 
 def _topology(memory: int, context: RuntimeContext) -> Topology:
-    """What the planner knows of the machines: how many ranks, on how many nodes, with how many bytes each."""
+    """Return the planner's view of the machines: ranks, nodes, and bytes of each rank."""
     trainer = TrainerConfig(
         world_size=context.world_size,
         local_world_size=context.local_world_size,
-        # One of the two counts: that of the device on which the tables lie.
+        # Memory of the device that holds the tables; only one of the two counts is used.
         hbm_cap_bytes=memory,
         ddr_cap_bytes=memory,
     )
@@ -223,8 +223,9 @@ def _memory_per_rank(context: RuntimeContext) -> int:
 def fill_tables(
     model: DistributedModelParallel, seed: int, specs: Mapping[str, DynamicSpec] = MappingProxyType({})
 ) -> None:
-    """Draw the initial rows of this rank's shards: normal, but zero for the unknown row. Dynamic tables have
-    none yet. Not collective.
+    """Draw the initial rows of this rank's shards. Not collective.
+
+    They are normal, and zero for the unknown row. Dynamic tables have no rows yet.
     """
     for name, value in model.state_dict().items():
         table = name.split(".")[-2]
@@ -238,9 +239,8 @@ def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None
     num_rows, num_columns = shard.metadata.shard_sizes
     target = shard.tensor.detach()
     for block in range(first_row // INIT_BLOCK_ROWS, -(-(first_row + num_rows) // INIT_BLOCK_ROWS)):
-        # A digest, because seeds that lie close together, such as seed + block, would give the same rows to
-        # block 1 of one seed and block 0 of the next. Seven bytes are what a signed seed of 64 bits always
-        # takes.
+        # A digest, because similar seeds, such as seed + block, would give the same rows to block 1 of one
+        # seed and block 0 of the next. Seven bytes always fit a signed seed of 64 bits.
         digest = hashlib.sha256(f"{seed}/{table}/{block}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         rows = torch.randn(INIT_BLOCK_ROWS, embedding_dim, generator=generator) * INIT_STD
@@ -248,16 +248,16 @@ def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None
             rows[UNKNOWN_ROW] = 0
         block_first = block * INIT_BLOCK_ROWS
         start, end = max(first_row, block_first), min(first_row + num_rows, block_first + INIT_BLOCK_ROWS)
-        # Drawn on the CPU for every device: a GPU's generator would draw other numbers from the same seed.
+        # Drawn on the CPU for every device: a GPU's generator gives other numbers for the same seed.
         part = rows[start - block_first : end - block_first, first_column : first_column + num_columns]
         target[start - first_row : end - first_row] = part.to(target.device)
 
 
 def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
-    """A line a table: rows, dimension, how it is split, on which ranks, MiB of weights."""
+    """Describe each table in a line: rows, dimension, how it is split, on which ranks, MiB of weights."""
     lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
     dynamic = dynamic_rows(model)
-    # A sharded module for each width.
+    # There is a sharded module for each width.
     plan = {name: found for module in model.plan.plan.values() for name, found in module.items()}
     for table in held_tables(columns):
         parameter, width = plan[table.name], model.module.recommender.widths[table.name]
@@ -271,7 +271,7 @@ def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
 
 
 def _describe_dynamic(rows: DynamicRows) -> str:
-    """What is more to say of a dynamic table."""
+    """Describe the properties that only a dynamic table has."""
     spec = rows.spec
     growth = f", grows to {spec.max_capacity:,}" if spec.max_capacity > spec.capacity else ""
     return f"  dynamic, {spec.distribution}, evicts {spec.evict}{growth}"

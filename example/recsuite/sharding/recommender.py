@@ -1,7 +1,7 @@
-"""From a batch to a loss: tables, the model that computes with their rows, and the loss of its output.
+"""The training model: tables, the model that computes with their rows, and the loss of its output.
 
-The part of the model that TorchRec knows. What is computed and learned is in `models/`, which serving shares.
-Shapes: B events.
+This is the part of the model that TorchRec knows. The computation itself is in `models/`, which serving
+shares. Shapes: B events.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from recsuite.models.rows import FeatureRows, JoinedRows, LookedUp, with_row_sca
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, require_shape, widths_of
 from recsuite.runtime.process import named
 
-# A metric of a user's own: of predictions and labels, numpy float32 [n] both.
+# A user's metric: a function of predictions and labels, both numpy float32 [n].
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
@@ -70,7 +70,7 @@ class ModelInput(Pipelineable):
     more_weights: torch.Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
-        """A copy on the device; without waiting when non_blocking and the tensors are pinned."""
+        """Return a copy on the device; without waiting if non_blocking is true and the tensors are pinned."""
 
         def there(part: Any) -> Any:
             if isinstance(part, tuple):
@@ -81,8 +81,8 @@ class ModelInput(Pipelineable):
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the stream has used it."""
-        # A pipeline copies on a stream of its own. Without this the allocator would give the memory to
-        # another tensor as soon as Python drops this one, while kernels that read it still wait.
+        # A pipeline copies on a stream of its own. Without this the allocator would reuse the memory as soon
+        # as Python drops this tensor, while kernels may still have to read it.
         for part in vars(self).values():
             for each in part if isinstance(part, tuple) else (part,):
                 each.record_stream(stream)
@@ -94,17 +94,17 @@ class ModelInput(Pipelineable):
 
     @property
     def all_labels(self) -> torch.Tensor:
-        """See above."""
+        """Labels of all L labels, float32 [B, L]."""
         return torch.cat([self.labels.unsqueeze(1), self.more_labels], dim=1)
 
     @property
     def all_weights(self) -> torch.Tensor:
-        """See above."""
+        """Weights of all L labels, float32 [B, L]."""
         return torch.cat([self.weights.unsqueeze(1), self.more_weights], dim=1)
 
 
 class LossAndOutput(NamedTuple):
-    """The loss with its graph, and what the model returned; the pair that TorchRec's pipelines expect."""
+    """The loss with its graph, and the output of the model; the pair that TorchRec's pipelines expect."""
 
     loss: torch.Tensor | None
     output: Any
@@ -113,9 +113,9 @@ class LossAndOutput(NamedTuple):
 class Recommender(nn.Module):
     """Tables, which TorchRec shards over the ranks, and the model that computes with their rows.
 
-    The model and the loss are modules of their own: TorchRec's pipeline traces what is around the tables with
-    torch.fx, which takes those as they are. embedding_dim: of the tables for which the model names no other;
-    lists: the features with lists.
+    The model and the loss are modules of their own: TorchRec's pipeline traces the code around the tables
+    with torch.fx, which does not trace into them. embedding_dim: of the tables for which the model names no
+    other; lists: the features with lists.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class Recommender(nn.Module):
         super().__init__()
         self.widths = widths_of(head, num_rows, embedding_dim)
         self.embeddings = make_embeddings(num_rows, self.widths)
-        # Any: its methods are those of whoever wrote it.
+        # Any: a user may have written it, with other methods.
         self.head: Any = with_row_scale(head)
         self.lists = frozenset(lists)
         self.compute = _Compute(self)
 
     def forward(self, batch: ModelInput) -> Any:
         """Return the output of the model. Collective: every rank."""
-        # What is left of it without lookup and output exchange, which have names of their own.
+        # Without lookup and output exchange, which have names of their own.
         with named("input exchange"):
             looked_up = [tables(batch.features) for tables in self.embeddings]
         return self.compute(looked_up, batch)
@@ -141,24 +141,24 @@ class Recommender(nn.Module):
         return self.rows_of([tables(batch.features) for tables in self.embeddings])
 
     def rows_of(self, looked_up: Sequence[Mapping[str, LookedUp]]) -> FeatureRows:
-        """Return what was looked up as the model takes it. looked_up: of the tables of each width."""
+        """Return looked-up rows in the form that the model takes. looked_up: of the tables of each width."""
         found = looked_up[0] if len(looked_up) == 1 else JoinedRows(looked_up)
         return FeatureRows(found, self.head.row_scale, self.lists)
 
 
 class _Compute(nn.Module):
-    """The call of the model, in a module of its own: torch.fx cannot trace an object as an argument."""
+    """Call of the model, in a module of its own: torch.fx cannot trace an object as an argument."""
 
     def __init__(self, recommender: Recommender) -> None:
         super().__init__()
-        # In a tuple, or it would be a module of this one.
+        # In a tuple, so that it is not registered as a submodule.
         self._recommender = (recommender,)
 
     def forward(self, looked_up: Sequence[Mapping[str, LookedUp]], batch: ModelInput) -> Any:
         """Return the output of the model."""
         (recommender,) = self._recommender
         output = recommender.head(recommender.rows_of(looked_up), batch)
-        # Against labels, [B], a loss may make [B, B] of it, and learn something else in silence.
+        # With labels, [B], a loss may broadcast it to [B, B], and train something else without an error.
         if isinstance(output, torch.Tensor) and output.shape[1:] == (1,):
             require_shape(output, 1, "forward must return one number for each event", "add .squeeze(1)")
         return output
@@ -167,46 +167,46 @@ class _Compute(nn.Module):
 class TrainableModel(nn.Module):
     """The model with its loss, in the form that TorchRec's pipelines train: batch -> (loss, output).
 
-    loss: takes what the head made and the batch, and gives the weighted mean over its B rows, float32 [];
-    metrics: a user's own.
+    loss: called with the output of the model and the batch, returns the weighted mean over its B rows,
+    float32 []; metrics: a user's own.
     """
 
     def __init__(self, recommender: Recommender, loss: nn.Module) -> None:
         super().__init__()
         self.recommender = recommender
-        # Inside, and not after the model: TorchRec's pipelines call the model with a batch, add up the first
-        # of what it returns and run the backward from there.
+        # Inside the model, because TorchRec's pipelines call the model with a batch, sum the first value that
+        # it returns and run the backward from there.
         self.loss = loss
         self.metrics: Mapping[str, Metric] = {}
 
     @property
     def row_scale(self) -> torch.Tensor:
-        """What the rows are of what the tables hold, float32 []."""
+        """Factor from the contents of the tables to the rows, float32 []."""
         scale: torch.Tensor = self.recommender.head.row_scale
         return scale
 
     def forward(self, batch: ModelInput) -> LossAndOutput:
-        """Return the loss over this rank's B rows, in training alone, and the output that stays."""
+        """Return the loss over this rank's B rows, only in training, and the output."""
         output = self.recommender(batch)
         return LossAndOutput(self.loss(output, batch) if self.training else None, output)
 
 
 def make_embeddings(num_rows: Mapping[str, int], widths: Mapping[str, int]) -> nn.ModuleList:
-    """The tables on the meta device: only the shards are ever allocated, when they are sharded.
+    """Return the tables on the meta device: only their shards are allocated, when they are sharded.
 
-    A collection for each width, as TorchRec's have tables of one width. num_rows, widths: of each table, by
-    its name.
+    There is a collection for each width, because the tables of a TorchRec collection have the same width.
+    num_rows, widths: of each table, by its name.
     """
     tables = [
         EmbeddingConfig(
             name=name,
             embedding_dim=widths[name],
             num_embeddings=rows,
-            # Drawn later, from the seed. TorchRec's own draw would touch all memory of tables that are
-            # to fill slowly.
+            # Drawn later, from the seed. TorchRec's own draw would touch all memory of tables that fill
+            # slowly.
             init_fn=_as_it_is,
-            # One feature for each table. Two features that shared a table would need another way from the
-            # names of features to those of tables, in checkpoints and in the tracking of rows too.
+            # One feature for each table. With two, checkpoints and the tracking of rows would need another
+            # mapping from features to tables.
             feature_names=[name],
         )
         for name, rows in num_rows.items()
@@ -220,7 +220,7 @@ def make_embeddings(num_rows: Mapping[str, int], widths: Mapping[str, int]) -> n
 
 
 def of_tables(features: KeyedJaggedTensor, tables: Collection[str]) -> KeyedJaggedTensor:
-    """Return those of the features of a batch that have some tables, in the order of the batch."""
+    """Return the features of a batch that belong to some tables, in the order of the batch."""
     names = features.keys()
     if len(names) == len(tables):
         return features
@@ -228,7 +228,7 @@ def of_tables(features: KeyedJaggedTensor, tables: Collection[str]) -> KeyedJagg
 
 
 def _as_it_is(table: torch.Tensor) -> None:
-    """Leave what is in a table."""
+    """Leave a table unchanged."""
 
 
 def make_head(
@@ -236,7 +236,7 @@ def make_head(
 ) -> nn.Module:
     """Return the model that computes with the rows of a data set.
 
-    history: how long one is at most; maker: makes it, that of the task where it is None.
+    history: the largest number of items in a history; maker: makes the model, None for that of the task.
     """
     task = TASKS[config.task]
     features = [*(table.feature for table in columns.tables), *columns.numbers]
@@ -248,7 +248,7 @@ def make_head(
             f"--task {config.task} requires a {wanted.__name__}, got {head!r}. Fix: return one from the "
             "function that makes the model, or give another --task."
         )
-    # The vectors of both sides are what a ranking is learned and measured by.
+    # Training and metrics of a ranking use the vectors of both sides.
     require(
         task.evaluation != "ranks" or type(head).forward is not TwoSided.forward,
         f"--task {config.task} requires a forward that returns the vectors of both sides, [B, 2, D]; write "
@@ -269,7 +269,7 @@ def make_model(
 ) -> TrainableModel:
     """Return the model of a data set with its loss; its tables are not allocated yet.
 
-    num_rows: of each table, by its name; loss: that of the task where it is None.
+    num_rows: of each table, by its name; loss: None for that of the task.
     """
     lists = [table.name for table in columns.tables if table.feature.multi]
     recommender = Recommender(num_rows, config.embedding_dim, head, lists)
@@ -277,16 +277,17 @@ def make_model(
 
 
 def make_prior(columns: Columns, noise: float) -> Prior:
-    """The prior of the rows of a data set's features."""
+    """Return the prior of the rows of a data set's features."""
     schema = columns.schema
-    # Of a feature that many users share, its rows are taken to have equally many events.
+    # The events of a feature that many users share are assumed to be spread equally over its rows.
     held = {table.name: Held(len(ENTITIES), float(table.rows)) for table in columns.tables}
     of_events = (table.name for table in columns.tables if table.feature.entity == EVENT)
     for rarity, name in enumerate(of_events, start=len(ENTITIES) + 1):
         held[name] = Held(rarity, bias=EVENT_BIAS, factor=EVENT_FACTOR)
     groups = {}
     for place, entity in enumerate(ENTITIES):
-        # A list is held by the events' own rows: a member has as many events as it stands in lists.
+        # The prior of a list acts on the events' own rows: an item or user has as many events as lists
+        # contain it.
         name = schema.name_of(entity)
         lists = [each for each in LISTS if schema.vocabulary_of(each) == name]
         held[name] = Held(place)

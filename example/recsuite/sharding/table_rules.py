@@ -1,4 +1,4 @@
-"""Optimizers of the tables: what a row becomes when its gradient is known, inside the backward.
+"""Optimizers of the tables: they update rows by their gradients, inside the backward.
 
     rs.SGD            no state                        any device
     rs.Adagrad        momentum1, D numbers a row      any device
@@ -7,11 +7,11 @@
     rs.RowWiseAdam    the same, exp_avg_sq of one     our CPU tables and FBGEMM's on a GPU
 
 A step changes only the rows that it looked up, each once, by the sum of its gradients over all ranks. The
-state has the names that TorchRec gives it, is sharded like the rows, and is in checkpoints and deltas.
+state has TorchRec's names, is sharded like the rows, and is in checkpoints and deltas.
 
-All of them move a row by the rate times a function of its gradients. So the row scale (see `RowScale`), by
-which the rate is divided, decays rows exactly with any of them, and decoupled, as AdamW does it; a rule of
-your own must not depend on the rows themselves either, and its `step` does not see them.
+All of them change a row by the rate times a function of its gradients. The rate is divided by the row scale
+(see `RowScale`). So the decay of rows is exact with any of them, and decoupled as in AdamW. A rule of your
+own must not depend on the rows either, and its `step` does not get them.
 
 n: distinct rows of a step; D: numbers in a row.
 """
@@ -29,20 +29,20 @@ from torch import Tensor
 
 from recsuite.config.sections import require
 
-# The global batch that the rate of a rule is for.
+# Global batch at which a rule uses exactly its `lr`.
 REFERENCE_BATCH = 4096
-# Keeps a row without a gradient so far from dividing by zero, and is too small for anything else.
+# Prevents a division by zero for a row without a gradient; too small to matter otherwise.
 TABLE_EPS = 1e-8
-# What FBGEMM's kernels have on a CPU; on a GPU they have all that has a name here.
+# FBGEMM's optimizers on a CPU; on a GPU it has all that have an `EmbOptimType` here.
 FBGEMM_ON_CPU = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 
-# What is kept of rows, by its name.
+# Optimizer state of rows, by its name.
 State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class TableRule:
-    """An optimizer of the tables; derive from it for one of your own, which CPU tables then use.
+    """Base of the optimizers of tables; derive from it for one of your own, which CPU tables then use.
 
         class SignSGD(rs.TableRule):
             name = "sign SGD"
@@ -50,9 +50,9 @@ class TableRule:
             def step(self, gradients, state, rate, number):
                 return gradients.sign_() * -rate
 
-    name: by which checkpoints tell it from others; slots: the state of a row, by its name in checkpoints:
-    True for one number, False for D of them, all zero in the beginning; fbgemm: FBGEMM's own, None where it
-    has none; lr: the learning rate for a global batch of 4,096 events, falling as the schedule says.
+    name: identifies the optimizer in checkpoints; slots: the state of a row, by its name in checkpoints: True
+    for one number, False for D of them, all zero in the beginning; fbgemm: FBGEMM's own, None if it has none;
+    lr: the learning rate for a global batch of 4,096 events, falling as the schedule says.
     """
 
     name: ClassVar[str]
@@ -64,22 +64,23 @@ class TableRule:
     def rate(self, global_batch: int) -> float:
         """Return the learning rate for the events in a step of all ranks, at the beginning of a run.
 
-        Steps of Adagrad and Adam have the size of the rate whatever the gradient, so a row moves with the
-        root of the number of steps; with the root of the batch in the rate, it learns as much on any number
-        of ranks.
+        A step of Adagrad or Adam has the size of the rate whatever the gradient, so a row moves with the root
+        of the number of steps. With the root of the batch in the rate, a row learns as much on any number of
+        ranks.
         """
         return self.lr * math.sqrt(global_batch / REFERENCE_BATCH)
 
     def options(self) -> dict[str, Any]:
-        """Return what FBGEMM takes beside the rate."""
+        """Return FBGEMM's options besides the rate."""
         betas = zip(("beta1", "beta2"), getattr(self, "betas", ()), strict=False)
         return {**({"eps": self.eps} if hasattr(self, "eps") else {}), **dict(betas)}
 
     def step(self, gradients: Tensor, state: State, rate: Tensor, number: int) -> Tensor:
-        """Return what is added to n distinct rows, float32 [n, D]. Not collective.
+        """Return the change of n distinct rows, float32 [n, D]. Not collective.
 
-        gradients: of the rows, float32 [n, D], may be used up; state: of the rows, float32 [n, 1] or [n, D]
-        by `slots`, to be changed in place; rate: float32 [], already scheduled; number: of the step, from 1.
+        gradients: of the rows, float32 [n, D], may be overwritten; state: of the rows, float32 [n, 1] or
+        [n, D] by `slots`, to be changed in place; rate: float32 [], already scheduled; number: of the step,
+        from 1.
         """
         raise NotImplementedError
 
@@ -87,8 +88,8 @@ class TableRule:
 class SGD(TableRule):
     """Plain gradient descent, without state. Source: `torch.optim.SGD` without momentum.
 
-    lr: the learning rate for a global batch of 4,096 events, and in proportion for another one: the loss is
-    a mean, so twice the batch halves the number of steps and leaves the gradients as they are.
+    lr: the learning rate for a global batch of 4,096 events, and in proportion for another batch: the loss is
+    a mean, so twice the batch halves the number of steps and does not change the gradients.
 
         model = training.shard(make_model, tables=rs.SGD(lr=1.0))
     """
@@ -127,7 +128,7 @@ class Adagrad(TableRule):
 
 
 class RowWiseAdagrad(Adagrad):
-    """Adagrad with one sum for each row, of the mean of its squares; the only one of dynamic tables.
+    """Adagrad with one sum for each row, of the mean of its squares; the only optimizer for dynamic tables.
 
     lr, eps: see `Adagrad`. Source: FBGEMM's EXACT_ROWWISE_ADAGRAD, at three times its speed on a CPU.
 
@@ -141,7 +142,7 @@ class RowWiseAdagrad(Adagrad):
 
 @dataclass(frozen=True)
 class Adam(TableRule):
-    """Adam of the rows that a step looks up; the state of others stays as it is ("lazy").
+    """Adam for the rows that a step looks up; the state of other rows does not change ("lazy").
 
     lr: see `TableRule`; betas: of the means of gradients and of their squares, in [0, 1); eps: added to the
     root. The bias is corrected by the number of the step in the training. Source: Kingma and Ba, 2015;
@@ -190,7 +191,7 @@ def squares(gradients: Tensor, is_of_row: bool) -> Tensor:
 
 
 def check_rule(rule: Any, place: str, has_dynamic: bool) -> None:
-    """Refuse a table optimizer that a place does not have, before any table is allocated.
+    """Refuse a table optimizer that is not available in a place, before any table is allocated.
 
     place: "vectorised" for our own tables on a CPU, "torchrec" for FBGEMM's there, "gpu"; has_dynamic: there
     are dynamic tables.
@@ -201,7 +202,8 @@ def check_rule(rule: Any, place: str, has_dynamic: bool) -> None:
 
     def is_there(kind: type[TableRule]) -> bool:
         if has_dynamic:
-            # They move, evict and store one number beside each row, and learn of the unknown by it.
+            # Dynamic tables move, evict and store one number for each row, and update the unknown row with
+            # it.
             return kind is RowWiseAdagrad
         if place == "vectorised":
             return kind.step is not TableRule.step

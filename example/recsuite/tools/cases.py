@@ -1,4 +1,4 @@
-"""The events of a split as a served model is asked for them: who it was, what he had, and what came."""
+"""Events of a split as requests to a served model: the user, the user history, and the chosen item."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from recsuite.serving.recommend import tell
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
 from recsuite.serving.served import ServedModel
 
-# What recommends: values of users and a number of items to lists of raw ids with scores.
+# A recommender: from values of users and a number of items to lists of raw ids with scores.
 Recommender = Callable[..., Sequence[Sequence[tuple[Any, float]]]]
-# Users that are asked for at once.
+# Number of users in a request.
 AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class Cases:
-    """n events. values: of the features of their users, and of what these had before, see
-    `ServedModel.score`; seen: the raw ids of the items that are not to be recommended; items: those that
-    came.
+    """n events. values: of the features of their users, and of the user histories, see `ServedModel.score`;
+    seen: the raw ids of the items that must not be recommended; items: the raw ids of the chosen items.
     """
 
     values: dict[str, list[Any]]
@@ -41,11 +40,11 @@ class Cases:
     items: list[Any]
 
     def one(self, number: int) -> dict[str, list[Any]]:
-        """The values of one event."""
+        """Return the values of one event."""
         return {name: [values[number]] for name, values in self.values.items()}
 
     def metrics(self, recommend: Recommender) -> Metrics:
-        """HR@10 and NDCG@10 of the item that came, among all that the user had not had."""
+        """Return HR@10 and NDCG@10 of the chosen item, among all items new to the user."""
         ranks: list[int] = []
         for begin in range(0, len(self.items), AT_ONCE):
             part = slice(begin, begin + AT_ONCE)
@@ -54,13 +53,13 @@ class Cases:
                 recommend(values, TOP, exclude=self.seen[part]), self.items[part], strict=True
             ):
                 ids = [each for each, _ in best]
-                # Any rank beyond those that count will do for an item that is not there.
+                # A missing item gets a rank outside of the top items.
                 ranks.append(1 + ids.index(item) if item in ids else 1 + TOP)
         return measure_ranks(np.array(ranks))
 
 
 def latencies(cases: Cases, recommend: Recommender, clients: int, answers: int) -> list[float]:
-    """Seconds that each answer takes, ascending, where so many clients ask at once for one user at a time."""
+    """Return the seconds of each answer, ascending, for parallel clients that ask for one user at a time."""
     seconds: list[float] = []
 
     def ask(client: int) -> None:
@@ -72,14 +71,14 @@ def latencies(cases: Cases, recommend: Recommender, clients: int, answers: int) 
 
     with ThreadPoolExecutor(clients) as pool:
         for asked in [pool.submit(ask, client) for client in range(clients)]:
-            # Raises what was raised there.
+            # Raises the exception of the thread.
             asked.result()
     return sorted(seconds)
 
 
 def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[Cases]:
-    """The validation events, and those of the test, that the trainings of all models have in common; tells
-    the models what their items are.
+    """Yield the validation events and the test events that the trainings of all models share. Also give the
+    models the features of their items.
 
     data_path: of the data of the trainings.
 
@@ -101,9 +100,9 @@ def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[C
 
 
 def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Cases:
-    """The events of "validation" or "test". raw: the data of the columns; longest: of a history.
+    """Return the events of "validation" or "test". raw: the data of the columns; longest: of a history.
 
-    Features of events themselves are left out: a model counts them as unknown.
+    Features of the events themselves are omitted: a model treats them as unknown.
     """
     schema, prefix = columns.schema, "test_" if split == "test" else ""
     positions = np.asarray(columns.range_of(split))

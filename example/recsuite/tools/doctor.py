@@ -1,7 +1,7 @@
-"""A page about this machine, each line ok, warning or fault, for a run of the same flags and ranks.
+"""A report on this machine, each line ok, warning or fault, for a run with the same flags and ranks.
 
-Obtains no data and writes none. What may be broken is imported where it is looked at, so that the other lines
-come out all the same.
+Downloads no data and writes none. Packages that may be broken are imported inside their check, so that the
+other lines are printed in any case.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from recsuite.runtime.host import (
 from recsuite.runtime.process import Launch, choose_device, cleanup_runtime, init_runtime, read_launch
 
 DRIVER = Path("/proc/driver/nvidia/version")
-# With less than this left over, another program that grows can end the run.
+# With less available memory, another program that grows can end the run.
 LITTLE_MEMORY = 2**30
-# For two processes that import torch on a busy machine.
+# Seconds for two processes that import torch on a busy machine.
 MEET_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the page, and what to do about it."""
+    """One line of the report, and its remedy."""
 
     name: str
     text: str
@@ -52,8 +52,8 @@ class Finding:
 
 
 def diagnose(config: Config) -> int:
-    """Print the page for the ranks of this launch on this machine; returns the exit status, 1 if anything on
-    it is a fault. Not collective.
+    """Print the report for the ranks of this launch on this machine. Return the exit status, 1 if any line is
+    a fault. Not collective.
     """
     launch = read_launch()
     checks: dict[str, Callable[[], Finding]] = {
@@ -75,19 +75,19 @@ def diagnose(config: Config) -> int:
 
 
 def examined(name: str, check: Callable[[], Finding]) -> Finding:
-    """What a check finds; one that breaks is a fault, as a run would break there too."""
+    """Return the finding of a check. An exception is a fault, because a run would fail there too."""
     try:
         return check()
     except UserError as error:
         return Finding(name, str(error), state="fault")
-    # Of any kind: a broken package raises whatever it likes when it is imported.
+    # Any exception: a broken package may raise any type when it is imported.
     except Exception as error:
         remedy = "if a package is broken or missing, delete .venv and run ./run.sh setup"
         return Finding(name, f"{type(error).__name__}: {error}", remedy, "fault")
 
 
 def check_packages() -> Finding:
-    """The versions of the packages, and whether they belong together."""
+    """Check the versions of the packages, and that they match."""
     check_versions()
     versions = installed_versions()
     text = ", ".join(each if each.startswith(name) else f"{name} {each}" for name, each in versions.items())
@@ -97,15 +97,15 @@ def check_packages() -> Finding:
 
 
 def check_device(launch: Launch) -> Finding:
-    """The device that a run would choose, and that it answers."""
+    """Check the device that a run would choose, and that it responds."""
     import torch
 
     device, ranks = choose_device(launch), counted(launch.local_world_size, "rank")
-    # From the kernel, because a torch for the CPU knows nothing of a driver.
+    # From the kernel, because a torch for the CPU does not know the driver.
     found = re.search(r"\s(\d+(\.\d+)+)\s", DRIVER.read_text()) if DRIVER.is_file() else None
     driver = found[1] if found else "unknown"
     if device.type == "cuda":
-        # The first question that the device answers itself: one that is broken is noticed here.
+        # The first operation on the device itself: a broken one fails here.
         free, total = torch.cuda.mem_get_info(device)
         return Finding(
             "device",
@@ -113,7 +113,7 @@ def check_device(launch: Launch) -> Finding:
             f"{torch.cuda.device_count()} for {ranks}; driver {driver}, CUDA {torch.version.cuda}, nccl "
             f"{'.'.join(map(str, torch.cuda.nccl.version()))}",
         )
-    # Where the variable is set, the GPU was hidden on purpose.
+    # If the variable is set, the GPU was hidden on purpose.
     if found and os.environ.get("CUDA_VISIBLE_DEVICES") is None:
         text = f"CPU for {ranks}; torch {torch.__version__} sees no GPU, but there is driver {driver}"
         remedy = "VARIANT=cuda ./run.sh setup, or a newer driver; CUDA_VISIBLE_DEVICES= if the CPU is meant"
@@ -122,7 +122,7 @@ def check_device(launch: Launch) -> Finding:
 
 
 def check_cores(num_workers: int | str, num_ranks: int, num_cores: int) -> Finding:
-    """The cores allowed, against ranks and workers."""
+    """Check the allowed cores against ranks and workers."""
     spare = spare_cores(num_ranks, num_cores)
     text = f"{counted(num_cores, 'core')} for {counted(num_ranks, 'rank')}, --num_workers {num_workers}"
     if num_ranks > num_cores:
@@ -134,18 +134,18 @@ def check_cores(num_workers: int | str, num_ranks: int, num_cores: int) -> Findi
 
 
 def check_memory() -> Finding:
-    """The memory that the machine and the cgroup have left."""
+    """Check the available memory of the machine and of the cgroup."""
     if free_memory() < LITTLE_MEMORY:
         return Finding("memory", memory_in_words(), "end other programs, or raise the limit", "warning")
     return Finding("memory", memory_in_words())
 
 
 def check_gloo() -> Finding:
-    """Whether two processes of a launch on this machine meet and add up a number."""
+    """Check that two processes of a launch on this machine meet and sum a number."""
     command = [sys.executable, "-m", "recsuite.launcher", "--nproc_per_node=2", "-m", "recsuite.tools.doctor"]
     launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     env = {name: value for name, value in os.environ.items() if name not in launched}
-    # gloo is what ranks talk by on a CPU, and on GPUs beside nccl.
+    # Ranks communicate by gloo on a CPU, and by gloo and nccl on GPUs.
     env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     remedy = "see that lo is up, and that GLOO_SOCKET_IFNAME is not set or names an interface"
     try:
@@ -159,7 +159,7 @@ def check_gloo() -> Finding:
 
 
 def check_data(config: Config) -> Finding:
-    """Where the data lie, and whether they can be read; unlike a run it obtains none."""
+    """Check the folder of the data, and that they can be read; unlike a run it downloads none."""
     from recsuite.datasets.source import locate, look
 
     try:
@@ -171,7 +171,7 @@ def check_data(config: Config) -> Finding:
             return Finding(
                 "data", f"{folder}: not there yet, downloaded at the first start", remedy, "warning"
             )
-        # Refuses files of another set.
+        # Refuses files of another data set.
         locate(config.data, config.runtime.seed)
         for file in source.files:
             file.open().close()
@@ -183,7 +183,7 @@ def check_data(config: Config) -> Finding:
 
 
 def meet() -> None:
-    """Join the other process of this launch, and add up a number. Collective: every rank."""
+    """Join the other process of this launch, and sum a number. Collective: every rank."""
     import torch
     import torch.distributed as dist
 
@@ -199,6 +199,6 @@ if __name__ == "__main__":
     try:
         meet()
     except Exception as error:
-        # With the status of a sentence, so that the launcher adds no report of its own.
+        # With the status of a user's mistake, so that the launcher adds no report of its own.
         print(f"{type(error).__name__}: {error}", flush=True)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""From a table of events to a model that scores and recommends, in one call: in a notebook, or on many ranks.
+"""Train a model on a table of events in one call, to score and recommend: in a notebook, or on many ranks.
 
     import recsuite
 
@@ -7,8 +7,8 @@
     model.score(events.head(3))
     model.save("served")                              # a folder that ServedModel.open reads
 
-What it does is what the command line does, with the same flags by the same names; under torchrun every rank
-makes the same call.
+It does the same as the command line, with the same flags and names. Under torchrun every rank makes the same
+call.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class FittedModel(ServedModel):
         super().__init__(snapshot)
         self._tables = tables
         self.metrics = metrics
-        # Where events share lists all counts, whenever it was.
+        # If events share lists, all events count, at any time.
         self._shares = lists.shares_lists
         self._days = {
             entity: {str(name): frame[name].to_numpy() for name in frame if derived(str(name))}
@@ -117,9 +117,9 @@ class FittedModel(ServedModel):
         event: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> list[list[tuple[Any, float]]]:
-        """As `ServedModel.recommend`; of users given by their ids all is known that the tables say.
+        """As `ServedModel.recommend`. Users given by id get all their features from the tables.
 
-        event: features of the event that is to come, such as {"device": "phone"}, the same for all users.
+        event: features of the coming event, such as {"device": "phone"}, the same for all users.
         """
         coming = self._coming(event)
         if users is not None and not isinstance(users, Mapping):
@@ -130,13 +130,12 @@ class FittedModel(ServedModel):
     def score(self, values: Any) -> torch.Tensor:
         """As `ServedModel.score`; or of a table of events as `fit` takes it, with its columns.
 
-        Of users and items all is known that the tables say, and of the event what the frame says. Where it
-        has the column of times, a user's history ends strictly before the row's own; without it, all that
-        the user had counts, the row's own event too if it is in the tables, and what is computed of times is
-        missing. To the reported metrics nothing of the test was known; here what a user had of the test
-        before a row is. Where events share lists (--others) all that a user had counts, whenever it was, but
-        never the row's own item, and likewise all who had the item. Predicted ratings lie on the scale of the
-        labels.
+        Features of users and items come from the tables, those of the event from the frame. If the frame has
+        the column of times, a user's history ends strictly before the row's time. Without it, all events of
+        the user count, including the row's own event if it is in the tables, and features computed from times
+        are missing. The reported metrics use nothing of the test; here the user's earlier test events count.
+        If events share lists (--others), all events of the user count, at any time, except the row's own
+        item; likewise all users of the item. Predicted ratings are on the scale of the labels.
         """
         if isinstance(values, Mapping):
             return super().score(values)
@@ -156,7 +155,7 @@ class FittedModel(ServedModel):
         return scores.clamp(schema.lowest_label, schema.highest_label) if is_rated else scores
 
     def _times(self, frame: pandas.DataFrame) -> np.ndarray | None:
-        """When each event was, int64 [n] in seconds since 1970; None where the frame does not say."""
+        """Return the times of the events, int64 [n] in seconds since 1970; None if the frame has none."""
         timestamp = self._tables.timestamp
         if timestamp is None or timestamp.column not in frame:
             return None
@@ -166,7 +165,7 @@ class FittedModel(ServedModel):
         return found
 
     def _computed(self, feature: Feature, time: np.ndarray, ids: Mapping[str, list[Any]]) -> list[Any]:
-        """A feature that is computed of the times of events, and of whose users and items they are."""
+        """Return a feature that is computed from the times, users and items of events."""
         call = derived(feature.column)
         assert call is not None
         if feature.column == USER_DAY:
@@ -174,13 +173,13 @@ class FittedModel(ServedModel):
         if call.function != AGE_DAYS:
             return list((hour if call.function == HOUR else weekday)(time).tolist())
         known = self._data.users if call.of == USER else self._data.items
-        # Of one that is not in the tables there is no date.
+        # An id that is not in the tables has no date.
         days = np.append(self._days[call.of][dates_name(call.of, call.column)], np.nan)
         ages = age_days(time, days[[known.places.get(each, -1) for each in ids[call.of]]])
         return [None if np.isnan(age) else age for age in ages.tolist()]
 
     def _coming(self, event: Any) -> dict[str, Any]:
-        """The features of the event that is to come, as the training has such values."""
+        """Return the features of the coming event, as the training represents such values."""
         if event is not None and not isinstance(event, Mapping):
             raise UserError(
                 'event takes features of the coming event by their names, such as {"device": "phone"}, and '
@@ -213,10 +212,10 @@ class FittedModel(ServedModel):
         return frame[column]
 
     def _ids(self, values: Any, entity: str) -> list[Any]:
-        """Ids as the training has them."""
+        """Return ids as the training represents them."""
         schema, data = self.snapshot.schema, self._data
         known = (data.users if entity == USER else data.items).places
-        # Arrow would call them a column of lists.
+        # Arrow would treat them as a column of lists.
         nested = [each for each in values if isinstance(each, (list, tuple, set, dict))]
         check_values(schema.name_of(entity), nested, type_of(known))
         return raw_values(values, Wanted(schema.column_of(entity), ID, entity), type_of(known))
@@ -225,7 +224,7 @@ class FittedModel(ServedModel):
 def _with(
     users: Mapping[str, Sequence[Any]] | None, coming: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Mapping[str, Sequence[Any]] | None:
-    """Users by their features, or by the `events` of the options, with the event that is to come."""
+    """Return users by their features, or by the `events` of the options, with the coming event."""
     given = next(iter((users or {}).values()), options.get("events"))
     if not coming or given is None:
         return users
@@ -234,10 +233,10 @@ def _with(
 
 # A process has one process group, and one folder of its launch.
 FITTING = threading.Lock()
-# Before the name of the launch, and what may be in a folder of this name.
+# Prefix of the folder before the name of the launch, and the files that it may contain.
 PREFIX = "recsuite-fit-"
 CONTENT = {"data", "columns", "checkpoints"}
-# What `fit` decides itself.
+# Flags that `fit` sets itself.
 DECIDED = ("data_path", "load", "compact", *TRAINING, *ALONE)
 
 
@@ -253,11 +252,11 @@ def fit(
     Works in any thread; a second call waits until the first has ended. Collective: every rank.
 
     events: a table with a row for each event, of pandas, polars, pyarrow, DuckDB or anything else with
-    `__arrow_c_stream__`, or the path of tables as --data_path takes it. users, items: such tables with a row
-    for each, or None. schema: a schema.toml or what it says; None guesses it from tables in memory, and finds
-    or guesses it beside a path. flags: those of the command line by their names, such as epochs=5. A
-    `save_dir` keeps the checkpoints; several machines need one that all of them see. Of a path the columns
-    are kept as the command line keeps them, in `cache_dir` or beside the tables.
+    `__arrow_c_stream__`, or the path of tables as for --data_path. users, items: such tables with a row for
+    each, or None. schema: a schema.toml or its content; None guesses it from tables in memory, and finds or
+    guesses it beside a path. flags: those of the command line by their names, such as epochs=5. A `save_dir`
+    keeps the checkpoints; several machines need one that all of them share. With a path the columns are kept
+    in `cache_dir` or beside the tables, as on the command line.
 
     Raises:
         UserError: for a flag that is not known, and whatever a training raises; rows of tables are counted
@@ -270,7 +269,7 @@ def fit(
     """
     config = _config_of(flags)
     is_path = isinstance(events, (str, Path))
-    # All of it on every rank, before one of them writes anything: so all say the same.
+    # All checks on every rank, before any of them writes: so all report the same error.
     _check_launch()
     if is_path and not schema is users is items is None:
         raise UserError(
@@ -279,7 +278,7 @@ def fit(
         )
     tables = {} if is_path else _frames(events, users, items)
     _check_schema(schema)
-    # Of frames the folder comes later; it is one.
+    # The folder of frames is made later; the temporary folder stands for it here.
     path = str(events) if is_path else tempfile.gettempdir()
     config = config.replaced(data_path=path, dump=True)
     config = with_preset(config, flags, read_launch().world_size)
@@ -294,8 +293,8 @@ def fit(
                     config = config.replaced(save_dir=str(folder / "checkpoints"))
                 return _fitted(config, frozenset(flags), folder)
         finally:
-            # What a training leaves refers to itself, with its process groups and its mapped columns: their
-            # threads and descriptors would stay until Python looks for such.
+            # The objects of a training have reference cycles with its process groups and mapped columns.
+            # Their threads and descriptors would stay until Python's garbage collector runs.
             gc.collect()
 
 
@@ -309,12 +308,12 @@ def _config_of(flags: Mapping[str, Any]) -> Config:
 
 
 def _value_of(name: str, value: Any) -> Any:
-    """The value of a flag, held against its type."""
+    """Return the value of a flag, checked against its type."""
     kind = get_type_hints(sections()[flag_names()[name]])[name]
-    # A folder may be a Path, a number one of NumPy's, and widths a list.
+    # A folder may be a Path, a number may be NumPy's, and widths may be a list.
     plain = str(value) if isinstance(value, Path) else value.item() if hasattr(value, "item") else value
     try:
-        # A flag may be below zero.
+        # The value of a flag may be negative.
         return typed(kind, [*plain] if isinstance(plain, tuple) else plain, name, least=-LARGEST)
     except (TypeError, ValueError):
         raise UserError(
@@ -332,7 +331,7 @@ def _check_launch() -> None:
 
 
 def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
-    """The tables that were given, by their names."""
+    """Return the given tables by name."""
     from recsuite.datasets.tables.parts import frame_of
 
     given = {"events": events, "users": users, "items": items}
@@ -357,8 +356,8 @@ def _check_schema(schema: Any) -> None:
 
 @contextmanager
 def _folder_of_launch() -> Iterator[Path]:
-    """A folder of this launch; a fit that fails removes it, and of one that ends well the ranks together."""
-    # The same on all ranks of a machine, which cannot tell each other before they have joined.
+    """Make a folder of this launch. A failed fit removes it; otherwise the ranks remove it together."""
+    # The same on all ranks of a machine, which cannot communicate before they have joined.
     folder = Path(tempfile.gettempdir(), f"{PREFIX}{launch_name()}")
     if read_launch().local_rank == 0:
         for leftover in filter(_is_leftover, folder.parent.glob(f"{PREFIX}*")):
@@ -369,17 +368,17 @@ def _folder_of_launch() -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, UserError):
-            # The files of tables in memory do not stay.
+            # The files of tables in memory are temporary.
             said = re.sub(rf"{re.escape(str(folder))}/data/(\w+)\.parquet", r"the table \1", str(error))
             raise UserError(said.replace("mend the file", "mend it")) from None
         raise
 
 
 def _is_leftover(path: Path) -> bool:
-    """Whether a fit of this machine was killed, and could not remove its folder."""
+    """True if a fit of this machine was killed, and could not remove its folder."""
     host, _, process = path.name.removeprefix(PREFIX).rpartition("-")[0].rpartition("-")
     began = path.name.rpartition("-")[2]
-    # Another machine may have this folder too, and only that one knows its processes.
+    # Another machine may share this folder, and only that machine knows its processes.
     is_of_here = host == socket.gethostname() and process.isdecimal() and began.isdecimal()
     if not is_of_here or path.is_symlink() or not path.is_dir():
         return False
@@ -415,7 +414,7 @@ def _write(
     elif schema is not None:
         write_schema(schema, folder / "schema.toml")
         return
-    # What is shown names a file that stays: the folder goes.
+    # The message names a file that stays, because the folder is removed.
     proposal = propose(folder)
     kept, path = tempfile.mkstemp("-schema.toml", "recsuite-")
     with open(kept, "wb") as file:
@@ -442,7 +441,7 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
                 data = stack.enter_context(open_data(config, context))
             checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
             run = train(data, config, context, checkpointer, observers.callbacks)
-        # The table of results, and whatever the flags ask for.
+        # Prints the table of results, and writes the outputs that the flags request.
         raise_on_all(lambda: report_run(run, observers.split(), config, context))
 
         def known() -> tuple[Snapshot, RawData, TableSchema]:
@@ -450,8 +449,8 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
             snapshot = read_settled(Path(config.checkpoint.save_dir))
             return snapshot, read(source, config.data), source.table_schema
 
-        # On every rank, for each may be asked. The folder is removed when all have read it, and before any of
-        # them makes another one.
+        # On every rank, because each may be asked for scores. The folder is removed after all have read it,
+        # and before any of them makes another one.
         snapshot, raw, tables = raise_on_all(known)
         raise_on_all(lambda: shutil.rmtree(folder) if context.local_rank == 0 else None)
     return FittedModel(snapshot, raw, tables, config.data, run.test)

@@ -1,6 +1,6 @@
 """Shared parts of scripts around their loop: modes of a command line, data, checkpoints, results.
 
-Imports nothing heavy at its top.
+Has no heavy imports at module level.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEXT = (
     "next: ./run.sh dump keeps the model, ./run.sh train --data_path FOLDER learns from your own tables, "
     "./run.sh help lists the rest"
 )
-# Flags of modes that write or read checkpoints, or need none.
+# Flags of modes that write or read checkpoints, or do not need any.
 WITH_CHECKPOINTS = (WITH_TRAINING | READING | {f"--{name}" for name in ALONE}) - {"--train"}
 
 
@@ -49,11 +49,11 @@ def run_modes(
     every rank.
 
     argv: the flags, those of `sys.argv` when None; modes: the functions of a script by the names "train",
-    "dump", "inc_dump" and "load", and "compact" where `compact` needs an optimizer; model: makes its model,
-    for what one process does alone and for "compact"; defaults: flags that those of a training come after;
-    after: what a script does beside the modes. It needs a checkpoint: where no flag writes or reads one,
-    deltas are written, and with --train alone it is left out; unread: flags, or sections of them, that the
-    script does not read: --help leaves them out, and they are refused.
+    "dump", "inc_dump" and "load", and "compact" if `compact` needs an optimizer; model: makes its model, for
+    the modes of a single process and for "compact"; defaults: flags before those of the command line, which
+    override them; after: work of a script after the modes. It needs a checkpoint: if no flag writes or reads
+    one, deltas are written, and with --train alone it is skipped; unread: unused flags, or sections of them:
+    --help omits them, and they are refused.
 
     Raises:
         UserError: for a flag that cannot be, and whatever a mode raises.
@@ -65,10 +65,10 @@ def run_modes(
     check_read(flags, without)
     named = {word.partition("=")[0] for word in flags}
     if after is not None and not named & WITH_CHECKPOINTS:
-        # A training alone, if that is named, and else what the script adds to it.
+        # The training alone if --train is named, else also the script's own work after it.
         after = None if "--train" in named else after
         flags += [] if after is None else ["--inc_dump"]
-    # A checkpoint that is read says itself what it is of.
+    # A checkpoint contains its own flags.
     if not named & READING or named & WITH_TRAINING:
         flags = [*defaults, *flags]
     added = frozenset(word[2:] for word in {*defaults} - named if word.startswith("--"))
@@ -91,10 +91,10 @@ def run(
 ) -> None:
     """Run the modes of the configuration. Collective: every rank.
 
-    given: the flags of the command line; the others are those of the checkpoint that is read, if one is;
-    modes, after, model: see `run_modes`; defaults: see `joined`.
+    given: the flags of the command line; a checkpoint that is read has the others; modes, after, model: see
+    `run_modes`; defaults: see `joined`.
     """
-    # With a checkpoint to read, that is known only once its flags are: `joined` says it then.
+    # With a checkpoint this is known only after its flags are read: then `joined` prints it.
     if not config.checkpoint.reads:
         script.say_if_synthetic(config.data)
     with script.joined(config, given, defaults) as (config, context):
@@ -106,7 +106,7 @@ def run(
         if not given:
             context.say(NEXT)
         if after is not None:
-            # One rank may fail where the others have nothing to do, and all are to end with its sentence.
+            # One rank may fail in work that the others do not have, and all must end with its message.
             raise_on_all(lambda: after(config, context))
 
 
@@ -118,7 +118,7 @@ def open_data(
     observers: Observers | None = None,
 ) -> Iterator[Data]:
     """Open the data of a training, or with --load those of a checkpoint, and the loader of their batches. A
-    context manager, at whose end the workers end. Collective: every rank.
+    context manager; on exit the workers end. Collective: every rank.
 
     config, context: flags and process; build: makes the loader, see `build_dataloader`; observers: of a
     training; None for a load.
@@ -141,8 +141,8 @@ def open_data(
 def checkpointing(
     data: Data, config: Config, context: RuntimeContext, observers: Observers
 ) -> Iterator[CheckpointerProtocol | None]:
-    """Open the writer of checkpoints, which says where the training begins; None where the flags ask for
-    none: then memory keeps the best weights. A context manager. Collective: every rank.
+    """Open the writer of checkpoints, which knows where the training begins. It is None if the flags request
+    no checkpoint: then memory keeps the best weights. A context manager. Collective: every rank.
 
     data: see `open_data`; config, context: flags and process; observers: see `observing`.
 
@@ -163,7 +163,7 @@ def checkpointing(
 
 
 def report(result: Run, config: Config, context: RuntimeContext, observers: Observers) -> None:
-    """Show the results of a training, and write its report if --report_dir asks for one. Not collective.
+    """Print the results of a training, and write its report if --report_dir is given. Not collective.
 
     result: of `Training.finish`; config, context: flags and process; observers: see `observing`.
 
@@ -205,7 +205,7 @@ def restore(
 def report_test(
     model: ShardedModel, progress: Progress, data: Data, config: Config, context: RuntimeContext
 ) -> None:
-    """Test a model that was restored, and show the results. Collective: every rank.
+    """Test a restored model, and print the results. Collective: every rank.
 
     model, progress: of `restore`; data: see `open_data`; config, context: flags and process.
 

@@ -1,4 +1,4 @@
-"""Start and end of every script, and the flags that its ranks agree on."""
+"""Start and end of every script, and the agreement of its ranks on the flags."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SYNTHETIC_NOTICE = (
     "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
 )
 
-# The scripts of tasks that example.py, whose own model predicts ratings, leaves to a model of the library.
+# Scripts of tasks for which example.py, whose own model predicts ratings, uses a model of the library.
 SCRIPTS = {"ranking": "retrieval.py", "sequence": "sequential.py"}
 
 
@@ -58,8 +58,8 @@ def run_script(main: Callable[[], int]) -> None:
         if __name__ == "__main__":
             rs.run_script(main)
     """
-    # Python's KeyboardInterrupt is lost when it comes up inside a callback from C++, as in every backward.
-    # The plain signal always ends the process, its workers end with it, and no file is ever half written. A
+    # Python's KeyboardInterrupt is lost inside a callback from C++, as in every backward. The default action
+    # of the signal always ends the process, its workers end with it, and no file is left half written. A
     # training that writes checkpoints has a handler of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_when_unread(checkpoint_first=True)
@@ -69,7 +69,7 @@ def run_script(main: Callable[[], int]) -> None:
 def exit_status(work: Callable[[], int]) -> int:
     """Return the status of the work, or that of its exception: 2 for a user's mistake. Not collective.
 
-    work: does everything, and returns a status. A mistake, a lost worker and a lost peer are one message
+    work: the whole work, which returns a status. A mistake, a lost worker and a lost peer print one message
     each, without a traceback. Any other exception is recorded for torchrun's report and raised again.
 
         def main(argv: list[str] | None = None) -> int:
@@ -95,7 +95,7 @@ def exit_status(work: Callable[[], int]) -> int:
 
 
 def parse_once(argv: list[str] | None, unread: Collection[str] = ()) -> tuple[Config, frozenset[str]]:
-    """`parse_given`, where rank 0 alone prints the help text. Not collective.
+    """Parse as `parse_given`, but print the help text on rank 0 only. Not collective.
 
     Raises:
         UserError: see `parse_given`.
@@ -108,7 +108,7 @@ def parse_once(argv: list[str] | None, unread: Collection[str] = ()) -> tuple[Co
 
 
 def check_machine() -> None:
-    """Refuse too few file descriptors and packages that do not belong together. Imports no torch.
+    """Refuse too few file descriptors and packages that do not match. Does not import torch.
 
     Raises:
         UserError: with the command that mends it.
@@ -118,7 +118,7 @@ def check_machine() -> None:
 
 
 def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = None) -> int:
-    """Examine the machine, write a schema, export or recommend, on rank 0 of a launch; returns the exit
+    """Examine the machine, write a schema, export or recommend, on rank 0 of a launch. Return the exit
     status. Not collective.
 
     given: the flags of the command line; model: makes the model of the script.
@@ -126,11 +126,11 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
     Raises:
         UserError: when it cannot be done.
     """
-    # With status 0, because torchrun would end rank 0 in the middle if another rank failed.
+    # With status 0, because torchrun would end rank 0 during its work if another rank failed.
     if read_launch().rank != 0:
         return 0
-    # Before the checks below: the doctor shows what they would refuse as lines of its page, beside the
-    # others.
+    # Before the checks below: the doctor prints their errors as lines of its report, beside the other
+    # lines.
     if config.monitoring.doctor:
         from recsuite.tools.doctor import diagnose
 
@@ -162,11 +162,10 @@ def _serve(config: Config, given: frozenset[str], model: ModelMaker | None) -> N
 def joined(
     config: Config, given: frozenset[str] = frozenset(), defaults: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Config, RuntimeContext]]:
-    """The process group of this launch, and the configuration on which its ranks agree. Collective: every
-    rank.
+    """Join the process group of this launch, and agree on one configuration. Collective: every rank.
 
-    given: the flags of the command line; the others are those of the training whose checkpoint is read.
-    defaults: those of them that come from the script alone, and not before a checkpoint's.
+    given: the flags of the command line; a checkpoint that is read has the others. defaults: those of the
+    given flags that come from the script alone, and do not override a checkpoint's.
 
     Raises:
         UserError: on every rank, when machines were given different flags, or one that contradicts the
@@ -174,7 +173,7 @@ def joined(
         BrokenLaunchError: for any exception that says only that another rank is lost: which, and how to
             continue.
     """
-    # Not at the top: every data worker imports this file, and needs no checkpoint.
+    # Not at the top: every data worker imports this file, and does not need checkpoints.
     from recsuite.checkpoint.storage.directory import newest_in
 
     recovery = Recovery(config, newest_in)
@@ -190,8 +189,8 @@ def joined(
 
 
 def _agree_on_flags(config: Config, given: frozenset[str], defaults: frozenset[str] = frozenset()) -> Config:
-    """The same configuration on every rank, but for what is a machine's own. Collective: every rank."""
-    # This imports torch, which a data worker must not.
+    """Return the same configuration on every rank, except flags of one machine. Collective: every rank."""
+    # This imports torch, which a data worker must not do.
     from recsuite.datasets.opening import check_same_flags, fitted_to_tables, of_this_machine
 
     check_same_flags(config)
@@ -204,7 +203,7 @@ def _agree_on_flags(config: Config, given: frozenset[str], defaults: frozenset[s
         found = with_recorded(config, given - defaults)
         if found is config:
             return _begun(config, given)
-        # Where there is a checkpoint its flags hold, those of its preset too.
+        # A checkpoint has all flags, including those of its preset.
         fitted = fitted_to_tables(found, given - defaults, is_recorded=True)
         require(
             fitted.model.task == found.model.task,
@@ -221,7 +220,7 @@ def _agree_on_flags(config: Config, given: frozenset[str], defaults: frozenset[s
 
 
 def _begun(config: Config, given: frozenset[str]) -> Config:
-    """The flags of a training that begins, fitted to its tables, with those of its preset, which are said.
+    """Return the flags of a new training, fitted to its tables, with those of its preset, which are printed.
     Not collective.
 
     Raises:
@@ -229,7 +228,7 @@ def _begun(config: Config, given: frozenset[str]) -> Config:
     """
     from recsuite.datasets.opening import fitted_to_tables
 
-    # Of a preset that is named, --task and --split count as given.
+    # With a named preset, its --task and --split count as given.
     config, reason = fitted_to_tables(config, {*given, *preset_flags(config, given)}), ""
     if config.model.preset == AUTO:
         name = fitting_preset(config, given)
@@ -246,7 +245,7 @@ def _begun(config: Config, given: frozenset[str]) -> Config:
 
 def print_fitting_command() -> int:
     """Print the script that fits the flags of this process and the labels of their data, and its flags, for a
-    shell; what else is said goes to the standard error. Not collective.
+    shell. Other output goes to standard error. Not collective.
 
     Raises:
         UserError: when a flag cannot be, or asks for what the tables do not say.
@@ -258,8 +257,8 @@ def print_fitting_command() -> int:
 
 
 def fitting_command(argv: list[str]) -> list[str]:
-    """Return the script that fits flags and the labels of their data, and its flags: those that are given,
-    and those that say task and preset, without which it would choose these itself.
+    """Return the script that fits flags and the labels of their data, and its flags: the given ones, and
+    those of task and preset, so that the script does not choose them itself.
 
     Raises:
         UserError: see `print_fitting_command`.
@@ -269,12 +268,12 @@ def fitting_command(argv: list[str]) -> list[str]:
     config, given = parse_given(argv)
     if script := _script_of_labels(config.data):
         return [script, *argv]
-    # What is given would count more than the flags of the checkpoint.
+    # Given flags would override those of the checkpoint.
     if config.checkpoint.reads:
         return ["example.py", *argv]
     fitted = fitted_to_tables(config, {*given, *preset_flags(config, given)})
     name = fitting_preset(fitted, given) if fitted.model.preset == AUTO else fitted.model.preset
-    # What is impossible is refused here, in the words of the flags that were given.
+    # Impossible flags are refused here, so that the error names the flags that were given.
     with_preset(fitted.replaced(preset=name), given)
     script, added, found = SCRIPTS.get(fitted.model.task, "example.py"), list[str](), {"preset": name}
     if fitted.data.split != config.data.split:
@@ -282,10 +281,10 @@ def fitting_command(argv: list[str]) -> list[str]:
     if script == "example.py":
         found["task"] = fitted.model.task
     else:
-        # The others have one task each, and no flag for it.
+        # The other scripts have one task each, and no flag for it.
         pairs = zip(["", *argv], argv, strict=False)
         argv = [word for before, word in pairs if "--task" not in (before, word.partition("=")[0])]
-        # Nothing is written that was not asked for.
+        # No file is written without a request.
         if not config.checkpoint.writes and "train" not in given:
             added.append("--train")
     for flag, value in found.items():
@@ -294,8 +293,8 @@ def fitting_command(argv: list[str]) -> list[str]:
 
 
 def _script_of_labels(config: DataConfig) -> str:
-    """Return the script for several answers of yes and no, or for a log like Criteo's, whose events have no
-    users: 40 columns without names, or a schema that gives all events the same user; "" for other data.
+    """Return the script for several binary labels, or for a log like Criteo's, whose events have no users: 40
+    columns without names, or a schema that gives all events the same user; "" for other data.
     """
     from recsuite.datasets.source import is_own
     from recsuite.datasets.tables.description import given_in
@@ -313,7 +312,7 @@ def _script_of_labels(config: DataConfig) -> str:
             return ""
         has_no_users = any(each.startswith("user=") for each in given.get("files", {}).get("constants", ()))
         return "multitask.py" if len(labels) > 1 else "ctr.py" if has_no_users else ""
-    # The guess of the schema says what is wrong with tables.
+    # The guess of the schema reports errors in the tables.
     with contextlib.suppress(UserError):
         lines = (TextFile(file).head.splitlines()[0] for file in find_tables(config.data_path).events)
         return "ctr.py" if all(re.fullmatch(rb"[01](\t[^\t]*){39}", line) for line in lines) else ""
@@ -321,6 +320,6 @@ def _script_of_labels(config: DataConfig) -> str:
 
 
 def say_if_synthetic(config: DataConfig) -> None:
-    """Say from rank 0 if the ratings are not real ones. Not collective."""
+    """Print from rank 0 if the ratings are synthetic. Not collective."""
     if config.is_synthetic and read_launch().rank == 0:
         say(SYNTHETIC_NOTICE)

@@ -1,4 +1,4 @@
-"""Trainings that go on in processes of their own, and the checkpoints that they write meanwhile."""
+"""Trainings in separate processes, and the checkpoints that they write."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from recsuite.runtime.process import read_launch
 if TYPE_CHECKING:
     from recsuite.serving.served import Follower
 
-# Seconds between two looks at the folders of checkpoints.
+# Seconds between two checks of the checkpoint folders.
 LOOK_EVERY = 0.2
-# What ends a script, and the seconds that its trainings then have for a last checkpoint.
+# Signals that end a script, and the seconds that its trainings then have for a last checkpoint.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 END_SECONDS = 60
 
 
 @contextlib.contextmanager
 def working_folder(prefix: str) -> Iterator[Path]:
-    """A folder for what trainings need meanwhile. It is removed in the end, also of a script that a signal
-    ends: this process runs no backward, in whose callbacks an exception would be lost.
+    """Make a temporary folder for trainings. It is removed at the end, even if a signal ends the script: this
+    process runs no backward, so an exception is not lost in its callbacks.
     """
 
     def end(number: int, _: object) -> None:
-        # Another one would end what removes the folder.
+        # A second signal would interrupt the removal of the folder.
         for each in SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
@@ -48,8 +48,8 @@ def working_folder(prefix: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def started(commands: Mapping[str, Sequence[object]]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Trainings by their names, each by a script and its flags; whoever leaves before their end ends them,
-    after a last checkpoint of those that write some.
+    """Start trainings by name, each with a script and its flags. If the block ends before they do, they are
+    ended, after a last checkpoint if they write any.
 
     Raises:
         UserError: on each rank of a launch of several.
@@ -62,8 +62,8 @@ def started(commands: Mapping[str, Sequence[object]]) -> Iterator[dict[str, subp
     begun: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, command in commands.items():
-            # In sessions of their own: Ctrl-C comes to this process alone, which tells them to end once. A
-            # second signal would cost their checkpoint.
+            # In separate sessions: only this process receives Ctrl-C, and it signals them once. A second
+            # signal would cost their checkpoint.
             begun[name] = subprocess.Popen([sys.executable, *map(str, command)], start_new_session=True)
         yield begun
     finally:
@@ -82,7 +82,7 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def have_ended(begun: Mapping[str, subprocess.Popen[bytes]]) -> bool:
-    """Whether all have.
+    """Return true if all trainings have ended.
 
     Raises:
         UserError: when one failed, which has said why.
@@ -97,8 +97,8 @@ def have_ended(begun: Mapping[str, subprocess.Popen[bytes]]) -> bool:
 def newest(
     folders: Mapping[str, Path], begun: Mapping[str, subprocess.Popen[bytes]]
 ) -> Iterator[dict[str, Follower]]:
-    """What follows the folders of trainings, by their names, each time that one of them has become newer and
-    all have learned something; until all have ended.
+    """Yield the followers of training folders, by name, each time that one is newer and all have a model;
+    until all trainings have ended.
 
     Raises:
         UserError: see `have_ended`, and `Follower`.
@@ -108,7 +108,7 @@ def newest(
 
     followers: dict[str, Follower] = {}
     while True:
-        # Looked at first: the last checkpoint may come after the last look at its folder.
+        # Checked first: the last checkpoint may come after the last check of its folder.
         ended, is_newer = have_ended(begun), False
         for name, folder in folders.items():
             found = newest_in(folder)

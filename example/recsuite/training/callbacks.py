@@ -1,9 +1,8 @@
-"""Callbacks of a training, and the checkpointer that keeps its weights.
+"""Callbacks of a training, and the protocol of its checkpointer.
 
-A callback looks on: progress bar, timer, profiler, event log. It changes nothing, and a training without any
-learns the same. A checkpointer is more than that: it says where the training begins, it may end the process,
-and it brings back the best weights; so the trainer holds it apart from the callbacks, and calls it at moments
-of its own.
+A callback only observes: progress bar, timer, profiler, event log. A training learns the same with and
+without callbacks. A checkpointer does more: it decides where the training begins, may end the process, and
+restores the best weights. So the trainer keeps it apart from the callbacks, and calls it at other moments.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.runtime.console import stage
 
-# For types alone, so that who looks at a training can be made before TorchRec is imported.
+# For types only, so that callbacks can be made before TorchRec is imported.
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -27,18 +26,17 @@ if TYPE_CHECKING:
     from recsuite.datasets.metrics import Metrics
     from recsuite.training.state import ShardedModel
 
-# The parts of a training that `Callback.phase` names: building the model; waiting for a batch; the rest of an
-# epoch's steps; validation and test; what the checkpointer does. A report has the seconds of each, by these
-# names.
+# Names of the parts of a training, for `Callback.phase`: building the model; waiting for a batch; the rest of
+# an epoch's steps; validation and test; the checkpointer. A report has the seconds of each.
 PHASES = ("model", "feed", "steps", "evaluation", "dumps")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was just made; on a device it may still be computed.
+    """A finished step; on a device it may still be computing.
 
-    progress: where the training is after it; loss: of this rank's rows, float32 [], on the device, so that
-    reading it waits for the step; rates: the scheduled learning rates of "tables" and "dense".
+    progress: of the training after it; loss: of this rank's rows, float32 [], on the device, so that reading
+    it waits for the step; rates: the scheduled learning rates of "tables" and "dense".
 
         def on_step(self, step: rs.Step) -> None:
             print(step.progress.step, step.rates["dense"])
@@ -55,7 +53,7 @@ class Epoch:
 
     progress: of the training after it; losses: mean loss of each step's global batch, float32 [steps];
     train_loss: their mean, over events; validation: metrics by name; seconds: of the pass; events_per_second:
-    in it; data_wait: share of the pass that the rank which waited most spent waiting for batches.
+    in it; data_wait: share of the pass spent waiting for batches, on the rank that waited most.
 
         def on_epoch(self, epoch: rs.Epoch) -> None:
             print(epoch.number, epoch.train_loss, epoch.validation["rmse"])
@@ -71,19 +69,18 @@ class Epoch:
 
     @property
     def number(self) -> int:
-        """Which epoch of the training it was, from 1."""
-        # The progress counts passes that are done, and this one is.
+        """Number of the epoch, from 1."""
+        # The progress counts finished passes, and this pass is finished.
         return self.progress.epoch
 
 
 @dataclass(frozen=True)
 class TrainedWindow(Epoch):
-    """What was done with one window of a stream, the same on every rank: `validation` is of its predictions,
-    which were made before anything was learned from it.
+    """Results of one window of a stream, the same on every rank.
 
-    num_events: of the window; first_time, last_time: of its events, in seconds since 1970; overall: the
-    metrics of all windows up to it. Of a window that was resumed the losses are those of the steps since
-    then.
+    `validation` is of its predictions, which were made before the window was learned. num_events: of the
+    window; first_time, last_time: of its events, in seconds since 1970; overall: the metrics of all windows
+    up to it. The losses of a resumed window are those of the steps since it was resumed.
     """
 
     num_events: int
@@ -96,11 +93,11 @@ class TrainedWindow(Epoch):
 class Run:
     """Results of a training, the same on every rank.
 
-    columns: of its data; plan: of its tables, in lines; epochs: those of this process, which may be none of a
-    training that was complete; test: of the weights after epoch `test_epoch`, the best one by validation;
-    num_epochs: those that are done; stopped_early: true if --patience ended it; is_stream: true of a stream:
-    its epochs are windows, and the test is that of all their predictions; num_empty: the windows that had no
-    event, and were skipped.
+    columns: of its data; plan: of its tables, in lines; epochs: those of this process, empty if the training
+    was already complete; test: of the weights after epoch `test_epoch`, the best one by validation;
+    num_epochs: finished epochs; stopped_early: true if --patience ended it; is_stream: true for a stream: its
+    epochs are windows, and the test is that of all their predictions; num_empty: windows without events,
+    which were skipped.
 
         def on_end(self, run: rs.Run) -> None:
             print(run.test_epoch, run.test["rmse"])
@@ -118,13 +115,14 @@ class Run:
 
     @property
     def validation(self) -> Metrics:
-        """The validation metrics of the weights that were tested; nothing where another process had them."""
+        """Validation metrics of the tested weights; empty if another process had them."""
         return next((each.validation for each in self.epochs if each.number == self.test_epoch), {})
 
 
 class Callback:
-    """Base of callbacks: observes a training without taking part in it, such as a log. Not collective: each
-    rank has its own, or none.
+    """Base of callbacks: observes a training without taking part in it, such as a log.
+
+    Not collective: each rank has its own, or none.
 
     Override the methods of interest; the others do nothing. An exception ends the training.
 
@@ -137,29 +135,32 @@ class Callback:
     """
 
     def phase(self, name: str, progress: Progress) -> AbstractContextManager[Any]:
-        """A context around one of `PHASES`, which begins at this progress; phases may lie in each other."""
+        """Return a context around one of `PHASES`, which begins at this progress; phases may be nested."""
         return contextlib.nullcontext()
 
     def on_begin(self, progress: Progress, run: str) -> None:
-        """The model is built, and the training begins or is resumed at this progress. run: its name in its
-        checkpoints, which a resumed training keeps.
+        """Handle the beginning of the training, after the model is built.
+
+        progress: where it begins or is resumed; run: its name in its checkpoints, which a resumed training
+        keeps.
         """
 
     def on_step(self, step: Step) -> None:
-        """A step is done. Called between steps, so it should not wait for the device."""
+        """Handle a finished step. Called between steps, so it should not wait for the device."""
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """An epoch is trained, found sound, validated and, where that is asked for, in a checkpoint."""
+        """Handle a finished epoch: trained, checked, validated and, if configured, in a checkpoint."""
 
     def on_end(self, run: Run) -> None:
-        """The training is over, and was tested. Not called when it failed or was told to end."""
+        """Handle the end of the training, after the test. Not called if it failed or was told to end."""
 
 
 class CheckpointerProtocol(Protocol):
-    """Keeps what is learned: it says where a training begins, and learns of every step. Collective.
+    """Checkpointer of a training: it decides where the training begins, and is called after every step.
+    Collective.
 
     phase: the one of `PHASES` in which its time counts; run: see `Callback.on_begin`, the same on every rank
-    where there are checkpoints.
+    if there are checkpoints.
     """
 
     phase: str
@@ -167,45 +168,48 @@ class CheckpointerProtocol(Protocol):
 
     @property
     def start(self) -> Progress:
-        """Where the training begins."""
+        """Return the progress at which the training begins."""
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor | ShardedTensor]:
-        """All that is kept of the train state, once it has begun: the tensors themselves."""
+        """Return all saved tensors of the train state, after it has begun: the tensors themselves."""
 
     @property
     def changed(self) -> Mapping[str, torch.Tensor] | None:
-        """Table to the rows of this rank's shards that may have changed since the last one was kept; None
-        where that is not known.
+        """Return table to the rows of this rank's shards that may have changed since the last checkpoint.
+
+        None if this is not known.
         """
 
     def begin(self, train_state: ShardedModel) -> None:
-        """Put the train state where it was at `start`."""
+        """Restore the train state at `start`."""
 
     def on_step(self, step: Step) -> None:
-        """A step is done that does not end its epoch; may end the process."""
+        """Handle a finished step that does not end its epoch; may end the process."""
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """An epoch is done; may end the process.
+        """Handle a finished epoch; may end the process.
 
-        Its losses and `tensors` were checked before, and are those of a trained model: what is written here
-        replaces checkpoints that were good.
+        Its losses and `tensors` were checked before, because what is written here replaces good checkpoints.
         """
 
     def on_wait(self, progress: Progress) -> None:
-        """There is nothing to train on at present, and what was trained is kept; may end the process."""
+        """Handle a wait for more data, with all training so far saved; may end the process."""
         return
 
     def on_fold(self) -> None:
-        """All rows of all tables were written anew, and mean what they meant."""
+        """Handle that all rows of all tables were rescaled, with the same meaning."""
         return
 
     def on_growth(self, columns: Columns) -> None:
-        """The data have grown, and are these from now on; no file of those before is there for long."""
+        """Handle that the data have grown to these columns.
+
+        The files of the earlier columns are removed soon.
+        """
         return
 
     def restore_best(self, train_state: ShardedModel) -> Progress | None:
-        """Put the train state where it was best; where the training was then, None if that was not kept."""
+        """Restore the best train state; return its progress, None if it was not saved."""
 
 
 class Callbacks(Callback):
@@ -217,9 +221,9 @@ class Callbacks(Callback):
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
         """See `Callback`."""
-        # They are left in the opposite order, each of them also when another one raises.
+        # Closed in the opposite order, each of them also when another one raises.
         with contextlib.ExitStack() as stack:
-            # The first of them is around the others, so the stopwatch counts their time too.
+            # The first one is outermost, so the stopwatch includes the time of the others.
             for callback in self.callbacks:
                 stack.enter_context(callback.phase(name, progress))
             yield
@@ -246,7 +250,7 @@ class Callbacks(Callback):
 
 
 class ProgressBar(Callback):
-    """Shows how far an epoch is: num_events of each, which have the noun `unit`, and so many epochs."""
+    """Progress bar of an epoch: num_events of each, with the noun `unit`, and the number of epochs."""
 
     def __init__(self, num_events: int, unit: str, num_epochs: int, quiet: bool) -> None:
         self.num_events, self.unit, self.num_epochs, self.quiet = num_events, unit, num_epochs, quiet
@@ -254,18 +258,18 @@ class ProgressBar(Callback):
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
         """See `Callback`."""
-        # Waiting for a batch is a phase within the steps, and must not begin a second bar.
-        # The other phases have no events to count.
+        # Waiting for a batch is a phase within the steps, and must not begin a second bar. Other phases have
+        # no events to count.
         if name != "steps":
             yield
             return
         title, number = self.extent(progress)
-        # A resumed epoch begins where its checkpoint was written, and not at 0.
+        # A resumed epoch begins at its checkpoint, and not at 0.
         with stage(title, number, self.unit, done=progress.samples, quiet=self.quiet) as self._reached:
             yield
 
     def extent(self, progress: Progress) -> tuple[str, int]:
-        """What is under way, in words, and how many events that has."""
+        """Return the title of the current pass and the number of its events."""
         return f"epoch {progress.epoch + 1}/{self.num_epochs}", self.num_events
 
     def on_step(self, step: Step) -> None:
@@ -274,7 +278,7 @@ class ProgressBar(Callback):
 
 
 class WindowBar(ProgressBar):
-    """Shows how far a window of a stream is."""
+    """Progress bar of a window of a stream."""
 
     def __init__(self, unit: str, quiet: bool) -> None:
         super().__init__(0, unit, 0, quiet)

@@ -1,7 +1,7 @@
 """Metrics of a model on the validation events and on the test, over all ranks. Collective.
 
-Everything is exact: each event counts once, and nothing is sampled. What is compared in the end is an array
-with one entry for each event of the split, in their order, the same on every rank; metrics are numpy's.
+Everything is exact: each event counts once, without sampling. The metrics are computed by numpy from an array
+with one entry for each event of the split, in their order, the same on every rank.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.steps import InputPipeline
 
-# Users times items that are scored at once: 32 MiB as float64.
+# Users times items to score at once: 32 MiB as float64.
 SCORES_AT_ONCE = 2**22
-# Of windows: a calibration would have to be that of windows before; no log loss is given without one.
+# For windows: a calibration would have to be that of earlier windows; without one there is no log loss.
 UNCALIBRATED = Calibration(float("nan"), float("nan"))
 
 
-# Of labels after the first, by whether they are answers of yes and no.
+# Metrics of labels after the first, by their kind: True for yes/no answers.
 METRICS_OF = {True: tuple(ResponseTask.metrics), False: ("rmse", "mae")}
 
 
 class Evaluator(Protocol):
-    """Measures a model. Maps its columns when it is made, so that they may be removed. Collective.
+    """Evaluator of a model. Maps its columns when it is made, so that their files may be removed. Collective.
 
-    The batches do not depend on the epoch: it is what a failure is reported with.
+    The batches do not depend on the epoch, which is only for messages of failures.
     """
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
-        """The metrics on the validation events, all NaN where there are none."""
+        """Return the metrics on the validation events, all NaN if there are none."""
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
-        """The metrics on the test events."""
+        """Return the metrics on the test events."""
 
 
 def make_evaluator(
     input_pipeline: InputPipeline, columns: Columns, config: ModelConfig, context: RuntimeContext
 ) -> Evaluator:
-    """The evaluator that the configured task asks for. Not collective."""
+    """Return the evaluator of the configured task. Not collective."""
     task = TASKS[config.task]
     if task.evaluation == "ranks":
         if columns.schema.more_labels:
@@ -73,7 +73,7 @@ def make_evaluator(
 
 
 class Users:
-    """The users of the events of splits, and which events have a user, or an item, of the training."""
+    """Users of the events of splits, and the events with a user, or an item, of the training."""
 
     def __init__(self, columns: Columns) -> None:
         rows = columns.column("rows")
@@ -83,19 +83,19 @@ class Users:
         for split in ("validation", "test"):
             part = columns.range_of(split)
             events = rows[part.start : part.stop]
-            # For intervals; events that all have the same user say as much of others as users would.
+            # For intervals; if all events have the same user, events are the independent units instead.
             self.of[split] = np.array(events[USER]) if columns.num_users > 1 else np.arange(len(events))
             self._is_known[split] = [
                 known[events[entity]] for known, entity in zip(has_trained, (USER, ITEM), strict=True)
             ]
 
     def described(self, found: Measured, split: str) -> Measured:
-        """Metrics of a split, with the shares of its new users and items."""
+        """Return the metrics of a split, with the shares of its new users and items."""
         found.new_users, found.new_items = (float(1 - known.mean()) for known in self._is_known[split])
         return found
 
     def with_parts(self, of_some: Callable[[Any], Measured]) -> Measured:
-        """Metrics of the test, with those of the users with and without a training event.
+        """Return the metrics of the test, with those of the users with and without a training event.
 
         of_some: the metrics of some of the cases, bool [cases] or a slice.
         """
@@ -106,7 +106,7 @@ class Users:
 
 
 class PredictionEvaluator:
-    """Holds predicted labels against the labels."""
+    """Evaluator of predicted labels."""
 
     def __init__(
         self, task: Task, input_pipeline: InputPipeline, columns: Columns, context: RuntimeContext
@@ -135,8 +135,8 @@ class PredictionEvaluator:
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
         """See `Evaluator`; probabilities come from the calibration on the validation events."""
-        # Predicted anew: the test is read with the best epoch's weights, and the last validation may have
-        # been of others.
+        # Predicted again: the test uses the weights of the best epoch, and the last validation may have used
+        # others.
         calibration = self._calibration(self.predict(model, "validation", epoch), self.labels["validation"])
         predictions, labels, users = (
             self.predict(model, "test", epoch),
@@ -157,8 +157,9 @@ class PredictionEvaluator:
     def window(
         self, model: DistributedModelParallel, number: int, window: tuple[int, int], labels: np.ndarray
     ) -> Metrics:
-        """The metrics of the first label on the events of a stream from one position to before another;
-        labels: of them.
+        """Return the metrics of the first label on the events of a stream's window.
+
+        window: from one position to before another; labels: of its events.
         """
         predictions = first_label(self.predict(model, "validation", number, window))
         return self._measure(model, predictions, labels, UNCALIBRATED)
@@ -176,7 +177,7 @@ class PredictionEvaluator:
         first, its_labels = first_label(predictions), first_label(labels)
         liked = its_labels >= self.schema.liked_label
         if self.task.evaluation == "answers":
-            # The probabilities as they are: what is served is not calibrated again.
+            # The probabilities as they are: served predictions are not calibrated again.
             found = measure_probabilities(first, liked, users)
         else:
             found = measure(first, its_labels, liked, calibration, users)
@@ -187,7 +188,7 @@ class PredictionEvaluator:
             if value.ndim:
                 raise ValueError(f"The metric {name} must return one number, got the shape {[*value.shape]}.")
             found[name] = float(value)
-            # Of a metric that took the place of another one.
+            # Intervals of a metric that a user's metric replaces.
             found.intervals.pop(name, None)
         return found
 
@@ -225,12 +226,13 @@ class PredictionEvaluator:
         epoch: int,
         window: tuple[int, int] | None = None,
     ) -> np.ndarray:
-        """Predictions for all n events of a split, or of a window, float32 [n], or of a model of L labels
-        [n, L], in their order, the same on every rank.
+        """Return predictions for all n events of a split, or of a window, in their order.
+
+        float32 [n], or [n, L] for a model of L labels, the same on every rank.
         """
-        # Not for layers alone: in this mode the tracker of a delta marks no row as changed.
+        # Not only for layers: in this mode the tracker of a delta marks no row as changed.
         model.eval()
-        # Allocated once: tensors of each step, kept between its temporaries, would leave holes in the heap.
+        # Allocated once: tensors of each step, between temporaries, would leave holes in the heap.
         dataset = self.input_pipeline.loader.dataset
         shape = dataset.num_steps(split, window=window), dataset.batch_size
         mine = torch.empty(*shape, device=self.context.device)
@@ -250,7 +252,7 @@ def shown_batches(
     context: RuntimeContext,
     window: tuple[int, int] | None = None,
 ) -> Iterator[ModelInput]:
-    """The batches of a pass, and how far it has come. Not collective."""
+    """Yield the batches of a pass, and show its progress. Not collective."""
     sizes, done = input_pipeline.loader.dataset.step_sizes(split, window=window), 0
     schema, quiet = input_pipeline.loader.dataset.schema, context.rank != 0
     unit = schema.items if split == "catalogue" else schema.labels
@@ -264,32 +266,33 @@ def shown_batches(
 
 
 def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.ndarray:
-    """What all ranks found for the events of their batches, [steps, B, ...] each, in the order of the
-    `number` events. Collective: every rank.
+    """Return the results of all ranks in the order of the `number` events. Collective: every rank.
+
+    mine: the results for the events of this rank's batches, [steps, B, ...].
     """
     everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
-    # All ranks have as many steps, so all of them take part or none does.
+    # All ranks have as many steps, so either all take part or none.
     if number:
         dist.all_gather(everyones, mine)
-    # Step after step, and in a step rank after rank: that is how batches are cut from the split. What follows
-    # the last event is padding.
+    # Step after step, and within a step rank after rank: this is the order in which batches are cut from the
+    # split. Padding comes after the last event.
     return torch.stack(everyones, dim=1).flatten(0, 2)[:number].cpu().numpy()
 
 
 class Cases:
-    """What a rank ranks: the events of its batches of a split, each with a user who has seen other items.
+    """Cases of a rank: the events of its batches of a split, each with the items that its user has seen.
 
-    items: positions of the items that were chosen, int64 [n], in the order of the batches. What a
-    user has seen are the items of the training events, and for the test also those of the validation events;
-    nothing where the data allow such items, see `Schema.seen`.
+    items: positions of the chosen items, int64 [n], in the order of the batches. Seen items are those of the
+    training events, and for the test also those of the validation events; none if the data allow such items,
+    see `Schema.seen`.
     """
 
     def __init__(self, columns: Columns, dataset: EventBatches, split: str) -> None:
         positions, shape = columns.range_of(split), (dataset.num_steps(split), dataset.batch_size)
-        # The same numbers by which `EventBatches` deals out events that are not shuffled.
+        # The numbers that `EventBatches` gives to events that are not shuffled.
         steps, places = np.indices(shape, sparse=True)
         numbers = ((steps * dataset.world_size + dataset.rank) * dataset.batch_size + places).reshape(-1)
-        # Numbers beyond the split are padding, which is nobody's case.
+        # Numbers beyond the split are padding, and no cases.
         rows = columns.column("rows").take(positions.start + numbers[numbers < len(positions)])
         self.shape = shape
         self.number = len(positions)
@@ -302,8 +305,10 @@ class Cases:
         )
 
     def seen(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
-        """The items that are not ranked for some cases: numbers of cases, counted from the first of the part,
-        and positions of items, int64 [k] both.
+        """Return the excluded items of some cases, int64 [k] both.
+
+        The first array has numbers of cases, counted from the first of the part, the second one positions of
+        items.
         """
         users = self._users[part] if self._excludes else self._users[:0]
         starts = self._offsets[users]
@@ -312,17 +317,17 @@ class Cases:
 
 
 class RankingEvaluator:
-    """Ranks the item of each event among all items that may be recommended to its user.
+    """Evaluator that ranks the item of each event among all items that may be recommended to its user.
 
-    Each rank keeps the vectors of its own users, and the items are collected in blocks, so no array has a
+    Each rank keeps the vectors of its own users, and the items are gathered in blocks, so no array has a
     number for every user and item. Scores are float64 products, rounded to float32 before they are compared:
-    how a product is summed depends on the number of ranks, and what is left of it does not.
+    the last bits of a product depend on the number of ranks, the rounded score does not.
     """
 
     def __init__(self, input_pipeline: InputPipeline, columns: Columns, context: RuntimeContext) -> None:
         self.input_pipeline = input_pipeline
         self.context = context
-        # Both now: the training may outlive the files.
+        # Both splits now: the training may outlive the files.
         self.cases = {
             split: Cases(columns, input_pipeline.loader.dataset, split) for split in ("validation", "test")
         }
@@ -341,26 +346,29 @@ class RankingEvaluator:
 
     @torch.no_grad()
     def ranks(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
-        """For all events of a split, in their order, the rank of the item for the user, int64, from 1 on:
-        every other item that may be recommended and that scores as high counts. An item that may not be,
-        since the user has seen it, is below all. The same on every rank.
+        """Return the rank of the item for the user of each event, int64, from 1.
+
+        In the order of the split, the same on every rank.
+
+        Each other item that may be recommended and has at least the same score adds one. An item that its
+        user has seen may not be recommended, and ranks below all.
         """
         cases = self.cases[split]
         if cases.number == 0:
             return np.zeros(0, np.int64)
         model.eval()
         users, own = self._embed(model, split, epoch)
-        # The first rank, for an item that none is above.
+        # Rank 1 if no item is above.
         found = torch.ones(cases.shape, dtype=torch.int64, device=self.context.device)
         mine = found.view(-1)[: len(cases.items)]
-        # Items outside, cases inside: every rank takes part in collecting each block, and ranks differ in
-        # their cases.
+        # Items outside, cases inside: every rank takes part in gathering each block, but ranks have different
+        # cases.
         for first, items in self._catalogue(model, epoch):
             step = max(1, SCORES_AT_ONCE // len(items))
             for part in (slice(start, start + step) for start in range(0, len(mine), step)):
-                # A score that is not a number counts against the item too.
+                # A NaN score counts as above.
                 is_above = ~((users[part].double() @ items.T).float() < own[part].unsqueeze(1))
-                # The item itself is in the first place, which it takes from the beginning.
+                # The item itself is not counted: ranks start at 1.
                 own_case, own_item = np.arange(len(is_above)), cases.items[part]
                 case, item = cases.seen(part)
                 is_own = own_item[case] == item
@@ -376,14 +384,14 @@ class RankingEvaluator:
     def _embed(
         self, model: DistributedModelParallel, split: str, epoch: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The users' vectors, float32 [n, D], and the scores of their own items, float32 [n]."""
+        """Return the users' vectors, float32 [n, D], and the scores of their own items, float32 [n]."""
         cases, device = self.cases[split], self.context.device
         # As in `PredictionEvaluator.predict`.
         users, scores = torch.empty(0), torch.empty(cases.shape, device=device)
         for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context)):
             user, item = model(batch.to(device, non_blocking=True)).output.unbind(dim=1)
             if step == 0:
-                # As wide as the vectors of the model are.
+                # As wide as the model's vectors.
                 users = user.new_empty(*cases.shape, user.size(1))
             users[step] = user
             scores[step] = (user.double() * item.double()).sum(dim=1)
@@ -391,14 +399,14 @@ class RankingEvaluator:
         return users.flatten(0, 1)[:number], scores.flatten()[:number]
 
     def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """All items in blocks: the position of the first, and their vectors, float64 [m, D]."""
+        """Yield all items in blocks: the position of the first, and their vectors, float64 [m, D]."""
         dataset = self.input_pipeline.loader.dataset
         first = 0
         sizes = dataset.step_sizes("catalogue")
         batches = shown_batches(self.input_pipeline, "catalogue", epoch, self.context)
         for size, batch in zip(sizes, batches, strict=True):
             vectors = model(batch.to(self.context.device, non_blocking=True)).output
-            # Every second vector of a larger tensor, which a collective does not take as it is.
+            # A strided view of a larger tensor, which a collective does not accept.
             mine = vectors[:, 1].contiguous()
             everyones = [torch.empty_like(mine) for _ in range(self.context.world_size)]
             dist.all_gather(everyones, mine)

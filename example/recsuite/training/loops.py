@@ -1,7 +1,7 @@
-"""A training from its beginning, or from a checkpoint, to its end: in epochs, or along a stream.
+"""Training from the beginning, or from a checkpoint, to the end: in epochs, or along a stream.
 
-In epochs there is a validation after each, and a test at the end. Of a stream each window is first predicted,
-then learned from once.
+In epochs there is a validation after each, and a test at the end. In a stream each window is first predicted,
+then learned once.
 """
 
 from __future__ import annotations
@@ -74,34 +74,34 @@ from recsuite.training.state import (
 from recsuite.training.steps import InputPipeline, Pass, learn, start_clock
 from recsuite.training.weights import BestInMemory, check_finite, check_sound, fold_scale, unsound
 
-# Seconds from one line to the next, where windows are shorter.
+# Minimum seconds between two lines about windows.
 AT_LEAST = 2.0
 
 
 class WindowLines:
-    """Says what windows were, several in one line."""
+    """Log lines about windows, several windows in one line."""
 
     def __init__(self, task: Task, unit: str, context: RuntimeContext) -> None:
-        """unit: the noun for events."""
+        """Start without windows. unit: the noun for events."""
         self.task, self.unit, self.context = task, unit, context
         self._windows: list[TrainedWindow] = []
         self._said_at = time.monotonic()
 
     def add(self, window: TrainedWindow) -> None:
-        """Take note of a window, and say a line if it is time to."""
+        """Add a window, and print a line if it is time."""
         self._windows.append(window)
         if time.monotonic() - self._said_at >= AT_LEAST:
             self.say()
 
     def say(self) -> None:
-        """Say what was not said yet."""
+        """Print a line about the windows since the last line."""
         if self._windows:
             self.context.say(describe_windows(self._windows, self.task, self.unit))
         self._windows, self._said_at = [], time.monotonic()
 
 
 def describe_windows(windows: list[TrainedWindow], task: Task, unit: str) -> str:
-    """One line on windows that follow each other; unit: the noun for events."""
+    """Describe consecutive windows in one line; unit: the noun for events."""
     first, last = windows[0], windows[-1]
     numbers = f"window {last.number}" if len(windows) == 1 else f"windows {first.number} to {last.number}"
     number, seconds = sum(window.num_events for window in windows), sum(window.seconds for window in windows)
@@ -116,19 +116,19 @@ def describe_windows(windows: list[TrainedWindow], task: Task, unit: str) -> str
 
 
 def day(seconds: int) -> str:
-    """A time since 1970 as people write it, to the minute."""
+    """Format a time in seconds since 1970, to the minute."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
 
 
-# The share of the epochs after which spreads are learned. Before, rows are small because they have learned
-# little, which is no fault of the prior.
+# The share of the epochs after which spreads are learned. Before that, rows are small because they have
+# learned little, and not because of the prior.
 WARM_UP = 0.2
 
 
 def learn_spreads(model: DistributedModelParallel, input_pipeline: InputPipeline, epoch: int) -> None:
-    """Move the spreads of a model with a prior to where the validation events say. Collective: every rank.
+    """Update the spreads of a model with a prior by the validation events. Collective: every rank.
 
-    epoch: what a failure of the batches is reported with.
+    epoch: for messages of failures of the batches.
     """
     recommender: Recommender = model.module.recommender
     head: CoOccurrence = recommender.head
@@ -136,7 +136,7 @@ def learn_spreads(model: DistributedModelParallel, input_pipeline: InputPipeline
     products, errors = _evidence(model, input_pipeline, epoch)
     spreads = head.spreads.double().cpu()
     noise = head.prior.noise
-    # One rank solves: the machines of others may round otherwise.
+    # Only one rank solves: other machines may round differently.
     learned = broadcast_from_rank0(lambda: learned_spreads(spreads, products, errors, noise).tolist())
     head.spreads.copy_(torch.tensor(learned))
 
@@ -145,7 +145,7 @@ def learn_spreads(model: DistributedModelParallel, input_pipeline: InputPipeline
 def _evidence(
     model: DistributedModelParallel, input_pipeline: InputPipeline, epoch: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Products and errors as `learned_spreads` takes them, summed over the events of all ranks."""
+    """Return products and errors for `learned_spreads`, summed over the events of all ranks."""
     # In this mode the tracker of a delta marks no row as changed.
     model.eval()
     recommender: Recommender = model.module.recommender
@@ -167,7 +167,7 @@ def _evidence(
 
 
 def describe_spreads(head: CoOccurrence) -> str:
-    """One line on how far from zero rows lie."""
+    """Describe the spreads in one line."""
     times = (
         f"{group} {math.exp(spread):.2f}" for group, spread in zip(GROUPS, head.spreads.tolist(), strict=True)
     )
@@ -184,13 +184,13 @@ def say_rest(
     columns: Columns,
     context: RuntimeContext,
 ) -> None:
-    """Predict all events of a stream behind those that a model has learned, and say with what error.
-    Collective: every rank.
+    """Predict all events of a stream after those that a model has learned, and print the error. Collective:
+    every rank.
 
     Raises:
         UserError: when what it has learned is not there as it was.
     """
-    # A ranking of a stream is refused with the flags.
+    # A ranking of a stream was refused with the flags.
     assert isinstance(evaluator, PredictionEvaluator)
     stream, end = progress.stream or StreamProgress(), columns.num_train
     raise_on_all(lambda: check_prefix(columns.column("keys"), stream.end, stream.digest, columns.source))
@@ -207,7 +207,7 @@ def say_rest(
 
 
 class Training(ABC):
-    """A training from where its checkpointer begins.
+    """Training that begins where its checkpointer says.
 
         with begin_training(data, config, context, checkpointer, callbacks) as training:
             model = training.shard()
@@ -235,7 +235,7 @@ class Training(ABC):
         self.data = data
         self.columns = data.columns
         self.task = TASKS[config.model.task]
-        # A training without checkpoints is tested with its best weights too.
+        # Also a training without checkpoints is tested with its best weights.
         self.checkpointer = checkpointer or BestInMemory(config.training, context)
         self.progress = self.checkpointer.start
         self.unit = data.columns.schema.labels
@@ -252,14 +252,14 @@ class Training(ABC):
         dense: DenseOptimizer | None = None,
         metrics: Mapping[str, Metric] | None = None,
     ) -> ShardedModel:
-        """Build the model, share its tables out, and put it where the checkpointer begins. Collective.
+        """Build the model, shard its tables, and load the state at which the checkpointer begins. Collective.
 
         maker: makes the model from the columns and the flags of the model, and its attribute `embedding_dims`
-        gives the tables that it names another width than --embedding_dim; loss: called with the output of
-        the model and the batch, returns the mean over the batch; tables, dense: the optimizers. What is None
-        is that of the task and the flags. metrics: a name to a function of predictions and labels, numpy
-        float32 [n], which returns a number; shown beside those of the task. One with the name of the main
-        metric takes its place, and chooses the best epoch.
+        gives the tables that it names another width than --embedding_dim; loss: called with the output of the
+        model and the batch, returns the mean over the batch; tables, dense: the optimizers. None stands for
+        that of the task and the flags. metrics: a name to a function of predictions and labels, numpy float32
+        [n], which returns a number; shown with those of the task. One with the name of the main metric
+        replaces it, and chooses the best epoch.
 
         Raises:
             UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
@@ -274,9 +274,9 @@ class Training(ABC):
             self.context.say(line)
         with self.phase(self.checkpointer.phase):
             self.checkpointer.begin(self.train_state)
-        # A row may have expired since it was written: evaluation, which is no step, has to know the time too.
+        # A row may have expired since it was written: evaluation, which is no step, needs the time too.
         start_clock(dynamic_rows(self.train_state.model), self.progress)
-        # A tracker of one rank may refuse, and all are to end with its sentence.
+        # A tracker of one rank may refuse, and then all ranks end with its message.
         raise_on_all(lambda: self.callbacks.on_begin(self.progress, self.checkpointer.run))
         return self.train_state
 
@@ -301,37 +301,42 @@ class Training(ABC):
         self.close()
 
     def close(self) -> None:
-        """End what the training has begun beside its data; harmless twice. Not collective."""
+        """End the background work of the training; harmless twice. Not collective."""
         return
 
     @abstractmethod
     def passes(self) -> Iterator[TrainingPass]:
-        """Yield what is left to train: epochs, or windows of a stream. Ends the one before, if it was not."""
+        """Yield the remaining passes: epochs, or windows of a stream.
+
+        Ends the previous pass if it was not ended.
+        """
 
     @abstractmethod
     def validate(self) -> Metrics:
-        """Return the metrics of the pass that was trained: on the validation events, or of a window's
-        predictions, which were made before it was learned.
+        """Return the metrics of the trained pass.
+
+        They are on the validation events, or of a window's predictions, which were made before it was
+        learned.
         """
 
     @abstractmethod
     def finish(self) -> Run:
-        """Test the best weights, and tell the callbacks of the end."""
+        """Test the best weights, and call the callbacks at the end."""
 
     @abstractmethod
     def make_bar(self) -> Callback:
-        """What shows how far the steps are."""
+        """Return the progress bar of the steps."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Have the workers make the first batches, while the model is built."""
+        """Start the workers on the first batches, while the model is built."""
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
-        """A context around one of `callbacks.PHASES`."""
+        """Return a context around one of `callbacks.PHASES`."""
         return self.callbacks.phase(name, self.progress)
 
     def check_whole(self) -> None:
-        """Refuse a pass of which not all was learned."""
+        """Refuse a pass that was not completely trained."""
         if self.part.losses is None:
             raise RuntimeError(
                 "The loop over the batches ended early. Fix: take every batch of a pass; for a shorter "
@@ -344,44 +349,47 @@ class Training(ABC):
             )
 
     def check_weights(self, rows: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Refuse weights that cannot be those of a trained model; rows: see `unsound`. Collective."""
+        """Refuse weights that no trained model has; rows: see `unsound`. Collective."""
         tensors, shares = self.checkpointer.tensors, dynamic_rows(self.train_state.model)
         faults = all_gather_object(lambda: unsound(tensors, shares, rows))
         check_sound(faults, self.progress.step, self.config.optimizer)
 
     def say_dynamic_tables(self) -> None:
-        """Say how full dynamic tables are, and what became of ids. Collective: every rank."""
+        """Print the rows and counters of dynamic tables. Collective: every rank."""
         sentence = describe_counts(counts_of(dynamic_rows(self.train_state.model)))
         if sentence:
             self.context.say(sentence)
 
     def trained(self, part: TrainingPass) -> None:
-        """Note that all steps of a pass are made."""
+        """Handle a pass with all of its steps made."""
         assert part.losses is not None
-        # First of all: what follows would validate, compare and keep a model that is broken.
+        # First of all: the next steps would validate, compare and save a broken model.
         check_finite(part.losses, self.progress.step, self.config.optimizer)
-        # Of the rank that waited most: in every step all wait for it.
+        # The wait of the rank that waited most: in every step all ranks wait for it.
         part.wait = _largest(self.input_pipeline.seconds_waited / part.seconds, self.context)
         self.progress = dataclasses.replace(self.progress, **after(self.progress, len(part.losses)))
 
     @abstractmethod
     def ended(self, part: TrainingPass) -> None:
-        """Keep what a pass has learned."""
+        """Save the results of a pass."""
 
     def after_step(self, step: Step, num_events: int) -> None:
-        """Tell who looks on of a step, and the checkpointer too unless it was the last of `num_events`."""
+        """Call the callbacks after a step, and the checkpointer too.
+
+        After the last of `num_events` the checkpointer is not called.
+        """
         self.callbacks.on_step(step)
-        # After the last step of an epoch its losses are checked first, and it is validated. A checkpoint has
-        # no gradients, so none is written while some wait for their step.
+        # After the last step of an epoch its losses are checked first, and it is validated. Checkpoints hold
+        # no gradients, so none is written while gradients wait for their step.
         if step.progress.samples < num_events and not self.train_state.is_pending:
             with self.phase(self.checkpointer.phase):
                 self.checkpointer.on_step(step)
 
 
 class TrainingPass(Pass):
-    """A pass of a training, see `Pass`.
+    """Pass of a training, see `Pass`.
 
-    wait: the share of it that was spent waiting for batches; validation: its metrics, once it was ended.
+    wait: the share of it that was spent waiting for batches; validation: its metrics, after it was ended.
     """
 
     def __init__(self, training: Training, schedule: Schedule, num_events: int) -> None:
@@ -404,7 +412,7 @@ class TrainingPass(Pass):
         self.training.trained(self)
 
     def end(self, validation: Metrics) -> None:
-        """Keep what was learned, and tell the callbacks. Collective; it may end the process.
+        """Save the results, and call the callbacks. Collective; it may end the process.
 
         validation: the metrics of the pass, by which the best one is chosen.
         """
@@ -414,7 +422,7 @@ class TrainingPass(Pass):
 
 
 def after(progress: Progress, num_steps: int) -> dict[str, Any]:
-    """What changes of a progress when its epoch ended after so many more steps."""
+    """Return the changes of a progress when its epoch ends after so many more steps."""
     return {"step": progress.step + num_steps, "epoch": progress.epoch + 1, "samples": 0}
 
 
@@ -425,7 +433,7 @@ def _largest(value: float, context: RuntimeContext) -> float:
 
 
 class EpochLoop(Training):
-    """A training in epochs. See `Training`."""
+    """Training in epochs. See `Training`."""
 
     def make_bar(self) -> Callback:
         """See `Training`."""
@@ -439,16 +447,16 @@ class EpochLoop(Training):
 
     @property
     def has_epochs_left(self) -> bool:
-        """Whether there is something left to train."""
+        """True if there are epochs left to train."""
         return has_epochs_left(self.progress, self.config.training)
 
     def passes(self) -> Iterator[TrainingPass]:
         """See `Training`."""
-        # It maps its columns now: like the loader, the training continues when the files are removed.
+        # It maps its columns now: like the loader, it does not need the files later.
         self.evaluator = make_evaluator(self.input_pipeline, self.columns, self.config.model, self.context)
         self.epochs: list[Epoch] = []
         while self.has_epochs_left:
-            # The prior holds rows as strongly as is right for what the model does not predict yet.
+            # The strength of the prior depends on the error that the model has so far.
             noise = self.task.noise_of(self.progress.best, self.columns.schema.unit)
             if self.train_state.prior is not None and noise is not None:
                 self.train_state.prior.noise = noise
@@ -464,7 +472,7 @@ class EpochLoop(Training):
         """See `Training`."""
         self.check_whole()
         with self.phase("evaluation"):
-            # Also where the loss was a number: a model may be broken and still give one.
+            # Also after a finite loss: a model may be broken and still give one.
             self.check_weights()
             return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
 
@@ -478,8 +486,8 @@ class EpochLoop(Training):
         train_loss = float(np.average(part.losses, weights=part.step_sizes))
         rate, wait = sum(part.step_sizes) / part.seconds, part.wait
         epoch = Epoch(self.progress, part.losses, train_loss, part.validation, part.seconds, rate, wait)
-        # Before all others, for it may end the process; and after the checks, because what it writes replaces
-        # checkpoints that were good.
+        # Before the callbacks, for it may end the process; and after the checks, because it replaces good
+        # checkpoints.
         with self.phase(self.checkpointer.phase):
             self.checkpointer.on_epoch(epoch)
         self.callbacks.on_epoch(epoch)
@@ -494,7 +502,7 @@ class EpochLoop(Training):
             self.context.say(describe_early_stop(self.progress, self.task, self.config.training))
         with self.phase(self.checkpointer.phase):
             best = self.take_best()
-        # Only now: nothing may be chosen by what the test says.
+        # Only now: no choice may depend on the test.
         with self.phase("evaluation"):
             test = self.evaluator.test(self.train_state.model, best.epoch)
         number = self.progress.epoch
@@ -503,7 +511,7 @@ class EpochLoop(Training):
         return run
 
     def _learn_spreads(self) -> None:
-        """Learn from the validation events how far from zero held rows lie."""
+        """Learn the spreads of rows with a prior from the validation events."""
         # After the last epoch too: a checkpoint of it may be resumed for more.
         is_warm = self.progress.epoch >= WARM_UP * self.config.training.epochs
         if self.train_state.prior is not None and is_warm and self.columns.num_validation:
@@ -511,19 +519,19 @@ class EpochLoop(Training):
                 learn_spreads(self.train_state.model, self.input_pipeline, self.progress.epoch - 1)
 
     def _judged(self, validation: Metrics) -> Progress:
-        """The progress at the end of an epoch, with what its validation says."""
+        """Return the progress at the end of an epoch, with the result of its validation."""
         value, best, leeway = validation[self.task.main_metric], self.progress.best, 0.0
-        # Rows that a prior holds learn more with each pass, and a few validation events may say otherwise by
+        # Rows with a prior learn more with each pass, and a few validation events may show otherwise by
         # chance.
         if self.train_state.prior is not None and best is not None:
             leeway = standard_error(best, self.columns.num_validation)
-        # One rank judges: the machines of others may round otherwise.
+        # Only one rank decides: other machines may round differently.
         found: Progress = broadcast_from_rank0(lambda: judged(self.progress, value, self.task, leeway))
         return found
 
     def take_best(self) -> Progress:
-        """Put what was learned where it was best, as far as that was kept, and say which epoch it is; where
-        the training was then. Collective: every rank.
+        """Restore the best weights, if they were saved, and print their epoch; return their progress.
+        Collective: every rank.
         """
         progress = self.progress
         if progress.is_best:
@@ -544,18 +552,19 @@ class EpochLoop(Training):
 
 
 def judged(progress: Progress, value: float, task: Task, leeway: float) -> Progress:
-    """The progress at the end of an epoch, with what a value of the main metric says: the epoch counts as the
-    best unless an earlier one was better by the leeway.
+    """Return the progress at the end of an epoch with a value of the main metric.
+
+    The epoch counts as the best unless an earlier one was better by the leeway.
     """
     if not task.is_better(value, progress.best, leeway):
         return dataclasses.replace(progress, epochs_since_best=progress.epochs_since_best + 1)
-    # By the best value itself, or it would creep away step by step.
+    # The best value itself, because it could get worse step by step otherwise.
     best = value if task.is_better(value, progress.best) else progress.best
     return dataclasses.replace(progress, best=best, epochs_since_best=0)
 
 
 def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) -> str:
-    """One line on one epoch; unit: the noun for events."""
+    """Describe an epoch in one line; unit: the noun for events."""
     validation = ", ".join(
         f"{label} {four_places(epoch.validation[name])}"
         for name, label in task.labels_for(epoch.validation).items()
@@ -569,7 +578,7 @@ def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) 
 
 
 def describe_early_stop(progress: Progress, task: Task, config: TrainingConfig) -> str:
-    """One line on a training that ended before its last epoch."""
+    """Describe in one line why a training ended before its last epoch."""
     assert progress.best is not None
     return (
         f"stopped early, after epoch {progress.epoch}: "
@@ -579,20 +588,20 @@ def describe_early_stop(progress: Progress, task: Task, config: TrainingConfig) 
 
 
 class StreamLoop(Training):
-    """A training along a stream. See `Training`."""
+    """Training along a stream. See `Training`."""
 
     def make_bar(self) -> Callback:
         """See `Training`."""
         return WindowBar(self.unit, quiet=self.context.rank != 0)
 
     def prepare(self) -> None:
-        """See `Training`: here the place in the stream is found."""
+        """See `Training`: here the position in the stream is found."""
         self.span = self.config.stream.span
         self.following = self.data.following
         self.lines = WindowLines(self.task, self.unit, self.context)
         self.loader = contextlib.ExitStack()
         self.owner = owner_of(broadcast_from_rank0(lambda: owner_name(self.config.checkpoint)))
-        # Of a training that was killed.
+        # Columns of a training that was killed.
         self._drop_columns()
         self._take_up(self.columns)
         before = self.progress.stream or StreamProgress()
@@ -608,13 +617,13 @@ class StreamLoop(Training):
         self.times, self.labels = columns.column("time"), columns.column("rating")
 
     def _remember(self, stream: StreamProgress, late: tuple[Rule, ...]) -> None:
-        """Keep what tells events that come later, and those that came too late."""
+        """Save the data that identify later events, and the rules for events that came too late."""
         stream = dataclasses.replace(stream, events_per_file=self.columns.events_per_file, late=late)
         self.progress = dataclasses.replace(self.progress, stream=stream)
 
     @property
     def stream(self) -> StreamProgress:
-        """Where the stream is."""
+        """Position in the stream."""
         assert self.progress.stream is not None
         return self.progress.stream
 
@@ -648,12 +657,12 @@ class StreamLoop(Training):
         """See `Training`."""
         self.lines.say()
         self.loader.close()
-        # Checkpoints that are still being written copy the vocabulary of the last ones.
+        # Checkpoints that are still being written copy the vocabulary of the last columns.
         if not self.config.checkpoint.writes and self.context.local_rank == 0:
             remove_owned(Path(self.columns.folder).parent, self.owner)
 
     def _next(self, lines: WindowLines) -> Window | None:
-        """The window under way, or the next one; None at the end of data that are not followed."""
+        """Return the current window, or the next one; None at the end of data that are not followed."""
         stream, is_waiting = self.stream, False
         if stream.is_under_way:
             return Window(stream.begin, stream.end)
@@ -664,7 +673,7 @@ class StreamLoop(Training):
                 return window
             if not is_waiting:
                 lines.say()
-                # It may never end, which is where others say it.
+                # The stream may never end, and other trainings print it at the end.
                 self.say_dynamic_tables()
                 self.context.say(self._describe_wait())
                 is_waiting = True
@@ -684,7 +693,7 @@ class StreamLoop(Training):
         return f"{said}; {some} will be learned when the window of the first is over"
 
     def _begin(self, window: Window) -> TrainingPass:
-        """Predict a window, unless that was done before; the rest of it is to be learned."""
+        """Predict a window, unless that was done before; return the pass over the rest of it."""
         if not self.stream.is_under_way:
             with self.phase("evaluation"):
                 self._predict(window)
@@ -700,7 +709,7 @@ class StreamLoop(Training):
         assert part.losses is not None
         assert part.validation is not None
         window = self.window
-        # Before a checkpoint is made of them.
+        # Before they are in a checkpoint.
         self.check_weights(self.checkpointer.changed)
         self.progress = dataclasses.replace(self.progress, stream=self.stream.done())
         done = TrainedWindow(
@@ -720,11 +729,11 @@ class StreamLoop(Training):
             self.checkpointer.on_epoch(done)
         self.callbacks.on_epoch(done)
         self.lines.add(done)
-        # An endless stream must not keep all of its losses.
+        # An endless stream must not keep all losses.
         self.windows.append(dataclasses.replace(done, losses=done.losses[:0]))
 
     def _predict(self, window: Window) -> None:
-        """Predict a window of which nothing was learned, and begin it."""
+        """Predict a window of which no event was learned, and begin it."""
         model, number = self.train_state.model, self.progress.epoch
         labels = np.asarray(self.labels[window.begin : window.end])
         predicted = self.evaluator.window(model, number, window, labels)
@@ -739,7 +748,7 @@ class StreamLoop(Training):
         self.progress = dataclasses.replace(self.progress, stream=stream)
 
     def _grow(self, following: Following) -> None:
-        """Go over to columns of the files as they are now, if they can be read. Collective.
+        """Switch to columns of the files as they are now, if they can be read. Collective.
 
         Raises:
             UserError: when what was learned from is not there as it was.
@@ -748,21 +757,21 @@ class StreamLoop(Training):
         vocabulary = Path(before.folder, VOCABULARY).read_text()
         past = Past(vocabulary, stream.late, stream.events_per_file, stream.learned, self.owner)
         try:
-            # What was asked to be made again was, when it was first read.
+            # --rebuild was done when the data were first read.
             columns = find_same(self.config.replaced(rebuild=False), self.context, past)
         except UserError as error:
-            # Half of a file may have come, or an event before its item: the rest is another change.
+            # Possibly half of a file has come, or an event before its item: the next change brings the rest.
             following.say_once(f"{error} The stream waits until the files change again.")
             return
         keys = columns.column("keys")
         raise_on_all(lambda: check_prefix(keys, stream.end, stream.digest, columns.source))
         self.prefix.keys = keys
         self._take_up(columns)
-        # A rule that left nothing out need not be remembered: what comes later is under a later one.
+        # A rule that excluded no event need not be saved: later events are under a later rule.
         found_late = columns.num_late > before.num_late
         self._remember(stream, past.rules(columns.events_per_file) if found_late else stream.late)
         self.input_pipeline.loader.close()
-        # An endless stream must not keep all that it had.
+        # An endless stream must not keep all earlier loaders.
         self.loader.close()
         loader = self.loader.enter_context(load(columns, self.config, self.context, self.data.build))
         self.input_pipeline = InputPipeline(loader, self.phase)
@@ -773,7 +782,7 @@ class StreamLoop(Training):
         self._drop_columns()
 
     def _drop_columns(self) -> None:
-        """Remove columns that this training made on its way, and that no rank reads any more. Collective."""
+        """Remove columns that this training made and that no rank reads any more. Collective."""
         raise_on_all(lambda: None)
         if self.context.local_rank == 0:
             used = Path(self.columns.folder)
@@ -781,15 +790,18 @@ class StreamLoop(Training):
 
 
 def owner_name(config: CheckpointConfig) -> str:
-    """Who has the columns that a training makes on its way: whoever writes its checkpoints, for two that
-    follow the same data must not remove each other's.
+    """Return the name of the owner of the columns that a training makes.
+
+    This is the folder of its checkpoints, or else this launch. Two trainings on the same data must not remove
+    each other's columns.
     """
     return str(Path(config.save_dir).absolute()) if config.writes else launch_name()
 
 
 def describe_growth(before: Columns, columns: Columns) -> str:
-    """One line on files that have grown: how many events are new, and how many of those have an unknown user
-    or item.
+    """Describe the growth of files in one line.
+
+    It has the number of new events, and how many of these have an unknown user or item.
     """
     schema, new = columns.schema, columns.num_train - before.num_train
     events = columns.column("rows")[before.num_train :]
@@ -816,8 +828,10 @@ def begin_training(
     checkpointer: CheckpointerProtocol | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Training:
-    """Return a training in epochs, validated after each and tested at the end, or along a stream, of which
-    each window is predicted before it is learned. The workers begin. Collective: every rank.
+    """Return a training and start its workers. Collective: every rank.
+
+    In epochs it is validated after each and tested at the end. Along a stream each window is predicted before
+    it is learned.
 
     data: see `open_data`; config, context: flags and process; checkpointer: see `checkpointing`, None keeps
     the best weights in memory; callbacks: observe the training.

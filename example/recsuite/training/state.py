@@ -1,11 +1,11 @@
-"""A sharded model with its loss and its optimizer, and whether there is something left to learn.
+"""Sharded model with its loss and its optimizers, and the conditions to continue a training.
 
     tables      see `table_rules`, inside the backward   --lr, --weight_decay
     dense part  AdamW, after the backward                --dense_lr, --dense_weight_decay
 
 Both rates fall linearly to zero over the run, counted in events and not in steps, so that they are the same
-on any number of ranks; in a stream they stay as they are. The tables decay through one number, the row scale;
-see `RowScale`.
+on any number of ranks. In a stream they are constant. The tables decay through one number, the row scale; see
+`RowScale`.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from recsuite.sharding.plan import build_model
 from recsuite.sharding.recommender import Metric, ModelInput
 from recsuite.sharding.table_rules import RowWiseAdagrad, TableRule
 
-# Over so many events of a stream, which has no passes, the tables decay by --weight_decay.
+# A stream has no passes: its tables decay by --weight_decay over so many events.
 EVENTS_OF_DECAY = 1_000_000
 # The parts of the combined optimizer, in their order.
 PARAMETER_GROUPS = ("tables", "dense")
 
 
-# Makes the optimizer of the dense part from its parameters.
+# Function that makes the optimizer of the dense part from its parameters.
 DenseOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 def make_optimizer(
     model: DistributedModelParallel, config: OptimizerConfig, dense: DenseOptimizer | None = None
 ) -> CombinedOptimizer:
-    """Return the tables' optimizer, which the model has already, and that of the dense part, as one.
+    """Return the tables' optimizer, which the model has already, and that of the dense part, combined.
 
-    dense: makes the latter from its parameters; AdamW by the flags where it is None.
+    dense: makes the latter from its parameters; None for AdamW by the flags.
     """
     dense = dense or (
-        # Fused: one call for all tensors, instead of some ten for each.
+        # Fused: one call for all tensors, instead of about ten for each.
         lambda parameters: torch.optim.AdamW(
             parameters, lr=config.dense_lr, weight_decay=config.dense_weight_decay, fused=True
         )
@@ -68,8 +68,10 @@ def make_optimizer(
 
 
 def _make_state(optimizer: KeyedOptimizerWrapper) -> None:
-    """Make the state that most optimizers make in their first step: a checkpoint has the same tensors at any
-    time. The step is one without gradients and decay; the weights are put back, and it is not counted.
+    """Create the state that most optimizers create in their first step.
+
+    So a checkpoint always has the same tensors. This makes a step without gradients and decay, restores the
+    weights, and resets the step count.
     """
     groups = optimizer.param_groups
     before = [(value, value.detach().clone()) for group in groups for value in group["params"]]
@@ -82,24 +84,24 @@ def _make_state(optimizer: KeyedOptimizerWrapper) -> None:
     for value, weights in before:
         value.detach().copy_(weights)
     for state in optimizer.state.values():
-        # Of NAdam a product of its momenta.
+        # mu_product is NAdam's product of momenta.
         for name, start in (("step", 0), ("mu_product", 1)):
             if name in state:
                 state[name].fill_(start)
 
 
 class Schedule(Protocol):
-    """How fast a training learns while it goes on.
+    """Schedule of the learning rates.
 
-    num_events: over so many the tables decay by --weight_decay.
+    num_events: the tables decay by --weight_decay over so many events.
     """
 
     @property
     def num_events(self) -> int:
-        """See above."""
+        """Number of events, see the class."""
 
     def left(self, progress: Progress) -> float:
-        """The share of the first rates at which the next step learns."""
+        """Return the factor of the initial rates in the next step."""
 
 
 @dataclass(frozen=True)
@@ -110,43 +112,45 @@ class Falling:
     epochs: int
 
     def left(self, progress: Progress) -> float:
-        """What is left of the run, in events."""
-        # Of the epochs that were asked for, so an early stop ends at a rate above zero.
+        """Return the remaining share of the run, in events."""
+        # Of the configured epochs, so an early stop ends at a rate above zero.
         return 1 - (progress.epoch + progress.samples / self.num_events) / self.epochs
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Rates that stay: a stream has no end to which they could fall."""
+    """Constant rates: a stream has no end to fall to."""
 
     num_events: int = EVENTS_OF_DECAY
 
     def left(self, progress: Progress) -> float:
-        """All of them."""
+        """Return 1: the rates do not change."""
         return 1.0
 
 
 def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int = 0) -> None:
-    """Learn at a share `left` of the first rates from now on; scale: the row scale; step: steps before."""
+    """Set the rates to a share `left` of the initial ones; scale: the row scale; step: steps before."""
     for group in optimizer.param_groups:
-        # Kept apart from "lr", which for the tables is divided by the scale below: callbacks are shown the
-        # schedule.
+        # Separate from "lr", which for the tables is divided by the scale below: callbacks get the scheduled
+        # rate.
         group["lr"] = group["scheduled_lr"] = group["initial_lr"] * left
     _, tables = optimizer.optimizers[0]
     for group in tables.param_groups:
-        # The tables hold rows divided by the scale, so a step of the rows is one of theirs divided by it.
+        # The tables hold rows divided by the scale, so their step is the step of the rows divided by it.
         group["lr"] /= scale
     for kernel in (fused._emb_module for _, part in tables.optimizers for _, fused in part.optimizers):
-        # Adam's number of a step. Left to FBGEMM it counts evaluations too, and is in no checkpoint.
+        # Step number for Adam. FBGEMM's own count includes evaluations, and is in no checkpoint.
         kernel.iter_cpu.fill_(step)
         if not step:
-            # It is taken from there where the other one is zero.
+            # FBGEMM takes the number from `iter` if `iter_cpu` is zero.
             kernel.iter.zero_()
 
 
 def scheduled_rates(optimizer: CombinedOptimizer) -> dict[str, float]:
-    """The learning rates of each of `PARAMETER_GROUPS`: of the tables as scheduled, and of the dense part as
-    it was used, for a script may have set another one.
+    """Return the learning rates of each of `PARAMETER_GROUPS`.
+
+    Those of the tables are as scheduled. Those of the dense part are as used, because a script may have set
+    another one.
     """
     rates = ("scheduled_lr", "lr")
     return {
@@ -156,40 +160,43 @@ def scheduled_rates(optimizer: CombinedOptimizer) -> dict[str, float]:
 
 
 class RowScale:
-    """The decay of the tables: the number by which what they hold is multiplied to give the rows.
+    """Decay of the tables: the factor from the contents of the tables to the rows.
 
-    A decoupled decay shrinks every row in every step, and a table may have millions of rows of which a step
-    looks up a few thousand. So the factor that all rows have in common is kept once, in a buffer of the
-    model, and a step multiplies that. The arithmetic is the textbook's: lookups multiply by the scale,
-    gradients are passed on as those of the rows, and `set_rates` divides the tables' rate by it.
+    A decoupled decay shrinks every row in every step, but a step looks up only a few thousand of possibly
+    millions of rows. So the common factor of all rows is kept once, in a buffer of the model, and a step
+    multiplies only that. The result is that of the textbook: lookups multiply by the scale, gradients are
+    passed on as those of the rows, and `set_rates` divides the tables' rate by the scale.
     """
 
     def __init__(self, buffer: torch.Tensor, weight_decay: float) -> None:
         self.buffer = buffer
         self.weight_decay = weight_decay
-        # Known on the host too, so that no step waits for the device.
+        # A copy on the host, so that no step waits for the device.
         self.value = float(buffer)
 
     def decay(self, left: float, share_of_pass: float) -> None:
-        """Shrink all rows by a step at a share `left` of the first rates, over so much of a pass."""
+        """Shrink all rows by a step at a share `left` of the initial rates.
+
+        share_of_pass: size of the step.
+        """
         scale = self.value * math.exp(-self.weight_decay * left * share_of_pass)
-        # Rounded as it is stored, so that a resumed training continues with the same number.
+        # Rounded like the stored buffer, so that a resumed training continues with the same number.
         self.value = float(np.float32(scale))
         self.buffer.fill_(self.value)
 
 
 class ShardedModel:
-    """A model whose tables are shared out over all ranks, with its loss and its optimizers.
+    """Model with sharded tables, its loss and its optimizers.
 
         loss = model(batch)      # forward; the rows come from the ranks that have them
         loss.backward()          # also updates the rows of the tables
         model.step()             # the dense part learns
 
-    For a loss of your own: `output = model.output(batch)`, and `model.step(loss)` in the end. All of these
+    For a loss of your own: `output = model.output(batch)`, and `model.step(loss)` at the end. All of these
     are collective: every rank calls them equally often.
 
-    model: what TorchRec made of it; optimizer: of the tables and of the dense part, as one; weight_decay: the
-    decay of the tables in a pass, see `RowScale`; tables: the name of their optimizer.
+    model: TorchRec's DistributedModelParallel; optimizer: of the tables and of the dense part, combined;
+    weight_decay: the decay of the tables in a pass, see `RowScale`; tables: the name of their optimizer.
     """
 
     def __init__(
@@ -201,17 +208,17 @@ class ShardedModel:
     ) -> None:
         self.model, self.optimizer, self.weight_decay = model, optimizer, weight_decay
         dense = type(self.dense_optimizer._optimizer).__name__
-        # A checkpoint is loaded by the same ones alone.
+        # A checkpoint can be loaded only with the same optimizers.
         self.optimizer_name = (
             f"{tables} for the tables, {dense} for the dense part, decoupled decay of all rows"
         )
-        # The loss of the batch under way, without its graph.
+        # Loss of the current batch, detached.
         self.loss: torch.Tensor | None = None
-        # True from a forward until the step that learns from it.
+        # True from a forward until the step that uses its gradients.
         self.is_pending = False
-        # What a pipeline does between a forward and its backward.
+        # Work of a pipeline between a forward and its backward.
         self.after_forward: Callable[[], None] | None = None
-        # The name of a profile for what is between a forward and its step.
+        # Range of a profile from a forward to its step.
         self._between = contextlib.ExitStack()
 
     def __call__(self, batch: ModelInput) -> torch.Tensor:
@@ -224,7 +231,7 @@ class ShardedModel:
         return loss
 
     def output(self, batch: ModelInput) -> Any:
-        """Return what the model computes of this rank's events, with its gradient. Collective: every rank."""
+        """Return the model's output for this rank's events, with its gradient. Collective: every rank."""
         output = self.model.module.recommender(batch)
         self._end_forward(output)
         return output
@@ -232,15 +239,15 @@ class ShardedModel:
     def _end_forward(self, output: Any) -> None:
         if self.after_forward is not None:
             self.after_forward()
-        # What follows until the step is mostly the backward.
+        # The time until the step is mostly the backward.
         self.is_pending = True
         self._between.close()
         self._between.enter_context(named("backward"))
 
     def step(self, loss: torch.Tensor | None = None) -> None:
-        """Have the dense part learn from the gradients since the last step, and forget them. Collective.
+        """Update the dense part by the gradients since the last step, and clear them. Collective.
 
-        loss: of the batch, where the model did not compute it; it is reported.
+        loss: of the batch, if the model did not compute it; only for reports.
         """
         self._between.close()
         if loss is not None:
@@ -251,8 +258,11 @@ class ShardedModel:
             self.dense_optimizer.zero_grad()
 
     def learn(self, batch: ModelInput) -> torch.Tensor:
-        """Make a whole step on a batch of the device; returns the loss, detached. Collective: every rank."""
-        # TorchRec gives the tables' rate to their kernel in here.
+        """Make a complete step on a batch on the device. Collective: every rank.
+
+        Returns the loss, detached.
+        """
+        # Here TorchRec passes the tables' rate to their kernel.
         self.table_optimizer.zero_grad()
         loss = self(batch)
         loss.backward()
@@ -261,34 +271,34 @@ class ShardedModel:
 
     @property
     def dense_optimizer(self) -> Any:
-        """The optimizer of the dense part."""
+        """Optimizer of the dense part."""
         return self.optimizer.optimizers[1][1]
 
     @property
     def table_optimizer(self) -> Any:
-        """The optimizer of the tables, which is a part of their backward."""
+        """Optimizer of the tables, which is a part of their backward."""
         return self.optimizer.optimizers[0][1]
 
     def dense_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of the dense part, such as for the clipping of gradients."""
+        """Yield the parameters of the dense part, for example to clip gradients."""
         for _, value in in_backward_optimizer_filter(self.model.named_parameters()):
             yield value
 
     @property
     def row_scale(self) -> torch.Tensor:
-        """What the rows are of what the tables hold, float32 []: the model's buffer itself."""
+        """Factor from the contents of the tables to the rows, float32 []: the model's buffer itself."""
         # DistributedModelParallel wraps our model.
         scale: torch.Tensor = self.model.module.row_scale
         return scale
 
     @property
     def head(self) -> Any:
-        """The model that computes with looked-up rows, without a parallel wrapper."""
+        """Model that computes with looked-up rows, without a parallel wrapper."""
         return self.model.module.recommender.head
 
     @property
     def prior(self) -> Prior | None:
-        """The prior of the rows, where the model has one."""
+        """Prior of the rows, None if the model has none."""
         prior = getattr(self.head, "prior", None)
         return prior if isinstance(prior, Prior) else None
 
@@ -305,8 +315,8 @@ def build_train_state(
 ) -> ShardedModel:
     """Return the model of a data set and its optimizers, untrained. Collective: every rank.
 
-    maker, loss: those of the task where they are None; tables, dense: the optimizers, those of the flags
-    where they are None; metrics: of predictions and labels, beside those of the task.
+    maker, loss: None for those of the task; tables, dense: the optimizers, None for those of the flags;
+    metrics: of predictions and labels, besides those of the task.
 
     Raises:
         UserError: when the tables do not fit the memory of the ranks, or their optimizer is none there is.
@@ -323,13 +333,13 @@ def build_train_state(
 
 
 def has_epochs_left(progress: Progress, config: TrainingConfig) -> bool:
-    """Whether there is something left to train."""
+    """Return True if there are epochs left to train."""
     return progress.epoch < config.epochs and not stops_early(progress, config)
 
 
 def stops_early(progress: Progress, config: TrainingConfig) -> bool:
-    """Whether so many epochs in a row were no better than one before that no further one begins."""
-    # Without a single finite result there is no best epoch to go back to, and nothing to compare with.
+    """Return True if the last --patience epochs were no better than an earlier one."""
+    # Without any finite result there is no best epoch to restore, and no value to compare with.
     is_impatient = 0 < config.patience <= progress.epochs_since_best and progress.best is not None
-    # After the last epoch nothing is stopped early: the training is simply over.
+    # After the last epoch the training is over, and not stopped early.
     return is_impatient and progress.epoch < config.epochs

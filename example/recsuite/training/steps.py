@@ -1,4 +1,4 @@
-"""The passes of a training: batches on the device, plain or overlapped, and what happens between steps.
+"""Passes of a training: batches on the device, plain or overlapped, and the work between steps.
 
 A worker's plain tensors become the model's input here, and one loader serves all passes.
 """
@@ -33,10 +33,10 @@ from recsuite.training.state import RowScale, Schedule, ShardedModel, scheduled_
 
 
 class InputPipeline:
-    """The batches of all passes; each pass is a fresh iterator.
+    """Batches of all passes; each pass is a new iterator.
 
-    TorchRec's pipeline knows an exhausted iterator by its identity, and would take a second pass of the same
-    object for empty (torchrec issue 2327).
+    TorchRec's pipeline recognises an exhausted iterator by its identity, so a second pass with the same
+    object would seem empty (torchrec issue 2327).
 
     phase: a context for the name of a phase, see `Callback.phase`; used while this waits for a batch.
     """
@@ -50,13 +50,13 @@ class InputPipeline:
         self.phase = phase
         dataset = loader.dataset
         self.keys = [table.name for table in dataset.tables]
-        # Of a model that reads histories by the rows of the items themselves.
+        # Set for a model that reads histories by the rows of the items themselves.
         self.item = dataset.schema.item if dataset.model.reads_order else None
         self.seconds_waited = 0.0
         self._prepared: tuple[tuple[Any, ...], Iterator[Batch]] | None = None
 
     def prepare(self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None) -> None:
-        """Have the workers begin a pass, from event number `first` on, whose batches are asked for later."""
+        """Start the workers on a pass, from event number `first` on, before its batches are requested."""
         sampler = self.loader.sampler
         sampler.split, sampler.epoch, sampler.first, sampler.window = split, epoch, first, window
         self._prepared = ((split, epoch, first, window), iter(self.loader))
@@ -64,10 +64,10 @@ class InputPipeline:
     def batches(
         self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None
     ) -> Iterator[ModelInput]:
-        """One pass over a split, on the host; counts the seconds that its consumer waits."""
+        """Yield the batches of a pass over a split, on the host; count the consumer's seconds of waiting."""
         self.seconds_waited = 0.0
         with self._waiting():
-            # What was begun ahead is for that very pass alone: an evaluation may come in between.
+            # Prepared batches are for that very pass only: an evaluation may come first.
             if self._prepared is None or self._prepared[0] != (split, epoch, first, window):
                 self.prepare(split, epoch, first, window)
             assert self._prepared is not None
@@ -87,7 +87,7 @@ class InputPipeline:
         self.seconds_waited += time.perf_counter() - start
 
     def to_model_input(self, batch: Batch) -> ModelInput:
-        """A worker's plain tensors as what the model takes, still on the host."""
+        """Return a worker's plain tensors as the model's input, still on the host."""
         keys, values, lengths = self.keys, batch.values, batch.lengths
         if self.item is not None:
             keys, values, lengths = with_histories(keys, values, lengths, self.item)
@@ -111,15 +111,16 @@ class InputPipeline:
 def with_histories(
     keys: Sequence[str], values: torch.Tensor, lengths: torch.Tensor, item: str
 ) -> tuple[list[str], torch.Tensor, torch.Tensor]:
-    """The features of a batch with each history behind the event's own item, as values of one key: of two
-    keys that shared a table, checkpoints and the tracking of rows would have to know. See
+    """Append each history to the event's own item, as values of one key.
+
+    With two keys that share a table, checkpoints and the tracking of rows would need a mapping. See
     `models.sequences.apart`.
     """
     of_keys = lengths.view(len(keys), -1)
     parts = dict(zip(keys, values.split(of_keys.sum(dim=1).tolist()), strict=True))
     found = dict(zip(keys, of_keys, strict=True))
     counts = found[HISTORY].long()
-    # An item for each row, and behind it what was had before.
+    # One item for each event, followed by its history.
     own = counts.cumsum(0) - counts + torch.arange(len(counts))
     joined = values.new_empty(len(counts) + len(parts[HISTORY]))
     joined[own] = parts[item]
@@ -130,15 +131,17 @@ def with_histories(
 
 
 class Overlap(TrainPipelineSparseDist):
-    """TorchRec's pipeline for a loop that makes the steps itself: the copy of the next batches and the
-    exchange of their ids run beside this one's computation.
+    """TorchRec's pipeline for a loop that makes the steps itself.
+
+    Copying the next batches and exchanging their ids overlap with the computation of the current one.
     """
 
     def taken(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
-        """Yield batches on the device, whose ids were exchanged. Give each to the model once, and call
-        `after_forward` then.
+        """Yield batches on the device, whose ids were exchanged.
+
+        The caller gives each to the model once, and then calls `after_forward`.
         """
-        # In the order of `progress`, which makes the step itself.
+        # In the order of TorchRec's `progress`, which makes the step itself.
         while True:
             if not self._model_attached:
                 self.attach(self._model)
@@ -154,26 +157,26 @@ class Overlap(TrainPipelineSparseDist):
             self.dequeue_batch()
 
     def after_forward(self) -> None:
-        """Send the ids of the next batch, while the backward computes."""
+        """Send the ids of the next batch, during the backward."""
         if len(self.batches) >= 2:
             self.wait_sparse_data_dist(self.contexts[1])
 
 
 class Pass:
-    """The batches of what is left of an epoch, or of a window of a stream; to be iterated over once.
+    """Batches of the rest of an epoch, or of a window of a stream; to be iterated over once.
 
         for batch in part:
             loss = model(batch)
             loss.backward()
             model.step()
 
-    What a step needs beside that happens between the batches: learning rates, the decay of the tables, the
-    clock and growth of dynamic tables, callbacks. Nothing waits for the device but the end: losses stay there
-    until then. Collective: every rank.
+    The rest of a step happens between the batches: learning rates, the decay of the tables, the clock and
+    growth of dynamic tables, callbacks. The device is waited for only at the end: losses stay there until
+    then. Collective: every rank.
 
-    step, is_last: the number of the batch under way in the training, from 1, and whether it is the last one
-    of the pass; losses: of each global batch, float32 [steps], once all batches were taken; progress: of the
-    training; seconds: that the pass took.
+    step, is_last: the number of the current batch in the training, from 1, and True for the last one of the
+    pass; losses: of each global batch, float32 [steps], after all batches were taken; progress: of the
+    training; seconds: duration of the pass.
     """
 
     def __init__(
@@ -202,17 +205,18 @@ class Pass:
         start = time.perf_counter()
         model, progress, device = self.model, self.begin, self.context.device
         model.model.train()
-        # Reads the scale from the device, for a checkpoint may have set it: once in a pass, as reading waits.
+        # Reads the scale from the device, for a checkpoint may have set it: once in a pass, because reading
+        # waits.
         scale = RowScale(model.row_scale, model.weight_decay)
-        # Found once: to look through all modules takes time in every step, also where no table is dynamic.
+        # Found once: a search through all modules takes time in every step, even without dynamic tables.
         shares, modules = dynamic_rows(model.model), dynamic_modules(model.model)
         losses = torch.zeros(len(self.step_sizes), device=device)
         source = self.input_pipeline.batches("train", progress.epoch, progress.samples, self.window)
         batches = self._overlapped(source) if self.overlaps else self._copied(source)
         for number, size in enumerate(self.step_sizes):
             left = self.schedule.left(progress)
-            # Before the step: TorchRec gives the tables' rate to their kernel in `zero_grad`, and the kernel
-            # learns in the backward.
+            # Before the step: TorchRec passes the tables' rate to their kernel in `zero_grad`, and the kernel
+            # updates rows in the backward.
             set_rates(model.optimizer, left, scale.value, progress.step)
             model.table_optimizer.zero_grad()
             start_clock(shares, progress, scale.value)
@@ -221,26 +225,26 @@ class Pass:
                 losses[number] = self._taken_loss()
                 for module in modules:
                     module.end_step()
-            # In shares of a pass, so that a pass decays alike however many steps it has.
+            # In shares of a pass, so that a pass has the same decay with any number of steps.
             scale.decay(left, size / self.schedule.num_events)
             progress = dataclasses.replace(progress, step=progress.step + 1, samples=progress.samples + size)
             for sentence in grow(model.model, progress.step):
                 self.context.say(sentence)
             self.progress = progress
             self.on_step(Step(progress, losses[number], scheduled_rates(model.optimizer)))
-        # Ends the pipeline, which takes the place of the model's plain forward.
+        # Ends the pipeline, which replaces the model's plain forward.
         next(batches, None)
         self.losses = _means_over_ranks(losses, self.context.world_size)
         self.seconds = time.perf_counter() - start
 
     @property
     def step(self) -> int:
-        """See above."""
+        """Number of the current batch, see the class."""
         return self.progress.step + 1
 
     @property
     def is_last(self) -> bool:
-        """See above."""
+        """True for the last batch, see the class."""
         return self.step == self.begin.step + len(self.step_sizes)
 
     def _copied(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
@@ -270,7 +274,7 @@ class Pass:
 
 
 def learn(part: Pass) -> np.ndarray:
-    """Train on all batches of a pass; returns the losses, float32 [steps]. Collective: every rank."""
+    """Train on all batches of a pass; return the losses, float32 [steps]. Collective: every rank."""
     for batch in part:
         part.model(batch).backward()
         part.model.step()
@@ -279,16 +283,16 @@ def learn(part: Pass) -> np.ndarray:
 
 
 def start_clock(shares: Mapping[str, DynamicRows], progress: Progress, scale: float = 1.0) -> None:
-    """Tell dynamic tables when the next step is; scale: the row scale. Not collective."""
-    # The events' time moves on from window to window.
+    """Set the time of the next step in dynamic tables; scale: the row scale. Not collective."""
+    # The event time moves on from window to window.
     time = progress.stream.begins_at if progress.stream else 0
     begin_step(shares, progress.step, time, scale)
 
 
 def _means_over_ranks(losses: torch.Tensor, world_size: int) -> np.ndarray:
-    """The mean over ranks of each entry. Collective: every rank."""
-    # Gathered, not reduced: how a sum over three ranks is rounded would depend on where in the pass a step
-    # lies, and a resumed epoch begins in the middle.
+    """Return the mean over ranks of each entry. Collective: every rank."""
+    # Gathered, not reduced: the rounding of a sum over three ranks would depend on the position of a step in
+    # the pass, and a resumed epoch begins in the middle.
     everyones = [torch.empty_like(losses) for _ in range(world_size)]
     dist.all_gather(everyones, losses)
     return torch.stack(everyones).mean(dim=0).cpu().numpy()

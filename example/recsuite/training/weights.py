@@ -1,7 +1,7 @@
-"""Weights of a model: checks that they are finite and grown by training, and a copy of the best.
+"""Weights of a model: checks that they are finite and within limits, and a copy of the best.
 
-Tensors are given by name, as `checkpoint.tensors_of` or a model's `state_dict` has them. A row of a table is
-what the table holds times the model's `row_scale`.
+Tensors are given by name, as in `checkpoint.tensors_of` or a model's `state_dict`. A row is the contents of
+the table times the model's `row_scale`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.state import ShardedModel, has_epochs_left
 
-# Of the numbers of a row or of the dense part. Trained ones stay below 100; a diverged training passes this
-# within steps, and long before anything is infinite.
+# Limit of the numbers of a row or of the dense part. Trained ones stay below 100; a diverged training exceeds
+# this within a few steps, and long before any number is infinite.
 LARGEST_WEIGHT = 1e6
-# The most that a copy of all weights may take of what is free.
+# The largest share of free memory for a copy of all weights.
 SHARE_OF_FREE = 0.5
-# That of a row scale which is moved into the tables: far from the ends of float32 on both sides.
+# Exponent below which the row scale is moved into the tables: far from both limits of float32.
 SMALLEST_EXPONENT = -32
-# What optimizers keep of the dense part; it is to be finite, and may be large.
+# Optimizer state of the dense part; it must be finite, and may be large.
 OPTIMIZER_SLOTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -40,10 +40,10 @@ def unsound(
     shares: Mapping[str, DynamicRows],
     rows: Mapping[str, torch.Tensor] | None = None,
 ) -> str:
-    """What this rank holds that no trained model does, in words; nothing where all is well. Not collective.
+    """Describe a value on this rank that no trained model has; "" if there is none. Not collective.
 
-    shares: of dynamic tables; rows: table to the rows of this rank's shards that are looked at, and then of
-    dynamic tables those that changed; all of all tables where it is None.
+    shares: of dynamic tables; rows: table to the rows of this rank's shards to check, and then only the
+    changed rows of dynamic tables; None for all rows of all tables.
     """
     scale = next(float(value) for name, value in tensors.items() if name.endswith("row_scale"))
     for name, value in tensors.items():
@@ -51,11 +51,11 @@ def unsound(
         for part in local_parts(name, value, rows):
             if part.numel() == 0 or not part.is_floating_point():
                 continue
-            # One pass over the numbers for both ends; aminmax passes a NaN on.
+            # One pass over the numbers for minimum and maximum; aminmax passes a NaN on.
             largest = max(map(abs, torch.stack(part.aminmax()).tolist()))
             if slot == "weight" and isinstance(value, ShardedTensor):
                 largest *= scale
-            # A rule of the tables names its state as it likes.
+            # A rule of the tables may have any names for its state.
             is_state = slot != "weight" if isinstance(value, ShardedTensor) else slot in OPTIMIZER_SLOTS
             limit = float("inf") if is_state else LARGEST_WEIGHT
             # A comparison with NaN is false.
@@ -71,7 +71,7 @@ def unsound(
 
 
 def _in_words(name: str, is_state: bool, value: torch.Tensor | ShardedTensor) -> str:
-    """What a tensor holds, in the words of the table of features, and its name."""
+    """Describe a tensor in words, with its name."""
     is_table = isinstance(value, ShardedTensor)
     whole = f"the table {name.split('.')[-2]}" if is_table else "the dense part"
     return f"{'the optimizer of ' if is_state else ''}{whole} ({name})"
@@ -80,7 +80,7 @@ def _in_words(name: str, is_state: bool, value: torch.Tensor | ShardedTensor) ->
 def local_parts(
     name: str, value: torch.Tensor | ShardedTensor, rows: Mapping[str, torch.Tensor] | None = None
 ) -> list[torch.Tensor]:
-    """What this rank holds of a tensor, of some rows of its table where they are given."""
+    """Return this rank's parts of a tensor; only some rows of its table if they are given."""
     if not isinstance(value, ShardedTensor):
         return [value.detach()]
     shards = [shard.tensor.detach() for shard in value.local_shards()]
@@ -88,9 +88,9 @@ def local_parts(
 
 
 def fold_scale(train_state: ShardedModel) -> bool:
-    """Move what is small of the row scale into the tables; whether there was something to move.
+    """Move a small row scale into the tables; return True if it was moved.
 
-    By a power of two, so that no bit of a row changes. Without it the scale of a stream would end at zero.
+    By a power of two, so that no bit of a row changes. Without it the scale of a stream would become zero.
     Not collective; the scale is the same on every rank.
     """
     mantissa, exponent = math.frexp(float(train_state.row_scale))
@@ -105,12 +105,12 @@ def fold_scale(train_state: ShardedModel) -> bool:
 
 
 class BestInMemory(CheckpointerProtocol):
-    """Keeps the weights of the best epoch of a training without checkpoints, where memory has room for them.
+    """Copy of the weights of the best epoch, in memory if they fit, for a training without checkpoints.
 
     Collective: every rank.
     """
 
-    # Its copies are made for the sake of the test.
+    # Its copies are needed for the test.
     phase = "evaluation"
 
     def __init__(self, config: TrainingConfig, context: RuntimeContext) -> None:
@@ -122,24 +122,24 @@ class BestInMemory(CheckpointerProtocol):
 
     @property
     def start(self) -> Progress:
-        """The beginning."""
+        """Return the beginning."""
         return Progress()
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor | ShardedTensor]:
-        """The weights, without what optimizers keep."""
+        """Return the weights, without optimizer state."""
         return self._tensors
 
     @property
     def changed(self) -> None:
-        """See `CheckpointerProtocol`: of all rows."""
+        """See `CheckpointerProtocol`; None, because all rows may have changed."""
 
     def begin(self, train_state: ShardedModel) -> None:
         """See `CheckpointerProtocol`."""
         self._shares = dynamic_rows(train_state.model)
         state = train_state.model.state_dict()
         dynamic = {name for name in state if name.endswith(".weight") and name.split(".")[-2] in self._shares}
-        # Of dynamic tables by their ids: a place is not always the same one's.
+        # Dynamic tables are copied by id, because a place may get another id.
         self._tensors = {name: value for name, value in state.items() if name not in dynamic}
         # The tensors themselves.
         self._held = [part for name, value in self._tensors.items() for part in local_parts(name, value)]
@@ -147,18 +147,18 @@ class BestInMemory(CheckpointerProtocol):
         self._rows: dict[str, LiveRows] = {}
 
     def on_step(self, step: Step) -> None:
-        """Do nothing: the best weights are those of the end of an epoch."""
+        """No-op: the best weights are those at the end of an epoch."""
 
     def on_epoch(self, epoch: Epoch) -> None:
         """Copy the weights if they are the best so far, and are not going to be tested at once."""
         progress = epoch.progress
-        # The weights of the last epoch are still there when they are tested, so they need no copy.
+        # The weights of the last epoch are still there for the test, so they need no copy.
         if progress.is_best and progress.best is not None and has_epochs_left(progress, self._config):
             self._keep(progress)
 
     def _keep(self, progress: Progress) -> None:
         if self._copies is None:
-            # In the memory of the machine: that of another device has less to spare.
+            # In the memory of the host: another device has less to spare.
             self._copies = (
                 [torch.empty_like(part, device="cpu") for part in self._held] if self._fit() else []
             )
@@ -172,7 +172,7 @@ class BestInMemory(CheckpointerProtocol):
         size = sum(part.numel() * part.element_size() for part in self._held)
         size += sum(rows.weights.nbytes for rows in self._shares.values())
         mine = size, free_memory()
-        # One answer for all ranks: a copy of some shards would be of no use.
+        # The same answer on all ranks: a copy of only some shards would be useless.
         sizes, rooms = zip(*all_gather_object(lambda: mine), strict=True)
         # The ranks of a machine share its memory, and each makes a copy.
         needed, free = max(sizes) * self._context.local_world_size, min(rooms)
@@ -196,7 +196,7 @@ class BestInMemory(CheckpointerProtocol):
 
 
 def check_finite(losses: np.ndarray, step: int, config: OptimizerConfig) -> None:
-    """Refuse to continue after a loss that is not a number; `losses` are those of the steps after `step`.
+    """Refuse to continue after a loss that is infinite or NaN; losses: those of the steps after `step`.
 
     Raises:
         UserError: when one is infinite or NaN.
@@ -210,7 +210,7 @@ def check_finite(losses: np.ndarray, step: int, config: OptimizerConfig) -> None
 
 
 def check_sound(faults: Sequence[str], step: int, config: OptimizerConfig) -> None:
-    """Refuse a model of which any rank found a fault, see `unsound`; `faults` are those of all ranks.
+    """Refuse a model in which any rank found a fault, see `unsound`; faults: those of all ranks.
 
     Raises:
         UserError: names the first fault.

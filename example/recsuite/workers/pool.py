@@ -1,9 +1,9 @@
-"""The pool of data workers: tasks out, batches back in order through shared memory, and an end in time.
+"""Pool of data workers: it sends tasks, and receives batches in order through shared memory.
 
-One pool serves every pass of every split. Each worker has `prefetch_factor` tasks at most, and a task names
-the slot that its batch goes to: a slot is either free, or one task's, or leased to the consumer of its batch.
-Batches are views of their slots: nothing is copied on the way, unless the consumer keeps many of them.
-Knows processes and arrays; nothing of torch, ratings or models.
+One pool serves every pass of every split. Each worker has at most `prefetch_factor` tasks, and a task names
+the slot of its batch: a slot is free, or in use by one task, or leased to the consumer of its batch.
+Batches are views of their slots, without a copy, unless the consumer keeps many of them.
+Does not depend on torch, ratings or models.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ from recsuite.workers.worker import (
     serve,
 )
 
-# What multiprocessing says of a forked worker that its server no longer can speak for.
+# Exit code from multiprocessing for a forked worker whose server is gone.
 SERVER_GONE = 255
-# Of /dev/shm. Not 1: some of it may have been freed since the signal.
+# Share of /dev/shm in use. Not 1: some of it may have been freed since the signal.
 NEARLY_FULL = 0.9
 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """Which worker, which batch, and the memory that batches lie in."""
+    """Failed worker, its batch, and the memory of the batches."""
 
     rank: int
     worker_id: int
     pid: int
-    # The oldest one that it had not answered.
+    # The oldest unanswered request.
     request: Any
     ring_bytes: int
     num_slots: int
@@ -77,13 +77,13 @@ class WorkerFailure:
 
 
 class WorkerError(Exception):
-    """A worker failed, and its pool is of no use any more. The text is the screen."""
+    """A worker failed, and its pool can no longer be used. The text is the full error message."""
 
 
 class WorkerRaisedError(WorkerError):
     """A worker raised an exception."""
 
-    # In words, as the worker sent it: an exception need not be picklable.
+    # As text from the worker: an exception need not be picklable.
     def __init__(self, failure: WorkerFailure, traceback: str) -> None:
         super().__init__(
             f"An exception in {failure}.\n"
@@ -94,7 +94,7 @@ class WorkerRaisedError(WorkerError):
 
 
 class WorkerDiedError(WorkerError):
-    """A worker is gone without a word."""
+    """A worker died without a message."""
 
     def __init__(self, failure: WorkerFailure, exitcode: int | None, stack: str) -> None:
         what, remedy = _explain(failure, exitcode)
@@ -104,7 +104,7 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerSilentError(WorkerError):
-    """A worker lives, but has not answered in time."""
+    """A worker is alive, but has not answered in time."""
 
     def __init__(self, failure: WorkerFailure, timeout: float, stack: str) -> None:
         where = (
@@ -120,7 +120,7 @@ class WorkerSilentError(WorkerError):
 
 
 def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
-    """What an exit code means, with the facts that matter to it, and the remedy."""
+    """Return the meaning of an exit code, with related facts, and the remedy."""
     if exitcode is None:
         return (
             "Its connection broke although it is still running.",
@@ -139,7 +139,7 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
             "data set called exit.",
         )
     number = -exitcode
-    # Real-time signals have no names.
+    # Real-time signals have no name.
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
     fact = f"It was killed by signal {number} ({name})"
     if number == signal.SIGKILL:
@@ -159,7 +159,7 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
             "start); where memory is full, give a smaller --batch_size, --prefetch_factor or --num_workers"
             + ("; /dev/shm is full: make room, or docker run --shm-size=1g." if full else "."),
         )
-    # Python raises none of these by itself. They come from compiled code.
+    # Python itself raises none of these; they come from compiled code.
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
         return (
             f"{fact}: a crash in native code.",
@@ -170,7 +170,7 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
 
 
 def shared_memory_in_words(failure: WorkerFailure) -> str:
-    """The state of /dev/shm, beside what the batches need."""
+    """Return the use of /dev/shm, and the need of the batches, as text."""
     used, size = shared_memory()
     slot = failure.ring_bytes // failure.num_slots
     need = failure.ring_bytes * failure.local_world_size
@@ -182,41 +182,41 @@ def shared_memory_in_words(failure: WorkerFailure) -> str:
 
 
 CLOSE_SECONDS = 2.0
-# How long one whose connection is closed may take to be gone, before it is said to run still.
+# Seconds in which a worker with a closed connection must end, before it is reported as still running.
 DEATH_SECONDS = 30.0
-# What a stack needs to be written in.
+# Seconds to write a stack.
 STACK_SECONDS = 0.3
-# Its connection and its crash log, and the two that multiprocessing keeps until it has ended.
+# Its connection and its crash log, and two more that multiprocessing keeps until it has ended.
 DESCRIPTORS_PER_WORKER = 4
-# As much as a pipe takes at once. Above it the start of a worker would wait until that one reads.
+# Capacity of a pipe. With more, the start of a worker would block until the worker reads.
 PICKLE_LIMIT = 64 * 1024
-# Imported by the server once, not by each worker: the heavy part of a worker's start, and clean of CUDA. The
-# server looks for modules in the current folder, so nothing of ours can be among them.
+# Imported once by the server, not by each worker: the heavy part of a worker's start, without CUDA. The
+# server searches modules in the current folder, so modules of this project cannot be in the list.
 PRELOADED = ("numpy",)
 
 
 @dataclass
 class WorkerHandle:
-    """One worker: its process, the pipe to it, the slots that are its own, and what it was asked for."""
+    """One worker: its process, the pipe to it, its own slots, and its open tasks."""
 
     process: Any
     connection: Connection
     crash_log: AnonymousFile
-    # A slot comes back from whatever thread frees the last view of it; append and pop are atomic.
+    # The thread that frees the last view of a slot returns the slot; append and pop are atomic.
     free_slots: deque[int]
     tasks: deque[Task] = field(default_factory=deque)
     # Wakes up when it has answered, or when any worker is gone. Kept between batches, because registering
-    # costs system calls; and poll, unlike select, takes descriptors above 1,023.
+    # costs system calls; and poll, unlike select, supports descriptors above 1,023.
     poll: select.poll = field(default_factory=select.poll)
 
     def stack(self) -> str:
-        """What it has left in its crash log."""
+        """Return the content of its crash log."""
         # Without moving the offset, which the worker writes at.
         size = os.fstat(self.crash_log.descriptor).st_size
         return os.pread(self.crash_log.descriptor, size, 0).decode(errors="replace")
 
     def stack_now(self) -> str:
-        """Where it is at this moment; nothing if it cannot say."""
+        """Return its current stack; "" if it does not answer."""
         # It may be gone by now.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, STACK_SIGNALS[1])
@@ -227,8 +227,8 @@ class WorkerHandle:
 def start_workers(
     workers: list[WorkerHandle], source: BatchSource, ring: Ring, context: Any, rank: int, num_workers: int
 ) -> None:
-    """Start so many workers and add each to the list, so that those are known which were started before an
-    exception. The slots of the ring are shared out among them.
+    """Start `num_workers` workers. Add each to the list at once, so that it is known after an exception. The
+    slots of the ring are divided among them.
     """
     if context.get_start_method() == "forkserver":
         context.set_forkserver_preload(list(PRELOADED))
@@ -240,7 +240,7 @@ def start_workers(
             target=serve,
             args=(Worker(rank, worker_id, crash_log), source, ring, theirs),
             name=f"data worker {worker_id} of rank {rank}",
-            # At its end Python would wait for one that is not, should nobody have closed the pool.
+            # A daemon, because Python's exit would wait for any other process of an unclosed pool.
             daemon=True,
         )
         first = worker_id * slots_per_worker
@@ -250,17 +250,17 @@ def start_workers(
         # Else the pipe would stay open when the worker is gone.
         theirs.close()
     for worker in workers:
-        # All of them, because batches are handed out in order: while one worker is waited for, another one
-        # whose turn comes later may die, and would be missed until then.
+        # All of them, because batches are returned in order: during the wait for one worker, another one
+        # with a later batch may die, and would be noticed only then.
         for watched in (worker.connection, *(other.process.sentinel for other in workers)):
             worker.poll.register(watched, select.POLLIN)
 
 
 @contextlib.contextmanager
 def _script_left_out(source: BatchSource) -> Iterator[None]:
-    """Have a worker that starts not import the script of this process, which may import torch.
+    """Start workers without the script of this process, which may import torch.
 
-    Only where it needs nothing that the script defines.
+    Only if the data set needs nothing that the script defines.
     """
     if b"__main__" in pickle.dumps(source):
         yield
@@ -274,7 +274,7 @@ def _script_left_out(source: BatchSource) -> Iterator[None]:
 
 
 def end_workers(workers: list[WorkerHandle], ring: Ring) -> None:
-    """End all workers within one deadline, and free what they shared; harmless twice."""
+    """End all workers within one deadline, and free shared resources; safe to call twice."""
     started = [worker for worker in workers if worker.process.pid is not None]
     # All are told first and waited for afterwards, so that they end at the same time.
     for worker in started:
@@ -298,7 +298,7 @@ def end_workers(workers: list[WorkerHandle], ring: Ring) -> None:
 
 @contextlib.contextmanager
 def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
-    """What the system refuses to a pool, as a sentence: descriptors, processes or memory."""
+    """Turn a system error of a pool into a sentence: on descriptors, processes or memory."""
     workers = counted(num_workers, "data worker needs", "data workers need")
     try:
         yield
@@ -325,7 +325,7 @@ def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
 
 
 def check_pickle(source: BatchSource, mp_context: str) -> None:
-    """Refuse a data set that cannot be sent to a worker, or is large: every worker starts from a copy."""
+    """Refuse a data set that cannot be pickled, or is large: every worker starts from a copy."""
     # A forked worker has the data set already, in memory that it shares with its parent.
     if mp_context == "fork":
         return
@@ -344,7 +344,7 @@ def check_pickle(source: BatchSource, mp_context: str) -> None:
         )
 
 
-# One that the consumer reads while the next is handed over, and two more for a pipeline that looks ahead.
+# One slot for the batch in use, and two more for a pipeline that prefetches.
 SLOTS_BEYOND_PREFETCH = 3
 # Tasks wait in a pipe, which would be full before the worker has answered the first.
 MAX_PREFETCH_FACTOR = 64
@@ -368,8 +368,8 @@ class WorkerPool:
             raise ValueError(f"a pool of {num_workers} workers makes no batch; without workers call `make`")
         if prefetch_factor > MAX_PREFETCH_FACTOR:
             raise ValueError(f"prefetch_factor {prefetch_factor} is above {MAX_PREFETCH_FACTOR}")
-        # Before any memory or process is asked for: it costs nothing, and says in a sentence what the start
-        # of a worker would say in a traceback.
+        # Before any memory or process is allocated: it costs nothing, and gives a sentence instead of a
+        # traceback from the start of a worker.
         check_pickle(source, mp_context)
         self.rank = rank
         self.local_world_size = local_world_size
@@ -382,9 +382,9 @@ class WorkerPool:
         self.num_copied = 0
         self._workers: list[WorkerHandle] = []
         self._pass = 0
-        # Before the one of multiprocessing, which would wait for workers that ignore its signal. Also at the
-        # end of an interpreter that never called `close`. It is given the list and the ring and not the pool,
-        # which it would keep alive.
+        # Before the exit handler of multiprocessing, which would wait for workers that ignore its signal.
+        # Also at the exit of an interpreter that never called `close`. Its arguments are the list and the
+        # ring, because a reference to the pool would keep it alive.
         self._finalizer = multiprocessing.util.Finalize(
             self, end_workers, args=(self._workers, self.ring), exitpriority=100
         )
@@ -403,14 +403,14 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """The process id of each worker."""
+        """Process ids of the workers."""
         return [worker.process.pid for worker in self._workers]
 
     def batches(self, requests: Iterable[Any]) -> Iterator[Sequence[np.ndarray]]:
-        """The batches of the requests, in order. A batch is valid as long as anyone holds an array of it.
+        """Yield the batches of the requests, in order. A batch is valid while any array of it is alive.
 
-        The workers begin at once, whenever the first batch is asked for. Request k is made by worker k modulo
-        their number. A new pass ends the one before it.
+        The workers begin at this call, not at the first batch. Worker k modulo `num_workers` makes batch k. A
+        new pass ends the one before it.
 
         Raises:
             WorkerError: when a worker raises, dies or is silent too long; the pool is of no use any more.
@@ -428,18 +428,18 @@ class WorkerPool:
     def _rest(
         self, source: Iterator[Any], order: deque[int], next_worker: int, this_pass: int
     ) -> Iterator[Sequence[np.ndarray]]:
-        # A generator of its own: what comes before it, in `batches`, has to happen when that is called, and
-        # not when the first batch is asked for.
+        # A separate generator: the code before it, in `batches`, must run at the call, and not at the first
+        # batch.
         while order:
             self._check_open()
             if self._pass != this_pass:
                 raise RuntimeError("another pass over the same loader has begun; a pool makes one at a time")
             worker = self._workers[order.popleft()]
             arrays = self._receive(worker)
-            # Before the batch is handed out: the worker makes the next one while the consumer computes.
+            # Before the batch is returned: the worker makes the next one while the consumer computes.
             next_worker = self._send(next_worker, source, order)
             yield arrays
-            # Else this frame would hold the batch while the next one is waited for.
+            # Else this frame would hold the batch during the wait for the next one.
             del arrays
 
     def _check_open(self) -> None:
@@ -451,7 +451,7 @@ class WorkerPool:
         if request is None:
             return next_worker
         worker = self._workers[next_worker]
-        # The one that came back last: it is still in the cache.
+        # The slot freed last, because it is still in the cache.
         task = Task(worker.free_slots.pop(), request)
         try:
             worker.connection.send(task)
@@ -459,8 +459,8 @@ class WorkerPool:
             raise self._died(worker) from None
         worker.tasks.append(task)
         order.append(next_worker)
-        # In turn, and not to whoever is free. Which worker has the next batch is then known without asking,
-        # and there is no queue in common that a worker could leave locked when it is killed.
+        # Round robin, not by free workers. So the worker of the next batch is known, and there is no shared
+        # queue that a killed worker could leave locked.
         return (next_worker + 1) % len(self._workers)
 
     def _receive(self, worker: WorkerHandle) -> list[np.ndarray]:
@@ -469,15 +469,15 @@ class WorkerPool:
             failure = self._failure(worker, task)
             if reply.mistake:
                 raise UserError(f"{reply.mistake} (Found by {failure}.)")
-            # The worker lives and could continue. But its batch is missing, and no training may skip one in
-            # silence.
+            # The worker is alive and could continue. But its batch is missing, and a training must not skip
+            # one in silence.
             raise WorkerRaisedError(failure, reply.traceback)
         leased, arrays = self.ring.lease(task.slot, reply.layouts)
         # Slots are free, with the worker, or leased; this one is none of them.
         num_leased = self.slots_per_worker - len(worker.free_slots) - len(worker.tasks) - 1
         if num_leased < SLOTS_BEYOND_PREFETCH:
             release = weakref.finalize(leased, worker.free_slots.append, task.slot)
-            # When the interpreter ends nobody needs a free slot any more.
+            # When the interpreter ends, no code needs a free slot.
             release.atexit = False
             return arrays
         # The consumer keeps batches: this slot must come back now, or the worker would soon have none.
@@ -487,13 +487,13 @@ class WorkerPool:
         return arrays
 
     def _answer(self, worker: WorkerHandle) -> tuple[Task, Made | Failed]:
-        """The oldest task of a worker and what came of it."""
+        """Return the oldest task of a worker and its answer."""
         task = worker.tasks[0]
         ready = [descriptor for descriptor, _ in worker.poll.poll(self.timeout * 1000)]
         if not ready:
             raise WorkerSilentError(self._failure(worker, task), self.timeout, worker.stack_now())
-        # The answer first, even if some worker has ended meanwhile: what was made before is good, and the
-        # next call finds the one that ended.
+        # The answer first, even if some worker has ended meanwhile: an earlier batch is valid, and the next
+        # call finds the worker that ended.
         if worker.connection.fileno() in ready:
             try:
                 reply = worker.connection.recv()
@@ -503,9 +503,9 @@ class WorkerPool:
         raise self._died(next(other for other in self._workers if other.process.sentinel in ready))
 
     def _drop_abandoned(self) -> None:
-        """Take back what a pass asked for that its consumer left early."""
-        # Waited for and not cancelled: a worker writes into its slot until it has answered, and an answer
-        # that is left in the pipe would be taken for that of the next task.
+        """Receive the open tasks of a pass that its consumer left early."""
+        # Received, not cancelled: a worker writes into its slot until it has answered, and an answer left in
+        # the pipe would be taken for that of the next task.
         for worker in self._workers:
             while worker.tasks:
                 task, _ = self._answer(worker)
@@ -513,7 +513,7 @@ class WorkerPool:
 
     def _died(self, worker: WorkerHandle) -> WorkerDiedError:
         worker.process.join(DEATH_SECONDS)
-        # What it had answered before lies in the pipe; the task after that is the one that it died with.
+        # Its earlier answers are in the pipe; it died in the task after those.
         with contextlib.suppress(EOFError, OSError):
             while worker.tasks and worker.connection.poll():
                 worker.connection.recv()
@@ -534,5 +534,5 @@ class WorkerPool:
         )
 
     def close(self) -> None:
-        """End all workers within one deadline and free what they shared; harmless twice."""
+        """End all workers within one deadline and free shared resources; safe to call twice."""
         self._finalizer()

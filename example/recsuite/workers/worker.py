@@ -1,11 +1,10 @@
-"""A data worker: it waits for requests, makes batches in shared memory, and says where they lie.
+"""A data worker: it waits for requests, makes batches in shared memory, and sends their layouts.
 
-The memory is anonymous (memfd), so it needs no room in /dev/shm, which containers keep small, has no name
-that could be left behind, and goes with the last process that maps it. Pages that no batch has reached cost
-nothing.
+The memory is anonymous (memfd). So it needs no space in /dev/shm, which containers keep small, has no name
+that could be left behind, and is freed with the last process that maps it. Untouched pages cost nothing.
 
-It imports numpy and what the data set needs, no torch: it starts in a tenth of the time, and there is no CUDA
-context that it could meet.
+A worker imports numpy and the modules of the data set, not torch: so it starts in a tenth of the time, and
+has no CUDA context.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from recsuite.errors import UserError
 from recsuite.runtime.console import install_tag
 from recsuite.runtime.host import die_with_parent, keep_freed_memory
 
-# A cache line: arrays that begin on one are never shared between two writers.
+# A cache line: arrays aligned to it never share a line between two writers.
 ALIGNMENT = 64
 
 
 class ArrayLayout(NamedTuple):
-    """Where an array lies in its slot."""
+    """Offset, dtype and shape of an array in its slot."""
 
     offset: int
     dtype: str
@@ -46,14 +45,14 @@ class ArrayLayout(NamedTuple):
 
 
 class AnonymousFile:
-    """A file without a name. Pickles, while a process is being started, to a descriptor of its own there."""
+    """A file without a name. While a process is being started, it pickles to a descriptor in that process."""
 
     def __init__(self, name: str) -> None:
         # Closed in programs that this process executes, unless it is passed on to them.
         self.descriptor = os.memfd_create(name)
 
     def close(self) -> None:
-        """Give the descriptor back; harmless twice."""
+        """Close the descriptor; safe to call twice."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -64,7 +63,7 @@ class AnonymousFile:
     def __getstate__(self) -> Any:
         from multiprocessing.reduction import DupFd
 
-        # It passes the descriptor on in the way that the start method has for this.
+        # It passes the descriptor on by the means of the start method.
         return DupFd(self.descriptor)
 
     def __setstate__(self, state: Any) -> None:
@@ -74,12 +73,12 @@ class AnonymousFile:
 class Ring:
     """`num_slots` slots of `slot_bytes` each, in one anonymous file.
 
-    Who may write to a slot is decided by one process alone (`WorkerPool`), so there is no lock.
+    One process alone (`WorkerPool`) decides which process may write to a slot, so there is no lock.
     """
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         self.num_slots = num_slots
-        # Whole pages: where no batch reaches, none is ever touched.
+        # Whole pages: a page that no batch uses is never touched.
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.file = AnonymousFile("batches")
         try:
@@ -91,16 +90,16 @@ class Ring:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all slots."""
+        """Size of all slots in bytes."""
         return self.num_slots * self.slot_bytes
 
     def writer(self, slot: int) -> SlotWriter:
-        """For the process that may write to the slot."""
+        """Return the writer of a slot, for the process that may write to it."""
         return SlotWriter(self, slot)
 
     def lease(self, slot: int, layouts: Sequence[ArrayLayout]) -> tuple[Any, list[np.ndarray]]:
-        """The arrays of a slot, not copied, and an object that lives while any of them or a view does."""
-        # An object for this slot alone: every view of its arrays keeps it, and it ends with the last of them.
+        """Return the arrays of a slot, not copied, and an object that lives while any view of them does."""
+        # An object for this slot alone: every view of its arrays keeps it alive.
         leased: Any = (ctypes.c_char * self.slot_bytes).from_buffer(self.memory, slot * self.slot_bytes)
         arrays = [
             np.ndarray(layout.shape, layout.dtype, buffer=leased, offset=layout.offset) for layout in layouts
@@ -108,16 +107,16 @@ class Ring:
         return leased, arrays
 
     def close(self) -> None:
-        """Give the memory back, as soon as nobody uses an array in it any more; harmless twice."""
+        """Free the memory when no array in it is in use any more; safe to call twice."""
         self.file.close()
-        # Not unmapped: a batch that the consumer keeps lies in it.
+        # Not unmapped, because the consumer may keep a batch in it.
         self.__dict__.pop("memory", None)
 
     def _map(self) -> None:
         self.memory = mmap.mmap(self.file.descriptor, self.num_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A mapping belongs to its process; the descriptor is what a worker maps the memory by.
+        # A mapping belongs to its process; a worker maps the memory by the descriptor.
         return {name: value for name, value in self.__dict__.items() if name != "memory"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -128,7 +127,7 @@ class Ring:
 
 
 class SlotWriter:
-    """Hands out the memory of one slot, piece after piece."""
+    """Allocator of the memory of one slot, piece after piece."""
 
     def __init__(self, ring: Ring, slot: int) -> None:
         self._memory = np.frombuffer(ring.memory, np.uint8, ring.slot_bytes, slot * ring.slot_bytes)
@@ -136,12 +135,12 @@ class SlotWriter:
         self._used = 0
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An uninitialised array in the slot; takes the arguments of `np.empty`.
+        """Return an uninitialised array in the slot; takes the arguments of `np.empty`.
 
         Raises:
             ValueError: when the slot is full.
         """
-        # A bump allocator: a slot is filled once and then given away whole, so nothing is ever freed in it.
+        # A bump allocator: a slot is filled once and returned as a whole, so nothing in it is freed alone.
         num_bytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
         first = self._used
         if first + num_bytes > len(self._memory):
@@ -153,7 +152,7 @@ class SlotWriter:
         return self._memory[first : first + num_bytes].view(dtype).reshape(shape)
 
     def put(self, array: Any) -> ArrayLayout:
-        """Where an array lies; one that was not made by `empty` is copied into the slot first.
+        """Return the layout of an array. An array that `empty` did not make is copied into the slot first.
 
         Raises:
             TypeError: when it is not an array of numbers.
@@ -161,7 +160,7 @@ class SlotWriter:
         given, array = array, np.asarray(array)
         if array.dtype.hasobject:
             raise TypeError(f"a batch holds {given!r}, which is not an array of numbers")
-        # By its address, because a view or a reshape of an array from `empty` is as good as the array itself.
+        # Checked by address, because a view or a reshape of an array from `empty` needs no copy either.
         if not self._holds(array):
             copy = self.empty(array.shape, array.dtype)
             copy[...] = array
@@ -177,11 +176,11 @@ def _address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-# What the trainer decides about is not the workers' to act on: a batch system sends both to every process.
+# Signals that only the trainer handles: a batch system sends both to every process.
 TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# What a worker answers with its stack, from the moment that it can.
+# Signals that a worker answers with its stack, as soon as it can.
 STACK_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-# What the libraries of a worker read when they start their threads.
+# Variables that the libraries of a worker read when they start their threads.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_IO_THREADS")
 
 
@@ -190,40 +189,40 @@ class BatchSource(Protocol):
 
     @property
     def batch_bytes(self) -> int:
-        """The most bytes that a batch can take."""
+        """Maximum size of a batch in bytes."""
 
     def make(self, request: Any, empty: Callable[..., np.ndarray] = np.empty) -> Sequence[Any]:
-        """The arrays of a batch, best allocated by `empty`, which takes the arguments of `np.empty`."""
+        """Return the arrays of a batch, best allocated by `empty`, which takes `np.empty`'s arguments."""
 
 
 class Task(NamedTuple):
-    """Which batch to make, and the slot that is the worker's until it has answered."""
+    """Request of a batch, and the slot that the worker may use until it has answered."""
 
     slot: int
     request: Any
 
 
 class Made(NamedTuple):
-    """The batch of a task lies in its slot."""
+    """Answer to a task: the batch is in its slot."""
 
     layouts: list[ArrayLayout]
 
 
 class Failed(NamedTuple):
-    """The exception that a task raised, in words: it need not be picklable, nor be made from one argument."""
+    """Answer to a task: its exception as text, because it may be impossible to pickle or to rebuild."""
 
     traceback: str
-    # The sentence, where it was a user's mistake.
+    # The message, if it was a user's mistake.
     mistake: str | None
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Who a worker is, and what it is born with."""
+    """Identity of a worker, and its crash log."""
 
     rank: int
     worker_id: int
-    # A worker that dies of a signal leaves its stack there.
+    # A worker that dies from a signal writes its stack there.
     crash_log: AnonymousFile
 
     def __str__(self) -> str:
@@ -231,16 +230,16 @@ class Worker:
 
 
 def serve(worker: Worker, source: BatchSource, ring: Ring, connection: Connection) -> None:
-    """Answer tasks until the trainer says None or is gone."""
-    # Of a process that was forked, what is there is the trainer's: collected here too, its destructors would
-    # run without the threads and libraries that they need.
+    """Answer tasks until the trainer sends None or is gone."""
+    # In a forked process the existing objects are the trainer's: if they were collected here too, their
+    # destructors would run without the threads and libraries that they need.
     gc.freeze()
     _settle(worker)
     while True:
         try:
             task = connection.recv()
         except (EOFError, OSError):
-            # The trainer is gone. Nothing is left to say, and nobody to say it to.
+            # The trainer is gone, so there is no process to answer.
             return
         if task is None:
             return
@@ -250,7 +249,7 @@ def serve(worker: Worker, source: BatchSource, ring: Ring, connection: Connectio
 
 def _answer(task: Task, source: BatchSource, ring: Ring) -> Made | Failed:
     try:
-        # The data set writes into the slot itself, by way of `empty`, so most batches are never copied.
+        # The data set writes into the slot itself, through `empty`, so most batches are never copied.
         writer = ring.writer(task.slot)
         return Made([writer.put(array) for array in source.make(task.request, writer.empty)])
     except Exception as error:
@@ -258,24 +257,24 @@ def _answer(task: Task, source: BatchSource, ring: Ring) -> Made | Failed:
 
 
 def _settle(worker: Worker) -> None:
-    """Tie this process to its trainer: signals, life and death, the tag of its lines."""
+    """Bind this process to its trainer: signals, end of life, the tag of its lines."""
     die_with_parent()
     trainer = multiprocessing.parent_process()
-    # It may have died before, while this worker was still importing.
+    # The trainer may have died before, while this worker was still importing.
     if trainer is None or not trainer.is_alive():
         os._exit(1)
     for number in TRAINERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    # The first is for whoever asks `kill -USR1`; the trainer asks with the second, and reads the crash log.
+    # The first is for a user's `kill -USR1`; the trainer sends the second, and reads the crash log.
     faulthandler.register(STACK_SIGNALS[0])
     faulthandler.register(STACK_SIGNALS[1], file=worker.crash_log.descriptor)
-    # Into memory that the trainer reads: what a dying process writes to the terminal would come in between
-    # the lines of others, and nobody could tell whose it is.
+    # Into memory that the trainer reads: the output of a dying process on the terminal would be mixed with
+    # the lines of others, without the name of its process.
     faulthandler.enable(file=worker.crash_log.descriptor)
-    # They were blocked when this process was born, so that none came before it could take them.
+    # They were blocked at the start of this process, so that none arrived before it could handle them.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*TRAINERS_SIGNALS, *STACK_SIGNALS))
     keep_freed_memory()
-    # A worker that wakes up lets the trainer finish what it does; one that the trainer waits for runs anyway.
+    # A worker that wakes up does not preempt the trainer; a worker that the trainer waits for runs anyway.
     # A sandbox, or a policy lower still, may refuse it.
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -289,16 +288,16 @@ def _settle(worker: Worker) -> None:
 
 @contextlib.contextmanager
 def birth() -> Iterator[None]:
-    """What a process that is started within this context inherits: one thread, and the signals blocked.
+    """Start processes within this context with one thread, and with the signals blocked.
 
-    For the main thread of the trainer. What came for the trainer meanwhile reaches it at the end.
+    For the main thread of the trainer. It receives its own blocked signals at the end.
     """
-    # It comes with the first process that multiprocessing starts, and unblocks the signals again (CPython's
-    # `ResourceTracker.ensure_running`): before they are blocked, then.
+    # It starts with the first process of multiprocessing, and unblocks the signals again (CPython's
+    # `ResourceTracker.ensure_running`): so it must start before they are blocked.
     resource_tracker.ensure_running()
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*TRAINERS_SIGNALS, *STACK_SIGNALS))
-    # In the environment, because libraries read them when they are loaded, before a line of ours runs there.
+    # In the environment, because libraries read them when they are loaded, before any code of this project.
     # One thread, because workers are the parallelism: more would compete with the trainer for its cores.
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     try:

@@ -1,4 +1,4 @@
-"""A full checkpoint with the deltas to replay on it, and the check that each builds on the one before."""
+"""Chains: a full checkpoint with the deltas to replay on it. Each delta builds on the one before it."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from recsuite.errors import UserError
 
 
 class ChoiceError(UserError):
-    """A mistake in what was asked for, which no other checkpoint of the folder would cure."""
+    """Error in a request for a checkpoint; no other checkpoint of the folder would help."""
 
 
 @dataclass(frozen=True)
 class CheckpointChain:
-    """A full checkpoint, and the deltas to replay on it, in their order."""
+    """Full checkpoint, and the deltas to replay on it, in order."""
 
     base: Path
     deltas: tuple[Path, ...] = ()
 
     @property
     def folder(self) -> Path:
-        """The folder that stands for all of it: the last one."""
+        """Last folder of the chain, which names the whole chain."""
         return self.folders[-1]
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All that it is read from, in order."""
+        """All folders of the chain, in order."""
         return (self.base, *self.deltas)
 
 
 def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
-    """What a folder stands for: a full checkpoint, a delta with all before it, or the newest of a save_dir.
+    """Return the chain of a folder: a full checkpoint, a delta with all before it, or a save_dir's newest.
 
-    until: where it is not -1, the chain of the same base up to the last delta that ends by that step.
+    until: unless it is -1, the chain of the same base up to the last delta that ends by that step.
 
     Raises:
         UserError: when there is none, or none so early.
     """
-    # "latest" and "best" are links: the trainer may point them elsewhere while this goes on.
+    # "latest" and "best" are links, which the trainer may change meanwhile.
     folder = folder.resolve()
-    # A full checkpoint may have a name of the user's, and is known by its manifest. What has the name of a
+    # A user may rename a full checkpoint, so it is recognized by its manifest. A folder with the name of a
     # checkpoint and no manifest is refused below, not searched for checkpoints inside.
     if not NAME.fullmatch(folder.name) and not (folder / MANIFEST).exists():
         newest = newest_in(folder, until)
@@ -70,13 +70,13 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
         return CheckpointChain(folder)
     base = folder if link is None else folder.parent / link.base
     first = manifest.progress.step if link is None else step_of(base)
-    # A delta that was named is the last one, also where --until is later.
+    # A delta that was named is the last one, also if --until is later.
     last = until if link is None else step_of(folder) if until == -1 else min(until, step_of(folder))
     if last < first:
         raise ChoiceError(
             f"--until {until} is before {base}, on which {folder.name} builds; give a later step."
         )
-    # Gaps are not looked for here: `check_chain` says which delta is missing.
+    # Gaps are not checked here: `check_chain` names the delta that is missing.
     deltas = [path for path in deltas_in(folder.parent) if first < step_of(path) <= last]
     return CheckpointChain(base, tuple(path for path in deltas if _builds_on(path, base)))
 
@@ -88,24 +88,24 @@ def _are_named(delta: str, base: str) -> bool:
 
 def _builds_on(delta: Path, base: Path) -> bool:
     link = read_manifest(delta).link
-    # A full checkpoint under the name of a delta stays, to be refused with its name.
+    # A full checkpoint under the name of a delta is kept, so that its name is refused later.
     return link is None or link.base == base.name
 
 
 def check_chain(chain: CheckpointChain) -> list[Manifest]:
-    """The manifests of a chain's folders, after each link was held against what is before it.
+    """Return the manifests of a chain's folders, after a check of each link against the folder before it.
 
     Raises:
         UserError: names what is missing, twice, out of order, of another run, or built on another
             checkpoint.
     """
-    # Asked for first: the sentence names the delta for whose sake it is needed.
+    # Checked first: the message names the delta that needs the base.
     if not chain.base.is_dir():
         raise UserError(f"{chain.base} is missing, the checkpoint on which {chain.folder.name} builds.")
     base = read_manifest(chain.base)
     check_name(chain.base, base)
     manifests = [base]
-    # The digest and not the name: a training that began afresh in the folder uses the same names again.
+    # The digest and not the name: a new training in the folder uses the same names again.
     base_digest = digest_of_manifest(chain.base)
     for number, delta in enumerate(chain.deltas, start=1):
         manifest = read_manifest(delta)
@@ -129,7 +129,7 @@ def check_chain(chain: CheckpointChain) -> list[Manifest]:
                 f"{delta} is out of order: it is number {link.sequence} and begins at step {link.from_step}, "
                 f"and what comes after step {end} must be number {number}."
             )
-        # A delta is applied by the numbers of rows, so these have to mean what they mean in the base.
+        # A delta is applied by row numbers, so these must mean the same as in the base.
         if (manifest.tensors, manifest.vocabulary) != (base.tensors, base.vocabulary):
             raise UserError(f"{delta} holds another model than {chain.base}.")
         if manifest.dynamic.keys() != base.dynamic.keys():
@@ -139,12 +139,12 @@ def check_chain(chain: CheckpointChain) -> list[Manifest]:
 
 
 def check_name(folder: Path, manifest: Manifest) -> None:
-    """Refuse a folder under the name of another checkpoint.
+    """Refuse a folder with the name of another checkpoint.
 
     Raises:
         UserError: names both.
     """
-    # A full checkpoint under a name of the user's is fine: nothing refers to it by that.
+    # A full checkpoint that the user renamed is fine: no delta refers to it by that name.
     step = manifest.progress.step
     name = full_name(step) if manifest.link is None else delta_name(step)
     if folder.name != name and NAME.fullmatch(folder.name):
@@ -152,7 +152,7 @@ def check_name(folder: Path, manifest: Manifest) -> None:
 
 
 def check_whole(chain: CheckpointChain, rank: int = 0, world_size: int = 1) -> list[Manifest]:
-    """`check_chain`, and every byte of all files is read too; the ranks share that work.
+    """Call `check_chain`, and read every byte of all files too; the ranks share that work.
 
     Raises:
         UserError: as `check_chain`, and names what is missing, unknown or damaged.
@@ -164,7 +164,7 @@ def check_whole(chain: CheckpointChain, rank: int = 0, world_size: int = 1) -> l
 
 
 def check_complete(folder: Path) -> None:
-    """Refuse a checkpoint of which anything is missing. Reads the manifests and the sizes of files, no more.
+    """Refuse a checkpoint with missing parts. Reads only the manifests and the sizes of files.
 
     Raises:
         UserError: names the first that is not there, or not as long as it was.

@@ -1,4 +1,4 @@
-"""Choice of a checkpoint in a folder, also while a trainer writes there, and of another one that would do."""
+"""Choice of a checkpoint in a folder, also while a trainer writes there, and suggestion of another one."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from recsuite.checkpoint.storage.manifest import MANIFEST, Progress
 from recsuite.errors import UserError
 from recsuite.runtime.console import say
 
-# How long to try again when a trainer moves away what is being read.
+# Time for retries, in seconds, when a trainer moves a checkpoint that is being read.
 SETTLE_SECONDS = 30.0
 Result = TypeVar("Result")
 
 
 def asked_for(folder: Path, checkpoint: str, until: int = -1) -> str:
-    """The kind of checkpoint to choose in a folder; nothing where a checkpoint itself is named."""
+    """Return the kind of checkpoint to choose in a folder; empty if the folder is a checkpoint itself."""
     folder = folder.resolve()
     named = until != -1 or NAME.fullmatch(folder.name) or (folder / MANIFEST).exists()
     return "" if named else checkpoint
 
 
 def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> CheckpointChain:
-    """`chain_at`, but that a save_dir stands for its best checkpoint, or for the newest one with LATEST or as
-    long as there is no best; never for the one before the first step.
+    """Return the chain of a folder like `chain_at`, but of a save_dir the best checkpoint.
+
+    With LATEST, or without a best one, it is the newest one. An untrained checkpoint is never chosen.
 
     Raises:
         UserError: see `chain_at`, and when nothing was learned yet.
@@ -54,7 +55,7 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
             f"{folder} holds only {newest.name}, which is untrained; wait for the next checkpoint, or give "
             "that folder."
         )
-    # Where there is no checkpoint at all, `chain_at` has the sentence for it.
+    # Without any checkpoint, `chain_at` raises the error.
     if checkpoint == LATEST or newest is None:
         return chain_at(folder)
     best = best_in(folder)
@@ -66,14 +67,14 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
 
 
 def describe_step(progress: Progress) -> str:
-    """How far a training is, for people."""
+    """Return a text with the step of a training."""
     return f"step {progress.step:,}" if progress.step else "step 0, untrained"
 
 
 def describe_choice(progress: Progress, checkpoint: str, metric: str) -> str:
-    """Which checkpoint was taken, and by what.
+    """Return a text with the checkpoint that was chosen, and by what.
 
-    checkpoint: the kind that was asked for, nothing of one that was named itself; metric: of the validation.
+    checkpoint: the kind that was asked for, empty for a checkpoint that was named; metric: of the validation.
     """
     step = describe_step(progress)
     if checkpoint != "best" or not progress.is_best:
@@ -87,15 +88,15 @@ def settled(
     action: Callable[[], Result],
     ask: Callable[[Callable[[], Any]], Any] = lambda question: question(),
 ) -> Result:
-    """What an action that reads checkpoints returns, tried again when one was moved away meanwhile.
+    """Return the result of an action that reads checkpoints; retry it if one was moved away meanwhile.
 
-    ask: who answers what is to be done; one rank for all, where the action is collective.
+    ask: evaluates the questions that decide on a retry; on one rank for all, if the action is collective.
 
     Raises:
         UserError: of the action, when nothing was moved, or always something.
     """
-    # Readers take no lock, so a trainer may remove what is being read. An action that failed is tried again
-    # if a checkpoint that was there before it is gone by now; if none is, the fault lies in what was read.
+    # Readers take no lock, so a trainer may remove a checkpoint that is being read. A failed action is
+    # retried if a checkpoint that was there before it is gone now; if none is gone, the files are bad.
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         before = ask(lambda: seen_in(folder))
@@ -110,11 +111,12 @@ def settled(
 def suggesting(
     folder: Path, find: Callable[[], Result], check: Callable[[Path], Any] = check_complete
 ) -> Result:
-    """What a search in a folder finds; a refusal of what is missing or damaged also names the newest complete
-    checkpoint there, but for that folder. Put it around `settled`: what is tried again needs no suggestion.
+    """Return the result of a search in a folder; its errors also name the newest other complete checkpoint.
 
-    check: refuses the folder of a checkpoint that is not to be named. Others may wait for the rank that
-    searches, so the default reads few bytes.
+    Put it around `settled`: an action that is retried needs no suggestion.
+
+    check: refuses a folder that must not be suggested. Other ranks may wait for the rank that searches, so
+    the default reads few bytes.
 
     Raises:
         UserError: of the search.
@@ -122,12 +124,12 @@ def suggesting(
     try:
         return find()
     except ChoiceError:
-        # The wish itself was wrong, so another checkpoint would not fulfil it.
+        # The request itself was wrong, so another checkpoint would not help.
         raise
     except UserError as error:
         save_dir = save_dir_of(folder)
         newest = newest_in(save_dir)
-        # Where nothing was learned yet there is nothing to suggest.
+        # Without a trained checkpoint there is none to suggest.
         if newest is None or step_of(newest) == 0:
             raise
         raise UserError(
@@ -136,7 +138,7 @@ def suggesting(
 
 
 def suggestion(others: Sequence[Path], check: Callable[[Path], Any]) -> str:
-    """What to do when a checkpoint was refused: to take the first of others that a check does not refuse."""
+    """Return the fix for a refused checkpoint: use the first of the others that passes a check."""
     for folder in others:
         with contextlib.suppress(UserError):
             check(folder)

@@ -26,7 +26,7 @@ class Texts:
 
     @classmethod
     def of(cls, ids: np.ndarray, texts: Iterable[bytes]) -> Texts:
-        """Texts in any order."""
+        """Return texts from ids and texts in any order."""
         held = np.empty(len(ids), object)
         held[:] = list(texts)
         order = np.argsort(ids, kind="stable")
@@ -34,12 +34,12 @@ class Texts:
 
     @classmethod
     def none(cls) -> Texts:
-        """No text."""
+        """Return an empty set of texts."""
         return cls(np.empty(0, np.int64), np.empty(0, object))
 
     @classmethod
     def of_arrays(cls, ids: np.ndarray, content: np.ndarray, ends: np.ndarray) -> Texts:
-        """As a file has them.
+        """Return texts from the arrays of a file.
 
         Raises:
             ValueError: when the ends do not ascend, or are not those of the bytes.
@@ -51,18 +51,18 @@ class Texts:
         return cls.of(ids, [whole[begin:end] for begin, end in zip(begins, ends, strict=True)])
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """As a file has them."""
+        """Return the texts as arrays of a file."""
         ends = np.cumsum([len(text) for text in self.texts], dtype=np.int64)
         content = np.frombuffer(b"".join(self.texts), np.uint8)
         return {"texts.ids": self.ids, "texts.bytes": content, "texts.ends": ends}
 
     def of_ids(self, ids: np.ndarray) -> Texts:
-        """Those of some ids; of ids without a text there is none."""
+        """Return the texts of some ids; ids without a text are skipped."""
         which = np.isin(self.ids, ids)
         return Texts(self.ids[which], self.texts[which])
 
     def with_others(self, others: Texts, table: str) -> Texts:
-        """Both together.
+        """Return these and other texts together.
 
         Raises:
             UserError: when one id stands for two texts; names both.
@@ -82,7 +82,7 @@ class Texts:
 
 
 PREFIX = "dynamic."
-# Slot to type, and whether it has the D numbers of a row: one entry for each of the ids.
+# Slot to type; each slot has one entry for each of the ids.
 ROWS = {"ids": "int64", "weight": "float32", "momentum1": "float32", "seen": "int64", "count": "int32"}
 WAITING = {"waiting.ids": "int64", "waiting.count": "int32", "waiting.seen": "int64"}
 GONE = ("gone", "waiting.gone")
@@ -93,31 +93,31 @@ Slots = dict[str, torch.Tensor]
 
 
 def name_of(table: str, slot: str) -> str:
-    """What a shard file calls a slot of a dynamic table."""
+    """Return the name of a slot of a dynamic table in a shard file."""
     return f"{PREFIX}{table}.{slot}"
 
 
 class Header(Protocol):
-    """What the header of a shard file says of a tensor in it."""
+    """Entry of a tensor in the header of a shard file."""
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the file."""
         ...
 
     @property
     def name(self) -> str:
-        """Its name there."""
+        """Name of the tensor."""
         ...
 
     @property
     def shape(self) -> list[int]:
-        """Its shape."""
+        """Shape of the tensor."""
         ...
 
     @property
     def dtype(self) -> str:
-        """The type of its numbers."""
+        """Type of its numbers."""
         ...
 
 
@@ -126,8 +126,7 @@ Anything = TypeVar("Anything", bound=Header)
 
 
 def check_dynamic(folder: Path, manifest: Manifest, pieces: Sequence[Anything]) -> list[Anything]:
-    """Compare what shard files have of dynamic tables with the manifest, and their ids with each other;
-    returns what is of other tables.
+    """Check the dynamic tables in shard files against the manifest, and their ids; return the other tensors.
 
     Raises:
         UserError: names the file, and what in it does not fit.
@@ -153,7 +152,7 @@ def check_dynamic(folder: Path, manifest: Manifest, pieces: Sequence[Anything]) 
 
 
 def _check_slots(path: Path, table: str, record: DynamicRecord, is_delta: bool, left: Headers) -> None:
-    """Take what a file has of a table out of `left`, after it was held against the manifest."""
+    """Check the slots of a table in a file against the manifest, and remove them from `left`."""
     found: Headers = {}
     kinds = {**ROWS, **WAITING, **(dict.fromkeys(GONE, "int64") if is_delta else {})}
     kinds |= TEXTS if record.has_texts else {}
@@ -176,7 +175,7 @@ def _check_slots(path: Path, table: str, record: DynamicRecord, is_delta: bool, 
 
 
 def _check_ids(folder: Path, table: str, is_delta: bool, files: Sequence[safe_open]) -> None:
-    """Ids ascend in each file, and each is there once."""
+    """Check that ids ascend in each file, and that each is there once."""
     for slots in (("ids", "gone"), ("waiting.ids", "waiting.gone")):
         parts = [
             file.get_tensor(name_of(table, slot))
@@ -191,7 +190,7 @@ def _check_ids(folder: Path, table: str, is_delta: bool, files: Sequence[safe_op
 
 @contextlib.contextmanager
 def opened(folders: Sequence[Path], manifests: Sequence[Manifest]) -> Iterator[list[list[safe_open]]]:
-    """The shard files of a chain, checkpoint by checkpoint."""
+    """Open the shard files of a chain, checkpoint by checkpoint."""
     with contextlib.ExitStack() as stack:
         yield [
             [
@@ -204,7 +203,7 @@ def opened(folders: Sequence[Path], manifests: Sequence[Manifest]) -> Iterator[l
 
 
 def everybody(ids: torch.Tensor) -> torch.Tensor:
-    """Any id is wanted, see `replayed`: bool [n]."""
+    """Return True for every id, bool [n], see `replayed`."""
     return torch.ones_like(ids, dtype=torch.bool)
 
 
@@ -214,13 +213,13 @@ def replayed(
     is_wanted: Callable[[torch.Tensor], torch.Tensor],
     slots: Sequence[str] = (*ROWS, *WAITING),
 ) -> Iterator[Slots]:
-    """What a full checkpoint and the deltas after it leave of a table, in parts without an id in common.
+    """Yield the rows of a table after a full checkpoint and its deltas, in parts without common ids.
 
-    files: of each checkpoint of the chain, in its order. is_wanted: of ids, bool [n]. slots: those that are
+    files: of each checkpoint of the chain, in order. is_wanted: ids to a mask, bool [n]. slots: those to
     read, of ROWS and WAITING.
     """
-    # From the newest on: who was there knows what became of an id, and nothing is read that a later delta
-    # replaces.
+    # From the newest checkpoint back: the newest one with an id has its state, and no row is read that a
+    # later delta replaces.
     rows, waiting = _Newest(is_wanted, ("ids", "gone")), _Newest(is_wanted, ("waiting.ids", "waiting.gone"))
     for checkpoint in reversed(files):
         for file in checkpoint:
@@ -233,7 +232,7 @@ def replayed(
 
 
 class _Newest:
-    """Takes of each id only what the newest file has of it."""
+    """Reader that takes each id only from the newest checkpoint that has it."""
 
     def __init__(self, is_wanted: Callable[[torch.Tensor], torch.Tensor], slots: tuple[str, str]) -> None:
         self._is_wanted = is_wanted
@@ -242,12 +241,12 @@ class _Newest:
         self._new: list[torch.Tensor] = []
 
     def read(self, file: safe_open, table: str, slots: Sequence[str]) -> Slots:
-        """What a file has of wanted ids of which no newer checkpoint says anything."""
+        """Return the slots of wanted ids in a file that no newer checkpoint has."""
         there, gone = (self._unknown(file, name_of(table, slot)) for slot in self._slots)
         ids, which = there
         self._new += [ids, gone[0]]
         if not len(ids):
-            # Nothing is read that nobody wants.
+            # An empty slice: unwanted rows are not read.
             which = slice(0, 0)
         return {
             slot: file.get_slice(name_of(table, slot))[0:0]
@@ -257,26 +256,26 @@ class _Newest:
         }
 
     def _unknown(self, file: safe_open, name: str) -> tuple[torch.Tensor, torch.Tensor | slice]:
-        # A full checkpoint has no list of those that left.
+        # A full checkpoint has no list of ids that left.
         ids = file.get_tensor(name) if name in file.keys() else self._known[:0]  # noqa: SIM118
         which = self._is_wanted(ids) & ~torch.isin(ids, self._known)
         return ids[which], which
 
     def turn(self) -> None:
-        """Go on to the checkpoint before."""
+        """Continue with the checkpoint before."""
         self._known = torch.cat([self._known, *self._new])
         self._new = []
 
 
 def unknown_of(files: Sequence[safe_open], table: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row of unknown ids and its optimizer's number, float32 [D] and [], of one checkpoint's files."""
+    """Return the unknown row and its optimizer state, float32 [D] and [], from one checkpoint's files."""
     (file,) = (file for file in files if name_of(table, UNKNOWN[0]) in file.keys())  # noqa: SIM118
     weight, state = (file.get_tensor(name_of(table, slot)) for slot in UNKNOWN)
     return weight[0], state[0]
 
 
 def with_texts(files: Sequence[safe_open], table: str, known: Texts) -> Texts:
-    """The texts of ids that files have, and those that were known.
+    """Return the texts of ids in files together with the known ones.
 
     Raises:
         UserError: when they cannot be read, or one id stands for two texts.

@@ -1,8 +1,8 @@
-"""Manifest of a checkpoint, and the check of its files against it. Knows files, no tensors.
+"""Manifest of a checkpoint, and the check of its files against it. Handles files, not tensors.
 
-manifest.json is written last and holds the format, the progress of the training, its run, name and shape of
-every tensor, size and digest of every file, and, in a delta, what it builds on. Nothing is read with pickle,
-and nothing is believed before it was held against its digest.
+manifest.json is written last. It holds the format, the progress of the training, its run, name and shape of
+every tensor, size and digest of every file, and, in a delta, the link to its parent. No file is read with
+pickle, and each file is compared with its digest before it is used.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from recsuite.files import (
 )
 
 FORMAT = 1
-# What a field is called in the file, which older programs read too, where that is not its name here.
+# Names in the file of fields that are called otherwise here: older programs read the file too.
 IN_FILE = {"progress": "position"}
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.json"
 CONFIG = "config.json"
-# What an export says of its features; a checkpoint has those of the schema.
+# Features of an export; a checkpoint has those of the schema.
 FEATURES_FILE = "features.json"
-# What the header of a safetensors file calls the types of tensors, and what a manifest calls them.
+# Types of tensors: name in the header of a safetensors file to name in a manifest.
 TYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -57,18 +57,18 @@ TYPES = {
     "F64": "float64",
 }
 MOST_DIMENSIONS = 8
-# Bytes: a manifest is read into memory before anything in it was checked.
+# In bytes: a manifest is read into memory before any check.
 LARGEST_MANIFEST = 2**26
 
 
 @dataclass(frozen=True)
 class DynamicRecord:
-    """A dynamic table as it was when its checkpoint was written.
+    """State of a dynamic table when its checkpoint was written.
 
-    capacity: places on all ranks, in buckets of bucket_width; has_texts: whether its ids are those of texts,
-    which lie beside the rows; now: its clock, in `unit`, "steps" or "seconds"; live: rows on all ranks;
-    counts: what became of ids since the beginning of the training, by the names of
-    `sharding.dynamic.Counts`. The rest is as in `sharding.dynamic.DynamicSpec`.
+    capacity: places on all ranks, in buckets of bucket_width; has_texts: True if its ids are of texts, which
+    are beside the rows; now: its clock, in `unit`, "steps" or "seconds"; live: rows on all ranks; counts:
+    ids admitted, evicted and so on since the beginning of the training, by the names of
+    `sharding.dynamic.Counts`. The other fields are as in `sharding.dynamic.DynamicSpec`.
     """
 
     embedding_dim: int
@@ -86,20 +86,20 @@ class DynamicRecord:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-# Of metrics whose squares have a mean over several windows, and not they themselves.
+# Metrics whose squares are averaged over windows, not the values themselves.
 ROOTS = ("rmse",)
 
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """Where a stream is: positions are places among its events in the order of time.
+    """Progress of a stream. Positions are among its events in the order of time.
 
-    begin, end: of the window under way; both are where the last one ended, where none is. time: of the last
-    event before `end`, in seconds since 1970. begins_at: where the clock of event time stands, that of the
-    first event of the last window. events_per_file: of the data as they were last read, by which what comes
-    later is known; late: see `datasets.streams.Past`; digest: of all events before `end`. predicted: the
-    metrics of the window under way, which was predicted before it is learned from; sums, counts: of the
-    metrics of all windows before it.
+    begin, end: of the window under way; if there is none, both are the end of the last window. time: of the
+    last event before `end`, in seconds since 1970. begins_at: the clock of event time, which is the time of
+    the first event of the last window. events_per_file: of the data when they were last read, to detect new
+    events; late: see `datasets.streams.Past`; digest: of all events before `end`. predicted: metrics of the
+    window under way, which is predicted before it is trained on; sums, counts: of the metrics of all windows
+    before it.
     """
 
     begin: int = 0
@@ -115,20 +115,20 @@ class StreamProgress:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a window was predicted, and not all of it is learned."""
+        """True if a window was predicted and not all of it is trained on."""
         return self.begin < self.end
 
     @property
     def learned(self) -> int:
-        """Up to when events are learned, -1 for none."""
+        """Time up to which events are trained on, -1 for none."""
         return self.time if self.end else -1
 
     def done(self) -> StreamProgress:
-        """Where it is when the window under way is learned."""
+        """Return the progress at the end of the window under way."""
         return dataclasses.replace(self, begin=self.end, predicted={})
 
     def with_window(self, predicted: Mapping[str, float], number: int) -> StreamProgress:
-        """With the metrics of one more window, of so many events; those that are not defined do not count."""
+        """Return the progress with the metrics of a window of `number` events; undefined ones are skipped."""
         sums, counts = dict(self.sums), dict(self.counts)
         known = {name: value for name, value in predicted.items() if math.isfinite(value)}
         for name, value in known.items():
@@ -137,19 +137,19 @@ class StreamProgress:
         return dataclasses.replace(self, predicted=known, sums=sums, counts=counts)
 
     def overall(self) -> dict[str, float]:
-        """The metrics over all windows: exact for errors; of an AUC the mean of windows, by their events."""
+        """Return the metrics over all windows: exact for errors; for an AUC, the mean weighted by events."""
         means = {name: value / self.counts[name] for name, value in self.sums.items()}
         return {name: math.sqrt(value) if name in ROOTS else value for name, value in means.items()}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training is: steps made, the epoch under way, counted from 0, and its ratings that were used.
+    """Progress of a training: steps, the epoch under way, counted from 0, and its ratings that were used.
 
-    What comes next is place `samples` of the epoch's order, on any number of ranks. best: the best validation
-    result so far, None before the first; epochs_since_best: how many have ended since the one that counts as
-    the best, see `training.loops.judged`. In a stream an epoch is a window, and `stream` says where it
-    is; it is None elsewhere.
+    The next rating is at position `samples` of the epoch's order, on any number of ranks. best: the best
+    validation result so far, None before the first; epochs_since_best: number of epochs that ended since the
+    best one, see `training.loops.judged`. In a stream an epoch is a window; `stream` is its progress, and
+    None for other trainings.
     """
 
     step: int = 0
@@ -161,18 +161,19 @@ class Progress:
 
     @property
     def window(self) -> int:
-        """The number of windows of a stream that are learned; 0 elsewhere."""
+        """Number of windows of a stream that are trained on; 0 without a stream."""
         return self.epoch if self.stream else 0
 
     @property
     def time(self) -> int:
-        """Up to when the events of a stream are learned, in seconds since 1970; 0 elsewhere."""
+        """Time up to which a stream's events are trained on, in seconds since 1970; 0 without a stream."""
         return self.stream.time if self.stream else 0
 
     @property
     def is_best(self) -> bool:
-        """Whether no checkpoint before this one was better; where nothing is validated, each is better than
-        those before it, once an epoch has ended.
+        """True if no checkpoint before this one was better.
+
+        Without validation, each one counts as better than those before it, once an epoch has ended.
         """
         if self.best is None:
             return self.epoch > 0
@@ -181,7 +182,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class ParentLink:
-    """What a delta builds on: a full checkpoint, known by its manifest's digest, and the steps in between.
+    """Parent of a delta: a full checkpoint, identified by its manifest's digest, and the place after it.
 
     sequence: 1 for the first delta after it; from_step: the step of the checkpoint before the delta.
     """
@@ -192,18 +193,18 @@ class ParentLink:
     from_step: int
 
     def after(self, step: int) -> ParentLink:
-        """What the delta after this one builds on, when this one ended at a step."""
+        """Return the link of the delta after this one. step: at which this one ended."""
         return dataclasses.replace(self, sequence=self.sequence + 1, from_step=step)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a full checkpoint, or with a link a delta, holds.
+    """Contents of a full checkpoint, or of a delta, which has a link.
 
-    tensors: name to (shape, dtype), of the whole model also in a delta; vocabulary, ratings: digests of
-    the raw values and of the ratings in their order; features: table to what its rows stand for; world_size:
-    of the ranks that wrote; time: when, ISO 8601 with its zone; about: plan, versions and, in a delta,
-    the rows it holds of each table; dynamic: what there is of each dynamic table, which is not in `tensors`.
+    tensors: name to (shape, dtype), of the whole model also in a delta; vocabulary, ratings: digests of the
+    raw values and of the ratings in their order; features: table to the feature of its rows; world_size:
+    number of ranks that wrote it; time: of the write, ISO 8601 with its zone; about: plan, versions and, in a
+    delta, its number of rows of each table; dynamic: record of each dynamic table, which is not in `tensors`.
     """
 
     run: str
@@ -225,19 +226,18 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and wait until it and the folder are on the disk."""
     path = folder / MANIFEST
     fields = {IN_FILE.get(name, name): value for name, value in plain(manifest).items()}
-    # Only where there are any, as in checkpoints of before there were.
+    # Only if there are any, as in checkpoints from before there were dynamic tables.
     if not manifest.dynamic:
         del fields["dynamic"]
-    # Sealed: as long as no delta builds on it, only its own digest can show that a manifest is damaged.
+    # Sealed: unless a delta builds on it, only its own digest can show that a manifest is damaged.
     path.write_text(json.dumps(sealed({"format": FORMAT, **fields}), indent=1, allow_nan=False))
     flush(path)
-    # A power cut could otherwise take the names of files whose bytes are on the disk.
+    # Otherwise a power cut could remove the names of files whose bytes are on the disk.
     flush(folder)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a folder says of itself, held against its own digest and then piece by piece; its files are not
-    looked at.
+    """Read the manifest of a folder, and check its digest and its fields. The files are not checked.
 
     Raises:
         UserError: when the folder is not a checkpoint, or one of another format.
@@ -253,7 +253,7 @@ def read_manifest(folder: Path) -> Manifest:
     except ValueError as error:
         raise UserError(f"{path} cannot be read ({printable(error)}).") from None
     version = found.get("format") if isinstance(found, dict) else None
-    # To Python, true is 1.
+    # In Python, True equals 1.
     if version != FORMAT or isinstance(version, bool):
         raise UserError(f"{path} has format {printable(version)}, and this program reads format {FORMAT}.")
     try:
@@ -269,12 +269,12 @@ def _manifest(found: dict[str, Any]) -> Manifest:
     names = {part.name: IN_FILE.get(part.name, part.name) for part in dataclasses.fields(Manifest)}
     held = {name: found[key] for name, key in names.items() if name != "dynamic"}
     held["dynamic"] = found.get("dynamic", {})
-    # The first checkpoints knew nothing of a best one.
+    # The first version of checkpoints had no best one.
     held["progress"] = {**dataclasses.asdict(Progress()), **held["progress"]}
     manifest: Manifest = typed(Manifest, held)
-    # A file that is named twice could have two digests, of which a reader looks at one.
+    # A file that is named twice could have two digests, and a reader would check only one.
     refuse_twice([entry.name for entry in manifest.files])
-    # A folder is named after it, see `writer.set_aside`.
+    # A folder is named after the run, see `writer.set_aside`.
     if not manifest.run or "/" in manifest.run:
         raise ValueError(f"run is {manifest.run!r}")
     for name, (shape, dtype) in manifest.tensors.items():
@@ -285,22 +285,22 @@ def _manifest(found: dict[str, Any]) -> Manifest:
 
 def _time(found: str) -> str:
     time = datetime.fromisoformat(found)
-    # A server tells the age of its model by it, and cannot subtract a time without a zone from its own.
+    # A server computes the age of its model from it, which needs a time zone.
     if time.utcoffset() is None:
         raise ValueError(f"time is {found!r}, which has no zone")
     return time.isoformat()
 
 
 def _read_limited(path: Path) -> bytes:
-    """The bytes of a manifest; what is larger than any, or never ends, is not read."""
-    # One that is missing is left to `read_bytes`, for `read_manifest` has a sentence of its own for that.
+    """Return the bytes of a manifest; a file that is too large, or not a regular file, is not read."""
+    # For a missing file `read_bytes` raises, and `read_manifest` has a message of its own.
     if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST_MANIFEST):
         raise ValueError(f"it is not a file, or is larger than {LARGEST_MANIFEST:,} bytes")
     return path.read_bytes()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The flags of the training that wrote a folder, as they were when it was written.
+    """Return the flags of the training that wrote a folder, at the time of the write.
 
     Raises:
         UserError: when they cannot be read, or are not what was written.
@@ -311,7 +311,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} does not say how it was trained: its {MANIFEST} names no {CONFIG}.")
     with explained(f"{folder} cannot be read"):
         size = path.stat().st_size
-        # The bytes that are believed are those that were looked at.
+        # The bytes that are parsed are the same bytes that are checked.
         content = path.read_bytes() if path.is_file() and size == entry.bytes else b""
     digest = digest_of_bytes(content)
     if digest != entry.xxh3_128:
@@ -327,7 +327,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def link_after(folder: Path) -> ParentLink:
-    """What the next delta after a checkpoint says that it builds on."""
+    """Return the link of the next delta after a checkpoint."""
     manifest = read_manifest(folder)
     step = manifest.progress.step
     if manifest.link is None:
@@ -336,7 +336,7 @@ def link_after(folder: Path) -> ParentLink:
 
 
 def digest_of_manifest(folder: Path) -> str:
-    """What a delta says of the checkpoint on which it builds.
+    """Return the digest of a folder's manifest, by which a delta identifies the checkpoint it builds on.
 
     Raises:
         UserError: when it cannot be read.
@@ -346,7 +346,7 @@ def digest_of_manifest(folder: Path) -> str:
 
 
 def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1) -> None:
-    """Read every byte of each `parts`-th file, from number `part` on, and refuse what was not written so.
+    """Read every byte of each `parts`-th file, from number `part` on, and refuse files that have changed.
 
     Raises:
         UserError: names the first file that is missing, unknown, too short, or damaged.
@@ -357,8 +357,8 @@ def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1)
 
 def _check_files(folder: Path, manifest: Manifest, part: int, parts: int) -> None:
     named = {entry.name for entry in manifest.files}
-    # torch's reader takes every shard file that lies in a folder, named in the manifest or not. Files of
-    # other kinds, such as a note of the user's, harm nothing.
+    # torch's reader takes every shard file in a folder, also one that is not in the manifest. Files of other
+    # kinds, such as a user's notes, do no harm.
     for path in sorted(folder.iterdir()):
         if path.name.endswith((".safetensors", ".json")) and path.name not in {*named, MANIFEST}:
             raise UserError(f"{path} is not a part of the checkpoint: {MANIFEST} does not name it.")
@@ -367,7 +367,7 @@ def _check_files(folder: Path, manifest: Manifest, part: int, parts: int) -> Non
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Refuse a folder of which a file is missing, or not as long as it was. Reads none of them.
+    """Refuse a folder in which a file is missing or has another size. Reads no file.
 
     Raises:
         UserError: names the first.

@@ -1,9 +1,9 @@
-"""The flags with which a checkpoint was trained, for whoever loads it or continues with it.
+"""Flags that a checkpoint was trained with, for loading it or continuing from it.
 
-One rule: what decides results, which is data, model and learning, is as in the checkpoint; a flag that is
-given on the command line goes first. Another model is refused, and so are other data at a resume; other
-learning flags are allowed there. Folders, workers and all else that changes no result come from the command
-line alone: a checkpoint may come from anywhere, and where to read and write is not for it to say.
+One rule: flags that decide results (data, model and learning) come from the checkpoint, but a flag on the
+command line takes precedence. Another model is refused. At a resume, other data are refused too, and other
+learning flags are allowed. Folders, workers and all other flags that change no result come only from the
+command line: a checkpoint may come from anywhere, and must not decide where to read and write.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, typed
 from recsuite.runtime.console import say
 
-# What the ratings are called. Another place does not make other data: their digest tells.
+# Names of the ratings. Another folder does not mean other data: their digest tells.
 NAME_FLAGS = ("dataset", "synthetic_ratings", "world")
-# Which ratings are for what, and in what order they stand.
+# Flags for the split of the ratings and their order.
 DATA_FLAGS = (
     "split",
     "test_fraction",
@@ -38,10 +38,10 @@ DATA_FLAGS = (
     "seed",
     "stream",
 )
-# Those of the data flags that say no more than what is still accepted: with a higher share of bad rows the
-# ratings are the same, as their digest tells, or there were none. So another may be given; where none is,
-# the one recorded counts, for by the default its own files might be refused. --bad_rows and --duplicates
-# say which ratings there are.
+# Data flags that only set a limit: with a higher share of bad rows accepted, the ratings are the same, as
+# their digest tells, or there were none. So another value may be given. Without one, the recorded value
+# counts, because with the default the same files might be refused. --bad_rows and --duplicates change the
+# ratings.
 TOLERANCES = ("max_bad_rows",)
 # Lists and days are flags of the data, but they decide which tables a model has.
 MODEL_FLAGS = (
@@ -52,44 +52,43 @@ MODEL_FLAGS = (
     "days",
     "ids",
 )
-# Which ids have rows in dynamic tables, for a load too: those of a stream cannot be counted anew. Their
-# places are planned anew, so they may be others from now on.
+# Flags for the ids with rows in dynamic tables, for a load too: the ids of a stream cannot be counted anew.
+# The places of rows are planned anew, so these flags may change.
 TABLE_FLAGS = ("capacity", "admit", "evict", "ttl", "half_life", "grow", "max_growth")
 LEARNING_FLAGS = (
     "epochs",
     "patience",
     "batch_size",
     *(field.name for field in dataclasses.fields(OptimizerConfig)),
-    # Both steps give the same but for rounding, and a training is to be continued bit for bit.
+    # Both steps give the same results except for rounding, and a training must continue bit for bit.
     "cpu_tables",
-    # A window that was begun is finished as it was; the next ones are those of the flag.
+    # A window that was begun is finished with the old length; the next ones use the flag.
     "window",
 )
 
 
 def with_recorded(config: Config, given: Collection[str]) -> Config:
-    """The flags for a checkpoint to load, compact or resume: those given, else those of its training.
+    """Return the flags for a checkpoint to load, compact or resume: those given, else those of its training.
 
-    Says which those are that are not the defaults. Not collective, so let one rank decide: a training may
-    continue there.
+    Prints the flags of its training that are not the defaults. Not collective, so call it on one rank: a
+    trainer may write there meanwhile.
 
     Raises:
         UserError: when the checkpoint is not there or cannot be read, or when flags were given that are not
             those of its model or, for a resume, of its data.
     """
     section = config.checkpoint
-    # A resume comes before a load: the flags that count are those of what it continues from.
+    # With both a resume and a load, the flags of the checkpoint that is resumed count.
     folder = Path(section.save_dir if section.resume else section.folder_to_load)
     found = suggesting(folder, lambda: settled(folder, lambda: _read_before(folder, config)), _check_readable)
     if found is None:
         return config
     folder, recorded = found[0], checked_flags(*found)
     data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), *NAME_FLAGS[1:])
-    # The progress of a resume is a place in the order of its training's ratings, so the data are fixed as
-    # well.
+    # The progress of a resume is a position in the order of the ratings, so the data are fixed too.
     fixed = (*MODEL_FLAGS, *data) if config.checkpoint.resume else MODEL_FLAGS
     _refuse_others(folder, fixed, recorded, config, given)
-    # What is compacted may be resumed: its flags are written anew.
+    # A compacted checkpoint may be resumed: its flags are written anew.
     is_continued = config.checkpoint.resume or config.checkpoint.compact
     tables = TABLE_FLAGS if is_continued or recorded.get("ids") == "dynamic" else ()
     names = (*MODEL_FLAGS, *tables, *(LEARNING_FLAGS if is_continued else ()))
@@ -104,7 +103,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
 
 
 def merged(folder: Path, config: Config, recorded: dict[str, Any]) -> Config:
-    """Flags that were checked, and what a checkpoint adds to them.
+    """Return checked flags together with the flags of a checkpoint.
 
     Raises:
         UserError: when they cannot be together.
@@ -118,7 +117,7 @@ def merged(folder: Path, config: Config, recorded: dict[str, Any]) -> Config:
 
 
 def read_recorded(folder: Path) -> dict[str, Any]:
-    """The flags of the training that wrote a folder, and whatever else is written with them.
+    """Return the flags of the training that wrote a folder, with any other values written with them.
 
     Raises:
         UserError: when they are not what was written, or one is of another type than the flag.
@@ -127,13 +126,13 @@ def read_recorded(folder: Path) -> dict[str, Any]:
 
 
 def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """As `read_recorded`, of what was read."""
+    """Check flags that were read, as `read_recorded` does, and return them."""
     kinds = {name: kind for section in sections().values() for name, kind in get_type_hints(section).items()}
     flags = _flat(found)
-    # Flags that only another version of the program has get no type here; `_say_differences` names them.
+    # Flags of other versions of the program have no type here; `_say_differences` names them.
     for name in flags.keys() & kinds.keys():
         try:
-            # A flag may be below zero.
+            # A flag may be negative.
             typed(kinds[name], flags[name], name, least=-LARGEST)
         except (TypeError, ValueError):
             raise UserError(
@@ -144,7 +143,7 @@ def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(found: dict[str, Any]) -> dict[str, Any]:
-    """The flags of all sections; before there were sections, the file held the flags themselves."""
+    """Return the flags of all sections; before there were sections, the file held the flags themselves."""
     flags: dict[str, Any] = {}
     for name, value in found.items():
         flags.update(value if name in sections() and isinstance(value, dict) else {name: value})
@@ -152,7 +151,7 @@ def _flat(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, Any]) -> None:
-    """Say what a program of another age wrote, or did not write."""
+    """Print the flags that another version of the program wrote or did not write."""
     strange = recorded.keys() - flag_names().keys()
     if strange:
         shown = ", ".join(sorted(printable(name) for name in strange))
@@ -164,9 +163,9 @@ def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, A
 
 
 def _read_before(folder: Path, config: Config) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint of a folder whose flags count, and those; None where a training begins."""
-    # A --resume without a checkpoint begins a training. A --load after a training reads what that will write,
-    # so its flags are those of the command line.
+    """Return the checkpoint of a folder whose flags count, and its flags; None if a training begins."""
+    # A --resume without a checkpoint begins a training. A --load after a training reads the checkpoint of
+    # that training, so its flags are those of the command line.
     begins = newest_in(folder) is None if config.checkpoint.resume else "train" in config.modes
     if begins:
         return None
@@ -182,7 +181,7 @@ def _read_before(folder: Path, config: Config) -> tuple[Path, dict[str, Any]] | 
 
 def _check_readable(folder: Path) -> None:
     """Refuse a checkpoint that is not complete, or whose flags cannot be read."""
-    # The flags of a suggested checkpoint are what will be read next, so theirs has to be whole too.
+    # The flags of a suggested checkpoint are read next, so their file must be whole too.
     check_complete(folder)
     read_config(chain_at(folder).folder)
 
@@ -199,8 +198,9 @@ def _refuse_others(
 
 
 def data_flags_of(folder: Path, recorded: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """The data flags of a training, as far as they were not given; where other files are named, not those
-    that say what its files are called.
+    """Return the data flags of a training that were not given.
+
+    If other files are given, the flags that name its files are not returned.
 
     Raises:
         UserError: when nothing names the files, and the training read some that have no name.
@@ -215,7 +215,7 @@ def data_flags_of(folder: Path, recorded: dict[str, Any], given: Collection[str]
 
 
 def _open(names: Collection[str], recorded: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """The flags that were not given, and are recorded."""
+    """Return the recorded flags that were not given."""
     return {name: _plain(recorded[name]) for name in names if name not in given and name in recorded}
 
 

@@ -1,4 +1,4 @@
-"""The files that hold tensors, in safetensors: how they are named, written, and read without other ranks."""
+"""Shard files of tensors, in safetensors: their names, and writing, checking and reading them on one rank."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from recsuite.checkpoint.storage.manifest import TYPES, Manifest
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, FileEntry, explained, flushed, parsed
 
-# Under this key the reader of torch.distributed.checkpoint finds where the tensors of a file begin in the
-# whole ones; without it, it takes each for a whole tensor.
+# Key of the metadata where the reader of torch.distributed.checkpoint finds the offsets of a file's tensors
+# in the whole ones; without it, it takes each for a whole tensor.
 OFFSETS_KEY = "DCP_SHARDING_INFO"
 # Type and number of dimensions of raw values, see `delta.py`.
 ID_TYPES = (("int64", 1), ("float64", 1), ("uint8", 2))
 
 
 def shard_file_name(rank: int) -> str:
-    """The file that a rank writes."""
+    """Return the name of the file that a rank writes."""
     return f"part-{rank + 1:05d}.safetensors"
 
 
 def write_shard_file(
     path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str] | None = None
 ) -> FileEntry:
-    """Write arrays into one file, from where they lie, and wait until it is on the disk."""
-    # safetensors makes a file that its owner alone can read, and a server may run as somebody else: the file
-    # gets the mode that the user's umask gives to any new one.
+    """Write arrays into one file without copying them, and wait until it is on the disk."""
+    # safetensors makes a file that only its owner can read, but a server may run as another user: the file
+    # gets the mode that the user's umask gives to any new file.
     path.touch()
     mode = path.stat().st_mode
     try:
@@ -52,13 +52,13 @@ def write_shard_file(
 
 
 def _as_os_error(error: SafetensorError) -> Exception:
-    """What the system refused, where that is what happened: safetensors says so in words alone."""
+    """Return the OSError behind an error of safetensors, which has it only as text; else the same error."""
     found = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
 
 
 def shard_files_of(folder: Path, manifest: Manifest) -> Iterator[safe_open]:
-    """The files of tensors of a folder, opened one after the other."""
+    """Yield the shard files of a folder, opened one after the other."""
     for entry in _entries(manifest):
         with safe_open(folder / entry.name, framework="pt") as file:
             yield file
@@ -69,14 +69,14 @@ def _entries(manifest: Manifest) -> list[FileEntry]:
 
 
 def read_whole(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Tensors of a full checkpoint, float32, each put together from all ranks' shards.
+    """Read tensors of a full checkpoint, float32, each put together from all ranks' shards.
 
-    Call `check_shard_files` before: the headers are believed here.
+    Call `check_shard_files` before: the headers are not checked here.
 
     Raises:
         UserError: when one is not there.
     """
-    # Not filled: `check_shard_files` found every number of them in a shard.
+    # Not initialized: `check_shard_files` has found every number of them in a shard.
     wholes = {name: torch.empty(shape_of(folder, manifest, name)) for name in names}
     for file in shard_files_of(folder, manifest):
         begins = _begins(folder, file)
@@ -90,7 +90,7 @@ def read_whole(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[s
 
 
 def shape_of(folder: Path, manifest: Manifest, name: str) -> list[int]:
-    """The shape of a float32 tensor.
+    """Return the shape of a float32 tensor.
 
     Raises:
         UserError: when there is none of that name.
@@ -101,12 +101,12 @@ def shape_of(folder: Path, manifest: Manifest, name: str) -> list[int]:
     return shape
 
 
-# --- what the headers of shard files say, compared with the manifest ---
+# --- headers of shard files, compared with the manifest ---
 
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Say in a sentence what the system or safetensors say of a file that they cannot read."""
+    """Raise a UserError for errors of the system or of safetensors when reading a file."""
     try:
         with explained(f"{folder} cannot be read"):
             yield
@@ -116,7 +116,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Piece:
-    """What the header of a shard file says of a tensor in it; begin: where that lies in the whole one."""
+    """Entry of a tensor in the header of a shard file. begin: its offsets in the whole tensor."""
 
     path: Path
     name: str
@@ -126,18 +126,19 @@ class Piece:
 
     @property
     def end(self) -> list[int]:
-        """Where it ends in the whole one."""
+        """End of the piece in the whole tensor."""
         return [first + size for first, size in zip(self.begin, self.shape, strict=True)]
 
     def meets(self, other: Piece) -> bool:
-        """Whether a number of the whole is in both."""
+        """Return True if a number of the whole tensor is in both pieces."""
         sides = zip(self.begin, self.end, other.begin, other.end, strict=True)
         return all(max(first, begin) < min(last, end) for first, last, begin, end in sides)
 
 
 def check_shard_files(folder: Path, manifest: Manifest) -> None:
-    """Compare the headers of shard files, whose bytes were checked, with the manifest: names, types, shapes
-    and places; of a delta also the rows that it changes.
+    """Compare the headers of shard files with the manifest, after their bytes were checked.
+
+    Checks names, types, shapes and offsets, and in a delta also the numbers of the changed rows.
 
     Raises:
         UserError: names the file, and what in it does not fit.
@@ -161,10 +162,10 @@ def _pieces(folder: Path, manifest: Manifest) -> Iterator[Piece]:
 
 
 def _begins(path: Path, file: safe_open) -> dict[str, list[int]]:
-    """Where each tensor of a shard file begins in the whole one."""
+    """Return the offsets of each tensor of a shard file in the whole one."""
     dims = {name: len(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     text = (file.metadata() or {}).get(OFFSETS_KEY)
-    # The files of deltas and of exports hold whole tensors, and say nothing of where they begin.
+    # The files of deltas and exports hold whole tensors, and have no offsets.
     if not text:
         return {name: [0] * number for name, number in dims.items()}
     try:
@@ -181,12 +182,12 @@ def _begins(path: Path, file: safe_open) -> dict[str, list[int]]:
 
 
 def _is_place(value: Any) -> bool:
-    # Not isinstance: to Python, true is an int.
+    # Not isinstance: in Python, True is an int.
     return type(value) is int and 0 <= value <= LARGEST
 
 
 def _check_shards(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> None:
-    """Of every tensor that the manifest names each number must be there once, and nothing else."""
+    """Check that each number of every tensor in the manifest is there once, and no other tensor."""
     found: dict[str, list[Piece]] = {name: [] for name in manifest.tensors}
     for piece in pieces:
         shape, dtype = _wanted(manifest, piece)
@@ -197,13 +198,14 @@ def _check_shards(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> 
         missing = math.prod(manifest.tensors[name][0]) - sum(math.prod(shard.shape) for shard in shards)
         if missing > 0:
             raise UserError(f"{folder} is not a whole model: of {name} {missing:,} numbers are missing.")
-        # A number that is there twice would make up for one that is missing.
+        # Otherwise a number that is there twice would hide one that is missing.
         _check_apart(sorted(shards, key=lambda shard: shard.begin))
 
 
 def _check_apart(shards: Sequence[Piece]) -> None:
-    """Refuse a number of the whole that two shards have; what begins behind the end of another has none."""
-    # Sorted by their first row, each is compared with the next ones alone: with many ranks, not every pair.
+    """Refuse a number of the whole tensor that two shards have. shards: sorted by their offsets."""
+    # Each shard is compared only with the next ones until one begins after its end: with many ranks, not all
+    # pairs are compared.
     for number, shard in enumerate(shards):
         for later in shards[number + 1 :]:
             if later.begin[:1] >= shard.end[:1]:
@@ -213,7 +215,7 @@ def _check_apart(shards: Sequence[Piece]) -> None:
 
 
 def _wanted(manifest: Manifest, piece: Piece) -> tuple[list[int], str]:
-    """The whole tensor of a piece."""
+    """Return shape and type of the whole tensor of a piece."""
     if piece.name not in manifest.tensors:
         raise _misfit(piece, "that its manifest does not name")
     return manifest.tensors[piece.name]
@@ -225,7 +227,7 @@ def _misfit(piece: Piece, wanted: str) -> UserError:
 
 
 def _check_changes(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> None:
-    """Each file must have as many rows of every table as their numbers, and one of them the dense part."""
+    """Check that each file has a row for every row number of each table, and one file the dense part."""
     files: dict[Path, dict[str, Piece]] = {folder / entry.name: {} for entry in _entries(manifest)}
     for piece in pieces:
         files[piece.path][piece.name] = piece
@@ -235,7 +237,7 @@ def _check_changes(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) ->
             _check_rows(path, table, slots, own)
     dense = [piece for own in files.values() for piece in own.values()]
     for piece in dense:
-        # What belongs to a table was taken out above, so anything left with such a name is unknown.
+        # The pieces of tables were removed above, so any other piece with such a name is unknown.
         if piece.name.startswith("tables.") or (piece.shape, piece.dtype) != _wanted(manifest, piece):
             raise _misfit(piece, "which is not a part of it")
     names = sorted(piece.name for piece in dense)
@@ -245,7 +247,7 @@ def _check_changes(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) ->
 
 
 def tables_of(manifest: Manifest) -> dict[str, dict[str, tuple[list[int], str]]]:
-    """Table to slot ("weight", "momentum1") to shape and type of the whole."""
+    """Return table to slot ("weight", "momentum1") to shape and type of the whole tensor."""
     found: dict[str, dict[str, tuple[list[int], str]]] = {}
     for name, tensor in manifest.tensors.items():
         if name.startswith("tables."):
@@ -256,7 +258,7 @@ def tables_of(manifest: Manifest) -> dict[str, dict[str, tuple[list[int], str]]]
 
 
 def widths_in(manifest: Manifest) -> dict[str, int]:
-    """Numbers in a row of each table; 0 where the shape is none of a table."""
+    """Return the numbers in a row of each table; 0 if the shape is not that of a table."""
     weights = {name: slots["weight"] for name, slots in tables_of(manifest).items() if "weight" in slots}
     widths = {name: shape[1] if len(shape) == 2 else 0 for name, (shape, _) in weights.items()}
     return {**widths, **{name: record.embedding_dim for name, record in manifest.dynamic.items()}}
@@ -265,7 +267,7 @@ def widths_in(manifest: Manifest) -> dict[str, int]:
 def _check_rows(
     path: Path, table: str, slots: dict[str, tuple[list[int], str]], own: dict[str, Piece]
 ) -> None:
-    """Take what a file has of a table out of `own`, after it was held against the manifest."""
+    """Check the tensors of a table in a file against the manifest, and remove them from `own`."""
     found = {slot: own.pop(f"tables.{table}.{slot}", None) for slot in ("rows", "ids", *slots)}
     for slot, piece in found.items():
         if piece is None:
@@ -283,13 +285,13 @@ def _check_rows(
 def _check_row_numbers(
     folder: Path, manifest: Manifest, tables: dict[str, dict[str, tuple[list[int], str]]]
 ) -> None:
-    """Rows must ascend in each file, be there once, and lie within their table."""
+    """Check that row numbers ascend in each file, are there once, and are within their table."""
     spans: dict[str, list[tuple[int, int]]] = {table: [] for table in tables}
     for entry, file in zip(_entries(manifest), shard_files_of(folder, manifest), strict=True):
         for table, slots in tables.items():
             rows = file.get_tensor(f"tables.{table}.rows")
             if not len(rows):
-                # A delta may have changed no row that this rank holds.
+                # The delta has no changed row of this file's rank.
                 continue
             first, last = int(rows[0]), int(rows[-1])
             most = min(shape[0] for shape, _ in slots.values())
@@ -298,7 +300,7 @@ def _check_row_numbers(
                     f"{folder / entry.name} has rows of {table} that do not ascend from 0 to {most - 1:,}."
                 )
             spans[table].append((first, last))
-    # A rank has a range of the rows of a table, so two of them need no comparison row by row.
+    # Each rank has a contiguous range of the rows of a table, so comparing the ranges is enough.
     for table, found in spans.items():
         for (_, last), (first, _) in itertools.pairwise(sorted(found)):
             if first <= last:

@@ -1,12 +1,12 @@
-"""MovieLens: its files, obtained where they are missing, and read as tables.
+"""MovieLens: its files, downloaded if they are missing, and read as tables.
 
-Embedding tables, batches and tests derive from the schema.toml beside this file; adding a feature is one
-section of it, if the files have its column. What is no table is added here: years from titles, genres as one
-list, and the oracle of synthetic ratings.
+Embedding tables, batches and tests derive from the schema.toml beside this file. To add a feature, add a
+section to it, if the files have its column. This module adds the rest: years from titles, genres as one list,
+and the oracle of synthetic ratings.
 
-A set is downloaded from GroupLens, or from a mirror, complete or not at all. The archive is a file without a
-name, which ends with the process. It is unpacked into a folder with a hidden name beside the wanted one,
-which gets its name in one rename at the end.
+A set is downloaded from GroupLens, or from a mirror, completely or not at all. The archive is an unnamed
+file, which ends with the process. It is unpacked into a hidden folder beside the final one, which gets its
+name in one rename at the end.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from recsuite.runtime.console import say
 
 TABLES = read_schema(Path(__file__).with_name("schema.toml"))
 SCHEMA = TABLES.schema()
-# Long enough for the largest archive on a slow line; a wait beyond it is a fault.
+# Long enough for the largest archive on a slow line; a longer wait is an error.
 DATA_DEADLINE = 3600.0
-# Of ml-100k, whose movies have a column of 0 and 1 for each.
+# Genres of ml-100k, whose movies have a column of 0 and 1 for each.
 GENRES = [
     *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama"),
     *("Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War"),
     "Western",
 ]
-# The files of each edition, and their columns. No delimiter means that it is found.
+# The files of each edition, and their columns. Without a delimiter it is detected.
 OF_1M = Files(
     *("ratings.dat", "users.dat", "movies.dat"),
     delimiter="::",
@@ -67,7 +67,7 @@ OF_100K = Files(
     whole=OF_1M.whole,
 )
 OF_20M = replace(OF_1M, events="ratings.csv", users="", items="movies.csv", delimiter=",", user_columns=())
-# The first line of the ratings of those, by which their folder is told from others.
+# First line of the ratings of OF_20M sets, by which their folder is recognised.
 HEADER = b"userId,movieId,rating,timestamp"
 EDITIONS = {
     "ml-100k": OF_100K,
@@ -86,17 +86,17 @@ NUM_RATINGS = {
 
 
 def files_in(folder: Path) -> Files | None:
-    """The files of an edition, if some of them lie in a folder."""
+    """Return the files of an edition if some of them are in a folder, else None."""
     for files in EDITIONS.values():
-        # What is left of a set is refused by the name of what is missing. Others may have a movies.csv.
-        # The isfile of pathlib raises where a folder forbids to look, or a name is too long.
+        # One file is enough: an incomplete set is refused later, with the name of the missing file. But other
+        # data may have a movies.csv. pathlib's is_file raises for a forbidden folder or a name too long.
         if isfile(folder / files.events) or (files != OF_20M and isfile(folder / files.items)):
             return files
     return None
 
 
 def is_known(folder: Path) -> bool:
-    """True for a folder with MovieLens files; others may have a ratings.csv too."""
+    """True for a folder with MovieLens files. Other data may have a ratings.csv too."""
     files = files_in(folder)
     if files != OF_20M or isfile(folder / files.items):
         return files is not None
@@ -105,9 +105,9 @@ def is_known(folder: Path) -> bool:
 
 
 SOURCE = "https://files.grouplens.org/datasets/movielens/"
-# The md5 of each archive, and its size in MB. Six sets are frozen: their digests are the ones that GroupLens
-# publishes beside the zip. The two others are made anew from time to time: "" means the digest that lies
-# beside the zip today, which shows a damaged transfer.
+# The md5 of each archive, and its size in MB. Six sets are frozen: their digests are those that GroupLens
+# publishes beside the zip. The two others are updated from time to time: "" means the digest that is beside
+# the zip at the time of the download, which detects a damaged transfer.
 ARCHIVES = {
     "ml-100k": ("0e33842e24a9c977be4e0107933c0723", 5),
     "ml-1m": ("c4d9eecfca2ab87c1945afe126590906", 6),
@@ -118,12 +118,12 @@ ARCHIVES = {
     "ml-latest-small": ("", 1),
     "ml-latest": ("", 351),
 }
-# For all attempts together, whatever the server sends meanwhile; the pause doubles.
+# The deadline is for all attempts together, even while the server sends data. The pause doubles.
 DEADLINE_SECONDS, ATTEMPTS, PAUSE_SECONDS = 3600.0, 4, 1.0
 
 
 def download(name: str, folder: Path) -> None:
-    """Make `folder` hold the unpacked files of the MovieLens set `name`.
+    """Download the MovieLens set `name` and unpack its files into `folder`.
 
     The caller has to make sure that one process at a time does this. The environment variable
     MOVIELENS_MIRROR replaces the address of GroupLens.
@@ -133,7 +133,7 @@ def download(name: str, folder: Path) -> None:
     """
     url = f"{(os.environ.get('MOVIELENS_MIRROR') or SOURCE).rstrip('/')}/{name}.zip"
     address = printable(shown(url))
-    # Behind a link lies the disk that the user chose; the temporary files belong there too.
+    # A link may lead to another disk; the temporary files belong there too.
     home = Path(os.path.realpath(folder))
     aside, end = home.with_name(f".{home.name}.download"), time.monotonic() + DEADLINE_SECONDS
     digest, megabytes = ARCHIVES[name]
@@ -144,7 +144,7 @@ def download(name: str, folder: Path) -> None:
         if home.exists() and any(home.iterdir()):
             raise OSError(f"{folder} is not empty, and nothing in it is overwritten")
         home.parent.mkdir(parents=True, exist_ok=True)
-        # Of a process that was killed.
+        # A killed process may have left one.
         remove(aside)
         with tempfile.TemporaryFile(dir=home.parent) as archive, written_aside(home, aside):
             digest = digest or _published_digest(f"{url}.md5", end)
@@ -166,27 +166,27 @@ def _published_digest(url: str, end: float) -> str:
 
 
 def _fetch(url: str, file: IO[bytes], end: float) -> None:
-    """Fill a file with the content of a URL, with a few attempts until `end`, in `time.monotonic` seconds."""
+    """Write the content of a URL to a file, with a few attempts until `end`, in `time.monotonic` seconds."""
     fs, path = filesystem(url)
     for attempt in range(ATTEMPTS):
         file.seek(0)
         file.truncate()
         try:
-            # The time limit of fsspec is for the whole request, and not for a wait.
+            # The timeout of fsspec is for the whole request, not for a single wait.
             fs.get_file(path, file, timeout=max(end - time.monotonic(), 0.001))
             return
         except Exception as error:
-            # Of the disk: errors of the network have classes of their own.
+            # An error of the disk: network errors have their own classes.
             if type(error) is OSError:
                 raise
             left, kind = end - time.monotonic(), type(error).__name__
             reason = reason_of_failure(error)
             if left < 0.01:
                 reason = f"it was not complete after {DEADLINE_SECONDS:,g} s"
-            # The same at the next attempt: an address, a certificate, a refusal.
+            # Errors that would come again: an address, a certificate, a refusal.
             lasting = isinstance(error, (FileNotFoundError, ValueError)) or "Redirect" in kind
             if lasting or left < 0.01 or getattr(error, "status", 500) < 500 or attempt == ATTEMPTS - 1:
-                # Without a cause: it may hold the address with its secrets.
+                # Without the cause: it may contain the address with its secrets.
                 raise OSError(reason) from None
             pause = min(PAUSE_SECONDS * 2**attempt, left)
             say(f"Trying {printable(shown(url))} again in {pause:.1f} s: {reason}")
@@ -202,31 +202,31 @@ def _md5(file: IO[bytes]) -> str:
 
 
 def _unpack(archive: IO[bytes], into: Path) -> None:
-    """Write the files that are in the one folder of an archive into a new folder."""
+    """Extract the files in the single folder of an archive to a new folder."""
     try:
         with zipfile.ZipFile(archive) as zipped:
             for member in zipped.infolist():
-                # What zipfile makes of a name with ".." stays within the folder.
+                # zipfile sanitises names with "..", so they stay within the folder.
                 member.filename = member.filename.partition("/")[2]
                 if member.filename:
                     zipped.extract(member, into)
     except OSError:
         raise
-    # Damage surfaces wherever zipfile and its decoders stumble.
+    # Damage may raise any error of zipfile and its decoders.
     except Exception as error:
         raise OSError(f"it is not a zip file that can be read ({printable(error)})") from error
 
 
-# ASCII, because \d is any script's digit otherwise.
+# ASCII, because otherwise \d matches the digits of any script.
 YEAR = re.compile(r"\((\d{4})\)\s*$", re.ASCII)
-# Each set has a word of its own for a movie without a genre.
+# Words of the sets for a movie without a genre.
 NO_GENRE = ("unknown", "(no genres listed)")
-# What lies beside synthetic ratings: expected labels, and ranks.
+# Oracle files of synthetic ratings: expected labels, and ranks.
 ORACLES = ("oracle.npy", "ranks.npy")
 
 
 class MovieLens(Source):
-    """A MovieLens set, or one in its form."""
+    """A MovieLens set, or one in its format."""
 
     @property
     def files(self) -> list[TableFile]:
@@ -238,13 +238,13 @@ class MovieLens(Source):
     def read(self) -> RawData:
         """See `Source`."""
         tables = dataclasses.replace(self.tables, items=tuple(map(_decoded, self.tables.items)))
-        # Only now, as in `Source`.
+        # Imported late, as in `Source`.
         from recsuite.datasets.tables.reading import read_tables
 
         raw = read_tables(tables, self.table_schema, self.config)
         items = raw.items
         if "occupation" in raw.users:
-            # Of ml-1m they are numbers, which stand for texts as those of ml-100k do.
+            # In ml-1m they are numbers: codes of categories, like the texts of ml-100k.
             raw.users["occupation"] = raw.users["occupation"].map(str, na_action="ignore")
         if "genres" not in items:
             marks = items[GENRES].astype(str).to_numpy() == "1"
@@ -258,15 +258,15 @@ class MovieLens(Source):
         return raw
 
     def _oracle(self, name: str, raw: RawData) -> np.ndarray | None:
-        """What lies beside synthetic ratings, float32, one a rating; None where that is not there."""
+        """Return an oracle of synthetic ratings, float32 [ratings]; None if its file is missing."""
         path, number = self.folder / name, len(raw.events.label)
         if not path.is_file():
             return None
         try:
-            # Mapped: a damaged head that claims a wrong size is then found out by the size of the file.
+            # Mapped, so that a damaged header with a wrong size is detected by the size of the file.
             oracle = np.load(path, mmap_mode="r")
             is_column = oracle.dtype == np.float32 and oracle.ndim == 1
-        # NumPy raises errors of many kinds where a head is damaged.
+        # NumPy raises errors of many kinds for a damaged header.
         except Exception:
             is_column = False
         if not is_column:
@@ -278,9 +278,9 @@ class MovieLens(Source):
 
 
 def locate(config: DataConfig, seed: int) -> MovieLens:
-    """The configured set, obtained first where a name was given and nothing lies there.
+    """Return the configured set. Obtain a named set that is missing first.
 
-    Writes that folder, and a lock and unfinished work beside it under hidden names; safe when two launches
+    Writes its folder, and a lock and unfinished files beside it under hidden names. Safe when two launches
     start at once.
 
     Raises:
@@ -291,7 +291,7 @@ def locate(config: DataConfig, seed: int) -> MovieLens:
     if found is None:
         _obtain(dataset, folder, config, seed)
         folder, found = look(config, seed)
-    # A named set may have been asked for with the folder of another one.
+    # --data_path may be the folder of another set than --dataset.
     if found is None or (dataset and files_in(folder) != EDITIONS[dataset]):
         raise UserError(
             f"{folder} does not hold {dataset} but {found.files[0].name if found else 'other files'}; "
@@ -305,14 +305,14 @@ def locate(config: DataConfig, seed: int) -> MovieLens:
 
 
 def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
-    """The folder of the configured set, and the set if its files lie there now; obtains nothing.
+    """Return the folder of the configured set, and the set if its files are there. Obtains nothing.
 
     Raises:
         UserError: when a file of it is missing there.
     """
     name = f"synthetic-{config.synthetic_ratings}-seed{seed}" if config.is_synthetic else config.dataset
     name += "" if config.is_default("world") else f"-{config.world}"
-    # A folder such as "." has no name until then.
+    # Absolute, because a folder such as "." has no name.
     folder = (Path(config.data_path) if config.data_path else DATA_ROOT / name).absolute()
     files = files_in(folder)
     if files is None:
@@ -322,7 +322,7 @@ def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
         files = dataclasses.replace(files, users="", user_columns=())
     if config.split in OFFICIAL_SPLITS:
         files = dataclasses.replace(files, events=f"{config.split}.base, {config.split}.test")
-    # A byte of the ratings that is not ASCII is then in a bad row, as what else is wrong with one.
+    # With latin-1, a byte of the ratings that is not ASCII makes a bad row, like any other error in a row.
     tables = find_tables(folder, dataclasses.replace(files, encoding="latin-1"))
     known = {*files.user_columns, *files.item_columns}
     features = {name: feature for name, feature in TABLES.features.items() if feature.column in known}
@@ -332,7 +332,10 @@ def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
 
 
 def _decoded(file: File) -> File:
-    """A file of ISO-8859-1, as of ml-1m and ml-100k, or UTF-8, which accents of the former never are."""
+    """Return a file with its encoding, UTF-8 if it is valid, else ISO-8859-1, as in ml-1m and ml-100k.
+
+    Accents in ISO-8859-1 are never valid UTF-8.
+    """
     decoded = dataclasses.replace(file, encoding="utf-8")
     with contextlib.suppress(UserError), contextlib.closing(TextFile(decoded)) as text:
         text.read()
@@ -347,7 +350,7 @@ def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Beside the folder, because the folder itself appears in one rename.
         with locked(folder.parent / f".{folder.name}.lock", f"preparing {folder}", DATA_DEADLINE):
-            # Again: whoever had the lock may have obtained the files.
+            # Check again: another process may have obtained the files before this one got the lock.
             if files_in(folder) is not None:
                 return
             if dataset == "synthetic":

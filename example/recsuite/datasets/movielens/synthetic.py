@@ -1,8 +1,8 @@
-"""A synthetic MovieLens in ml-1m's own format, drawn from planted parameters.
+"""Synthetic MovieLens in ml-1m's own format, drawn from planted parameters.
 
 Every user and movie has a bias and a few factors, partly explained by the user's demographics and by the
-movie's genres, year and popularity. A rating is their score plus noise, clipped and rounded to 1..5. Since
-the parameters are known, so is the best possible prediction: the files carry it as the oracle.
+movie's genres, year and popularity. A rating is their score plus noise, clipped and rounded to 1..5. The
+parameters are known, and so is the best possible prediction: the files contain it as the oracle.
 
     folder/ratings.dat   UserID::MovieID::Rating::Timestamp, sorted by user
            movies.dat    MovieID::Title (Year)::Genre|Genre, ISO-8859-1
@@ -10,37 +10,37 @@ the parameters are known, so is the best possible prediction: the files carry it
            oracle.npy    float32 [num_ratings], the expected rating of each line of ratings.dat
            oracle.json   {"rmse", "num_ratings", "num_users", "num_movies", "seed", "format"}
 
-Three worlds differ from that.
+This is the stationary world. Three worlds differ from it.
 
-Drifting: users and movies come and go, and what is liked turns slowly. A movie is rated between its arrival
-and its retirement, and a user rates while he is there. Biases and factors turn, over the whole period, from
-those of the first day to others of the same spread:
+Drifting: users and movies come and go, and preferences change slowly. A movie is rated between its arrival
+and its retirement, and a user rates between joining and leaving. Over the whole period, biases and factors
+turn from those of the first day to others of the same spread:
 
     parameters at the moment m = cos(angle) * first + sin(angle) * last,   angle = m * quarter_turns * pi / 2
 
-so there is as much to learn on the last day as on the first, and nothing of it can be known long before.
-Moments are shares of the period, from 0 to 1. oracle.json has the name of the world, and first_day.npy, in
-the form of the oracle, the expectations that the parameters of the first day give.
+so there is as much to learn on the last day as on the first, and it cannot be predicted long before. Moments
+are shares of the period, from 0 to 1. oracle.json has the name of the world, and first_day.npy, in the format
+of the oracle, the expectations by the parameters of the first day.
 
-Users choose by taste: oracle.json has the name, "biases_rmse" and "choices_rmse", and biases.npy and
-choices.npy have the expectations of who knows no factors, and of who reads them off the choices.
+Users choose by taste: oracle.json has the name, "biases_rmse" and "choices_rmse"; biases.npy and choices.npy
+have the expectations without any factors, and with factors inferred from the choices.
 
-Markov: what a user rates next follows from what he rated last. Users walk along a Markov chain over the
-movies. Each movie has a few successors, all movies with the same chances of their own, and a share of the
-steps are leaps, to any movie by its popularity:
+Markov: the next movie of a user depends on the last one. Users walk along a Markov chain over the movies.
+Each movie has a few successors, with the same chances for all movies. A share of the steps are leaps, to any
+movie by its popularity:
 
     weight of a movie after another  =  (1 - LEAPS) * chance of the successor, if it is one
                                         + LEAPS * popularity
 
-A user goes to no movie twice: the weights of what he had are 0, and those of the others are divided by their
-sum. He begins at any movie by its popularity. Who knows the chain and the walk so far can rank the movies no
-better than by these weights, whatever else he knows of the user: no older movie tells anything of the next
-but that it is not the next. oracle.json has the name and "entropy"; for each rating the files hold, besides
-the expected stars,
+A user never visits a movie twice: the weights of earlier movies are 0, and those of the others are divided by
+their sum. The first movie is any movie by its popularity. With the chain and the walk so far known, these
+weights give the best possible ranking, whatever else is known of the user: an older movie tells nothing about
+the next one, except that it is not the next one. oracle.json has the name and "entropy"; for each rating the
+files hold, besides the expected stars,
 
     ranks.npy      the place of its movie in that ranking, among those that its user had not had, from 1 on
-    surprise.npy   minus the logarithm of its chance, in bits; their mean, in oracle.json, is the entropy of
-                   a step
+    surprise.npy   negative logarithm of its chance, in bits; their mean, in oracle.json, is the entropy of a
+                   step
 """
 
 from __future__ import annotations
@@ -83,20 +83,20 @@ SESSION_SECONDS = 3600
 # users of the newest ratings have older ones to learn from.
 JOIN_PERIOD = 0.6
 SESSIONS = 6
-# Bounds the memory; part of the format, since it decides which random number goes where.
+# Limits the memory. Part of the format, because it determines the order of the random numbers.
 USERS_PER_BLOCK = 4096
 
 
 @dataclass(frozen=True)
 class World:
-    """What a world may differ in from the default one, for seeing what does not hold in that one alone.
+    """Parameters of a world. The default one is stationary; others show how far its results generalise.
 
     noise_std: of a rating around its score, in stars; factor_stds: of the user's side of each planted factor;
     mean_ratings_per_user: at most; smaller sets have less.
     """
 
     NAME: ClassVar = "fixed"
-    # What is predicted of each rating, by the names of its files: the first one is the best there can be.
+    # Names of the files with predictions of each rating. The first one is the best possible prediction.
     ORACLES: ClassVar[tuple[str, ...]] = ("oracle",)
 
     noise_std: float = 0.9
@@ -105,7 +105,7 @@ class World:
 
     @property
     def rank(self) -> int:
-        """The number of planted factors."""
+        """Number of planted factors."""
         return len(self.factor_stds)
 
     def draw(
@@ -116,8 +116,9 @@ class World:
         counts: np.ndarray,
         picks: np.ndarray,
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield (user row, movie row, rating, time, and what each of ORACLES predicts), each [ratings of a
-        block of users].
+        """Yield user rows, movie rows, ratings, times and predictions of each of ORACLES, by blocks of users.
+
+        Each is [ratings of a block].
 
         users, movies: planted parameters, float64 [users or movies, 1 + rank], the bias first; counts:
         ratings of each user, int64 [users]; picks: cumulative chance of the movies, float64 [movies].
@@ -125,9 +126,9 @@ class World:
         return draw_ratings(rng, users, movies, counts, picks, self)
 
     def describe(self, ratings: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-        """What oracle.json says of this world alone.
+        """Entries of oracle.json for this kind of world only.
 
-        ratings: int8 [ratings]; predicted: what each of ORACLES predicts, float32 [oracles, ratings].
+        ratings: int8 [ratings]; predicted: predictions of each of ORACLES, float32 [oracles, ratings].
         """
         return {}
 
@@ -151,7 +152,7 @@ def draw_counts(rng: np.random.Generator, num_ratings: int, num_users: int, num_
     """Ratings of each user, int64 [num_users], with the sum num_ratings."""
     spare = num_ratings - MIN_RATINGS_PER_USER * num_users
     shares = np.exp(ACTIVITY_SIGMA * rng.standard_normal(num_users))
-    # Whoever has rated a third of the catalogue is running out of movies.
+    # A user rates at most a third of the catalogue, or few movies would be left to draw.
     limit = (num_movies / 3 - MIN_RATINGS_PER_USER) / spare
     shares = np.minimum(shares / shares.sum(), limit)
     ends = np.rint(np.cumsum(shares / shares.sum()) * spare).astype(np.int64)
@@ -181,18 +182,18 @@ def draw_ratings(
 
 
 def steps_of(scores: np.ndarray) -> np.ndarray:
-    """The place of each score on the grid, int64 of any shape."""
+    """Place of each score on the grid, int64 of any shape."""
     return np.rint((np.clip(scores, MIN_SCORE, MAX_SCORE) - MIN_SCORE) * SCORE_STEPS).astype(np.int64)
 
 
 def draw_stars(rng: np.random.Generator, steps: np.ndarray, world: World) -> np.ndarray:
-    """Ratings of scores at these places of the grid, int64 [n]."""
+    """Draw ratings for scores at these places of the grid, int64 [n]."""
     noisy = MIN_SCORE + steps / SCORE_STEPS + world.noise_std * rng.standard_normal(len(steps))
     return np.rint(np.clip(noisy, 1, 5)).astype(np.int64)
 
 
 def expected_ratings(world: World) -> np.ndarray:
-    """The expected rating at each step of the score, float32 [steps].
+    """Expected rating at each step of the score, float32 [steps].
 
     A rating is 1 plus the number of thresholds 1.5, 2.5, 3.5 and 4.5 below the noisy score, so its
     expectation is 1 plus the sum of their normal probabilities.
@@ -216,7 +217,7 @@ def _draw_pairs(
         User rows and movie rows, each int64 [sum of counts], sorted by user, then movie.
     """
     missing, complete, pairs = counts, [], np.empty(0, np.int64)
-    # A movie drawn twice is drawn anew, for the users who still miss one: few after the first rounds.
+    # A duplicate is drawn again, for the users with a missing movie: few after the first rounds.
     while missing.any():
         drawn = np.searchsorted(picks[:-1], rng.random(missing.sum()), side="right")
         pairs = np.concatenate([pairs, np.repeat(np.arange(len(counts)), missing) * len(picks) + drawn])
@@ -230,8 +231,9 @@ def _draw_pairs(
 
 
 def draw_times(rng: np.random.Generator, num_users: int, user_rows: np.ndarray) -> np.ndarray:
-    """Draw the second of each rating, int64 [ratings], of users who come in the first part of the period and
-    stay.
+    """Draw the time of each rating, int64 [ratings], in seconds.
+
+    Users join in the first part of the period and stay.
     """
     joined = JOIN_PERIOD * rng.random((num_users, 1))
     return draw_sessions(rng, joined, np.ones_like(joined), user_rows)
@@ -240,9 +242,11 @@ def draw_times(rng: np.random.Generator, num_users: int, user_rows: np.ndarray) 
 def draw_sessions(
     rng: np.random.Generator, joined: np.ndarray, left: np.ndarray, user_rows: np.ndarray
 ) -> np.ndarray:
-    """Draw the second of each rating, int64 [ratings]: a few sessions per user, the first the longest.
+    """Draw the time of each rating, int64 [ratings], in seconds.
 
-    joined, left: when each user comes and goes, as shares of the period, float64 [users, 1].
+    A user has a few sessions, the first one with the most ratings.
+
+    joined, left: of each user, as shares of the period, float64 [users, 1].
     """
     later = joined + (left - joined) * rng.random((len(joined), SESSIONS - 1))
     sessions = np.concatenate([joined, later], axis=1) * (LAST_TIME - FIRST_TIME - SESSION_SECONDS)
@@ -252,17 +256,19 @@ def draw_sessions(
     return FIRST_TIME + sessions[user_rows, session].astype(np.int64) + within
 
 
-# Half of the movies are there all the time: more than any user rates, so everybody finds enough of them.
+# Shares of movies and users that stay all the time. Half of the movies are more than any user rates, so each
+# user finds enough of them.
 STAYING_MOVIES, STAYING_USERS = 0.5, 0.2
-# The others come between these moments, some before the first rating, and stay at least for LEAST_STAY.
+# The others arrive between these moments, some before the first rating, and stay at least LEAST_STAY.
 FIRST_ARRIVAL, LAST_ARRIVAL = -0.3, 0.9
 LEAST_STAY, MEAN_MORE = 0.3, 0.2
 
 
 @dataclass(frozen=True)
 class MovingWorld(World):
-    """A world that moves. quarter_turns: how far what is liked turns in the period, 1 until nothing of the
-    first day is left.
+    """The drifting world.
+
+    quarter_turns: turn of the preferences in the whole period; with 1, none of those of the first day remain.
     """
 
     NAME: ClassVar = "moving"
@@ -278,7 +284,7 @@ class MovingWorld(World):
         counts: np.ndarray,
         picks: np.ndarray,
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """See `World.draw`: "first_day" predicts by the parameters as they were at the moment 0."""
+        """See `World.draw`. "first_day" predicts by the parameters at moment 0."""
         movie_lives, user_lives = (
             draw_lives(rng, len(movies), STAYING_MOVIES),
             draw_lives(rng, len(users), STAYING_USERS),
@@ -286,7 +292,7 @@ class MovingWorld(World):
         last_users, last_movies = (
             np.std(first, axis=0) * rng.standard_normal(first.shape) for first in (users, movies)
         )
-        # As those of the first day: what is popular does not shift the mean rating.
+        # Centered like those of the first day: popularity does not shift the mean rating.
         last_movies[:, 0] -= np.diff(picks, prepend=0) @ last_movies[:, 0]
         expected = expected_ratings(self)
         for begin in range(0, len(users), USERS_PER_BLOCK):
@@ -310,7 +316,7 @@ class MovingWorld(World):
 
 
 def draw_lives(rng: np.random.Generator, number: int, staying: float) -> np.ndarray:
-    """The moments at which so many come and go, float64 [number, 2], of which a share stays all the time."""
+    """Draw the moments of arrival and retirement, float64 [number, 2]. staying: share that always stays."""
     stays = rng.permutation(number) < staying * number
     arrival = rng.uniform(FIRST_ARRIVAL, LAST_ARRIVAL, number)
     retirement = arrival + LEAST_STAY + rng.exponential(MEAN_MORE, number)
@@ -319,8 +325,10 @@ def draw_lives(rng: np.random.Generator, number: int, staying: float) -> np.ndar
 
 
 def _first_sessions(rng: np.random.Generator, lives: np.ndarray) -> np.ndarray:
-    """The moments of the users' first sessions, float64 [users, 1]: when they come, and for those who were
-    there before, any in the first half of what is left of their time, or all would begin at once.
+    """Draw the moments of the users' first sessions, float64 [users, 1].
+
+    A user's first session is at the arrival. For a user from before the period it is in the first half of the
+    remaining time, because otherwise all of them would begin at once.
     """
     come, gone = lives[:, :1], lives[:, 1:]
     return np.where(come > 0, come, gone / 2 * rng.random(come.shape))
@@ -329,12 +337,12 @@ def _first_sessions(rng: np.random.Generator, lives: np.ndarray) -> np.ndarray:
 def _draw_movies(
     rng: np.random.Generator, user_rows: np.ndarray, moments: np.ndarray, lives: np.ndarray, picks: np.ndarray
 ) -> np.ndarray:
-    """Draw the movie of each rating, int64 [ratings]: one that is there then, and none twice for a user.
+    """Draw the movie of each rating, int64 [ratings]: one available at its time, and none twice for a user.
 
     lives: see `draw_lives`; picks: cumulative chance of the movies, float64 [movies].
     """
     movies, part = np.full(len(user_rows), -1), np.arange(len(user_rows))
-    # What does not fit is drawn anew, for the users who still miss a movie: few after the first rounds.
+    # Unsuitable movies are drawn again, for the users with a missing movie: few after the first rounds.
     while len(missing := part[movies[part] < 0]):
         drawn = np.searchsorted(picks[:-1], rng.random(len(missing)), side="right")
         come, gone = lives[drawn].T
@@ -348,28 +356,29 @@ def _draw_movies(
 
 
 def _turned(first: np.ndarray, last: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Parameters of ratings at their moments, float64 [ratings, 1 + rank]."""
+    """Parameters of ratings at their moments, given by angles, float64 [ratings, 1 + rank]."""
     return np.cos(angles)[:, None] * first + np.sin(angles)[:, None] * last
 
 
 def _scores(users: np.ndarray, movies: np.ndarray) -> np.ndarray:
-    """Of parameters at one moment, float64 [ratings]."""
+    """Scores of ratings by their parameters, float64 [ratings]."""
     return MEAN_SCORE + users[:, 0] + movies[:, 0] + (users[:, 1:] * movies[:, 1:]).sum(axis=1)
 
 
-# Of the successors of every movie, without leaps.
+# Chances of the successors of every movie, without leaps, and the share of leaps.
 CHANCES = np.array([0.4, 0.25, 0.15, 0.12, 0.08])
 LEAPS = 0.1
-# What is popular in the other worlds takes most of the ratings; a walk would come round to it all the time,
-# and find that its user had it.
+# Exponent of the popularity. In the other worlds a few popular movies have most of the ratings. A walk would
+# often draw them again, although its user had them.
 FLATTENED = 0.5
-# A mark for each of them and every movie; part of the format, as it decides which random number goes where.
+# Each walker has a mark for every movie. Part of the format, because it determines the order of the random
+# numbers.
 WALKERS_PER_BLOCK = 1024
 
 
 @dataclass(frozen=True)
 class ChainWorld(World):
-    """A world with an order."""
+    """The Markov world."""
 
     NAME: ClassVar = "chain"
     ORACLES: ClassVar = ("oracle", "ranks", "surprise")
@@ -382,7 +391,7 @@ class ChainWorld(World):
         counts: np.ndarray,
         picks: np.ndarray,
     ) -> Iterator[tuple[np.ndarray, ...]]:
-        """See `World.draw`; the ratings of a user lie in the order of his walk, each later than the last."""
+        """See `World.draw`. The ratings of a user are in the order of the walk, each later than the last."""
         chain = draw_chain(rng, np.diff(picks, prepend=0) ** FLATTENED)
         expected = expected_ratings(self)
         for begin in range(0, len(users), WALKERS_PER_BLOCK):
@@ -397,14 +406,16 @@ class ChainWorld(World):
 
     def describe(self, ratings: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
         """See `World.describe`: the entropy of a step, in bits."""
-        # Rounded as the error of the oracle.
+        # Rounded like the RMSE of the oracle.
         return {"entropy": round(float(predicted[2].mean(dtype=np.float64)), 9)}
 
 
 @dataclass(frozen=True)
 class Chain:
-    """successors: of each movie, none of them itself and none twice, int64 [movies, K], in the order of
-    CHANCES; popularity: of the movies, float64 [movies], with the sum 1.
+    """Markov chain over the movies.
+
+    successors: of each movie, distinct and other than itself, int64 [movies, K], in the order of CHANCES;
+    popularity: of the movies, float64 [movies], with the sum 1.
     """
 
     successors: np.ndarray
@@ -414,7 +425,7 @@ class Chain:
         """Draw walks of so many steps, int64 [users].
 
         Returns:
-            Movies, their ranks and how surprising they are, int64, int64 and float64 [users, most steps].
+            Movies, their ranks and their surprise, int64, int64 and float64 [users, most steps].
         """
         shape = len(counts), int(counts.max())
         movies, ranks, surprise = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape)
@@ -432,10 +443,10 @@ class Chain:
     def _next(
         self, rng: np.random.Generator, rows: np.ndarray, last: np.ndarray, had: np.ndarray
     ) -> np.ndarray:
-        """Draw the movies after the last ones, int64 [n]; had: by row, bool [users, movies]."""
+        """Draw the movies after the last ones, int64 [n]. had: earlier movies, bool [users, movies]."""
         found, missing = np.full(len(rows), -1), np.arange(len(rows))
         by_popularity, by_chance = np.cumsum(self.popularity), np.cumsum(CHANCES)
-        # What was had is drawn anew, which is what dividing the other weights by their sum says.
+        # Drawing again after an earlier movie is the same as dividing the other weights by their sum.
         while len(missing):
             leaps = (rng.random(len(missing)) < LEAPS) | (last[missing] < 0)
             drawn = rng.random(len(missing))
@@ -450,10 +461,10 @@ class Chain:
     def judged(
         self, last: np.ndarray, found: np.ndarray, had: np.ndarray, gone: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The ranks of movies after the last ones, int64 [n], and how surprising they are, float64 [n].
+        """Ranks of movies after the last ones, int64 [n], and their surprise, float64 [n], in bits.
 
-        last: -1 at the beginning of a walk; had: before, bool [n, movies]; gone: the popularity of all of
-        those, float64 [n]. Ties count against a movie, as in every evaluation.
+        last: -1 at the beginning of a walk; had: marks of earlier movies, bool [n, movies]; gone: their total
+        popularity, float64 [n]. Ties count against a movie, as in every evaluation.
         """
         share, successors = np.where(last < 0, 1.0, LEAPS), self.successors[last]
         chances = np.where(last < 0, 0.0, 1 - LEAPS)[:, None] * CHANCES
@@ -462,7 +473,7 @@ class Chain:
         own = share * self.popularity[found] + (chances * is_found).sum(axis=1)
         is_open = ~np.take_along_axis(had, successors, axis=1)
         above = (is_open & ~is_found & (weights >= own[:, None])).sum(axis=1)
-        # Of all others only the popular ones can be above, and above most successors there are none.
+        # Of the other movies only popular ones can rank above. Above most successors there are none.
         unsure = np.flatnonzero(share * self.popularity.max() >= own)
         popular = share[unsure, None] * self.popularity >= own[unsure, None]
         popular &= ~had[unsure]
@@ -487,20 +498,20 @@ def draw_chain(rng: np.random.Generator, weights: np.ndarray) -> Chain:
 
 
 def in_order(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Times in ascending order for each user, none twice, int64 [ratings]; rows: user of each, sorted."""
-    # A second later than the one before, at least; users lie so far apart that none delays the next.
+    """Sort times for each user, without duplicates, int64 [ratings]. rows: user of each, sorted."""
+    # Each at least a second after the one before. Offsets between users keep them independent.
     apart = 2 * LAST_TIME * rows
     place = np.arange(len(times))
     return np.maximum.accumulate(np.sort(apart + times) - place) + place - apart
 
 
 def taste(users: np.ndarray, movies: np.ndarray) -> np.ndarray:
-    """The product of the factors of users and movies, float64 [n]; of parameters with the bias first."""
+    """Product of the factors of users and movies, float64 [n]. Their parameters have the bias first."""
     return (users[:, 1:] * movies[:, 1:]).sum(axis=1)
 
 
 FORMAT = 1
-# By what --world calls them.
+# By the value of --world.
 WORLDS = {world.NAME: world for world in (DEFAULT_WORLD, MovingWorld(), ChainWorld())}
 MIN_NUM_RATINGS = 1_000
 
@@ -514,7 +525,7 @@ GENRE_PERCENTAGES = (13, 7, 3, 6, 31, 5, 3, 41, 2, 1, 9, 3, 3, 12, 7, 13, 4, 2)
 AGES = {1: 4, 18: 18, 25: 35, 35: 20, 45: 9, 50: 8, 56: 6}
 SHARE_OF_MEN = 0.72
 NUM_OCCUPATIONS = 21
-# Real titles have accents, commas and colons too, and a reader has to survive them.
+# With accents, commas and colons, as in real titles, to test readers.
 TITLE_HEADS = (
     "Silent Last Broken Golden Am\u00e9lie's Hidden Distant Crimson Lonely Electric Forgotten Se\u00f1or's "
     "Velvet Burning Frozen Wandering Paper Midnight Hollow Fran\u00e7ois' Iron Little Scarlet Restless"
@@ -524,14 +535,14 @@ TITLE_NOUNS = (
     "Witness Horizon Promise Empire Shadow Voyage M\u00e4rchen Island Parade Engine Lullaby Verdict Circus"
 )
 TITLE_TAILS = ("", ", The", " II", ": The Return", ", A", " and Daughter", ": Part One", " in Love")
-# Prime to the number of titles, so that neighbours in movies.dat do not look alike.
+# Coprime to the number of titles, so that neighbours in movies.dat do not look alike.
 TITLE_STRIDE = 1009
 LAST_YEAR = 2000
 FIRST_YEAR = 1919
 MEAN_MOVIE_AGE = 14.0
 SHARE_OF_ID_GAPS = 0.02
-# The chance to be picked grows like exp(POPULARITY_SLOPE * rank / num_movies), which gives the top tenth more
-# than half of the ratings; the share that is spread evenly gets the rare movies a few.
+# The chance of a movie grows like exp(POPULARITY_SLOPE * rank / num_movies), which gives the top tenth more
+# than half of the ratings. UNIFORM_SHARE is spread evenly, so that rare movies get a few.
 POPULARITY_SLOPE = 11.0
 UNIFORM_SHARE = 0.06
 
@@ -554,8 +565,7 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = DE
     """
     if num_ratings < MIN_NUM_RATINGS:
         raise ValueError(f"num_ratings is {num_ratings}, but must be at least {MIN_NUM_RATINGS}")
-    # A name that is known, unlike one of this process alone, so that the next start finds what a killed one
-    # left.
+    # A fixed name, without the process id, so that the next start finds the folder of a killed process.
     partial = folder.with_name(f".{folder.name}.partial")
     advice = "make room there, or name another folder with --data_path"
     explaining = explained(f"The synthetic data set cannot be written to {folder}", advice)
@@ -567,7 +577,7 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = DE
 
 
 def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> None:
-    """Refuse a folder that does not hold what `write_synthetic` writes. world: its name.
+    """Refuse a folder whose content differs from that of `write_synthetic`. world: its name.
 
     Raises:
         UserError: says what was asked for.
@@ -575,7 +585,7 @@ def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> No
     oracle = folder / "oracle.json"
     try:
         found = json.loads(oracle.read_bytes()) if oracle.is_file() else {}
-    # A damaged one describes no ratings.
+    # A damaged file counts as empty.
     except ValueError:
         found = {}
     wanted = {"num_ratings": num_ratings, "seed": seed, "world": world}
@@ -587,7 +597,7 @@ def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> No
 
 
 def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> None:
-    # Smaller sets get less active users, or the few of them would have to rate the whole catalogue.
+    # Smaller sets have less active users: a few very active ones would have to rate the whole catalogue.
     ratings_per_user = min(max(25.0, math.sqrt(num_ratings) / 4), world.mean_ratings_per_user)
     num_users, num_movies = round(num_ratings / ratings_per_user), round(3.9 * math.sqrt(num_ratings))
     movies, movie_ids, picks = _write_movies(folder / "movies.dat", num_movies, world, _generator(seed, 1))
@@ -609,14 +619,14 @@ def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> Non
     for name, column in zip(world.ORACLES, oracles, strict=True):
         np.save(folder / f"{name}.npy", column)
     summary = {
-        # Rounded, since another machine may add up in another order.
+        # Rounded, because another machine may sum in another order.
         "rmse": round(math.sqrt(squared_error / num_ratings), 9),
         "num_ratings": num_ratings,
         "num_users": num_users,
         "num_movies": num_movies,
         "seed": seed,
         "format": FORMAT,
-        # The name of the first world goes without saying: its files are older than any other.
+        # Omit the name of the first world: its files are older than the other worlds.
         **({} if world.NAME == World.NAME else {"world": world.NAME}),
         **world.describe(stars, oracles),
     }
@@ -630,7 +640,7 @@ def _generator(seed: int, purpose: int) -> np.random.Generator:
 
 
 def _append_lines(file: BinaryIO, columns: list[np.ndarray]) -> None:
-    """Write `::`-separated lines: pyarrow's delimiter is one character, so empty columns stand between."""
+    """Write `::`-separated lines. pyarrow's delimiter is one character, so empty columns are inserted."""
     import pyarrow
     from pyarrow import csv
 
@@ -667,7 +677,7 @@ def _write_movies(
     known += standardized(years)[:, None] * rng.standard_normal(1 + world.rank) / 2
     known[:, 0] += standardized(popularity)
     parameters = with_unknown(rng, known, MOVIE_EXPLAINED)
-    # Centered over ratings rather than movies, so that liked popular movies do not shift the mean rating.
+    # Centered over ratings instead of movies, so that the biases of popular movies do not shift the mean.
     parameters[:, 0] = MOVIE_BIAS_STD * (parameters[:, 0] - chances @ parameters[:, 0])
     return parameters, ids, np.cumsum(chances)
 
@@ -680,7 +690,7 @@ def _title(row: int) -> str:
 
 
 def _write_users(path: Path, num_users: int, world: World, rng: np.random.Generator) -> np.ndarray:
-    """Write users.dat; returns the planted parameters, float64 [num_users, 1 + rank], the bias first."""
+    """Write users.dat. Returns the planted parameters, float64 [num_users, 1 + rank], the bias first."""
     is_man = (rng.random(num_users) < SHARE_OF_MEN).astype(np.int64)
     age_rows = np.repeat(np.arange(len(AGES)), list(AGES.values()))[rng.integers(100, size=num_users)]
     occupations = rng.integers(NUM_OCCUPATIONS, size=num_users)

@@ -1,8 +1,8 @@
 """Arrays of events in bounded memory: mapped from files, sorted, grouped, and written as records.
 
-A page of a mapped array counts as memory of this process from when it is touched until it is released, so
-whoever goes through an array goes by chunks and releases what is behind. Events are worked on by ranges of
-their users, or of their items, several at once.
+A page of a mapped array counts as memory of this process from its first access until it is released. So
+loops over an array work by chunks and release each chunk at its end. Events are processed by ranges of their
+users, or of their items, several at once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ import numpy as np
 from recsuite.datasets.columns import record_type
 from recsuite.datasets.schema import Table
 
-# Places are int32.
+# Largest place, because places are int32.
 MOST = 2**31 - 1
-# Entries that are gone through at once: their temporaries take a few tens of megabytes.
+# Entries of a chunk. Its temporary arrays take a few tens of megabytes.
 CHUNK = 2**20
 
 
 def temporary(folder: Path, number: int, dtype: type | np.dtype[Any]) -> np.ndarray:
-    """An array [number] in a file of this folder that has no name: it is gone when nothing uses the array any
-    more, and also when the process is killed.
+    """Return an array [number] in an unnamed file of this folder.
+
+    The file is gone when the array is no longer used, and also when the process is killed.
 
     Raises:
         OSError: when the disk has no room for it.
@@ -43,7 +44,7 @@ def temporary(folder: Path, number: int, dtype: type | np.dtype[Any]) -> np.ndar
 
 
 def create_column(path: Path, shape: tuple[int, ...], dtype: type | np.dtype[Any]) -> np.ndarray:
-    """A new .npy file with the bytes that np.save would write, mapped to be filled.
+    """Create a .npy file with the format of np.save, and return it mapped for writing.
 
     Raises:
         OSError: when the disk has no room for it.
@@ -58,8 +59,7 @@ def create_column(path: Path, shape: tuple[int, ...], dtype: type | np.dtype[Any
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    # Without it the process would be killed by the write to the first page that finds the disk full. macOS
-    # does not have it.
+    # Without it, a write to a page when the disk is full would kill the process. macOS does not have it.
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:
@@ -67,15 +67,16 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 def chunks(number: int, *columns: np.ndarray) -> Iterator[slice]:
-    """Slices of at most `CHUNK` that cover range(number); releases these columns after each of them."""
+    """Yield slices of at most `CHUNK` that cover range(number). Release these columns after each of them."""
     for first in range(0, number, CHUNK):
         yield slice(first, min(number, first + CHUNK))
         release(*columns)
 
 
 def release(*columns: np.ndarray) -> None:
-    """Let go of the pages of the mapped ones among these arrays: whoever touches them again gets the same
-    values from the page cache or the disk. Does nothing to arrays in memory.
+    """Release the pages of mapped arrays. Arrays in memory are not changed.
+
+    A later access gets the same values from the page cache or the disk.
     """
     for column in columns:
         mapping = _mapping_of(column)
@@ -84,29 +85,29 @@ def release(*columns: np.ndarray) -> None:
 
 
 def _mapping_of(column: Any) -> mmap.mmap | None:
-    """The mapping that an array is a view of."""
+    """Return the mapping of which an array is a view; None for an array in memory."""
     while column is not None and not isinstance(column, mmap.mmap):
         column = getattr(column, "base", None)
     return column
 
 
 def gather(column: np.ndarray, places: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """`column[places]` into `out`, which it returns."""
+    """Write `column[places]` to `out` and return it."""
     for part in chunks(len(places), places, out):
         out[part] = column[places[part]]
-    # Only now: the places lie anywhere.
+    # Only at the end: the places lie anywhere.
     release(column)
     return out
 
 
 def writeable(column: np.ndarray) -> np.ndarray:
-    """The array, or a copy where it cannot be written."""
+    """Return the array, or a copy if it is read-only."""
     return column if column.flags.writeable else column.copy()
 
 
 def keep(column: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """The marked entries: moved to the front of the array itself, or a copy where it cannot be written."""
-    # One number for all takes no memory, and stays so.
+    """Return the marked entries, moved to the front of the array itself, or as a copy if it is read-only."""
+    # A broadcast number takes no memory, and stays broadcast.
     if column.strides == (0,):
         return column[: int(marks.sum())]
     if not column.flags.writeable:
@@ -120,7 +121,7 @@ def keep(column: np.ndarray, marks: np.ndarray) -> np.ndarray:
 
 
 def counts_of(column: np.ndarray, number: int) -> np.ndarray:
-    """How often each of range(number) is in a column, int64 [number]."""
+    """Count of each of range(number) in a column, int64 [number]."""
     counts = np.zeros(number, np.int64)
     for part in chunks(len(column), column):
         counts += np.bincount(column[part], minlength=number)
@@ -128,19 +129,20 @@ def counts_of(column: np.ndarray, number: int) -> np.ndarray:
 
 
 def highest(column: np.ndarray) -> int:
-    """The largest entry; -1 where there is none."""
+    """Largest entry; -1 for an empty column."""
     return max((int(column[part].max()) for part in chunks(len(column), column)), default=-1)
 
 
 def where(marks: np.ndarray) -> np.ndarray:
-    """The places of the marks that are true, int32, in their order."""
+    """Places of the marks that are true, int32, in order."""
     found = [np.flatnonzero(marks[part]).astype(np.int32) + part.start for part in chunks(len(marks))]
     return np.concatenate([np.empty(0, np.int32), *found])
 
 
 def sorted_places(*keys: np.ndarray) -> np.ndarray:
-    """The places, int32 [n], in ascending order of the first key, among equal ones of the next, and so on;
-    where all are equal they keep their order. Takes int [n] each.
+    """Places that sort the keys, int32 [n]: by the first key, ties by the next one, and so on. Stable.
+
+    keys: int [n] each.
     """
     bits = max(0, len(keys[0]) - 1).bit_length()
     ends = [_ends_of(key) for key in keys]
@@ -148,7 +150,7 @@ def sorted_places(*keys: np.ndarray) -> np.ndarray:
     if sum(widths) + bits < 64:
         return _order_of(keys, [lowest for lowest, _ in ends], widths, bits)
     if len(keys) == 1:
-        # Times thousands of years apart, among very many.
+        # For example very many times that span thousands of years.
         return np.argsort(keys[0], kind="stable").astype(np.int32)
     order = sorted_places(keys[-1])
     for key in reversed(keys[:-1]):
@@ -159,10 +161,10 @@ def sorted_places(*keys: np.ndarray) -> np.ndarray:
 def _order_of(
     keys: Sequence[np.ndarray], lowest: Sequence[int], widths: Sequence[int], bits: int
 ) -> np.ndarray:
-    """The places in stable order of keys of so many bits, int32 [n]; places take the last bits."""
+    """Places in stable order of keys of these widths in bits, int32 [n]. Places take the last `bits` bits."""
     number = len(keys[0])
-    # Keys and place in one number: no two are equal, and numpy sorts numbers in place, without a workspace,
-    # in a tenth of the time of a stable argsort.
+    # Keys and place in one number, so all numbers are distinct. numpy sorts them in place, without a
+    # workspace, in a tenth of the time of a stable argsort.
     whole = np.empty(number + number % 2, np.int64)
     packed, places = whole[:number], whole.view(np.int32)
     for part in chunks(number, *keys):
@@ -172,8 +174,8 @@ def _order_of(
             value |= key[part].astype(np.int64) - low
         packed[part] = value << bits | np.arange(part.start, part.stop)
     packed.sort()
-    # To the front of the same memory, of which the other half is free then: what is written never reaches
-    # what is still to be read.
+    # Write to the front of the same memory, and free the other half: the write position never passes the read
+    # position.
     for part in chunks(number):
         places[part] = packed[part] & (2**bits - 1)
     del packed, places
@@ -187,8 +189,8 @@ def _ends_of(key: np.ndarray) -> tuple[int, int]:
 
 
 def among(needles: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether each needle is one of the values, bool. Both int [n], in ascending order."""
-    # Sorted needles are found in a tenth of the time that hashing them takes.
+    """True for each needle that is one of the values, bool. Both are int [n], in ascending order."""
+    # Searching sorted needles takes a tenth of the time of hashing them.
     places = values.searchsorted(needles)
     found = np.zeros(len(needles), bool)
     inside = places < len(values)
@@ -196,21 +198,20 @@ def among(needles: np.ndarray, values: np.ndarray) -> np.ndarray:
     return found
 
 
-# Events of a range, about, and the most ranges there are: their numbers are bytes, which numpy sorts by a
-# radix sort, in a third of the time that it takes for wider ones.
+# Approximate number of events of a range, and the most ranges. The numbers of ranges are bytes: numpy sorts
+# them by a radix sort, in a third of the time of wider numbers.
 RANGE_EVENTS = 2**19
 MOST_RANGES = 2**8 - 1
-# Ranges worked on at once: numpy sorts, gathers and counts without Python's lock.
+# Ranges that are processed at once: numpy sorts, gathers and counts without Python's lock.
 THREADS = 2
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Columns of events, range after range of users, in files without a name; in a range all events keep
-    their order.
+    """Columns of events by ranges of users (or items), in unnamed files. In a range events keep their order.
 
-    bounds: where the events of each range begin, and their number, int64 [ranges + 1]. columns: the places
-    that the events had, int32, which rise in each range; then those that were given.
+    bounds: begin of the events of each range, and the number of events, int64 [ranges + 1]. columns: the
+    original places of the events, int32, ascending in each range; then the given columns.
     """
 
     ranges: list[range]
@@ -220,7 +221,7 @@ class Groups:
     def each(self, work: Callable[..., object], done: Callable[[float], object] = lambda share: None) -> None:
         """Call work(users, places, *columns) for each range, several at once.
 
-        done: called with the share of the ranges that is.
+        done: called with the finished share of the ranges.
         """
 
         def of_range(number: int) -> None:
@@ -233,15 +234,15 @@ class Groups:
                 for number, _ in enumerate(pool.map(of_range, range(len(self.ranges))), 1):
                     done(number / len(self.ranges))
             except BaseException:
-                # Whoever interrupts does not wait for all ranges that are left.
+                # After an interrupt, do not process the remaining ranges.
                 pool.shutdown(cancel_futures=True)
                 raise
 
 
 def grouped(folder: Path | None, by: np.ndarray, number: int, *columns: np.ndarray) -> Groups:
-    """Columns of events by ranges of range(number), of which `by` has one for each event, int [n].
+    """Group columns of events by ranges of range(number). by: the number of each event, int [n].
 
-    folder: where the files are made; without one all is in memory.
+    folder: for the files; without one the groups are in memory.
 
     Raises:
         OSError: when the disk has no room for them.
@@ -259,7 +260,7 @@ def grouped(folder: Path | None, by: np.ndarray, number: int, *columns: np.ndarr
         return part, np.argsort(group, kind="stable"), np.bincount(group, minlength=len(ranges))
 
     with ThreadPoolExecutor(THREADS) as pool:
-        # A few at once: what is ordered but not yet copied takes memory.
+        # A few at once: chunks that are ordered but not yet copied take memory.
         parts = chunks(len(by), by, *columns)
         while wave := list(islice(parts, THREADS)):
             places = []
@@ -277,7 +278,7 @@ def _copy(
     columns: tuple[np.ndarray, ...],
     copies: list[np.ndarray],
 ) -> None:
-    """Copy chunks, ordered by their ranges, to where their ranges are filled up to."""
+    """Copy chunks, ordered by their ranges, to the next free places of these ranges."""
 
     def copy(place: tuple[slice, np.ndarray, np.ndarray, np.ndarray]) -> None:
         part, order, sizes, fill = place
@@ -300,7 +301,7 @@ def _array(folder: Path | None, number: int, dtype: np.dtype) -> np.ndarray:
 
 
 def _ranges(counts: np.ndarray) -> list[range]:
-    """Ranges with about `RANGE_EVENTS` events each."""
+    """Ranges with about `RANGE_EVENTS` events each, and at most `MOST_RANGES` of them."""
     ends = np.cumsum(counts)
     size = max(RANGE_EVENTS, int(ends[-1]) // MOST_RANGES + 1) if len(ends) else RANGE_EVENTS
     firsts = np.unique((ends - counts) // size, return_index=True)[1].tolist()
@@ -309,8 +310,10 @@ def _ranges(counts: np.ndarray) -> list[range]:
 
 @dataclass
 class Own:
-    """What users, items or events have of features of their own, an array for each feature: table rows,
-    int32 [n]; places of lists, int32 [n, 2]; dense numbers, float32 [n]. See `record_type`.
+    """Features of users, items or events, an array for each feature. See `record_type`.
+
+    features: table rows, int32 [n]; lists: places of lists, int32 [n, 2]; numbers: dense numbers,
+    float32 [n].
     """
 
     features: list[np.ndarray] = field(default_factory=list)
@@ -319,7 +322,7 @@ class Own:
 
 
 def write_records(path: Path, fields: Mapping[str, np.ndarray], own: Own) -> None:
-    """Write records of some fields, [n] each, and of what they have of their own, block by block.
+    """Write records of some fields, [n] each, and of their own features, block by block.
 
     Raises:
         OSError: when the disk has no room for them.
@@ -339,7 +342,7 @@ def write_records(path: Path, fields: Mapping[str, np.ndarray], own: Own) -> Non
 
 
 def write_counts(folder: Path, tables: Sequence[Table], own: Own, num_train: int) -> None:
-    """Write how many training events have each row of the tables, in whose order `own` has their features."""
+    """Write the number of training events with each row of the tables. `own` has them in the same order."""
     for table, rows in zip(tables, own.features, strict=True):
         counts = counts_of(rows[:num_train], table.rows)
         np.save(folder / f"{table.name}_counts.npy", counts.astype(np.int32))

@@ -1,11 +1,11 @@
 """Histories and baselines of events, computed once, when columns are made, and kept with them.
 
-Histories: of each user the items, and of each item the users, in the order of time. Of the training events,
-and for the test of those of validation too. Stored once for each user and each item, not once for each event:
-an event knows where in it those before it end, and where it is itself.
+Histories: the items of each user, and the users of each item, in the order of time. They hold the training
+events, and for the test also the validation events. They are stored once for each user and each item, not
+once for each event: an event has the end of its part in them, and its own place.
 
-Baselines, which a model has to beat: biases for labels, popularity for rankings. They depend on the data and
-the split alone. Where what the events were drawn from is known, so is the oracle, which no model beats.
+Baselines: biases for labels, popularity for rankings. They depend only on the data and the split. If the
+distribution of the events is known, so is the oracle, the best possible prediction.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stored:
-    """The events in the order in which they are stored: positions of users and items, int32 [events]; label,
-    float32; time, int64.
+    """Events in the order in which they are stored.
+
+    user, item: positions, int32 [events]; label: float32 [events]; time: int64 [events].
     """
 
     user: np.ndarray
@@ -60,10 +61,10 @@ class Stored:
 
 
 class Listed(NamedTuple):
-    """Where events are in the lists of their users, or of their items.
+    """Places of events in the lists of their users, or of their items.
 
-    ends: the place before which what is older than each event ends; places: its own, `NOWHERE` unless it is
-    for training; int32 [events]; longest: how many events are older than one of the same list, at most.
+    ends: end of the events that are older than each event; places: its own place, `NOWHERE` unless it is a
+    training event; int32 [events]; longest: largest number of older events in a list.
     """
 
     ends: np.ndarray
@@ -71,13 +72,13 @@ class Listed(NamedTuple):
     longest: int
 
 
-# From the other side of events, positions int32 [n], their labels, times and places to what files hold of
-# them, by the name of the file, [n, ...].
+# Function from the members of lists (positions, int32 [n]), and the labels, times and places of their events,
+# to the content of files, [n, ...], by the name of the file.
 Content = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Mapping[str, np.ndarray]]
 
 
 class _Lists:
-    """The files that hold what users, or items, had of the events that are known: the first `num_known`."""
+    """Files with the lists of users, or of items, of the known events, the first `num_known`."""
 
     def __init__(
         self, folder: Path, name: str, known_owners: np.ndarray, number: int, content: Content
@@ -87,7 +88,7 @@ class _Lists:
         self.offsets = np.concatenate([[0], np.cumsum(counts_of(known_owners, number))])
         np.save(folder / f"{name}_offsets.npy", self.offsets)
         prefix = "test_" if name.startswith("test_") else ""
-        # Of no event, for types and widths alone.
+        # Without events, for the types and widths only.
         empty = content(
             np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.int32)
         )
@@ -97,8 +98,9 @@ class _Lists:
         }
 
     def write(self, owners: range, *columns: np.ndarray) -> None:
-        """Write the known events of a range of owners, owner after owner, each in the order of time; columns:
-        what `Content` takes of them.
+        """Write the known events of a range of owners, owner after owner, each in the order of time.
+
+        columns: the arguments of `Content`.
         """
         part = slice(self.offsets[owners.start], self.offsets[owners.stop])
         for file, held in self.content(*columns).items():
@@ -107,33 +109,33 @@ class _Lists:
 
 
 def by_users(folder: Path, stored: Stored) -> Groups:
-    """The events by ranges of users: their places, users, items, labels and times."""
+    """Group events by ranges of users: their places, users, items, labels and times."""
     columns = stored.user, stored.item, stored.label, stored.time
     return grouped(folder, stored.user, highest(stored.user) + 1, *columns)
 
 
 def by_items(folder: Path, stored: Stored, num_items: int) -> Groups:
-    """The events by ranges of items: their places, items, users, labels and times."""
+    """Group events by ranges of items: their places, items, users, labels and times."""
     columns = stored.item, stored.user, stored.label, stored.time
     return grouped(folder, stored.item, num_items, *columns)
 
 
 def histories(item_rows: np.ndarray) -> Content:
-    """What the files of users hold: items. item_rows: the table row of each item, int32 [items]."""
+    """Content of the user histories: items. item_rows: the table row of each item, int32 [items]."""
 
     def content(
         items: np.ndarray, labels: np.ndarray, times: np.ndarray, places: np.ndarray
     ) -> Mapping[str, np.ndarray]:
-        # Table rows, not positions of items, so that a history goes into a batch as it is.
+        # Table rows, not positions of items, so that a history is copied to a batch without a look-up.
         rows_and_labels = np.stack([item_rows[items], labels.view(np.int32)], axis=1)
-        # Times and events in files of their own: most models take none, and would read them for nothing.
+        # Times and events in files of their own, because most models do not read them.
         return {"history": rows_and_labels, "history_time": times, "history_event": places, "seen": items}
 
     return content
 
 
 def audiences(user_rows: np.ndarray) -> Content:
-    """What the files of items hold: users. user_rows: the table row of each user, int32 [users]."""
+    """Content of the item histories: users. user_rows: the table row of each user, int32 [users]."""
     return lambda users, labels, times, places: {"audience": user_rows[users]}
 
 
@@ -145,10 +147,10 @@ def write_all_lists(
     sizes: tuple[int, int, int],
     done: Callable[[float], object],
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Write what users had, and who had items; returns what records say of it, and how long the longest are.
+    """Write the user and item histories. Returns their fields of records, and the greatest lengths.
 
     groups: the events by users, and by items; rows: the table rows of users, and of items; done: called with
-    the share that is.
+    the finished share.
     """
     fields, longest = {}, {}
     owners = {HISTORY: stored.user, AUDIENCE: stored.item}
@@ -173,17 +175,17 @@ def write_lists(
     sizes: tuple[int, int, int],
     done: Callable[[float], object],
 ) -> Listed:
-    """Write what users or items had, as training and validation know it, and as the test does.
+    """Write the user or item histories, once for training and validation, and once for the test.
 
     groups: the events, see `by_users` and `by_items`; owners: their users or items, int32 [events]; done:
-    called with the share that is.
+    called with the finished share.
     """
     num_train, num_validation, _ = sizes
     num_known = num_train + num_validation
     number = groups.ranges[-1].stop
     in_training = _Lists(folder, name, owners[:num_train], number, content)
-    # A model in use knows the validation events when a test event comes. A training event must not: under a
-    # random split they lie between those of the training.
+    # A deployed model knows the validation events when a test event comes. A training event must not: in a
+    # random split they lie between the training events.
     in_test = _Lists(folder, f"test_{name}", owners[:num_known], number, content)
     ends, own_places = (temporary(folder, len(owners), np.int32) for _ in range(2))
     stands = _stands_of(folder, name, len(owners))
@@ -195,11 +197,11 @@ def write_lists(
         places, owner, other, label, time = (column[order] for column in columns)
         first = _first_of_time(owner, time)
         for lists, is_own in ((in_training, places < num_known), (in_test, places >= num_known)):
-            # Known events are stored first, so their place tells.
+            # Known events are stored first, so the place identifies them.
             is_known = places < lists.num_known
             known, own = np.flatnonzero(is_known), np.flatnonzero(is_own)
             lists.write(range_of, other[known], label[known], time[known], places[known])
-            # How many known events stand before each one in this order: it is a place in what is stored.
+            # Number of known events before each one in this order, which is a place in the files.
             before = lists.offsets[range_of.start] + np.cumsum(is_known) - is_known
             end = before[first[own]]
             ends[places[own]] = end
@@ -214,34 +216,36 @@ def write_lists(
 
 
 def _stands_of(folder: Path, name: str, number: int) -> np.ndarray:
-    """What is to say of each event before which place of its list it stands, int32: kept of users alone."""
+    """Return an array for the place in its list before which each event comes, int32. A file for users."""
     if name != HISTORY:
         return temporary(folder, number, np.int32)
     return create_column(folder / f"{name}_before.npy", (number,), np.int32)
 
 
 def _first_of_time(owner: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """For events in the order of owner and time: where the first of the same owner and time is, int64.
+    """Place of the first event of the same owner and time, int64, for events in the order of owner and time.
 
-    Such events do not know of each other: the lists of all of them end where that of the first does.
+    Such events are not in each other's lists: all their lists end at the first of them.
     """
     is_first = np.ones(len(owner), bool)
     is_first[1:] = (np.diff(owner) != 0) | (np.diff(time) != 0)
     return np.maximum.accumulate(np.where(is_first, np.arange(len(owner)), 0))
 
 
-# Damping of the bias baseline: a user or item with this many events is believed half-way. The usual
-# value; weaker and stronger ones gave a weaker baseline on ml-latest-small.
+# Damping of the bias baseline: with this many events, a bias is half of the mean deviation. The usual value;
+# weaker and stronger ones gave a weaker baseline on ml-latest-small.
 DAMPING = 5.0
 BASELINE_ROUNDS = 10
-# Of the time that all baselines take.
+# Share of the time of all baselines.
 SHARE_OF_BIASES = 0.7
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """labels: expected of all events, in the order in which they are stored, float32 [events]; ranks: the
-    best there can be of the items of the test, int64 [test events]. Either None where it is not known.
+    """Best possible predictions. Either is None if it is not known.
+
+    labels: expected labels of all events, in the order in which they are stored, float32 [events]; ranks:
+    best possible ranks of the items of the test, int64 [test events].
     """
 
     labels: np.ndarray | None
@@ -249,9 +253,10 @@ class Oracle:
 
 
 def oracle_of(raw: RawData, order: np.ndarray, num_test: int, split: str) -> Oracle:
-    """The oracle of events that are stored in this order, the test last."""
+    """Return the oracle of events that are stored in this order, the test last."""
     labels = None if raw.oracle is None else raw.oracle[order]
-    # A ranking for the test knows all that came before it, as these ranks do, where it is the newest event.
+    # These ranks use all earlier events of the user. So does a test ranking only if each test event is the
+    # newest of its user.
     if raw.oracle_ranks is None or split != "leave_one_out":
         return Oracle(labels, None)
     return Oracle(labels, raw.oracle_ranks[order[len(order) - num_test :]].astype(np.int64))
@@ -266,14 +271,13 @@ def baselines_of(
     schema: Schema,
     done: Callable[[float], object],
 ) -> dict[str, dict[str, Metrics]]:
-    """What a model has to beat on the test events, for each way of evaluation, and for each "/known" and
-    "/new": on those of the users with and without a training event, where there are both.
+    """Baselines on the test events for each way of evaluation.
 
-    Fitted on all that is not the test, which makes them harder to beat; but the calibration of a log loss is
-    that of predictions of the validation labels, made without them, as for the model.
+    With the suffixes "/known" and "/new": on the events of users with and without a training event, if there
+    are both. Baselines are fitted to all events except the test, which makes them stronger. As for the model,
+    the calibration of a log loss is fitted to predictions of the validation labels that did not use them.
 
-    by_user, by_item: the same events, see `histories.by_users`. done: called with the share of the work that
-    is.
+    by_user, by_item: the same events, see `by_users`. done: called with the finished share of the work.
     """
     num_known, num_items = sizes[0] + sizes[1], by_item.ranges[-1].stop
     fitted = fit_biases(
@@ -313,9 +317,9 @@ def _measured(
     liked_label: float,
     some: Any,
 ) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
-    """What predictions of the labels are worth on the test, and what they are worth as probabilities once
-    they are calibrated. fitted: without the validation events, and with them; some: of which test events,
-    bool or a slice.
+    """Metrics of predicted labels on the test, and metrics of the calibrated probabilities.
+
+    fitted: biases without the validation events, and with them; some: the test events, bool or a slice.
     """
     num_train, num_validation, num_test = sizes
     num_known = num_train + num_validation
@@ -345,7 +349,7 @@ def _measured(
         name: {metric: metrics[metric] for metric in ("log_loss", "auc")}
         for name, metrics in of_labels.items()
     }
-    # The share of yes is one already, and that of the few validation events only lies around it.
+    # The share of yes is already a probability. A calibration by the few validation events would add noise.
     num_liked = sum(int((label[part] >= liked_label).sum()) for part in chunks(num_known, label))
     log_loss = log_loss_of(num_liked / num_known, liked[some])
     of_share = {**of_answers.pop("global mean"), "log_loss": log_loss}
@@ -361,19 +365,19 @@ def popularity_ranks(
     excludes: bool = True,
     done: Callable[[float], object] = lambda share: None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks, int64, of the events from number `num_known` on, when items are ranked by their number of
-    known events; and how many items are ranked, int32, 0 where that of the event is not.
+    """Ranks of the events from number `num_known` on, int64, with items ranked by their known events.
 
-    excludes: True if items that the user is known to have had are not ranked.
+    Also returns the number of ranked items of each, int32, 0 if the item of the event is not ranked. Ties
+    count against an item.
 
-    by_user: all events by ranges of users, then their users and items. counts: the known events of each item,
-    int64 [items]. Ties count against an item.
+    by_user: all events by ranges of users, then their users and items. counts: number of known events of each
+    item, int64 [items]. excludes: True if items of the user's known events are not ranked.
     """
     num_items = len(counts)
-    # From the left, so that an item which is as popular counts as above, as it does for a model.
+    # From the left, so that an equally popular item counts as above, as for a model.
     popular = num_items - np.sort(counts).searchsorted(counts)
     num_cases = len(by_user.columns[0]) - num_known
-    # Numbers of items, of which there may be as many as an int32 counts.
+    # Ranks are int64: they may exceed the number of items, which may be the largest int32.
     ranks, candidates = np.empty(num_cases, np.int64), np.empty(num_cases, np.int32)
 
     def rank(users: range, places: np.ndarray, user: np.ndarray, item: np.ndarray, *_: np.ndarray) -> None:
@@ -388,12 +392,11 @@ def popularity_ranks(
             return
         known, cases = np.sort(pairs[:first]), pairs[first:]
         known = known[np.flatnonzero(np.diff(known, prepend=-1))]
-        # Sorted cases are looked up where the one before was.
+        # Sorted cases make the look-ups local.
         order = sorted_places(cases)
         cases, places = cases[order], places[first:][order] - num_known
         is_seen = among(cases, known)
-        # The test item counts once: among the popular ones, where it takes the place of the 1 of the first
-        # rank.
+        # The test item itself is counted in `popular`, so ranks begin at 1.
         found = popular[item[first:][order]] - _popular_seen(known, cases, counts)
         ranks[places] = np.where(is_seen, never_found(num_items), found)
         begins = cases // num_items * num_items
@@ -405,14 +408,13 @@ def popularity_ranks(
 
 
 def _popular_seen(known: np.ndarray, cases: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """How many items the users of the cases are known to have had that are as popular as the item of the case
-    or more, int64 [cases].
+    """Number of known items of the user of each case that are at least as popular as its item, int64 [cases].
 
-    Takes numbers of user and item, int64, in ascending order, each known one once; counts: how popular the
-    items are.
+    known, cases: numbers of pairs of user and item, int64, in ascending order, known ones without duplicates;
+    counts: popularity of the items.
     """
     num_items, step = len(counts), int(counts.max(initial=0)) + 1
-    # (user, popularity) as one number each.
+    # (user, popularity) as one number.
     user, item = _divided(known, num_items)
     seen = np.sort(user * step + counts[item])
     user, item = _divided(cases, num_items)
@@ -427,7 +429,7 @@ def _divided(pairs: np.ndarray, num_items: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Biases:
-    """The bias baseline: mean label, and how far each user and item lies from it, float64."""
+    """Bias baseline: mean label, and the deviation of each user and item from it, float64."""
 
     mean: float
     user: np.ndarray
@@ -445,18 +447,19 @@ def fit_biases(
     numbers: Sequence[int],
     done: Callable[[float], object] = lambda share: None,
 ) -> list[Biases]:
-    """Damped least squares for label = mean + user bias + item bias, by alternation: of so many of the first
-    events, for each of the numbers.
+    """Fit label = mean + user bias + item bias by damped alternating least squares.
+
+    Returns a fit for each of the numbers: of so many of the first events. A user or item without an event has
+    bias 0.
 
     by_user: all events by ranges of users, then their users, items and labels; by_item: by ranges of items,
-    then their items, users and labels. label: float [n]. A user or item without an event gets bias 0. done:
-    called with the share of the rounds that is.
+    then their items, users and labels. label: float [n]. done: called with the finished share of the rounds.
     """
     means = [float(label[:number].mean(dtype=np.float64)) for number in numbers]
     release(label)
     users, items = (_Side(groups, means, numbers) for groups in (by_user, by_item))
     biases = np.zeros((users.number, len(numbers)))
-    # Each line solves for one side exactly while the other is kept.
+    # Each line solves for one side exactly with the other fixed.
     for number in range(1, BASELINE_ROUNDS + 1):
         of_items = items.solved(biases)
         biases = users.solved(of_items)
@@ -465,7 +468,7 @@ def fit_biases(
 
 
 class _Side:
-    """Users or items, and what their biases are computed from; for several numbers of first events."""
+    """Users or items with the inputs of their biases, for several numbers of first events."""
 
     def __init__(self, groups: Groups, means: Sequence[float], numbers: Sequence[int]) -> None:
         self.groups, self.means, self.numbers = groups, means, numbers
@@ -480,7 +483,7 @@ class _Side:
         groups.each(count)
 
     def solved(self, biases: np.ndarray) -> np.ndarray:
-        """The biases of this side, float64 [users or items, numbers], given those of the other."""
+        """Biases of this side, float64 [users or items, numbers], given those of the other."""
         sums = np.empty_like(self.weights)
 
         def add(
@@ -491,16 +494,16 @@ class _Side:
             label: np.ndarray,
             *_: np.ndarray,
         ) -> None:
-            # As numpy takes them, once for all. The biases of all numbers lie side by side: looking them up
-            # takes most of the time, and so one access of memory is enough.
+            # Convert to the types of numpy once. The biases of all numbers are side by side: the look-up
+            # takes most of the time, and this way it is one memory access.
             own, others = own.astype(np.intp) - owners.start, biases.take(other, axis=0)
             labels = label.astype(np.float64)
             for place, number in enumerate(self.numbers):
                 known = slice(int(places.searchsorted(number)))
-                # What is left of the labels without mean and the biases of the other side.
+                # Labels minus the mean and the biases of the other side.
                 rest = labels[known] - self.means[place]
                 rest -= others[known, place]
-                # One after the other, in the order in which events are stored, whatever the ranges are.
+                # Added in the order in which events are stored, whatever the ranges are.
                 sums[owners.start : owners.stop, place] = np.bincount(own[known], rest, len(owners))
 
         self.groups.each(add)

@@ -1,6 +1,6 @@
-"""The columns of a configured data set: found beside its files, checked, and made where they are missing.
+"""Columns of a configured data set: found beside its files, checked, and made if they are missing.
 
-They are written from what was read, and given their name in one rename.
+They are written from the data read, and get their name in one rename.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ from recsuite.runtime.console import say, stage
 if TYPE_CHECKING:
     from recsuite.datasets.tables.source import Source, TableFile
 
-# What is under way, by the number of its process, and what may be in it: also a temporary file, where the
-# system cannot make one without a name.
+# Name of an unfinished folder, with the process id, and the names of its files. A temporary file is among
+# them if the system cannot make an unnamed one.
 LEFTOVER = re.compile(r"\.making-\d+")
 CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json|tmp\w{8}")
 # The parts of making columns, and the percent of the time that each takes for very many events.
@@ -89,7 +89,7 @@ PARTS = {"order": 6, "events": 5, "features": 2, "lists": 32, "baselines": 55}
 
 
 def newest_of(cache: Path, name: str) -> Path:
-    """Where columns of this name lie, or will: the last successor of the folder, if it has any."""
+    """Return the path of columns of this name: the last successor of the folder, if it has any."""
     numbers = [int(path.suffix[1:]) for path in cache.glob(f"{name}.*") if path.suffix[1:].isdecimal()]
     return cache / (f"{name}.{max(numbers)}" if numbers else name)
 
@@ -108,33 +108,33 @@ def make_columns(
     there: Columns | None = None,
     past: Past | None = None,
 ) -> None:
-    """Write columns, and put them where they are to be. Call it with the lock.
+    """Write columns and move them to their folder. The caller must hold the lock.
 
-    there: the whole columns that the folder has, if it has them. New ones with the same bits take their
-    place, any others that of a successor. past: of a stream, whose events lie in the order of time alone.
+    there: the intact columns in the folder, if any. New columns with the same bits replace them; others go to
+    a successor. past: of a stream, whose events are in the order of time only.
     """
-    # The lock is ours, so whatever lies here unfinished was left by a process that died.
+    # This process holds the lock, so any unfinished folder was left by a process that died.
     for leftover in filter(_is_leftover, folder.parent.iterdir()):
         shutil.rmtree(leftover)
     making = folder.parent / f".making-{os.getpid()}"
     making.mkdir()
     try:
         with stage("making columns", sum(PARTS.values()), "percent") as reached:
-            # Written under a name of its own: a process that dies here leaves no columns that look complete.
+            # Written under another name: a process that dies here leaves no columns that look complete.
             manifest = _write_columns(making, raw, schema, config, seed, reached, past)
-        # The rename must not get to the disk before what it names.
+        # The files must be on the disk before the rename.
         written = [flushed(path) for path in sorted(making.iterdir())]
         files = [dataclasses.asdict(entry) for entry in written]
-        # Last, as it holds the digests of all others: columns without it count as none.
+        # Last, because it holds the digests of all other files. Columns without it are ignored.
         (making / MANIFEST).write_text(
             json.dumps(sealed({**manifest, "files": files}), indent=1, allow_nan=False)
         )
         flush(making / MANIFEST)
         flush(making)
-        # Whoever uses whole columns may open one of their files at any time, and must not find other bits.
+        # A process that uses the old columns may open one of their files later, and must find the same bits.
         if there is not None and {entry.name: entry.xxh3_128 for entry in written} != there.files:
             folder = _successor_of(folder)
-        # This rename itself is not flushed: what a power cut takes of it is made again.
+        # The rename itself is not flushed: after a power cut the columns are made again.
         _publish(making, folder)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
@@ -142,20 +142,19 @@ def make_columns(
 
 
 def _is_leftover(path: Path) -> bool:
-    """Whether `make_columns` made a folder: --cache_dir may be one in which others make things too."""
+    """True if `make_columns` made this folder: --cache_dir may contain folders of other programs."""
     if not LEFTOVER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
         return False
     return all(CONTENT.fullmatch(found.name) for found in path.iterdir())
 
 
 def _publish(making: Path, folder: Path) -> None:
-    """Give new columns their name; where damaged ones lie, file by file, for somebody may be reading them."""
+    """Give new columns their name. Replace existing ones file by file: a process may be reading them."""
     if not folder.is_dir():
         folder.unlink(missing_ok=True)
         making.rename(folder)
         return
-    # The manifest last: until it is there, the old one does not fit the files, and nobody takes a mixture for
-    # whole.
+    # The manifest last: until then the old manifest does not match the files, so a mixture is refused.
     made = sorted(making.iterdir(), key=lambda path: path.name == MANIFEST)
     names = {path.name for path in made}
     for old in folder.iterdir():
@@ -169,7 +168,7 @@ def _publish(making: Path, folder: Path) -> None:
 
 
 def _done(reached: Callable[[int], None], part: str) -> Callable[[float], None]:
-    """What is to be called with the share of a part that is done."""
+    """Return a function that reports the finished share of a part."""
     names = list(PARTS)
     before = sum(PARTS[name] for name in names[: names.index(part)])
     return lambda share: reached(before + round(share * PARTS[part]))
@@ -196,7 +195,7 @@ def _write_columns(
     weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
     told = _told_or_keys(folder, raw, stored, order[:num_train], schema, past)
     label_told = label_told_by_features(raw.events, order[:num_head], stored.label[:num_head], schema)
-    # As much memory as a column.
+    # Frees as much memory as a column.
     del order
     by_user, by_item = by_users(folder, stored), by_items(folder, stored, len(raw.items))
     seen, said = rule_for_seen(config, by_user, num_train, schema, is_stream=past is not None)
@@ -214,15 +213,15 @@ def _write_columns(
             progress = _done(reached, "baselines")
             baselines = baselines_of(stored, by_user, by_item, sizes, oracle, schema, progress)
     return {
-        # Of all that a position of the training stands for, which is how a checkpoint says how far it is.
+        # Digest of the meaning of a position in the training: a checkpoint stores its progress as a position.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
         **dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True)),
-        # Of a stream also those that are held back.
+        # Includes the events of a stream that are held back.
         "num_skipped": raw.num_skipped + len(raw.events.user) - sum(sizes) - num_late,
         "num_users": len(raw.users),
         f"num_{schema.items}": len(raw.items),
         **longest,
-        # The model begins from it, so it may know nothing of what is predicted.
+        # The model starts from it, so it must not depend on later events.
         "mean_rating": float(stored.label[:num_head].mean(dtype=np.float64)),
         "tables": [_recorded(table, schema) for table in written.tables],
         "numbers": [plain(schema.recorded(feature)) for feature in written.numbers],
@@ -245,7 +244,7 @@ def _notes_on(written: Written) -> list[str]:
 
 
 def _rows_of_ids(folder: Path, written: Written, schema: Schema) -> list[np.ndarray]:
-    """The table rows of users, and of items, int32."""
+    """Table rows of users, and of items, int32."""
     features = [table.feature for table in written.tables]
     return [
         np.load(folder / f"{schema.name_of(entity)}_features.npy")["features"][
@@ -264,9 +263,9 @@ def _write_features(
     schema: Schema,
     past: Past | None,
 ) -> tuple[Written, Own]:
-    """Write the features of users and items, and what all features are; returns those of events too.
+    """Write the features of users and items, and the vocabulary. Returns the features of events too.
 
-    past: of a stream, with what its earlier columns say of them.
+    past: of a stream, with the vocabulary of its earlier columns.
     """
     entities = {
         entity: (frame, np.flatnonzero(counts_of(column[:num_train], len(frame))))
@@ -274,7 +273,7 @@ def _write_features(
     }
     written = write_features(folder, entities, schema, past.known if past else {})
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
-    # The tables of events are the last so far.
+    # The tables of events are the last ones at this point.
     write_counts(folder, written.tables[len(written.tables) - len(own.features) :], own, num_train)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
@@ -282,10 +281,10 @@ def _write_features(
 
 
 def _write_events(folder: Path, raw: RawData, order: np.ndarray, done: Callable[[float], None]) -> Stored:
-    """Write labels and times; returns all of the events."""
+    """Write labels and times. Returns the events."""
     events, number = raw.events, len(order)
-    # Users and items get to the disk in records, once it is known where histories end. Labels lie beside the
-    # records, which hold them too: code that scans all labels then reads a quarter of the bytes.
+    # Users and items are written in records later, when the ends of the histories are known. Labels are
+    # written both here and in the records: code that scans all labels then reads a quarter of the bytes.
     user = gather(events.user, order, temporary(folder, number, np.int32))
     done(0.2)
     item = gather(events.item, order, temporary(folder, number, np.int32))
@@ -300,7 +299,7 @@ def _write_events(folder: Path, raw: RawData, order: np.ndarray, done: Callable[
 def _told_or_keys(
     folder: Path, raw: RawData, stored: Stored, trained: np.ndarray, schema: Schema, past: Past | None
 ) -> dict[str, float]:
-    """What features of the event say of items, which a stream has no use for: it gets its keys."""
+    """Return the leakage of the item by features of the event. For a stream, write its keys instead."""
     if past is not None:
         _write_keys(folder, raw, stored, schema)
         return {}
@@ -308,7 +307,7 @@ def _told_or_keys(
 
 
 def _write_keys(folder: Path, raw: RawData, stored: Stored, schema: Schema) -> None:
-    """Write the numbers by which a stream knows its events again."""
+    """Write the hashes by which a stream recognises its events."""
     users, items = (
         digests_of(frame[schema.column_of(entity)])
         for entity, frame in ((USER, raw.users), (ITEM, raw.items))
@@ -320,11 +319,11 @@ def _write_keys(folder: Path, raw: RawData, stored: Stored, schema: Schema) -> N
 
 
 def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> dict[str, np.ndarray]:
-    """How much each event counts in the loss, float32, 1 in the mean; nothing where the data do not say."""
+    """Weight of each event in the loss, float32, with mean 1; empty if the data have no weights."""
     if raw.events.weight is None:
         return {}
     weight = gather(raw.events.weight, order, temporary(folder, len(order), np.float32))
-    # So that no rate or decay means something else with weights than without.
+    # Mean 1, so that learning rates and decays have the same effect with weights as without.
     mean = weight[:num_train].mean(dtype=np.float64)
     if not mean > 0:
         raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
@@ -334,7 +333,7 @@ def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> di
 
 
 def _more_labels(folder: Path, raw: RawData, order: np.ndarray) -> dict[str, np.ndarray]:
-    """The labels after the first, float32, NaN where there is none, and the weights of their own."""
+    """Labels after the first, float32, NaN for a missing one, and their own weights."""
     events = raw.events
     return {
         f"{field}_{place}": gather(found[name], order, temporary(folder, len(order), np.float32))
@@ -345,36 +344,36 @@ def _more_labels(folder: Path, raw: RawData, order: np.ndarray) -> dict[str, np.
 
 
 def _recorded(table: Table, schema: Schema) -> dict[str, Any]:
-    """What the manifest holds of a table."""
+    """Return a table in the form of the manifest."""
     recorded: dict[str, Any] = plain(dataclasses.replace(table, feature=schema.recorded(table.feature)))
     return recorded
 
 
-# The one part that a stream has, by which its columns are called.
+# The split of a stream, used in the name of its columns.
 STREAM, VOCABULARY = "stream", "vocabulary.json"
-# Where columns lie in the folder of the files.
+# Subfolder of the folder of the files with the columns.
 COLUMNS = ".columns"
-# What `_name` gives, and what earlier versions gave; then the number of a successor.
+# Names by `_name` of this and earlier versions, with the number of a successor.
 NAME = re.compile(r"\w+-[0-9a-f]{12}(?:-(?P<version>v\d+|[0-9a-f]{12})(?:\.\d+)?)?")
 
 
 def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Columns:
-    """The columns of the configured data set, made first if they are not there or are damaged.
+    """Return the columns of the configured data set. Make them first if they are missing or damaged.
 
-    Reads every byte of the files and of the columns: once on a machine is enough. Safe when several processes
-    call it at once: one makes them, the others wait with a deadline.
+    Reads every byte of the files and of the columns, so call it once on a machine. Safe when several
+    processes call it at once: one makes the columns, the others wait with a deadline.
 
-    launch: what tells one launch from another. --rebuild makes columns again once for each, or at each call
-    without it.
+    launch: identifies the launch. --rebuild makes columns again once for each launch, or at each call if it
+    is empty.
 
-    past: of a stream that goes on.
+    past: of a stream that continues.
 
     Raises:
         UserError: when the data cannot be had, read or stored.
     """
     data, seed = config.data, config.runtime.seed
     if config.stream.stream:
-        # A stream has one part, and takes every event as it comes.
+        # A stream has one part, and keeps every event.
         data = dataclasses.replace(data, split=STREAM, duplicates="keep")
     source = as_wanted(locate(data, seed), config.tables, data)
     known = past if config.stream.stream else None
@@ -387,7 +386,7 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
     def read_again() -> RawData:
         with stage("reading the files"):
             raw = read(source, data, cache)
-        # What was read must be what the folder is named after.
+        # The name of the folder contains the digests of the files.
         if _digests(source.files) != digests:
             raise UserError(f"The files in {source.folder} changed while they were read; start again.")
         return raw
@@ -396,7 +395,7 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
     for before in past.before:
         found = newest_of(cache, _name(digests, source.key, data, seed, before))
         columns = columns or _unchanged(found, source, past)
-    # Without the lock first: most runs find their columns, also in a folder that they may not write.
+    # First without the lock: most runs find their columns, even in a read-only folder.
     if columns is None and not _is_due(data, cache, name, launch):
         columns = _found(cache, name, source, bool(data.cache_dir))
     if columns is None:
@@ -417,11 +416,11 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
         )
     schema, rows = columns.schema, {table.name: table.rows for table in columns.tables}
     longest = {HISTORY: columns.longest_history, AUDIENCE: columns.longest_audience}
-    # No longer than the longest one there is: a worker's slots have room for this many in every row.
+    # At most the longest list in the data: a worker's slots have room for this many values in every row.
     lists = [
         Table(
             feature,
-            # In an order items are read by the rows by which they are predicted.
+            # A model that reads the order uses the rows of the item table, also for the history.
             0 if config.model.reads_order else rows[schema.vocabulary_of(feature.name)],
             most if data.shares_lists or config.model.reads_order else min(most, longest[feature.name]),
         )
@@ -432,7 +431,7 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
 
 
 def _unchanged(folder: Path, source: Source, past: Past) -> Columns | None:
-    """The columns of a stream, if they are there and those of the data that it knows."""
+    """Return the columns of a stream if they exist and match its state; else None."""
     columns, _ = load_columns(folder, source.folder, source.schema)
     if columns is None or columns.events_per_file != past.events_per_file:
         return None
@@ -449,8 +448,9 @@ def _with_lock(
     read_again: Callable[[], RawData],
     past: Past | None,
 ) -> Columns:
-    """The columns of this name, made unless whoever had the lock before has made them. settings: of the data,
-    and the seed.
+    """Return the columns of this name. Make them unless the previous holder of the lock did.
+
+    settings: of the data, and the seed.
     """
     (data, seed), folder = settings, newest_of(cache, name)
     there, fault = load_columns(folder, source.folder, source.schema)
@@ -473,30 +473,33 @@ def _with_lock(
 
 
 def _mark_of(cache: Path, name: str) -> Path:
-    """Where it stands which launch made columns of this name again, for its other modes and restarts."""
+    """Path of the file with the launch that last rebuilt columns of this name.
+
+    Other modes and restarts of the launch do not rebuild them.
+    """
     return cache / f".rebuilt-{name}"
 
 
 def _is_due(config: DataConfig, cache: Path, name: str, launch: str) -> bool:
-    """Whether --rebuild was given, and this launch has not done it yet."""
+    """True if --rebuild was given and this launch has not done it yet."""
     if not config.rebuild:
         return False
     try:
         return not launch or _mark_of(cache, name).read_bytes() != launch.encode()
     except OSError:
-        # Nobody left one, or none that this user may read.
+        # The file is missing or not readable.
         return True
 
 
 def _say_what_stays(folder: Path, made: Path, there: Columns | None) -> None:
-    """Say what came of a --rebuild of columns that were there, and what else lies beside new ones."""
+    """Report the result of a --rebuild of existing columns, and columns of other versions in the folder."""
     if there is not None and made == folder:
         say("the new columns are the same as before, to the last bit")
     elif there is not None:
         say(f"the new columns differ and lie in {made}; the earlier ones stay for whoever uses them")
     found = [NAME.fullmatch(path.parent.name) for path in sorted(folder.parent.glob(f"*/{MANIFEST}"))]
     others = [match[0] for match in found if match and match["version"] != f"v{VERSION}"]
-    # Another checkout may train on them at this moment, so nothing but the user removes them.
+    # Another checkout may be using them, so only the user may remove them.
     if others:
         say(
             f"left in {folder.parent} what other versions of the program made: {', '.join(others)}; remove "
@@ -505,8 +508,8 @@ def _say_what_stays(folder: Path, made: Path, there: Columns | None) -> None:
 
 
 def _found(cache: Path, name: str, source: Source, is_named: bool) -> Columns | None:
-    """Columns of this name in their folder, or beside the files, where others may have prepared them."""
-    # Whoever names a folder means that one.
+    """Return columns of this name from their folder or from the folder of the files, or None."""
+    # With --cache_dir only that folder is searched.
     for place in (cache,) if is_named else dict.fromkeys((cache, source.folder / COLUMNS)):
         columns, _ = load_columns(newest_of(place, name), source.folder, source.schema)
         if columns is not None:
@@ -517,13 +520,13 @@ def _found(cache: Path, name: str, source: Source, is_named: bool) -> Columns | 
 def _name(
     digests: dict[str, str], key: object, config: DataConfig, seed: int, past: Past | None = None
 ) -> str:
-    """The folder for columns of files with these digests, made by this version of the program."""
-    # A flag that changes nothing must not make a second copy. So --history, --audience and --others are not
-    # in the name either: lists are stored whole, and a batch takes a part of each.
+    """Name of the folder for columns of files with these digests, made by this version of the program."""
+    # A flag without an effect on the columns must not make a second copy. So --history, --audience and
+    # --others are not in the name: lists are stored whole, and a batch uses a part of each.
     drawn = config.split in ("time", "random")
     made_from = {
         "schema": key,
-        # It decides the baselines of rankings.
+        # It affects the baselines of rankings.
         "top": TOP,
         "files": digests,
         "bad_rows": (config.bad_rows, config.max_bad_rows),
@@ -531,7 +534,7 @@ def _name(
         "seen": config.seen,
         "test_fraction": config.test_fraction if drawn else None,
         "validation_fraction": config.validation_fraction,
-        # Always: whatever the split, validation is drawn by it.
+        # Always, because validation is drawn by it for every split.
         "seed": seed,
     }
     if past is not None:
@@ -542,19 +545,19 @@ def _name(
 
 
 def owner_of(name: str) -> str:
-    """What columns of one training alone are called by, see `Past.owner`; name: what tells it from others."""
+    """Owner in the name of columns of one training alone, see `Past.owner`. name: identifies the training."""
     return digest_of_bytes(name.encode())[:12]
 
 
 def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:
-    """Remove columns that a training made for itself alone, see `Past.owner`, but those that it uses."""
+    """Remove the columns that a training made for itself alone, see `Past.owner`, except `used`."""
     for path in cache.glob(f"{STREAM}_{owner}-*"):
         if path != used:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _digests(files: Sequence[TableFile]) -> dict[str, str]:
-    """Name to digest."""
+    """Map the name of each file to its digest."""
     with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
         found = pool.map(lambda file: file.digest(), files)
         return dict(zip([file.name for file in files], found, strict=True))

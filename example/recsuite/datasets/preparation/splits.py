@@ -1,6 +1,7 @@
-"""Events for training, validation and test, and which of several events of one user and item count.
+"""Split of events into training, validation and test, and treatment of repeated events of a user and an item.
 
-Kept apart, such events give the answer of a test away: under --split random one of them may be trained on.
+Repeated events are a leak between the splits: with --split random one of them may be a training event and
+another a test event.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from recsuite.datasets.streams import Past, num_held_back
 from recsuite.errors import UserError, an, counted
 from recsuite.runtime.console import stage
 
-# What counts, by the value of --duplicates.
+# Explanation of each value of --duplicates.
 COUNTS = {
     "last": "the last in time counts",
     "first": "the first in time counts",
@@ -51,16 +52,16 @@ COUNTS = {
     "keep": "all of them count",
 }
 
-# The share of repeats among the training events from which on items that a user had are allowed.
+# From this share of repeats among the training events on, items that a user had are allowed.
 LEAST_REPEATS = 0.1
 
 
 def settle(raw: RawData, how: str, schema: Schema, folder: Path | None = None) -> RawData:
-    """A data set with one event of a user and an item, or with "keep" as it is; says what was repeated.
+    """Return a data set with one event of each user and item, and a note on repeated events.
 
-    What happened several times counts so many times as much: the weights of clicks and of counts add up, but
-    for those of later events than the one that counts. Its arrays are those of `raw`, changed. folder: for
-    files that are gone at the end; without one memory has all of them.
+    With "keep" all events stay. The weights of repeated clicks and counts are added, but not those of later
+    events than the one that is kept. The arrays of `raw` are changed in place. folder: for temporary files;
+    without one the arrays stay in memory.
 
     Raises:
         UserError: when there are more events than can be counted.
@@ -68,7 +69,7 @@ def settle(raw: RawData, how: str, schema: Schema, folder: Path | None = None) -
     events, number = raw.events, len(raw.events.user)
     if number > MOST:
         raise UserError(f"There are {number:,} {schema.labels}, and {MOST:,} is the limit; give fewer.")
-    # With "first" the others may lie in the time of the test.
+    # Not with "first": the other events may be in the time of the test.
     adds_up = schema.label_kind in (CLICKS, COUNT) and how in ("last", "mean")
     if adds_up:
         assert events.weight is not None or schema.label_kind == CLICKS
@@ -98,11 +99,11 @@ def settle(raw: RawData, how: str, schema: Schema, folder: Path | None = None) -
 
 
 def _with_weights(events: Events) -> Events:
-    """The events with weights that can be written. Without any they are clicks, the labels of which are 1."""
+    """Return the events with writeable weights. Events without weights are clicks, with labels of 1."""
     if events.weight is not None:
         return dataclasses.replace(events, weight=writeable(events.weight))
-    # The array of the labels has what the weights are at first, and for many events lies in a file: so no
-    # memory is needed for the weights, nor for labels that are all one number.
+    # The labels are all 1, as are the initial weights, and with many events their array is in a file. So the
+    # weights reuse it, and the labels become a broadcast number: neither needs memory.
     ones = np.broadcast_to(np.float32(1), len(events.label))
     return dataclasses.replace(events, label=ones, weight=writeable(events.label))
 
@@ -116,7 +117,7 @@ def _settle(
     adds_up: bool,
     is_left: np.ndarray,
 ) -> tuple[int, int]:
-    """Unmark the events of these pairs that do not count; how many events repeat one, and how many pairs."""
+    """Unmark the events of these pairs that are dropped. Returns the numbers of repeated events and pairs."""
     order = sorted_places(pairs)
     ordered = pairs[order]
     is_same = np.concatenate([[False], ordered[1:] == ordered[:-1], [False]])
@@ -124,7 +125,7 @@ def _settle(
     if not len(repeated):
         return 0, 0
     del order, ordered, is_same
-    # In the order of the file again, which events of one time keep.
+    # In the order of the file again, so that events of one time keep it.
     repeated.sort()
     places, pairs = places[repeated], pairs[repeated]
     order = sorted_places(pairs, time[repeated])
@@ -139,7 +140,7 @@ def _settle(
         assert events.weight is not None
         events.weight[counting] = np.add.reduceat(events.weight[places], begins, dtype=np.float64)
     if how == "mean":
-        # The mean goes to the last of the pair, and so to its time.
+        # The last event of the pair gets the mean and keeps its time.
         sums = np.add.reduceat(events.label[places], begins, dtype=np.float64)
         events.label[counting] = sums / (ends - begins + 1)
     release(*(column for column in (events.label, events.weight) if column is not None))
@@ -149,8 +150,9 @@ def _settle(
 def describe_leak(
     events: Events, is_test: np.ndarray, schema: Schema, folder: Path | None = None
 ) -> list[str]:
-    """What to say where a split comes between events of one pair. is_test: bool [events]; folder: as for
-    `settle`.
+    """Notes on pairs of a user and an item with events on both sides of the test split.
+
+    is_test: bool [events]; folder: as for `settle`.
     """
     leaks: list[int] = []
 
@@ -171,7 +173,7 @@ def describe_leak(
 def rule_for_seen(
     config: DataConfig, by_user: Groups, num_train: int, schema: Schema, is_stream: bool
 ) -> tuple[str, list[str]]:
-    """The rule for items that a user had, EXCLUDE or ALLOW, and what to say where it was guessed.
+    """Return the rule for items that a user had, EXCLUDE or ALLOW, and a note if it was inferred.
 
     by_user: all events by ranges of users, then their users and items.
     """
@@ -204,11 +206,12 @@ def _for_pairs(
     folder: Path | None,
     work: Callable[[np.ndarray, np.ndarray, np.ndarray], object],
 ) -> None:
-    """Do some work for the events of ranges of users: their places, int32, a number for user and item, int64,
-    and their times. title: what it is called meanwhile.
+    """Call work(places, pairs, times) for the events of ranges of users.
+
+    places: int32; pairs: a number for user and item, int64. title: of the progress display.
     """
     num_items = highest(events.item) + 1
-    # Events without users and items have one of each (`constants` of schema.toml), and repeat nothing.
+    # Events without users and items have one of each (`constants` of schema.toml), which is no repetition.
     if num_items == 1 and highest(events.user) == 0:
         return
 
@@ -224,7 +227,7 @@ def _for_pairs(
 
 
 def _only(raw: RawData, is_left: np.ndarray) -> RawData:
-    """The events that are left."""
+    """Return the data set with the marked events only."""
     return dataclasses.replace(
         raw,
         events=with_columns(raw.events, lambda column: keep(column, is_left)),
@@ -239,16 +242,17 @@ def _only(raw: RawData, is_left: np.ndarray) -> RawData:
 def split(
     raw: RawData, schema: Schema, config: DataConfig, seed: int, folder: Path | None = None
 ) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
-    """The order in which events are stored, int32 [events]; how many are for training, validation and the
-    test; and what there is to say of it. folder: for files that are gone at the end.
+    """Return the order in which events are stored, int32 [events], the sizes of the splits, and notes.
+
+    The sizes are those of training, validation and test. folder: for temporary files.
 
     Raises:
         UserError: when there are too few events for these fractions.
     """
     number = len(raw.events.user)
     with ThreadPoolExecutor(1) as pool:
-        # Stable, so that events of one second keep the order of the file on every machine. Beside the
-        # drawing, which takes as long: numpy does neither with Python's lock.
+        # Stable, so that events of one second keep the order of the file on every machine. In parallel with
+        # the drawing, which takes as long: numpy does both without Python's lock.
         sorting = pool.submit(sorted_places, raw.events.time)
         is_test, notes = _choose_test(raw, schema, sorting, config, seed)
         if raw.official_validation is None:
@@ -272,21 +276,20 @@ def split(
         notes.append(
             f"no {schema.label} is for validation: no validation after each epoch, and no early stopping"
         )
-    # With any other value no pair has two events that could lie on both sides.
+    # With any other value of --duplicates no pair has several events.
     if config.keeps_repeats:
         in_file = np.zeros(number, bool)
         in_file[by_time[is_test]] = True
         notes += describe_leak(raw.events, in_file, schema, folder)
-    # One split after the other, so each is a range of positions: a list of them would cost a second random
-    # read for every event of a batch.
+    # One split after the other, so that each is a range of positions: a list of positions would cost a second
+    # random read for every event of a batch.
     return np.concatenate([by_time[part] for part in parts]), (num_train, num_validation, num_test), notes
 
 
 def stream_order(
     raw: RawData, schema: Schema, past: Past
 ) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
-    """As `split`, of a stream: the events in the order of time, without those that came too late; and what is
-    to be said of them.
+    """Same as `split` for a stream: the events in the order of time without late ones, and notes on these.
 
     Raises:
         UserError: when there are none.
@@ -310,7 +313,7 @@ def stream_order(
 
 
 def _describe_held(raw: RawData, schema: Schema, order: np.ndarray, number: int) -> str:
-    """Name the first event of those that are held back by its file and its place among the events there."""
+    """Note on held-back events, with the file of the first one and its place among the events there."""
     ends = np.cumsum([*raw.events_per_file.values()])
     file = int(np.searchsorted(ends, order[-number], side="right"))
     name, size = [*raw.events_per_file.items()][file]
@@ -325,7 +328,7 @@ def _describe_held(raw: RawData, schema: Schema, order: np.ndarray, number: int)
 def _choose_test(
     raw: RawData, schema: Schema, by_time: Future[np.ndarray], config: DataConfig, seed: int
 ) -> tuple[np.ndarray, list[str]]:
-    """Whether each event, in the order of time, is for the test, bool [events]; and what to say of it."""
+    """Mark the events of the test, bool [events], in the order of time. Also returns notes."""
     number = len(raw.events.user)
     is_test = np.zeros(number, bool)
     if raw.official_test is not None:
@@ -336,25 +339,25 @@ def _choose_test(
         return is_test, notes
     is_test[_cut_of(number, config) :] = True
     if config.split == "random":
-        # Each draw has a stream of its own, so that the test stays the same whatever is drawn for validation.
-        # Marks that are permuted stay as many, unlike those drawn one by one.
+        # Each draw has its own generator, so that the test does not depend on the draw for validation.
+        # Permuting the marks keeps their number, unlike drawing them one by one.
         np.random.default_rng([seed, 1]).shuffle(is_test)
     return is_test, []
 
 
 def _cut_of(number: int, config: DataConfig) -> int:
-    """Where the newest of so many events begin, which are the test."""
+    """Place in the order of time at which the test begins, which has the newest of `number` events."""
     return number - round(number * config.test_fraction)
 
 
 def _describe_cut(time: np.ndarray, by_time: np.ndarray, cut: int, schema: Schema) -> list[str]:
-    """What to say where the test begins among events of one time. by_time: their places in its order.
+    """Notes for a test that begins among events of one time. by_time: places of events in the order of time.
 
     Raises:
         UserError: when all have one time, so that none is newer than another.
     """
     number = len(time)
-    # Their order would be that of the file, and its end often has users that the training never saw.
+    # They would be split in the order of the file, whose end often has users without a training event.
     if number > 1 and time[by_time[0]] == time[by_time[-1]]:
         raise UserError(
             f"All {number:,} {schema.labels} have the time {time[0]}, so --split time cannot choose the "
@@ -374,7 +377,7 @@ def _describe_cut(time: np.ndarray, by_time: np.ndarray, cut: int, schema: Schem
 def _choose_newest_of_each(
     events: Events, by_time: np.ndarray, schema: Schema
 ) -> tuple[np.ndarray, list[str]]:
-    """The places, in the order of time, of the last event of each user; and what to say of it."""
+    """Return the places, in the order of time, of the last event of each user, and notes."""
     newest, num_single = _newest_of_each(events.user, by_time)
     notes = []
     if num_single:
@@ -390,7 +393,7 @@ def _choose_newest_of_each(
 
 
 def _num_tied(events: Events, newest: np.ndarray) -> int:
-    """How many of the users of these events, one of each, have another event of that time."""
+    """Number of users with another event at the time of their newest. newest: one event of each user."""
     has_newest = np.zeros(highest(events.user) + 1, bool)
     time_of = np.zeros(len(has_newest), np.int64)
     has_newest[events.user[newest]] = True
@@ -406,11 +409,11 @@ def _num_tied(events: Events, newest: np.ndarray) -> int:
 def _choose_validation(
     events: Events, by_time: Future[np.ndarray], is_test: np.ndarray, config: DataConfig, seed: int
 ) -> np.ndarray:
-    """Whether each event, in the order of time, is for validation, bool [events]: --validation_fraction of
-    those that are left beside the test, drawn by the seed; for leave_one_out among the newest left of each
-    user.
+    """Mark the validation events, bool [events], in the order of time.
 
-    Not the newest for --split time: the newest events are the most informative ones about the test.
+    They are --validation_fraction of the events outside the test, drawn by the seed; for leave_one_out from
+    the newest remaining event of each user. For --split time they are not the newest: the newest events are
+    the most informative ones about the test.
     """
     among = where(~is_test)
     wanted = round(len(among) * config.validation_fraction)
@@ -423,15 +426,17 @@ def _choose_validation(
 
 
 def _newest_of_each(user: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, int]:
-    """Of events that lie at these places, in the order of time: where among them the last of each user with
-    two or more is, int32, user after user; and how many users have one.
+    """Return where, among events at these places, the last one of each user is, int32, user after user.
+
+    places: in the order of time. Only users with two or more events are included; also returns the number of
+    users with one.
     """
     number = highest(user) + 1
     counts, last = np.zeros(number, np.int64), np.zeros(number, np.int32)
     for part in chunks(len(places)):
         users = user[places[part]]
         counts += np.bincount(users, minlength=number)
-        # Of several values for one place the last one stays.
+        # With several values for one index, numpy keeps the last.
         last[users] = np.arange(part.start, part.stop)
     release(user)
     return last[counts > 1], int(np.count_nonzero(counts == 1))

@@ -1,9 +1,9 @@
 """Encoding of the raw values of features: table rows, or inputs on a common scale.
 
-Known from the training events alone, and kept with a model, so that what serves it does the same:
-vocabulary.json has for a feature of categories its raw values, in the order of their table rows 1, 2, ...,
-and for a number the edges of its buckets, or its scale. Of a dynamic feature these are no rows, but numbers
-of all values that the files have, and <feature>_ids.npy has the id of each.
+It is fitted to the training events only, and kept with a model for serving. For a feature of categories,
+vocabulary.json has its raw values, in the order of their table rows 1, 2, ..., and for a number the edges of
+its buckets, or its scale. A dynamic feature has numbers of all values in the files instead of table rows, and
+<feature>_ids.npy has the id of each.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from recsuite.ids import UNKNOWN_ID, check_distinct, check_kind, ids_of
 if TYPE_CHECKING:
     import pandas
 
-# Rows of a number's table: quantiles, each of which has as many values of the training as any other.
+# Buckets of a number: quantiles with equal numbers of training values.
 NUM_BUCKETS = 32
-# A number whose mean lies so many standard deviations above its median is taken by its logarithm.
+# A number whose mean lies so many standard deviations above its median is replaced by its logarithm.
 SKEWED = 0.2
-# Quantiles are those of so many values at most, evenly taken: their error is below a thousandth.
+# Quantiles are computed from at most so many evenly spaced values: their error is below a thousandth.
 MOST_FITTED = 2**20
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """Quantiles: a value from edge n - 1 up to below edge n has row n + 1; without a value row 0."""
+    """Quantiles: a value from edge n - 1 up to below edge n has row n + 1; a missing value has row 0."""
 
     edges: tuple[float, ...]
 
     @property
     def rows(self) -> int:
-        """How many rows the table has."""
+        """Number of rows of the table."""
         return len(self.edges) + 2
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Table rows, int32 [n], of numbers, float [n]; NaN where there is none."""
+        """Table rows, int32 [n], of numbers, float [n], NaN for a missing one."""
         rows = np.searchsorted(np.array(self.edges), rounded(values), side="right") + UNKNOWN_ROW + 1
         return np.where(np.isnan(values), UNKNOWN_ROW, rows).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A number less its mean, divided by its spread; taken by log(1 + x) first when it is skewed."""
+    """Scale of a number: (x - mean) / spread, with log(1 + x) instead of x if it is skewed."""
 
     mean: float
     spread: float
     is_log: bool
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """What the model receives, float32 [n]; NaN where there is no value."""
-        # A value below the training's range has a logarithm too.
+        """Inputs of the model, float32 [n]; NaN for a missing value."""
+        # At least 0, so that a value below the training range has a logarithm too.
         values = rounded(values)
         values = np.log1p(np.maximum(values, 0.0)) if self.is_log else values
         scaled: np.ndarray = ((values - self.mean) / self.spread).astype(np.float32)
@@ -71,14 +71,14 @@ Encoding = Buckets | Scale
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """Numbers as precise as columns have them, and in their range, float64 [n]."""
-    # A column of events has 32 bits, and a caller's number 64: what lies on an edge must lie there for both.
+    """Round numbers to the precision and range of columns, float64 [n]."""
+    # A column of events has 32 bits, and a caller's number 64: a value on an edge must be on it for both.
     limit = np.finfo(np.float32).max
     return values.astype(np.float64).clip(-limit, limit).astype(np.float32).astype(np.float64)
 
 
 def fit(values: np.ndarray, number: str) -> Encoding:
-    """The encoding of a number, of the training's values, float [n], NaN where there is none."""
+    """Fit the encoding of a number to its training values, float [n], NaN for a missing one."""
     values = rounded(values[:: -(-len(values) // MOST_FITTED) or 1])
     values = values[~np.isnan(values)]
     if number == DENSE:
@@ -88,7 +88,7 @@ def fit(values: np.ndarray, number: str) -> Encoding:
     # Each edge is a value that occurs, so rounding decides nothing.
     shares = np.arange(1, NUM_BUCKETS) / NUM_BUCKETS
     edges = np.unique(np.quantile(values, shares, method="higher"))
-    # Below the lowest edge lies nothing: it is the minimum.
+    # No value is below the minimum, so it is no edge.
     return Buckets(tuple(edges[edges > values.min()].tolist()))
 
 
@@ -104,7 +104,7 @@ def _fit_scale(values: np.ndarray) -> Scale:
 
 
 def encoding_of(found: Mapping[str, Any]) -> Encoding:
-    """The encoding of a number, of what vocabulary.json has for it.
+    """Return the encoding of a number from its entry in vocabulary.json.
 
     Raises:
         TypeError, ValueError: when it describes none.
@@ -122,19 +122,21 @@ def encoding_of(found: Mapping[str, Any]) -> Encoding:
 
 @dataclass
 class Written:
-    """What is known of the features so far: their tables, the dense numbers among them, those that the files
-    do not have, and what vocabulary.json is to say.
+    """Features written so far.
+
+    tables: their tables; numbers: the dense numbers; left_out: features that the files do not have;
+    vocabulary: the content of vocabulary.json.
     """
 
     tables: list[Table] = field(default_factory=list)
     numbers: list[Feature] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     vocabulary: dict[str, Any] = field(default_factory=dict)
-    # What earlier columns of a stream say, which holds for what comes after them too.
+    # The vocabulary of earlier columns of a stream, which continues to apply.
     known: Mapping[str, Any] = field(default_factory=dict)
 
     def lacks(self, feature: Feature) -> bool:
-        """Whether earlier columns had other features, but not this one: a model has no table for it."""
+        """True if earlier columns exist and lack this feature: the model has no table for it."""
         return bool(self.known) and feature.name not in self.known
 
 
@@ -144,11 +146,11 @@ def write_features(
     schema: Schema,
     known: Mapping[str, Any] | None = None,
 ) -> Written:
-    """Write what all users and items have of their features.
+    """Write the features of all users and items.
 
-    A table has a row for each value that the training events show, and row 0 for any other: a row that
-    training never touches would be noise in the test. entities: users and items, and the positions of those
-    that the training has; known: what vocabulary.json of earlier columns says, which holds for what it names.
+    A table has a row for each value in the training events, and row 0 for any other: an untrained row would
+    be noise in the test. entities: users and items, and the positions of those with training events; known:
+    vocabulary.json of earlier columns, which continues to apply to its features.
     """
     written = Written(known=known or {})
     for entity, (frame, trained) in entities.items():
@@ -171,8 +173,9 @@ def write_features(
 def features_of_events(
     folder: Path, written: Written, events: Events, order: np.ndarray, num_train: int, schema: Schema
 ) -> Own:
-    """What all events have of their own features, in the order in which they are stored, in files without a
-    name; adds to what was `written`. order: int [events]; the first `num_train` are for training.
+    """Return the features of all events, in the order in which they are stored, in unnamed files.
+
+    Adds them to `written`. order: int [events]; the first `num_train` are for training.
     """
     own = Own()
     for feature in _features_of(EVENT, schema):
@@ -190,14 +193,14 @@ def features_of_events(
 
 
 def _kind_of(encoding: Encoding, own: Own) -> list[np.ndarray]:
-    """Where among features of their own a number goes: to the table rows or to the dense numbers."""
+    """Return the list for a number with this encoding: the table rows or the dense numbers."""
     return own.features if isinstance(encoding, Buckets) else own.numbers
 
 
 def _encoded(
     folder: Path, values: np.ndarray, order: np.ndarray, encode: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """A column of the events in the order in which they are stored, as table rows or scaled numbers."""
+    """Encode a column of the events, in the order in which they are stored: table rows or scaled numbers."""
     encoded = temporary(folder, len(order), encode(values[:0]).dtype)
     for part in chunks(len(order), encoded):
         encoded[part] = encode(values[order[part]])
@@ -206,7 +209,7 @@ def _encoded(
 
 
 def write_vocabulary(folder: Path, written: Written) -> None:
-    """Write what table rows and scaled numbers stand for, and the ids of dynamic features."""
+    """Write vocabulary.json, and the ids of dynamic features."""
     (folder / "vocabulary.json").write_text(json.dumps(written.vocabulary, allow_nan=False))
     for name in (table.name for table in written.tables if table.feature.is_dynamic):
         values = written.vocabulary[name]
@@ -216,13 +219,13 @@ def write_vocabulary(folder: Path, written: Written) -> None:
 
 
 def _features_of(entity: str, schema: Schema) -> list[Feature]:
-    # Those with lists last, so that all others are joined at once.
+    # Features with lists last, so that all others are joined at once.
     ordered = sorted(schema.features, key=lambda feature: feature.multi)
     return [feature for feature in ordered if feature.entity == entity]
 
 
 def _add_number(written: Written, feature: Feature, trained: np.ndarray) -> Encoding:
-    """Add a number to what is known, and say how it is encoded. trained: of the training, float [n]."""
+    """Add a number to `written` and return its encoding. trained: training values, float [n]."""
     held = written.known.get(feature.name)
     encoding = fit(trained, feature.number) if held is None else encoding_of(held)
     written.vocabulary[feature.name] = asdict(encoding)
@@ -236,13 +239,13 @@ def _add_number(written: Written, feature: Feature, trained: np.ndarray) -> Enco
 def _add_categories(
     written: Written, feature: Feature, values: pandas.Series, trained: np.ndarray, longest: int = 1
 ) -> np.ndarray:
-    """Add a feature of categories to what is known; the table rows of its values, int32."""
+    """Add a feature of categories to `written` and return the table rows of its values, int32."""
     held = None if feature.is_dynamic else written.known.get(feature.name)
-    # A dynamic table learns of values when they come, so all of them have a number here.
+    # A dynamic table inserts values when they come, so all of them have a number here.
     shown = values if feature.is_dynamic else values.loc[trained]
     check_kind(feature.column, written.known.get(feature.name), shown.dropna().to_numpy())
     known = np.unique(shown.dropna()) if held is None else np.array(held)
-    # Sorted, as np.unique gives them: the same data have the same rows on every machine.
+    # Sorted by np.unique: the same data have the same rows on every machine.
     written.vocabulary[feature.name] = known.tolist()
     written.tables.append(Table(feature, len(known) + 1, longest))
     return _rows_of(values, known)
@@ -251,11 +254,12 @@ def _add_categories(
 def _add_lists(
     folder: Path, written: Written, feature: Feature, column: pandas.Series, trained: np.ndarray
 ) -> np.ndarray:
-    """Add a feature with lists to what is known, and write their values; where each list begins among them,
-    and how many they are, int32 [n, 2].
+    """Add a feature with lists to `written` and write their values.
+
+    Returns the begin of each list among the values, and its length, int32 [n, 2].
     """
     counts = column.str.len().clip(lower=1).to_numpy(np.int32)
-    # An item without a value has the value "unknown": no list is empty.
+    # An empty list gets the unknown row: no list is empty.
     rows = _add_categories(written, feature, column.explode(), trained, int(counts.max()))
     if len(rows) > MOST:
         raise UserError(
@@ -267,8 +271,9 @@ def _add_lists(
 
 
 def _add_codes(written: Written, feature: Feature, values: Codes, trained: np.ndarray) -> np.ndarray:
-    """Add a category of events to what is known; the table row of each of its codes, int32, of which the last
-    is that of the code -1. trained: the places of the events of the training.
+    """Add a category of events to `written` and return the table row of each of its codes, int32.
+
+    The last row is that of the code -1. trained: the places of the training events.
     """
     if feature.is_dynamic:
         known = np.arange(len(values.values))
@@ -288,7 +293,7 @@ def _add_codes(written: Written, feature: Feature, values: Codes, trained: np.nd
 
 
 def _rows_of(values: pandas.Series, known: np.ndarray) -> np.ndarray:
-    """Table rows, int32: 1 and up for the known values, 0 for others (get_indexer says -1 for those)."""
+    """Table rows, int32: 1 and up for the known values, 0 for others (get_indexer returns -1 for those)."""
     import pandas
 
     return (pandas.Index(known).get_indexer(pandas.Index(values)) + 1).astype(np.int32)

@@ -1,6 +1,4 @@
-"""Features of an event that are computed: its hour, its weekday, how old its item or user was then, and on
-which day of its user it was.
-"""
+"""Derived features of an event: hour, weekday, age of its item or user, and day of its user."""
 
 from __future__ import annotations
 
@@ -14,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 from recsuite.datasets.schema import ENTITIES, EVENT, USER, Codes, Feature, RawData, Schema
 from recsuite.errors import UserError
 
-# For types alone: reading a schema must not take an import of numpy.
+# Only for type checks: reading a schema must not import numpy.
 if TYPE_CHECKING:
     import numpy as np
 
 TIMESTAMP = "timestamp"
 HOUR, WEEKDAY, AGE_DAYS = "hour", "weekday", "age_days"
-# The functions, each as it is written in a schema.
+# Functions, as written in a schema.
 FUNCTIONS = {
     HOUR: "hour(timestamp)",
     WEEKDAY: "weekday(timestamp)",
     AGE_DAYS: "age_days(item.COLUMN) or age_days(user.COLUMN)",
 }
-# And one that no schema names, see --days.
+# Not available in a schema, see --days.
 USER_DAY = f"user_day({TIMESTAMP})"
-# Rows of days, of the number of events: with more most of them have one event.
+# Largest number of rows for days, as a share of the events: with more rows, most have a single event.
 MOST_DAYS = 0.5
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400
 # 1 January 1970 was a Thursday, the fourth day of a week that begins on Monday.
@@ -38,9 +36,9 @@ CALL = re.compile(r"\s*(\w+)\s*\((.*)\)\s*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Derived:
-    """A call as a schema has it, such as age_days(item.released).
+    """Call in a schema, such as age_days(item.released).
 
-    function: its name, known or not. argument: what stands in the brackets.
+    function: its name, known or not. argument: the text in the brackets.
     """
 
     function: str
@@ -48,23 +46,23 @@ class Derived:
 
     @property
     def of(self) -> str:
-        """Whose column the argument is, "user" or "item"; empty for the time of the event."""
+        """Entity of the argument's column, "user" or "item"; empty for the time of the event."""
         entity, point, column = self.argument.partition(".")
         return entity if point and column and entity in ENTITIES else ""
 
     @property
     def column(self) -> str:
-        """The column of dates that it takes; empty for the time of the event."""
+        """Column of dates in the argument; empty for the time of the event."""
         return self.argument.partition(".")[2] if self.of else ""
 
     @property
     def fits(self) -> bool:
-        """Whether the function takes such an argument."""
+        """True if the function accepts this argument."""
         return bool(self.column) if self.function == AGE_DAYS else self.argument == TIMESTAMP
 
 
 def derived(column: str) -> Derived | None:
-    """The call that a feature's column is; None for the name of a column of a file."""
+    """Parse a feature's column as a call; None if it is the name of a column of a file."""
     match = CALL.fullmatch(column)
     if not match:
         return None
@@ -75,8 +73,8 @@ def derived(column: str) -> Derived | None:
 
 
 def dates_name(entity: str, column: str) -> str:
-    """What the parsed users or items call a column of dates, days since 1970, that is no feature itself."""
-    # No column of a file is called so, for a schema takes that for the call.
+    """Name of a column of dates (days since 1970) in the parsed users or items; it is not a feature."""
+    # No column of a file has this name: a schema reads it as the call.
     return f"{AGE_DAYS}({entity}.{column})"
 
 
@@ -91,16 +89,16 @@ def weekday(time: np.ndarray) -> np.ndarray:
 
 
 def age_days(time: np.ndarray, day: np.ndarray) -> np.ndarray:
-    """Whole days from a date to an event, float32 [n]; below zero where the event came first.
+    """Whole days from a date to an event, float32 [n]; negative if the event came first.
 
-    time: int64 [n], seconds since 1970, UTC. day: float64 [n], days since 1970, NaN where there is no date,
-    which gives NaN.
+    time: int64 [n], seconds since 1970, UTC. day: float64 [n], days since 1970. NaN means no date, and gives
+    NaN.
     """
     return (time // SECONDS_PER_DAY - day).astype("float32")
 
 
 def user_days(users: Sequence[Any], time: np.ndarray) -> list[str]:
-    """Which day of which user each event was on, in UTC.
+    """User and day of each event as texts, in UTC.
 
     users: raw ids; time: int64 [n], seconds since 1970.
     """
@@ -109,10 +107,10 @@ def user_days(users: Sequence[Any], time: np.ndarray) -> list[str]:
 
 
 def with_user_day(schema: Schema) -> Schema:
-    """The schema with the day of its user on which an event was, see --days.
+    """Return the schema with a feature for the user's day of each event, see --days.
 
-    How somebody rates differs from day to day, and a row of a day says how (Koren, "Collaborative filtering
-    with temporal dynamics", 2009).
+    A user's ratings shift from day to day, and the row of a day learns the shift (Koren, "Collaborative
+    filtering with temporal dynamics", 2009).
     """
     feature = Feature(f"{schema.user}_day", EVENT, USER_DAY)
     if feature.name in [each.name for each in schema.features]:
@@ -124,9 +122,10 @@ def with_user_day(schema: Schema) -> Schema:
 
 
 def add_user_days(raw: RawData, schema: Schema, folder: Path | None) -> None:
-    """Add the column of that feature to the events, or a note where most days of a user have a single event:
-    a row for each would say nothing, and take as much memory as the events. folder: for a file without a
-    name; without one memory has it.
+    """Add the column of the days of users to the events, see `with_user_day`.
+
+    If most days of a user have a single event, add a note instead: rows for them would not help, and would
+    take as much memory as the events. folder: for an unnamed file; None keeps the column in memory.
     """
     import numpy as np
 
@@ -137,7 +136,7 @@ def add_user_days(raw: RawData, schema: Schema, folder: Path | None) -> None:
     parts = [np.unique(events.time[part] // SECONDS_PER_DAY) for part in chunks(number, *columns)]
     all_days = np.unique(np.concatenate(parts))
 
-    # User and day in one number, the days of a user next to each other.
+    # User and day as one number; the days of a user are adjacent.
     def keys(part: slice) -> np.ndarray:
         day = np.searchsorted(all_days, events.time[part] // SECONDS_PER_DAY)
         found: np.ndarray = events.user[part].astype(np.int64) * len(all_days) + day

@@ -1,4 +1,4 @@
-"""A schema.toml: read into its dataclasses, checked by itself and against the columns, shown, and written."""
+"""Read a schema.toml into its dataclasses, check it alone and against the columns, show it and write it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from recsuite.files import explained, replace_file
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Of a value and of a list of names, in a sentence.
+# Limits of a value and of a list of names in a message.
 MOST_CHARACTERS, MOST_NAMES = 60, 8
 # An integer with more bits is not shown: Python refuses to write one with thousands of digits.
 MOST_BITS = 256
@@ -65,46 +65,46 @@ MOST_BITS = 256
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a schema something is written: a file, and a section of it; empty for the file as a whole."""
+    """Place in a schema: a file and one of its sections; an empty section means the whole file."""
 
     path: str
     section: str = ""
 
     def fault(self, why: str) -> UserError:
-        """The error to raise, with where it is, and why it is one."""
+        """Return the error to raise, with the place and the reason."""
         where = f"{self.path}: [{shortened(self.section)}]" if self.section else f"{self.path}:"
         return UserError(f"{where} {why}{'' if why.endswith('?') else '.'}")
 
     def unreadable(self, why: str) -> UserError:
-        """The error about the file as a whole, as one sentence that begins with it."""
+        """Return an error about the whole file, as one sentence that begins with its path."""
         return UserError(f"{self.path} {why}.")
 
     def at(self, section: str) -> Place:
-        """Another section of the same file."""
+        """Return the place of another section of the same file."""
         return Place(self.path, section)
 
     def wrong(self, key: str, value: object, why: str) -> UserError:
-        """The error about the value of a key."""
+        """Return an error about the value of a key."""
         return self.fault(f"{shortened(key)} = {shown(value)} {why}")
 
 
 def place_of(path: Path | str) -> Place:
-    """A schema as a whole, by its path or what else tells it apart."""
+    """Return the place of a whole schema, given by its path or another name."""
     return Place(printable(path))
 
 
 def shortened(text: str) -> str:
-    """The beginning of what others wrote, in one line."""
+    """Return the beginning of a text from a file, in one line."""
     return printable(text[:MOST_CHARACTERS]) + "..." * (len(text) > MOST_CHARACTERS)
 
 
 def shown(value: object) -> str:
-    """A value as a schema.toml has it, where that is short."""
+    """Return a value as it is written in a schema.toml, shortened if it is long."""
     if isinstance(value, str):
-        # Spaces that are not seen, such as one at the end, may be all that is wrong with it.
+        # Invisible spaces, such as one at the end, may be the only mistake.
         is_plain = " ".join(value[:MOST_CHARACTERS].split()) == value[:MOST_CHARACTERS]
         return f'"{shortened(value)}"' if is_plain else shortened(ascii(value))
-    # Its own text may be as deep as Python's stack.
+    # It may be nested as deeply as Python's stack.
     if isinstance(value, dict | list):
         return "(a section)" if isinstance(value, dict) else "(a list)"
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
@@ -113,32 +113,32 @@ def shown(value: object) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """What was probably meant, to end a sentence with; all that there is, where nothing is like it."""
+    """Return the most similar name, as the end of a sentence; all known names if none is similar."""
     known = _comparable(names)
     listed = ", ".join(shortened(each) for each in known[:MOST_NAMES])
     return meant(name, known) or f"known are {listed or 'none'}{', ...' * (len(known) > MOST_NAMES)}"
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """What was probably meant, as a question; empty where nothing is like it."""
+    """Return the most similar name, as a question; empty if none is similar."""
     known = {each.lower(): each for each in _comparable(names)}
     like = difflib.get_close_matches(name[: 2 * MOST_CHARACTERS].lower(), known, 1)
     return f"did you mean {shown(known[like[0]])}?" if like else ""
 
 
 def _comparable(names: Iterable[str]) -> list[str]:
-    # A comparison takes time in proportion to both lengths.
+    # The time of a comparison is proportional to both lengths.
     return sorted({name for name in names if len(name) <= 2 * MOST_CHARACTERS})
 
 
-# Where a property is looked for, first to last: it may stand in every event too.
+# Tables that may hold a property, in the order of the search: it may be a column of the events too.
 TABLES_OF = {USER: (USERS, EVENTS), ITEM: (ITEMS, EVENTS), EVENT: (EVENTS,)}
 
 
 def check_columns(schema: TableSchema, columns: Mapping[str, Sequence[str]], place: Place) -> None:
-    """Refuse a schema that names a column which is not there.
+    """Refuse a schema that names a missing column.
 
-    columns: those of each table that there is, by "events", "users" and "items".
+    columns: the columns of each existing table, by "events", "users" and "items".
 
     Raises:
         UserError: names the section, the column, where it was looked for, and the nearest one there.
@@ -191,24 +191,24 @@ TYPES = {"str": (str, "text"), "float": (float, "a number"), "tuple[str, ...]": 
 ENCODINGS = ("utf-8", "utf-16", "latin-1")
 TIME_FORMATS = (ISO, *UNITS)
 KINDS = (CATEGORY, LIST, NUMBER)
-# What is the name of an embedding table, of files and of keys in requests.
+# A name of an embedding table, of files and of keys in requests.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MOST_FEATURES, LONGEST_NAME = 1_000, 1_000
 # Labels are float32: the ends of a scale must be far from its limits and from each other.
 LARGEST_END, SMALLEST_SHARE = 1e9, 1e-4
 MOST_EXACT_BITS = 53
 STRANGE_DIRECTIVE = re.compile(r"%(?![A-Za-z%])")
-# A day that no pattern of strptime takes for another.
+# A day that no pattern of strptime can mistake for another day.
 SOME_DAY = datetime(2001, 2, 23, 4, 5, 6, tzinfo=timezone.utc)
 
 
 def validate(
     schema: TableSchema, columns: Mapping[str, Sequence[str]] | None = None, path: Path | str = "schema.toml"
 ) -> None:
-    """Refuse a schema that says something impossible, or names a column that is not there.
+    """Refuse a schema with an impossible value or a missing column.
 
-    columns: the columns of each table that there is, by "events", "users" and "items"; None where they are
-    not known yet. path: what sentences call the schema.
+    columns: the columns of each existing table, by "events", "users" and "items"; None if they are not
+    known yet. path: the name of the schema in messages.
 
     Raises:
         UserError: one sentence for the first fault found.
@@ -228,7 +228,7 @@ def validate(
 
 
 def sections_of(schema: TableSchema) -> dict[str, object]:
-    """The sections that a schema has, by their names in the file."""
+    """Return the sections of a schema, by their names in the file."""
     sections = {
         name: getattr(schema, name) for name in ("files", "user", "item", "label", "weight", "timestamp")
     }
@@ -238,7 +238,7 @@ def sections_of(schema: TableSchema) -> dict[str, object]:
 
 
 def can_be_named(column: str) -> bool:
-    """Whether a schema can name a column."""
+    """True if a schema can name the column."""
     return 0 < len(column) <= LONGEST_NAME and "\0" not in column
 
 
@@ -255,7 +255,7 @@ def _check_types(place: Place, section: object) -> None:
 
 
 def _is_whole(value: object) -> bool:
-    """Whether it is a whole number that a float holds too; who makes a schema in Python may write such."""
+    """True for an integer that a float holds exactly; a schema made in Python may have one."""
     return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MOST_EXACT_BITS
 
 
@@ -355,11 +355,11 @@ def _check_time_format(place: Place, pattern: str) -> None:
         _choose(place, "format", pattern, TIME_FORMATS)
         return
     try:
-        # Some systems write as many zeros as a number after the % says.
+        # Some systems read a number after the % as a width, and pad with zeros.
         if STRANGE_DIRECTIVE.search(pattern):
             raise ValueError
         read = datetime.strptime(SOME_DAY.strftime(pattern), pattern)
-    # A pattern becomes a regular expression, for which a directive that stands there twice is an error.
+    # A pattern becomes a regular expression; a directive that is there twice is an error in it.
     except (ValueError, re.error):
         read = datetime.min
     if (read.year, read.month, read.day) != (2001, 2, 23):
@@ -426,7 +426,7 @@ def _check_column(place: Place, feature: FeatureColumn, schema: TableSchema) -> 
             "the label, which is to be predicted",
         ),
     }
-    # Another column of the events may have the name that the ids have in the own table.
+    # Another column of the events may have the name of the id column of the users' or items' table.
     if feature.of in ENTITIES:
         named = schema.user if feature.of == USER else schema.item
         taken[named.own_column] = f"the ids of {feature.of}s, a feature already"
@@ -498,7 +498,7 @@ LABEL = """
 # Of several labels each has a section [[label]]; the first one decides which epoch is the best. An event may
 # lack the others: they count where they are. weight: of these, a column with the weights of their values.
 """
-# What a kind of label needs besides.
+# Additional comments for a kind of label.
 LABELS = {
     RATING: """\
 # lowest, highest: the ends of the scale. liked: from here on, an item counts as liked by the user.
@@ -545,26 +545,26 @@ COMMENTS = {
     "weight": WEIGHT,
     "timestamp": TIMESTAMP_TEXT,
 }
-# Between what a person wrote and what a guess completed.
+# Separates the lines of the user from the guessed ones.
 ADDED = """\
 # What the lines above do not say was guessed from the first rows; correct here what is wrong.
 """
 
 
 class Omission(Protocol):
-    """A column that is left out, such as `guessing.features.LeftOut`: the section that it would have."""
+    """Unused column with the section that it would have, such as `guessing.LeftOut`."""
 
     @property
     def name(self) -> str:
-        """Of the feature."""
+        """Name of the feature."""
 
     @property
     def feature(self) -> FeatureColumn:
-        """The section."""
+        """Section of the feature."""
 
     @property
     def why(self) -> str:
-        """The reason, without a full stop."""
+        """Reason why it is unused, without a full stop."""
 
     @property
     def values(self) -> str:
@@ -572,9 +572,9 @@ class Omission(Protocol):
 
 
 def write_schema(schema: TableSchema, path: Path, left_out: Sequence[Omission] = ()) -> None:
-    """Write a schema.toml with comments; a reader gets back the same schema. Appears in one step.
+    """Write a schema.toml with comments, in one step. Reading it gives the same schema.
 
-    left_out: columns whose sections are written as comments.
+    left_out: unused columns; their sections are written as comments.
 
     Raises:
         UserError: when the schema says something impossible, or the file cannot be written.
@@ -585,13 +585,13 @@ def write_schema(schema: TableSchema, path: Path, left_out: Sequence[Omission] =
 
 
 def completed(text: str, given: Mapping[str, Any], schema: TableSchema, left_out: Sequence[Omission]) -> str:
-    """The text of a schema.toml with what it lacks of another schema; its own lines stay.
+    """Return the text of a schema.toml, completed from another schema; its own lines stay.
 
-    given: the sections and keys that the text has.
+    given: the sections and keys of the text.
     """
     sections = _sections_of(schema)
     for name in (name for name in given if name in sections):
-        # Whoever wrote the ends of a scale leaves open from where on an item is liked.
+        # The ends of a scale may be given without `liked`.
         lacking = sections[name].keys() - given[name].keys() - {"liked", "noun" if name != "label" else ""}
         lines = "".join(
             f"{key} = {toml_of(sections[name][key])}\n" for key in sections[name] if key in lacking
@@ -603,12 +603,12 @@ def completed(text: str, given: Mapping[str, Any], schema: TableSchema, left_out
 
 
 def text_of(schema: TableSchema, left_out: Sequence[Omission] = ()) -> str:
-    """What `write_schema` writes."""
+    """Return the text that `write_schema` writes."""
     return HEAD_TEXT + "".join(_sections(schema, left_out))
 
 
 def _sections_of(schema: TableSchema) -> dict[str, dict[str, str | float]]:
-    """What is written of each section but the features, by its name."""
+    """Return the keys to write of each section but the features, by section name."""
     found = {
         "files": _changed(schema.files, Files()),
         "user": _of_user(schema.user),
@@ -652,8 +652,8 @@ def _section_text(name: str, values: Mapping[str, Any]) -> str:
 
 
 def toml_of(value: Any) -> str:
-    """A value as a schema.toml has it."""
-    # The rules of TOML for a text are those of JSON, but for one character.
+    """Return a value as TOML."""
+    # TOML's rules for a text are those of JSON, except for one character.
     return (
         repr(value)
         if isinstance(value, float)
@@ -685,7 +685,7 @@ def _of_label(label: LabelColumn) -> dict[str, str | float]:
         values["column"] = label.column
     if label.kind == RATING:
         values |= {"lowest": label.lowest, "highest": label.highest}
-    # What is the usual one need not be taken out by who corrects the kind.
+    # The default is not written, so a user who corrects the kind need not remove it.
     if label.kind == RATING or (label.kind == COUNT and label.liked != LIKED_COUNT):
         values["liked"] = label.liked
     values |= {key: value for key, value in (("drop", label.drop), ("weight", label.weight)) if value}
@@ -705,7 +705,7 @@ def _ids(section: UserColumn | ItemColumn | FeatureColumn) -> dict[str, str | fl
     return {"ids": section.ids} if section.ids != VOCABULARY else {}
 
 
-# Python 3.10 has it under the name that it had before it was Python's own.
+# Python 3.10 has no tomllib: tomli is the same parser.
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -720,9 +720,9 @@ SECTIONS = {
     "timestamp": TimestampColumn,
 }
 FEATURES = "features"
-# A schema of a thousand features and a thousand more as comments has a hundredth of this.
+# A schema with a thousand features and a thousand more as comments has a hundredth of this size.
 MOST_BYTES = 2**24
-# The keys of one kind of label, or of feature, besides those of all: with another kind they say nothing.
+# Keys of one kind of label, or of feature, besides the common ones. With another kind they have no effect.
 KEYS_OF_LABELS = {
     RATING: ("column", "lowest", "highest", "liked", "drop", "weight"),
     YES_NO: ("column", "drop", "weight"),
@@ -730,20 +730,20 @@ KEYS_OF_LABELS = {
     COUNT: ("column", "liked", "drop", "weight"),
 }
 KEYS_OF_FEATURES = {CATEGORY: ("ids",), LIST: ("separator", "ids"), NUMBER: ("input",)}
-# What may be left out of them.
+# The optional ones of them.
 OPTIONAL = ("liked", "drop", "weight", "separator", "input", "ids")
-# What to write of a rating without its scale.
+# Fix for a rating without its scale.
 ENDS = "both ends of the scale, such as lowest = 1 and highest = 5"
 
 S = TypeVar("S")
 
 
 class IncompleteSchemaError(UserError):
-    """A schema without a section or a key that there must be; what it says may be right."""
+    """Schema that lacks a required section or key; the rest may be right."""
 
 
 def read_schema(path: Path) -> TableSchema:
-    """What a schema.toml says, checked as far as that is possible without the files that it is about.
+    """Read a schema.toml, and check it as far as possible without the files that it describes.
 
     Raises:
         UserError: one sentence with the section, the key, its value and the nearest one that exists.
@@ -752,7 +752,7 @@ def read_schema(path: Path) -> TableSchema:
 
 
 def given_in(path: Path) -> tuple[str, dict[str, Any]]:
-    """The text of a schema.toml that may lack sections and keys, and those that it has, by their names.
+    """Return the text of a schema.toml that may be incomplete, and its sections and keys by their names.
 
     Raises:
         UserError: for what is wrong with those, as far as that is known without the others.
@@ -761,7 +761,7 @@ def given_in(path: Path) -> tuple[str, dict[str, Any]]:
     found = _parsed(place, text)
     with suppress(IncompleteSchemaError):
         _schema(place, found)
-    # Of several labels a guess completes the first one alone.
+    # If there are several labels, a guess completes only the first.
     labels = found.get("label", {})
     if isinstance(labels, list):
         found |= {"label": labels[0] if labels else {}, "more_labels": labels[1:]}
@@ -769,7 +769,7 @@ def given_in(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def parse_schema(text: str, path: Path | str = "schema.toml") -> TableSchema:
-    """The same from a text; `path` is what sentences call it.
+    """Read a schema from a text; `path` is its name in messages.
 
     Raises:
         UserError: see `read_schema`.
@@ -787,7 +787,7 @@ def _text(path: Path) -> str:
     if len(content) > MOST_BYTES:
         raise place.fault(f"is larger than {MOST_BYTES:,} bytes, which no schema is")
     try:
-        # Editors of Windows put three bytes in front.
+        # Windows editors write a byte order mark of three bytes.
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise place.fault(f"is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
@@ -824,7 +824,7 @@ def _schema(place: Place, found: dict[str, Any]) -> TableSchema:
             elif name in ("user", "item", "label"):
                 raise IncompleteSchemaError(str(place.fault(f"has no section [{name}]; write one")))
         except IncompleteSchemaError as error:
-            # What is wrong with other sections comes first: a guess cannot mend it.
+            # Errors in other sections come first: a guess cannot fix them.
             lacking = lacking or error
     if lacking:
         raise lacking
@@ -844,7 +844,7 @@ def _features(place: Place, found: object) -> dict[str, FeatureColumn]:
 
 
 def _section(place: Place, found: object, kind: type[S]) -> S:
-    """One section as its dataclass."""
+    """Return one section as its dataclass."""
     if not isinstance(found, dict):
         raise place.fault(f"is {shown(found)}, and not a section with keys of its own")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -871,7 +871,7 @@ def _require(place: Place, found: Mapping[str, object], names: Iterable[str]) ->
 
 
 def _float(value: object) -> object:
-    """An integer as a float, where there is one; the validator refuses the others."""
+    """Return an integer as a float if it fits; the validator refuses the others."""
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     try:
@@ -881,9 +881,9 @@ def _float(value: object) -> object:
 
 
 def _check_keys_of_kind(place: Place, values: Mapping[str, Any], keys: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse keys that another kind has, and the lack of those that this kind needs."""
+    """Refuse keys of another kind, and missing keys of this kind."""
     kind = values["kind"]
-    # The validator says which kinds there are.
+    # The validator reports the known kinds.
     if not isinstance(kind, str) or kind not in keys:
         return
     for key in values:
@@ -893,7 +893,7 @@ def _check_keys_of_kind(place: Place, values: Mapping[str, Any], keys: Mapping[s
 
 
 def _defaults_of_label(values: Mapping[str, Any]) -> dict[str, float]:
-    """From where on an item counts as liked, of a rating or a count."""
+    """Default for `liked` of a rating or a count."""
     if values["kind"] == COUNT:
         return {"liked": LIKED_COUNT}
     ends = values.get("lowest"), values.get("highest")
@@ -902,22 +902,21 @@ def _defaults_of_label(values: Mapping[str, Any]) -> dict[str, float]:
     return {}
 
 
-# For types alone: who reads a schema does not need what reads tables.
-
 HEAD = ("role or feature", "column", "kind", "of", "values, say")
-# Of each column: how many values, and how many characters of one, and of a name.
+# For each column: number of values, characters of a value, characters of a name.
 SHOWN, VALUE_CHARACTERS, NAME_CHARACTERS = 3, 20, 30
-# Of the columns that are not taken.
+# Largest number of unused columns to show.
 MOST_LEFT_OUT = 40
 
 Row = tuple[str, str, str, str, str, str]
 
 
 def describe(schema: TableSchema, samples: Mapping[str, pa.Table], left_out: Sequence[Omission] = ()) -> str:
-    """A table in text, a line for each role and feature, with up to three values of each column, and for each
-    column that is left out, with the reason.
+    """Return a text table with a line for each role, feature and unused column.
 
-    samples: the first rows of the "events", and of the "users" and "items" where there are such.
+    Each line shows up to three values of the column; that of an unused column also shows the reason.
+
+    samples: the first rows of the "events", and of the "users" and "items" if they exist.
     """
     rows = [
         (*HEAD, "why it is not taken" * bool(left_out)),
@@ -966,7 +965,7 @@ def _kind(feature: FeatureColumn) -> str:
 
 
 def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
-    """The first different values of a column, of the table that it is read from."""
+    """Return the first distinct values of a column, from the table that it is read from."""
     tables = [
         samples[role]
         for role in TABLES_OF[of]
@@ -978,9 +977,9 @@ def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
 
 
 def values_of(column: pa.ChunkedArray) -> str:
-    """The first different values of a column, as one short text."""
+    """Return the first distinct values of a column, as one short text."""
     found: dict[str, None] = {}
-    # Few rows first: of very many columns each would be made Python's in vain.
+    # Few rows first: with very many columns, converting all rows to Python objects would be slow.
     for first, number in ((0, 10), (10, 1_000)):
         for value in column.slice(first, number).to_pylist():
             if value is not None and value != "":
@@ -991,6 +990,6 @@ def values_of(column: pa.ChunkedArray) -> str:
 
 
 def _short(value: object, most: int = NAME_CHARACTERS) -> str:
-    # Only the beginning: a value may be a book.
+    # Only the beginning: a value may be very long.
     text = printable(value[: 2 * most] if isinstance(value, str) else value)
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,6 +1,6 @@
-"""Files that a path stands for: one file, a folder of parts, day partitions, or a URL.
+"""Find the tables of a path: one file, a folder of parts, day partitions, or a URL.
 
-A folder may hold the users' and items' own tables beside the events. Finds files and says what they are;
+A folder may hold tables of users and items beside the events. This module finds and classifies files;
 `formats` reads them.
 """
 
@@ -34,11 +34,11 @@ from recsuite.files import check_name, explained
 if TYPE_CHECKING:
     import pyarrow
 
-# Of a folder not meant, such as the root of the disk, the search ends somewhere.
+# Limits the search in a wrong folder, such as the root of the disk.
 MAX_FILES = 100_000
-# The ends by which RecBole tells its tables apart: https://recbole.io/docs/user_guide/data/atomic_files.html
+# Suffixes of RecBole's tables: https://recbole.io/docs/user_guide/data/atomic_files.html
 RECBOLE = {".inter": EVENTS, ".user": USERS, ".item": ITEMS}
-# Between several files or patterns of one role.
+# Separates several files or patterns of one role.
 SEVERAL = ", "
 # Names of the files of a split.
 SPLIT_WORDS = {
@@ -46,13 +46,13 @@ SPLIT_WORDS = {
     **dict.fromkeys(("valid", "val", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# Words that tell parts of one table apart.
+# Words in the names of the parts of one table.
 PART_WORDS = {"part", "parts", "chunk", "shard", "of", "day", "week", "month", "year", "q"} | {
     *("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
     *("january", "february", "march", "april", "june", "july", "august", "september", "october"),
     *("november", "december"),
 }
-# Texts beside tables, by the words of their names.
+# Words in the names of text files that are no tables.
 PROSE = re.compile(
     r"readme|licen[cs]e|copying|notice|changelog|description|about|citation|terms", re.IGNORECASE
 )
@@ -60,9 +60,9 @@ PARTITION = re.compile(r"([^=]+)=(.*)")
 
 
 def find_tables(path: str | Path, files: Files | None = None) -> Tables:
-    """The files that a file, a folder or a URL stands for. Reads none of them.
+    """Find the tables of a file, a folder or a URL, without reading them.
 
-    files: the section of the schema, relative to the folder, or to that of the file.
+    files: the section of the schema; its paths are relative to the folder, or to the folder of the file.
 
     Raises:
         UserError: when there are none, a named one is missing, or one role has files of several formats.
@@ -82,7 +82,7 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     found, ignored = _roles(folder, *_listed(root, is_folder)) if EVENTS not in named else ({}, ())
     if not is_folder and EVENTS not in named:
         found = {EVENTS: _listed(root, False)[0]}
-    # A table that was named is not one of the events too.
+    # A table that is named for another role is not one of the events.
     taken = {path for role in named for path in named[role]}
     roles = {
         **{role: [each for each in paths if each not in taken] for role, paths in found.items()},
@@ -99,32 +99,32 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
 
 
 def beside(tables: Tables) -> tuple[File, ...]:
-    """The tables of a folder on this machine that were ignored, because another one is called events."""
+    """Return the tables of a local folder that were ignored, because another one is called events."""
     if is_remote(tables.root):
         return ()
     return tuple(_file(path, tables.root, Files()) for path in tables.ignored if _is_table(path))
 
 
 def split_part(name: str) -> str:
-    """Return "train", "validation" or "test" for a file that is called so, else an empty text."""
-    # The file's own name comes before that of a folder.
+    """Return "train", "validation" or "test" if the file's name says so, else an empty text."""
+    # The file's name has priority over a folder's.
     words = [word for part in reversed(name.lower().split("/")) for word in re.split(r"[^a-z]+", part)]
     return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "")
 
 
 def has_split(names: Iterable[str]) -> bool:
-    """Return true for files of which some are called train and others test."""
+    """True if some files are called train and others test."""
     return {split_part(name) for name in names} >= {"train", "test"}
 
 
 def stem_of(path: str) -> str:
-    """Words of a file's name that all parts of one table share: no numbers, months or parts."""
+    """Words of a file's name that all parts of a table share: without numbers, months and words for parts."""
     words = re.split(r"[^a-z]+", path.rpartition("/")[2].partition(".")[0].lower())
     return " ".join(word for word in words if word and word not in SPLIT_WORDS and word not in PART_WORDS)
 
 
 def columns_of(tables: Tables) -> dict[str, list[str]]:
-    """The columns of each role's files, those of partitions included; none for a role without a file.
+    """Return the columns of each role's files, including those of partitions; empty for a role without files.
 
     Raises:
         UserError: for a file that cannot be read, or names a column twice.
@@ -135,7 +135,7 @@ def columns_of(tables: Tables) -> dict[str, list[str]]:
 
 
 def sample(tables: Tables, rows: int) -> dict[str, pyarrow.Table]:
-    """The first rows of each role, by role: columns of text formats are texts, all others as they are.
+    """Return the first rows of each role. Columns of text formats are texts, others keep their types.
 
     Raises:
         UserError: for a file that cannot be read.
@@ -146,7 +146,7 @@ def sample(tables: Tables, rows: int) -> dict[str, pyarrow.Table]:
 
 
 def _is_file(root: str) -> bool:
-    """Whether a path is one file.
+    """True if a path is one file.
 
     Raises:
         UserError: when nothing is there, or what is there is neither a file nor a folder.
@@ -157,14 +157,14 @@ def _is_file(root: str) -> bool:
         return False
     if not os.path.exists(root):
         raise UserError(f"{root} is not there; give a file, a folder or a URL.")
-    # Reading a pipe or a device may never end.
+    # Reading from a pipe or a device may never end.
     if not os.path.isfile(root):
         raise UserError(f"{root} is neither a file nor a folder.")
     return True
 
 
 def _named(folder: str, pattern: str, role: str) -> list[str]:
-    """The files that a section of the schema names: a file, a folder, a glob pattern, or several of these."""
+    """Return the files of an entry of [files]: a file, a folder, a glob pattern, or several of these."""
     path = pattern if is_remote(pattern) or os.path.isabs(pattern) else f"{folder.rstrip('/')}/{pattern}"
     if SEVERAL in pattern and not os.path.exists(path):
         return [found for each in pattern.split(SEVERAL) for found in _named(folder, each, role)]
@@ -183,12 +183,12 @@ def _named(folder: str, pattern: str, role: str) -> list[str]:
 
 
 def _listed(root: str, is_folder: bool) -> tuple[list[str], list[str]]:
-    """The tables below a path, and the other files. One file that was given is a table, whatever its name."""
+    """Return the tables below a path, and the other files. A path that is a file is always a table."""
     if not is_folder:
         return [root], []
     if is_remote(root):
         found = [each for each in list_files(root) if not _is_hidden(each.removeprefix(root))]
-        # What a server has under another name is what was asked for.
+        # A server may give the requested file under another name.
         if len(found) == 1:
             return found, []
     else:
@@ -212,17 +212,17 @@ def _walked(root: str) -> list[str]:
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether a name is for programs: .columns and .crc, _SUCCESS and _delta_log, and the schema."""
+    """True for files of programs, such as .columns, .crc, _SUCCESS and _delta_log, and for the schema."""
     return any(part.startswith((".", "_")) or part == FILENAME for part in path.split("/"))
 
 
 def _roles(folder: str, paths: list[str], others: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """What the tables of a folder hold, by their names, and what is left out."""
+    """Assign the tables of a folder to roles by their names; also return the ignored ones."""
     roles: dict[str, list[str]] = {}
     for path in paths:
         roles.setdefault(_role_of(path.removeprefix(folder).lstrip("/")), []).append(path)
     rest = roles.pop("", [])
-    # Beside a table of that name, others are something else.
+    # If a table is called events, other tables are not events.
     if EVENTS in roles:
         others = [*others, *rest]
     elif rest:
@@ -231,7 +231,7 @@ def _roles(folder: str, paths: list[str], others: list[str]) -> tuple[dict[str, 
 
 
 def _role_of(path: str) -> str:
-    """Users, items or events, where the first part of a path below the folder says so; else empty."""
+    """Return the role that the first part of a path below the folder names; else an empty text."""
     first = path.split("/")[0].partition(".")[0].lower()
     if first in (EVENTS, USERS, ITEMS):
         return first
@@ -239,7 +239,7 @@ def _role_of(path: str) -> str:
 
 
 def _ends_of(path: str) -> list[str]:
-    """The ends of a name, in lower case, such as .csv and .gz."""
+    """Return the suffixes of a name in lower case, such as .csv and .gz."""
     plain = path.partition("?")[0].partition("#")[0] if is_remote(path) else path
     return [f".{part.lower()}" for part in plain.rpartition("/")[2].split(".")[1:]]
 
@@ -255,7 +255,7 @@ def _is_table(path: str) -> bool:
 
 
 def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File, ...]:
-    """The files of a role, with what their names and folders say.
+    """Return the files of a role, with the properties given by their names and folders.
 
     Raises:
         UserError: when they are of several formats, or lie in folders of different partitions.
@@ -266,7 +266,7 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
         ("files of the formats", [file.format for file in found]),
         ("partitions by", partitions),
     ):
-        # Of each the first file: one may be no data, such as what a checkpoint holds.
+        # The first file of each format, for the message: one format may be no data, such as checkpoint files.
         first: dict[str, str] = {}
         for each, kind in zip(found, kinds, strict=True):
             first.setdefault(kind, each.path.removeprefix(folder).lstrip("/"))

@@ -1,8 +1,8 @@
-"""The rows of a file, batch by batch, whatever its format: only the wanted columns, in bounded memory.
+"""Read the rows of a file of any format, batch by batch: only the wanted columns, in bounded memory.
 
-Text is UTF-8 once it is read: unpacked, decoded, without a mark, and counted. CSV and TSV are read by Arrow,
-every column as text; the lines of bad rows are looked up when needed. JSON lines hold one object a line, read
-by Arrow, or by Python where Arrow would change a value. Columns of Parquet and Arrow files have types.
+Text is decompressed and converted to UTF-8 without a byte order mark; its bytes are counted. Arrow reads CSV
+and TSV, every column as text; the lines of bad rows are looked up when needed. JSON lines hold one object per
+line. Arrow reads them, or Python if Arrow would change a value. Parquet and Arrow files have typed columns.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from recsuite.errors import UserError, counted, printable
 if TYPE_CHECKING:
     import pyarrow
 
-# Of what a row holds.
+# Characters of a row in a message.
 MOST_SHOWN = 120
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be read: the number of its line or row, counted from 1, what it holds, and why."""
+    """Row that cannot be read: the number of its line or row, counted from 1, its text, and the reason."""
 
     number: int
     content: str
@@ -44,19 +44,19 @@ class BadRow(NamedTuple):
 
 @dataclass
 class Faults:
-    """The bad rows of a file: how many, and the first of them. unit: how rows are counted."""
+    """Number of bad rows of a file, and the first of them. unit: of the row numbers, "line" or "row"."""
 
     unit: str = "row"
     number: int = 0
     first: BadRow | None = None
 
     def add(self, rows: Sequence[BadRow], number: int) -> None:
-        """Count some, of which these are known."""
+        """Count bad rows. rows: the known ones among them."""
         self.number += number
         self.first = min([*rows, *([self.first] if self.first else [])], default=None)
 
     def refuse(self, file: object) -> None:
-        """Refuse the first of them, if there is one.
+        """Refuse the first bad row, if there is one.
 
         Raises:
             UserError: names it, and says what helps.
@@ -67,7 +67,7 @@ class Faults:
             )
 
     def accepted(self, file: object, num_rows: int, most: float) -> list[str]:
-        """What to say of them where they are left out of so many rows.
+        """Return notes on the skipped rows of a file with so many rows.
 
         Raises:
             UserError: where they are more than a share `most`.
@@ -86,7 +86,7 @@ class Faults:
         ]
 
     def _described(self, file: object) -> str:
-        """Which row is the first bad one, and why."""
+        """Describe the first bad row, with the reason."""
         assert self.first is not None
         number, content, reason = self.first
         shown = f": {printable(content[:MOST_SHOWN])!r}" if content else ""
@@ -95,10 +95,10 @@ class Faults:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a file, in their order.
+    """Rows of a file, in order.
 
-    first: how many rows came before. num_bad: how many rows of the file could not be split so far. lines:
-    where each stands, int64; None where that is asked for only when a row is bad.
+    first: number of rows before these. num_bad: number of rows of the file that could not be split so far.
+    lines: line of each row, int64; None if lines are looked up only for bad rows.
     """
 
     columns: pyarrow.RecordBatch
@@ -108,12 +108,12 @@ class Batch:
 
 
 class Source:
-    """One file that is read: its columns, then batches of those that are wanted.
+    """Reader of one file: its columns, then batches of the wanted ones.
 
-    bad: the rows that could not be split into columns, in their order; it grows with the batches.
+    bad: the rows that could not be split into columns, in order; it grows with the batches.
     """
 
-    # How messages count: an editor shows lines, the other formats have none.
+    # Unit of the numbers in messages: text has lines, the other formats have rows.
     unit = "row"
 
     def __init__(self, file: File) -> None:
@@ -123,28 +123,28 @@ class Source:
 
     @property
     def names(self) -> list[str]:
-        """The columns of the file itself."""
+        """Columns of the file itself."""
         raise NotImplementedError
 
     @property
     def done(self) -> int:
-        """How many of its bytes were read."""
+        """Number of its bytes that were read."""
         raise NotImplementedError
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        """The rows, with these columns of the file alone."""
+        """Yield the rows with only these columns of the file."""
         raise NotImplementedError
 
     def number_of(self, batch: Batch, place: int) -> int:
-        """The line or row, counted from 1, at a place of a batch."""
+        """Return the number of the line or row at a position of a batch, counted from 1."""
         return batch.first + place + 1 if batch.lines is None else int(batch.lines[place])
 
     def close(self) -> None:
-        """End it."""
+        """Close the file."""
 
 
 def check_names(file: File, names: Sequence[str]) -> None:
-    """Refuse columns that cannot be told apart.
+    """Refuse columns with the same name or without one.
 
     Raises:
         UserError: names the first that is there twice, or has no name at all.
@@ -155,10 +155,10 @@ def check_names(file: File, names: Sequence[str]) -> None:
 
 
 BLOCK_BYTES = 2**20
-# Of a text, to find its first line in.
+# Bytes of a text in which its first line is searched.
 HEAD_BYTES = 2**23
 PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-# How files begin that are none of the formats that are read.
+# First bytes of files of unsupported formats.
 FOREIGN = {
     b"PK\x03\x04": "a zip archive",
     b"\xfd7zXZ\x00": "compressed by xz",
@@ -168,7 +168,7 @@ FOREIGN = {
     b"ARROW1": "an Arrow file",
     b"FEA1": "a Feather file of version 1",
 }
-# What a schema.toml may name; the most usual besides UTF-8 first.
+# Encodings that a schema.toml may name; the most common besides UTF-8 first.
 ENCODINGS = ("latin-1", "utf-16", "utf-8")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 UTF32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
@@ -176,7 +176,7 @@ UTF32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 
 @contextlib.contextmanager
 def explained_damage(file: File) -> Iterator[None]:
-    """Give whatever a reader finds wrong with a file as one sentence.
+    """Turn any error of a reader into a UserError of one sentence.
 
     Raises:
         UserError: names the file.
@@ -195,7 +195,7 @@ def explained_damage(file: File) -> Iterator[None]:
 
 
 class CountedFile(io.BufferedReader):
-    """The bytes as they lie on the disk, or behind a URL, and how many of them were read."""
+    """Bytes of a local or remote file, with the number of those that were read."""
 
     def __init__(self, path: str) -> None:
         raw: Any = RemoteFile(path) if is_remote(path) else io.FileIO(path)
@@ -203,16 +203,16 @@ class CountedFile(io.BufferedReader):
         self.done = 0
 
     def read(self, size: int | None = -1) -> bytes:
-        """Up to so many bytes."""
+        """Read up to `size` bytes."""
         block = super().read(size)
         self.done += len(block)
         return block
 
 
 class TextFile:
-    """The text of a file, in UTF-8 without a mark, in blocks. Not for random access.
+    """Text of a file in blocks of UTF-8, without a byte order mark. Not for random access.
 
-    is_wide: whether blocks are as large as is asked for, where that is worth the memory.
+    is_wide: if true, blocks have the requested size, which takes more memory.
 
     Raises:
         UserError: for a file that is empty, not text, or not in its encoding.
@@ -232,26 +232,26 @@ class TextFile:
                 "the right end, or write it again."
             )
         self._source: Any = self._unpacked(packed) if packed else self._counted
-        # The mark of UTF-8 is no text in any other encoding either.
+        # UTF-8's byte order mark is not text in any other encoding either.
         self._rest = self._raw_block().removeprefix(codecs.BOM_UTF8)
         self._decoder = self._decoder_of(self._rest)
-        # Of all encodings, this is how the mark begins a text.
+        # The byte order mark of any encoding becomes this one.
         self._rest = self._decoded(self._rest).removeprefix(codecs.BOM_UTF8)
         while b"\n" not in self._rest and len(self._rest) < HEAD_BYTES and (block := self._raw_block()):
             self._rest += self._decoded(block)
 
     @property
     def head(self) -> bytes:
-        """How the text begins, with its first line where that is no longer than 8 MiB; still to be read."""
+        """Beginning of the text, with all of the first line up to 8 MiB; `read` still returns it."""
         return self._rest
 
     @property
     def done(self) -> int:
-        """How many bytes of the file were read, packed as they are."""
+        """Number of bytes of the (compressed) file that were read."""
         return self._counted.done
 
     def read(self, size: int = -1) -> bytes:
-        """Up to so many bytes, none at the end; all that is left for -1."""
+        """Read up to `size` bytes, none at the end; -1 reads the rest."""
         if size < 0:
             return b"".join(iter(lambda: self.read(BLOCK_BYTES), b""))
         while not self._rest or (self.is_wide and len(self._rest) < size):
@@ -263,11 +263,11 @@ class TextFile:
         return found
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def close(self) -> None:
-        """End it."""
+        """Close the file."""
         self.closed = True
         self._counted.close()
 
@@ -281,14 +281,14 @@ class TextFile:
             return bytes(self._source.read(BLOCK_BYTES))
 
     def _decoder_of(self, start: bytes) -> codecs.IncrementalDecoder:
-        """What turns the bytes into text."""
+        """Return the decoder for the bytes."""
         if start.startswith(UTF32):
             raise UserError(f"{self.file} is text in UTF-32; convert it with iconv -f UTF-32 -t UTF-8.")
         what = next((what for mark, what in FOREIGN.items() if start.startswith(mark)), "")
         if what:
             raise UserError(f"{self.file} is {what}, not text; give its name the right end, or unpack it.")
         name = "utf-16" if start.startswith(UTF16) else self.file.encoding
-        # Without a mark, the first character tells: it is an ASCII one.
+        # Without a mark, the first character shows the byte order: it is an ASCII one.
         if name.lower().replace("_", "-") == "utf-16" and not start.startswith(UTF16):
             name = "utf-16-be" if start.startswith(b"\0") else "utf-16-le"
         try:
@@ -300,7 +300,7 @@ class TextFile:
 
     def _decoded(self, block: bytes) -> bytes:
         try:
-            # Also of UTF-8, of which Arrow's readers check nothing or only some columns.
+            # UTF-8 is decoded too: Arrow's readers check none or only some of the columns.
             text = self._decoder.decode(block, final=not block)
         except UnicodeError as error:
             others = " or ".join(f'encoding = "{name}"' for name in ENCODINGS if name != self.file.encoding)
@@ -316,29 +316,29 @@ class TextFile:
         return text.encode()
 
 
-# Of bytes that Arrow parses at once; no row may be longer.
+# Bytes that Arrow parses at once; no row may be longer.
 CSV_BLOCK_BYTES = 2**23
-# Blanks come last: they stand in names and values too.
+# Blanks come last: names and values contain them too.
 NAMES = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar", "::": "::", " ": "blanks"}
-# Stands for separators that are no single character: no text has it.
+# Replaces separators of several characters: no text has it.
 JOINT = "\x1f"
-# Of the first rows, so many have as many fields as the first one.
+# Number of first rows to examine, and the share of them with as many fields as the first.
 SNIFFED_ROWS, LEAST_ALIKE = 50, 0.8
-# How RecBole writes the type of a column behind its name.
+# RecBole writes the type of a column after its name.
 TYPED = re.compile(r"(.+):(?:token|token_seq|float|float_seq)")
 VALUE = re.compile(r"\s*(?:[+-]?\d+\.?\d*(?:[eE][+-]?\d+)?|\d{4}-\d{2}-\d{2}.*)\s*")
 # Seconds to nanoseconds since 1970.
 UNIX = re.compile(r"\d{9,19}(?:\.\d+)?|\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*")
-# Of a line, in a message.
+# Characters of a line in a message.
 CSV_SHOWN = 100
-# With more columns, blocks are as large as Arrow asks for.
+# With more columns, blocks have the size that Arrow requests.
 WIDE = 500
-# What Arrow says of a row that is longer than a block.
+# Word in Arrow's error for a row that is longer than a block.
 STRADDLING = "straddling"
 
 
 class Delimited(Source):
-    """A file of CSV or TSV, whose first row names the columns."""
+    """CSV or TSV file, whose first row names the columns."""
 
     unit = "line"
 
@@ -347,10 +347,10 @@ class Delimited(Source):
         text = TextFile(file)
         head = text.head.decode("utf-8", "ignore")
         self._mark = file.delimiter or _sniffed(head)
-        # Names of all its columns leave no doubt of what is between them.
+        # If all columns have names, the separator is certain.
         if self._mark not in (",", file.delimiter) and not file.columns:
             self.notes.append(f"{file} has {NAMES[self._mark]} between its columns")
-        # Each batch costs time for each column.
+        # A batch costs time for each column.
         text.is_wide = head.partition("\n")[0].count(self._mark) > WIDE
         self._text = _one_character(text, self._mark)
         self._delimiter = JOINT if self._mark in ("::", " ") else self._mark
@@ -361,14 +361,14 @@ class Delimited(Source):
             raise UserError(f"{file} has no first line{what}; add one.")
         self._has_header = not file.columns or _letters(first) == _letters(file.columns)
         names, second = [*(file.columns or first)], next(rows, [])
-        # A first row that differs from the second as well is a bad one.
+        # A first row whose width also differs from the second is a bad row.
         if len(names) not in (len(first), len(second)):
             raise UserError(
                 f"columns under [files] of schema.toml must name each of the {len(first)} columns of {file}, "
                 f"and names {len(names)}; if that is another table than the events, write events = "
                 f'"FILE" there too. Line 1 is {printable(self._mark.join(first)[:CSV_SHOWN])!r}.'
             )
-        # Of a header alone Arrow says that it is no table.
+        # Arrow refuses a file with only a header.
         self._has_rows = bool(second) or not self._has_header
         if not file.columns and _is_data(first, second):
             raise UserError(_of_data(file, first, self._mark))
@@ -379,23 +379,23 @@ class Delimited(Source):
             number = counted(len(names) - len(self._names), "column without a name", "columns without a name")
             self.notes.append(f"{file}: {number} skipped")
         check_names(file, self._names)
-        # Arrow asks for a name of each.
+        # Arrow requires a name for each column.
         self._all_names = [name if name.strip() else f"{JOINT}{place}" for place, name in enumerate(names)]
-        # The numbers of the rows that are left out.
+        # Numbers of the skipped rows.
         self._invalid: list[int] = []
 
     @property
     def names(self) -> list[str]:
-        """Those of the first row, or of the schema, without the unnamed ones."""
+        """Column names from the first row or the schema, without the unnamed columns."""
         return self._names
 
     @property
     def done(self) -> int:
-        """How many of its bytes were read."""
+        """Number of its bytes that were read."""
         return self._text.done
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        """The rows with the right number of fields."""
+        """Yield the rows with the right number of fields."""
         first = 0
         with explained_damage(self.file), _explained_length(self.file):
             for batch in self._reader(columns) if self._has_rows else ():
@@ -404,13 +404,13 @@ class Delimited(Source):
                 first += batch.num_rows
 
     def _reader(self, columns: Sequence[str]) -> Any:
-        """Arrow's reader of the rows."""
+        """Return Arrow's reader of the rows."""
         import pyarrow
         from pyarrow import csv as arrow_csv
 
         return arrow_csv.open_csv(
             pyarrow.PythonFile(self._text, mode="r"),
-            # With threads rows have no numbers; the other core has the columns to look at meanwhile.
+            # With threads, rows have no numbers. The other core parses the columns meanwhile.
             arrow_csv.ReadOptions(
                 use_threads=False,
                 block_size=CSV_BLOCK_BYTES,
@@ -432,20 +432,20 @@ class Delimited(Source):
         )
 
     def _note_invalid(self, row: Any) -> str:
-        """Take note of a row with another number of fields, and leave it out."""
+        """Record a row with another number of fields, and skip it."""
         reason = f"{counted(row.actual_columns, 'field')} instead of {row.expected_columns}"
-        # Such a row may hold the lines of many others.
+        # Such a row may contain many other lines.
         if row.text.count('"') % 2:
             reason += ", and a quote that is not closed"
-        # Their lines are looked up when one is named.
+        # Its line is looked up when a message needs it.
         self._invalid.append(row.number)
         number = self._line_of(row.number) if not self.bad else row.number
         self.bad.append(BadRow(number, row.text[:200].replace(self._delimiter, self._mark), reason))
         return "skip"
 
     def number_of(self, batch: Batch, place: int) -> int:
-        """The line on which a row begins."""
-        # The header is a row; so are those that were left out.
+        """Return the line on which a row begins."""
+        # The header and the skipped rows count as rows.
         row = batch.first + place + 1 + self._has_header
         for invalid in self._invalid:
             if invalid > row:
@@ -454,12 +454,12 @@ class Delimited(Source):
         return self._line_of(row)
 
     def _line_of(self, wanted: int) -> int:
-        """The line on which a row begins, both counted from 1; empty lines are no rows."""
+        """Return the line on which a row begins, both counted from 1; empty lines are not rows."""
         text = _one_character(TextFile(self.file), self._mark)
         lines = io.TextIOWrapper(io.BufferedReader(_Raw(text)), encoding="utf-8", newline="")
         rows = csv.reader(lines, delimiter=self._delimiter, quoting=_quoting(self._mark))
         number, before = 0, 0
-        # Of a field of a megabyte Python's reader wants nothing; the row is then as good a place as any.
+        # Python's reader refuses a field of a megabyte; then the row number is returned.
         with contextlib.suppress(csv.Error):
             for row in rows:
                 number += bool(row)
@@ -469,12 +469,12 @@ class Delimited(Source):
         return wanted
 
     def close(self) -> None:
-        """End it."""
+        """Close the file."""
         self._text.close()
 
 
 class _Raw(io.RawIOBase):
-    """A text as Python's own reader of lines wants it."""
+    """Raw stream over a text, for Python's line reader."""
 
     def __init__(self, text: TextFile) -> None:
         self._text = text
@@ -504,7 +504,7 @@ def _explained_length(file: File) -> Iterator[None]:
 
 
 class _Joined:
-    """A text whose separators are several characters, with one in their place."""
+    """Text whose separators of several characters are replaced by one character."""
 
     def __init__(self, text: TextFile, mark: str) -> None:
         self._text, self._mark, self._ready, self._rest = text, mark, b"", b""
@@ -534,13 +534,13 @@ class _Joined:
 
 
 def joined(text: str, mark: str) -> str:
-    """Whole lines with one character between their columns."""
+    """Return whole lines with a single character between their columns."""
     if mark == "::":
         return text.replace(mark, JOINT)
     text = re.sub("^[ \t]+|[ \t]+(?=\r?$)", "", text, flags=re.MULTILINE)
     if '"' not in text:
         return re.sub("[ \t]+", JOINT, text)
-    # Blanks within quotes are of a value.
+    # Blanks within quotes belong to a value.
     return re.sub('("[^"\n]*")|[ \t]+', lambda found: found[1] or JOINT, text)
 
 
@@ -553,7 +553,7 @@ def _quoting(mark: str) -> Literal[0, 3]:
 
 
 def _rows(head: str, mark: str) -> Iterator[list[str]]:
-    """The rows of a text, without empty lines; a field that Python finds too long is a row of its own."""
+    """Yield the rows of a text, without empty lines; a field too long for Python is a row of its own."""
     if mark in ("::", " "):
         head, delimiter = joined(head, mark), JOINT
     else:
@@ -566,10 +566,12 @@ def _rows(head: str, mark: str) -> Iterator[list[str]]:
 
 
 def _sniffed(head: str) -> str:
-    """What stands between the columns: of the separators that most of the first rows have as often as the
-    first one, that which makes the most columns; blanks where there is no other.
+    """Guess the separator of the columns; blanks if there is no other.
+
+    Candidates occur in most of the first rows as often as in the first row. The one with the most columns
+    is taken.
     """
-    # A row may be a megabyte; the last one may be cut.
+    # A row may have a megabyte; the last one may be incomplete.
     lines = head[: 2**20].lstrip("\r\n").split("\n", SNIFFED_ROWS)
     head = "\n".join(lines[: max(1, min(SNIFFED_ROWS, len(lines) - 1))])
     found: dict[str, tuple[bool, int]] = {}
@@ -582,15 +584,15 @@ def _sniffed(head: str) -> str:
 
 
 def _letters(names: Sequence[str]) -> list[str]:
-    """Names as they are the same to a reader: user_id and userId."""
+    """Return names in a form that is equal for spellings such as user_id and userId."""
     return [re.sub(r"[\W_]", "", name).lower() for name in names]
 
 
 def _is_data(first: list[str], second: list[str]) -> bool:
-    """Whether a first row has numbers or times where the second has, so that it names no columns."""
+    """True if the first row has numbers or times in the same columns as the second: it is no header."""
     values = [bool(VALUE.fullmatch(field)) for field in first]
     numbers = [field for field, is_value in zip(first, values, strict=True) if is_value]
-    # Beside names, columns of vectors, or of years, are called by numbers that count.
+    # A header may have consecutive numbers beside names, for the columns of a vector or for years.
     if len(numbers) > 1 and not all(values) and all(field.isdecimal() for field in numbers):
         counted_on = [*range(int(numbers[0]), int(numbers[0]) + len(numbers))]
         if [int(field) for field in numbers] == counted_on:
@@ -599,7 +601,7 @@ def _is_data(first: list[str], second: list[str]) -> bool:
 
 
 def _of_data(file: File, first: list[str], mark: str) -> str:
-    """What to say of a file without a header, with names of its columns that may be right."""
+    """Return the message for a file without a header, with suggested names for its columns."""
     names = ["user", "item"][: len(first)]
     for place, field in enumerate(first[2:], start=3):
         name = "timestamp" if UNIX.fullmatch(field) else "rating" if VALUE.fullmatch(field) else ""
@@ -612,18 +614,18 @@ def _of_data(file: File, first: list[str], mark: str) -> str:
     )
 
 
-# Of bytes that are parsed at once; no line may be longer.
+# Bytes that are parsed at once; no line may be longer.
 JSON_BLOCK_BYTES = 2**22
-# Arrow's parser ends the process where brackets are nested by the hundred thousand.
+# Arrow's parser crashes the process at a hundred thousand nested brackets.
 DEEPEST = 64
-# From here on a float does not tell two whole numbers apart.
+# From here on, a float cannot hold every whole number.
 EXACT = 2.0**53
-# Of a line, in a message.
+# Characters of a line in a message.
 JSON_SHOWN = 200
 
 
 class JsonLines(Source):
-    """A file with a JSON object on each line; what an object does not have is missing."""
+    """File with a JSON object on each line; a value is missing if its object lacks the key."""
 
     unit = "line"
 
@@ -631,21 +633,21 @@ class JsonLines(Source):
         super().__init__(file)
         self._text = TextFile(file)
         self._names = self._first_names()
-        # Texts that look like times are texts, whatever Arrow takes them for.
+        # Texts that look like times stay texts; Arrow would convert them.
         self._texts: dict[str, Any] = {}
 
     @property
     def names(self) -> list[str]:
-        """The names in the first lines, in the order in which they appear."""
+        """Names in the first lines, in order of appearance."""
         return self._names
 
     @property
     def done(self) -> int:
-        """How many of its bytes were read."""
+        """Number of its bytes that were read."""
         return self._text.done
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        """The lines that are objects."""
+        """Yield the lines that are objects."""
         first, line = 0, 1
         with explained_damage(self.file):
             for block in self._blocks():
@@ -659,7 +661,7 @@ class JsonLines(Source):
                 first, line = first + batch.num_rows, line + num_lines
 
     def _blocks(self) -> Iterator[bytes]:
-        """Whole lines; the last one may have no end."""
+        """Yield blocks of whole lines; the last line may have no line end."""
         rest = b""
         while block := self._text.read(JSON_BLOCK_BYTES):
             lines, end, rest = (rest + block).rpartition(b"\n")
@@ -674,13 +676,13 @@ class JsonLines(Source):
             yield rest
 
     def _first_names(self) -> list[str]:
-        """The names of the columns: of the lines of the first block that are objects."""
+        """Return the column names of the objects in the first block."""
         lines = self._text.head.split(b"\n")
         names: dict[str, None] = {}
         for line in lines[:1000]:
             found = _object(line)
             names.update(dict.fromkeys(found if isinstance(found, dict) else ()))
-        # The last line of a list is an object too.
+        # The last line of a JSON list may be an object too.
         if not names or self._text.head.lstrip().startswith(b"["):
             number, first = next(((k, line) for k, line in enumerate(lines, 1) if line.strip()), (1, b""))
             raise UserError(
@@ -691,7 +693,7 @@ class JsonLines(Source):
         return [*names]
 
     def _by_arrow(self, block: bytes, columns: Sequence[str], num_lines: int) -> pyarrow.RecordBatch | None:
-        """The columns of a block; none where Arrow cannot read it, or would change a value."""
+        """Parse the columns of a block; None if Arrow cannot read it, or would change a value."""
         import pyarrow
         from pyarrow import json as arrow_json
 
@@ -706,7 +708,7 @@ class JsonLines(Source):
                 table = arrow_json.read_json(pyarrow.BufferReader(block), options, self._parsing())
         except (pyarrow.ArrowException, UnicodeDecodeError):
             return None
-        # Empty lines are no rows, and would put all others on wrong lines.
+        # Empty lines are not rows, and would shift the line numbers of the others.
         if table.num_rows != num_lines:
             return None
         found = [_column(table, name) for name in columns]
@@ -724,7 +726,7 @@ class JsonLines(Source):
     def _by_python(
         self, block: bytes, columns: Sequence[str], line: int
     ) -> tuple[pyarrow.RecordBatch, np.ndarray]:
-        """The columns of a block, value by value, and the lines of the rows; takes note of the bad ones."""
+        """Parse a block value by value: return its columns and the lines of its rows; record bad rows."""
         import pyarrow
 
         rows, lines = [], []
@@ -742,7 +744,7 @@ class JsonLines(Source):
         return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns)), np.array(lines, np.int64)
 
     def _leave_out_mixed(self, rows: list[dict[str, Any]], lines: list[int], columns: Sequence[str]) -> None:
-        """Take note of rows with a list or an object where the first value is none, or the reverse."""
+        """Skip rows with a list or an object where the column's first value is neither, or vice versa."""
         for name in columns:
             nested = [isinstance(row[name], list | dict) for row in rows if row.get(name) is not None]
             if len({*nested}) < 2:
@@ -759,17 +761,17 @@ class JsonLines(Source):
         self.bad.sort()
 
     def close(self) -> None:
-        """End it."""
+        """Close the file."""
         self._text.close()
 
 
 def _object(line: bytes) -> dict[str, Any] | str:
-    """The object of a line, or what is wrong with it."""
+    """Parse the object of a line, or return the reason why it is bad."""
     try:
         found = json.loads(line)
     except RecursionError:
         return "brackets nested too deeply"
-    # Also of a number with thousands of digits.
+    # Also raised for a number with thousands of digits.
     except ValueError as error:
         return f"not a JSON object: {str(error)[:80]}"
     return found if isinstance(found, dict) else "not a JSON object"
@@ -780,9 +782,9 @@ def _shown(line: bytes) -> str:
 
 
 def _depth(block: bytes) -> int:
-    """How deeply brackets are nested, at most: those within texts count too."""
+    """Upper bound of the nesting depth of brackets: those within texts count too."""
     content = np.frombuffer(block, np.uint8)
-    # Brackets and braces differ in this one bit.
+    # Brackets and braces differ in this bit.
     opening = (content | 32) == ord("{")
     closing = (content | 32) == ord("}")
     steps = (opening.view(np.int8) - closing.view(np.int8))[opening | closing]
@@ -810,7 +812,7 @@ def _column(table: pyarrow.Table, name: str) -> pyarrow.Array:
 
 
 def _is_rounded(column: pyarrow.Array) -> bool:
-    """Whether whole numbers may have lost their last digits: they become floats where one of them is one."""
+    """True if whole numbers may have lost digits: all become floats if one value is a float."""
     import pyarrow
     import pyarrow.compute
 
@@ -821,12 +823,12 @@ def _is_rounded(column: pyarrow.Array) -> bool:
 
 
 def _array(values: list[Any]) -> pyarrow.Array:
-    """Values as a column; as texts where they are of several kinds, or too large for one."""
+    """Return values as a column; as texts if they are of several kinds or too large."""
     import pyarrow
 
     try:
         array = pyarrow.array(values)
-        # Arrow makes numbers of truths.
+        # Arrow would convert booleans to numbers.
         if len({type(value) for value in values} - {type(None), int, float}) <= 1:
             return array
     except (pyarrow.ArrowException, OverflowError):
@@ -839,14 +841,14 @@ def _text(value: Any) -> str:
 
 
 BATCH_ROWS = 2**18
-# Of a column that is read at once, packed as it is.
+# Compressed bytes of a column that are read at once.
 BUFFER_BYTES = 2**20
-# Of the distinct values of a column, in a group of a Parquet file: it takes about a thousand texts.
+# Bytes of a column's distinct values in a row group of a Parquet file: about a thousand texts.
 FEW_BYTES = 2**14
 
 
 class Typed(Source):
-    """A file whose columns have types, and which is packed by itself where it is packed."""
+    """File with typed columns, of a format with its own compression."""
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
@@ -857,17 +859,17 @@ class Typed(Source):
 
     @property
     def names(self) -> list[str]:
-        """The columns; what lies within one is none."""
+        """Columns; fields within a column are not columns."""
         return self._names
 
     @property
     def done(self) -> int:
-        """How many of its bytes were read, as far as rows have the same size."""
+        """Estimate of the number of bytes that were read, assuming rows of the same size."""
         return self._done
 
 
 class Parquet(Typed):
-    """A Parquet file, read group by group."""
+    """Parquet file, read row group by row group."""
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
@@ -877,8 +879,8 @@ class Parquet(Typed):
             schema = parquet.read_schema(_opened(file))
             self._names = [str(name) for name in schema.names]
             metadata = parquet.read_metadata(_opened(file))
-            # As codes come texts of which there are few. Where there are many they do not lie so in the file,
-            # and would be looked up for each batch alone.
+            # Texts with few distinct values are read as codes. With many, the file does not store codes,
+            # and they would be computed for each batch.
             texts = [
                 field.name
                 for field in schema
@@ -887,7 +889,7 @@ class Parquet(Typed):
             self._parquet = parquet.ParquetFile(
                 _opened(file),
                 buffer_size=BUFFER_BYTES,
-                # It keeps the bytes of all groups that were read until the last one is.
+                # It would keep the bytes of all row groups until the last one is read.
                 pre_buffer=False,
                 page_checksum_verification=True,
                 read_dictionary=texts,
@@ -895,10 +897,10 @@ class Parquet(Typed):
         check_names(file, self._names)
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        """The rows; all of them can be read, or the file is damaged."""
+        """Yield the rows; one that cannot be read means that the file is damaged."""
         first, num_rows = 0, self._parquet.metadata.num_rows
         with explained_damage(self.file):
-            # Two threads, as there are cores for: columns are unpacked side by side.
+            # With two threads: columns are decompressed in parallel.
             for batch in self._parquet.iter_batches(BATCH_ROWS, columns=list(columns)):
                 _check(batch)
                 if batch.num_rows:
@@ -907,12 +909,12 @@ class Parquet(Typed):
                 self._done = max(self.file.size, 0) * first // max(num_rows, 1)
 
     def close(self) -> None:
-        """End it."""
+        """Close the file."""
         self._parquet.close(force=True)
 
 
 class Arrow(Typed):
-    """An Arrow file, which Feather is too, or the batches of an Arrow stream."""
+    """Arrow file (also Feather) or Arrow stream."""
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
@@ -920,7 +922,7 @@ class Arrow(Typed):
         from pyarrow import ipc
 
         with explained_damage(file):
-            # Mapped: only the columns that are wanted are read.
+            # Memory-mapped: only the wanted columns are read.
             self._source = _opened(file) if is_remote(file.path) else pyarrow.memory_map(file.path)
             start = self._source.read(8)
             self._source.seek(0)
@@ -932,20 +934,20 @@ class Arrow(Typed):
         check_names(file, self._names)
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
-        """The rows; all of them can be read, or the file is damaged."""
+        """Yield the rows; one that cannot be read means that the file is damaged."""
         first = 0
         with explained_damage(self.file):
             for share, whole in self._whole_batches(columns):
                 for start in range(0, whole.num_rows, BATCH_ROWS):
                     batch = whole.slice(start, BATCH_ROWS)
-                    # Nothing in the format itself finds a damaged byte, and a wrong offset ends the process.
+                    # The format has no checksums, and a wrong offset would crash the process.
                     _check(batch)
                     yield Batch(batch, first + start)
                 first += whole.num_rows
                 self._done = int(max(self.file.size, 0) * share)
 
     def _whole_batches(self, columns: Sequence[str]) -> Iterator[tuple[float, pyarrow.RecordBatch]]:
-        """The batches as they were written, and which share of the file lies up to their ends."""
+        """Yield the batches as written, each with the share of the file up to its end."""
         from pyarrow import ipc
 
         self._source.seek(0)
@@ -960,14 +962,12 @@ class Arrow(Typed):
                 yield 0.0, batch.select(list(columns))
 
     def close(self) -> None:
-        """End it."""
+        """Close the file."""
         self._source.close()
 
 
 def _largest_dictionary(metadata: Any, name: str) -> float:
-    """The most bytes that the distinct values of a column take in a group of a Parquet file, if all of its
-    groups have them.
-    """
+    """Return the most bytes of a column's dictionary in a row group; infinity if a group has none."""
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     places = [place for place in range(metadata.num_columns) if metadata.schema.column(place).path == name]
     chunks = [group.column(place) for group in groups for place in places]
@@ -994,16 +994,16 @@ SOURCES: dict[str, type[Source]] = {
     "parquet": Parquet,
     "arrow": Arrow,
 }
-# Batches that are read while one is looked at: enough for both cores, and few in memory.
+# Batches that are read ahead: enough for both cores, and few in memory.
 AHEAD = 2
-# Files of a table that are looked at to tell its columns: the first, the last and some between.
+# Files of a table that are examined to find its columns: the first, the last and some between.
 MOST_SAMPLED = 10
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def opened(file: File) -> Iterator[Source]:
-    """A file to be read.
+    """Open a file for reading.
 
     Raises:
         UserError: for a file that cannot be read, is damaged, or is not what its name says.
@@ -1016,16 +1016,16 @@ def opened(file: File) -> Iterator[Source]:
 
 
 def names_of(source: Source) -> list[str]:
-    """The columns of a file and of the folders that it lies in; the file's own come first."""
+    """Return the columns of a file, then those of its partition folders."""
     partitions = [name for name, _ in source.file.partitions if name not in {*source.names}]
     check_names(source.file, partitions)
     return [*source.names, *partitions]
 
 
 def batches(source: Source, columns: Sequence[str], optional: Collection[str] = ()) -> Iterator[Batch]:
-    """The rows of a file, with these columns, in this order; those of partitions are the same in each row.
+    """Yield the rows of a file with these columns, in this order; those of partitions are constant.
 
-    optional: columns that are null where the file does not have them, which is noted.
+    optional: columns that are null if the file lacks them; this is noted.
 
     Raises:
         UserError: for another column that is missing, and a damaged file.
@@ -1039,13 +1039,13 @@ def batches(source: Source, columns: Sequence[str], optional: Collection[str] = 
     source.notes += [f"{source.file} has no column {column}: it is missing in its rows" for column in missing]
     of_file = {*source.names}
     own = [column for column in columns if column in of_file]
-    # Of a file without one of the columns, the rows are still to be counted.
+    # A file with none of the columns is read too, to count its rows.
     for batch in source.batches(own or source.names[:1]):
         yield Batch(_completed(batch.columns, source, columns), batch.first, batch.num_bad, batch.lines)
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same, made by a thread of its own while they are looked at; its failures are raised here."""
+    """Yield items that a separate thread reads ahead; its exceptions are raised here."""
     made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(AHEAD)
     ended = threading.Event()
 
@@ -1081,7 +1081,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 def names_in(files: Sequence[File]) -> list[str]:
-    """The columns of up to `MOST_SAMPLED` files of a table, in the order in which they appear. Reads no rows.
+    """Return the columns of up to `MOST_SAMPLED` files of a table, in order of appearance. Reads no rows.
 
     Raises:
         UserError: for a file that cannot be read, or names a column twice.
@@ -1094,16 +1094,16 @@ def names_in(files: Sequence[File]) -> list[str]:
 
 
 def _sampled(files: Sequence[File]) -> list[File]:
-    """The files that tell what a table holds: the first, the last and some between."""
+    """Return sample files of a table: the first, the last and some between."""
     places = {len(files) * number // MOST_SAMPLED for number in range(MOST_SAMPLED)} | {len(files) - 1}
     return [files[place] for place in sorted(places)]
 
 
 def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
-    """First rows of up to `MOST_SAMPLED` files of a table, as many of each as there are, `rows` together.
+    """Return the first rows of up to `MOST_SAMPLED` files of a table, evenly from each, `rows` in total.
 
-    All columns of these files are there; a value is null where its file has no such column. A column of
-    several types holds texts.
+    The result has all columns of these files; a value is null if its file lacks the column. A column of
+    several types becomes texts.
 
     Raises:
         UserError: for a file that cannot be read.
@@ -1112,7 +1112,7 @@ def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
 
     found = [_first_rows_of(file, rows) for file in _sampled(files)]
     left = rows
-    # What small files do not fill is left to the large ones.
+    # Rows that small files lack are taken from large ones.
     order = sorted(range(len(found)), key=lambda place: found[place].num_rows)
     for number, place in enumerate(order):
         found[place] = found[place].slice(0, -(-left // (len(found) - number)))
@@ -1153,7 +1153,7 @@ def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
 
 
 def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Rows as they are meant: that a file has codes for its values is no matter of theirs."""
+    """Return the rows with dictionary-encoded columns decoded."""
     import pyarrow
     from pyarrow import types
 
@@ -1166,13 +1166,13 @@ def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
 
 
 def _completed(batch: pyarrow.RecordBatch, source: Source, columns: Sequence[str]) -> pyarrow.RecordBatch:
-    """A batch with all columns: those of partitions, and nulls for those that the file does not have."""
+    """Return a batch with all columns: also those of partitions, and nulls for those that the file lacks."""
     import pyarrow
 
     if batch.schema.names == list(columns):
         return batch
     values, places = dict(source.file.partitions), {name: k for k, name in enumerate(batch.schema.names)}
-    # By place: by name each of thousands of columns would be looked for among all.
+    # By position: finding each of thousands of columns by name would be slow.
     arrays = [
         batch.column(places[column])
         if column in places

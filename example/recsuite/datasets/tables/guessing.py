@@ -1,4 +1,4 @@
-"""Guesses from names and values of columns: their contents, the features they are, and their roles."""
+"""Guess contents, features and roles of columns from their names and values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from recsuite.datasets.tables.schema_file import (
 from recsuite.datasets.tables.values import NO_VALUE, forms_of, plain, times
 from recsuite.errors import UserError, counted, printable
 
-# The first that fits is taken.
+# The first match is taken.
 USERS = (
     *("user", "customer", "member", "visitor", "client", "buyer", "reviewer", "shopper", "subscriber"),
     *("listener", "viewer", "reader", "player", "person", "people", "account", "household", "uid"),
@@ -48,10 +48,10 @@ ANSWERS = (
     *("recommended", "recommends"),
 )
 COUNTS = ("count", "counts", "plays", "playcount", "listens", "views", "times", "quantity", "qty")
-# Those that tell how often something happened whatever their values are, and not how many were bought.
+# Names that are always counts of events, never quantities bought.
 HOW_OFTEN = ("plays", "playcount", "listens", "views")
 LABELS = (*RATINGS, *ANSWERS, *COUNTS)
-# Columns with such a word could be labels too, or were counted from labels.
+# Columns with such a word may be labels too, or aggregates of labels.
 OUTCOMES = (
     *LABELS,
     *("review", "reviews", "votes", "likes", "liked", "upvotes", "helpful", "useful", "funny", "cool"),
@@ -59,19 +59,19 @@ OUTCOMES = (
     *("sales", "sold", "returned", "refund", "recommended", "favorites", "favourites", "members", "fans"),
     *("followers", "subscribers", "compliment", "popularity", "conversions", "completion", "rank"),
 )
-# Labels whose name is a noun for an event.
+# Labels whose name is also the noun for an event.
 NOUNS = ("rating", "ratings", "score", "grade", "vote")
 WEIGHTS = ("weight", "confidence")
 TIMES = (
     *("timestamp", "datetime", "time", "ts", "date", "day", "created", "occurred", "at", "when", "clock"),
 )
-# The whole name of the time of an event, without what stands between its words.
+# Whole names for the time of an event, without separators between the words.
 TIME_OF_EVENT = re.compile(
     r"(event|review|rating|order|purchase|transaction|click|invoice|interaction|created?|creation|updated?|"
     r"unix|epoch|utc|local|server|start|begin|access|log|[a-z]+ed(?=at$))*(timestamp|datetime|time|date|ts|at)+"
     r"(utc|gmt|unix|ms|us|ns|sec|seconds|millis|micros|nanos)*"
 )
-# Of dates that are properties of users and items.
+# Words for dates that are properties of users and items.
 OTHER_DATES = {"birth", "born", "release", "released", "publication", "published", "expiry", "due"}
 # Beside a word for a label: "is_click", "play_count", "user_rating".
 OF_LABELS = (
@@ -79,25 +79,25 @@ OF_LABELS = (
     *("product", "play", "listen", "view", "click", "watch", "purchase", "review"),
     *ITEMS,
 )
-# Beside a word for a thing, these say that the column tells such things apart.
+# Beside a word for a thing, these mark a column of ids.
 IDS = ("id", "ids", "uuid", "guid", "key", "code", "no", "nr", "num", "number", "hash", "idx", "index")
 TITLES = ("title", "name")
 BESIDE_IDS = (*IDS, "review")
-# An id with such a word tells events apart, and neither users nor items.
+# An id with such a word identifies events, not users or items.
 EVENTS = (
     *("event", "order", "transaction", "invoice", "basket", "cart", "line", "row", "review", "request"),
     *("impression", "visit", "log", "rating", "session", "record", "message", "index", "parent"),
 )
-# A thing without a word above, as in "songid"; a word such as "paid" is too short for one.
+# An id of another thing, such as "songid"; a word such as "paid" is too short.
 ID_AT_END = re.compile(r"(?!unpaid|invalid)\w{4,}id")
-# Whole numbers under such names are names themselves.
+# Whole numbers under such names are categories.
 CODES = ("id", "code", "zip", "zipcode", "postal", "postcode", "type", "class", "category", "group", "kind")
 
 
-# A guess asks for the words of a column many times.
+# Cached: a guess needs the words of a column many times.
 @functools.lru_cache(2**15)
 def words_of(name: str) -> list[str]:
-    """The words of a column's name, in small letters: "userId", "USER_ID", "userid" are user and id."""
+    """Return the words of a column's name in lower case: "userId", "USER_ID" and "userid" are user and id."""
     apart = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3 \2\4", name)
     words = [word for word in re.split(r"[\W_]+", apart.lower()) if word]
     return [part for word in words for part in _without_id(word)]
@@ -112,29 +112,29 @@ def _without_id(word: str) -> list[str]:
 
 
 def is_id(name: str) -> bool:
-    """Whether a name says that it is one of an id, in a word of its own or at the end of one."""
+    """True if a name has "id" or the like as a word or at the end of a word."""
     return any(word in ("id", "ids", "uuid", "guid") or ID_AT_END.fullmatch(word) for word in words_of(name))
 
 
 def is_thing(name: str) -> bool:
-    """Whether a name is one of a user or an item alone, such as "sku" or "product_key"."""
+    """True if a name stands only for a user or an item, such as "sku" or "product_key"."""
     return rank(name, (*USERS, *ITEMS), IDS) is not None
 
 
 def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | None:
-    """The place among known words of what a name says; None where it says something else.
+    """Return the position of a name among known words; None if it means something else.
 
-    beside: words that may stand there too. A name that is longer than that, such as "user_name", says
+    beside: additional words that the name may have. A name with other words, such as "user_name", means
     something else.
     """
     words = dict.fromkeys(words_of(name))
-    # Of several that are known, such as "stars" of "review_stars", those that stand beside others go first.
+    # Additional words are removed first: of "review_stars", "stars" stays.
     left = [word for word in words if word not in beside] or [word for word in words if word in known]
     return known.index(left[0]) if len(left) == 1 and left[0] in known else None
 
 
 def says_time(name: str) -> bool:
-    """Whether a name is one for times of events: "eventdate" or "visit_date", and not "play_time"."""
+    """True if a name stands for times of events, such as "eventdate" or "visit_date", but not "play_time"."""
     found = words_of(name)
     if OTHER_DATES & {*found}:
         return False
@@ -146,17 +146,17 @@ def says_time(name: str) -> bool:
 
 
 def has_word(name: str, known: Sequence[str]) -> bool:
-    """Whether one of the words is in a name."""
+    """True if a name has one of the words."""
     return any(word in known for word in words_of(name))
 
 
 def has_thing(name: str, things: Sequence[str]) -> bool:
-    """Whether a name holds a word for such a thing, or for several of it."""
+    """True if a name has a word for such a thing, in singular or plural."""
     return has_word(name, (*things, *(f"{thing}s" for thing in things)))
 
 
 def table_name(name: str, taken: Collection[str]) -> str:
-    """A name for a feature: letters, digits and _, none of those taken."""
+    """Return an unused name for a feature, of letters, digits and _."""
     plain = re.sub(r"[^a-z0-9]+", "_", "_".join(words_of(name))).strip("_")[:50] or "feature"
     if plain[0].isdigit() or plain.startswith(("history", "audience")):
         plain = f"x_{plain}"
@@ -168,34 +168,34 @@ def table_name(name: str, taken: Collection[str]) -> str:
 
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 NUMBER_FORM = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
-# Numbers as they are written where the point stands between thousands.
+# Numbers with a decimal comma, and points between thousands.
 DECIMAL_COMMA = r"^\s*[+-]?\d+(\.\d{3})*,\d{1,2}\s*$"
 SEPARATORS = ("|", ";", ",")
 NOTHING = {*NO_VALUE}
-# Of the values of a column: how many may be damaged, and how many of a list have several entries.
+# Share of a column's values that may be damaged; least share of lists with several entries.
 MOST_DAMAGED, LEAST_SEVERAL = 0.01, 0.05
-# Values with a decimal comma are no lists of two entries where so many are such.
+# Least share of values with a decimal comma; with fewer they are lists.
 LEAST_COMMAS = 0.9
-# Texts with more characters on average are sentences, and so are entries of a list with more words.
+# Texts with more characters on average, and entries of a list with more words, are sentences.
 LONG_TEXT, LONG_ENTRY = 40, 3
-# Values of which one at least is of the form that nearly all are of; fewer than yes and no have spellings.
+# Number of first values that are tried before all; a column of yes and no has fewer distinct values than the
+# second number.
 LOOKED_AT, MOST_ANSWERS = 5, 20
-# What a name becomes a part of, as a date.
+# Longest call that a column of dates is written into.
 LONGEST_CALL = "age_days(user.)"
-# Values that forms of times are tried on, and the share of times in a column whose name says that it is one.
+# Values on which time formats are tried; least share of times in a column whose name stands for times.
 TRIED, LEAST_TIMES = 200, 0.5
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a column holds, where it holds anything.
+    """Content of a column.
 
     kind: "number", "comma" (numbers with a decimal comma), "flag" (true and false), "text", "time", "list" or
-    "other". size: its values, missing ones
-    aside; distinct: how many of these differ. numbers: float64, the finite ones of numbers and flags.
-    values: the distinct ones, in the order of their first places. time_format: how a timestamp is written,
-    empty where it is none; of numbers too, which may be times. separator: between entries of lists in texts.
-    codes: of a column of texts or numbers, see `encoded`.
+    "other". size: number of values that are not missing. distinct: number of distinct values. numbers:
+    float64, the finite ones of numbers and flags. values: the distinct values, in order of appearance.
+    time_format: format of a timestamp, empty if it is none; numbers may have one too. separator: between
+    entries of lists in texts. codes: of a column of texts or numbers, see `encoded`.
     """
 
     name: str
@@ -210,27 +210,27 @@ class Content:
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
-        """Its distinct values as texts, in the order of their first places."""
+        """Its distinct values as texts, in order of appearance."""
         return tuple(map(str, self.values))
 
     @functools.cached_property
     def is_whole(self) -> bool:
-        """Whether all of its numbers are whole."""
+        """True if all its numbers are whole."""
         return bool(self.numbers.size and np.all(self.numbers == np.floor(self.numbers)))
 
     @property
     def is_long(self) -> bool:
-        """Whether its texts are sentences rather than names."""
+        """True if its texts are sentences rather than names."""
         return self.kind == "text" and sum(map(len, self.texts)) > LONG_TEXT * max(1, len(self.texts))
 
     @property
     def is_time(self) -> bool:
-        """Whether its values are times whatever the column is called."""
+        """True if its values are times, independent of the column's name."""
         return self.kind == "time"
 
 
 def contents_of(table: pa.Table) -> dict[str, Content]:
-    """What each column of a sample holds, of those whose names a schema can hold."""
+    """Return the content of each column of a sample whose name a schema can hold."""
     return {
         name: content_of(name, table[name])
         for name in table.column_names
@@ -239,7 +239,7 @@ def contents_of(table: pa.Table) -> dict[str, Content]:
 
 
 def plain_table(table: pa.Table) -> pa.Table:
-    """A sample in which texts, numbers and UUIDs are what they are, however they are stored."""
+    """Return a sample whose texts, numbers and UUIDs have plain types, independent of their storage."""
     columns = [_plain(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
     return pa.table(columns, names=table.column_names)
 
@@ -247,14 +247,14 @@ def plain_table(table: pa.Table) -> pa.Table:
 def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         chunks = [plain(chunk, name) for chunk in column.chunks]
-    # Bytes and structures stay what they are: no feature.
+    # Bytes and structures stay unchanged: they are not features.
     except UserError:
         return column
     return pa.chunked_array(chunks) if chunks else column
 
 
 def content_of(name: str, column: pa.ChunkedArray) -> Content:
-    """What a column of a sample holds."""
+    """Return the content of a column of a sample."""
     kind = column.type
     if is_text(kind):
         return _of_texts(name, column)
@@ -272,29 +272,29 @@ def content_of(name: str, column: pa.ChunkedArray) -> Content:
 
 
 def encoded(found: pa.DictionaryArray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A column of texts as codes, int32 [n], -1 where a value is missing, and the texts that they count."""
+    """Return a column of texts as codes, int32 [n], -1 for a missing value, and the texts of the codes."""
     places: dict[str, int] = {}
     table = [
         -1 if (text := each.strip()) in NOTHING else places.setdefault(text, len(places))
         for each in found.dictionary.to_pylist()
     ]
-    # The last is the place of -1.
+    # The last entry is for code -1.
     return np.array([*table, -1], np.int32)[indices_of(found)], tuple(places)
 
 
 def indices_of(found: pa.DictionaryArray) -> np.ndarray:
-    """The place of each row in a dictionary, int32 [n], -1 where it has none."""
+    """Return the position of each row in a dictionary, int32 [n], -1 for a missing value."""
     rows = found.indices.fill_null(-1) if found.null_count else found.indices
     return rows.to_numpy(zero_copy_only=False)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of a type holds texts."""
+    """True if a type is one of texts."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
-    # Of integers with 64 bits the distinct ones are counted before they become floats.
+    # The distinct values of 64-bit integers are counted before they become floats.
     found = column.combine_chunks().dictionary_encode()
     numbers = found.dictionary.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return _numeric(name, kind, numbers, found.dictionary.to_pylist(), indices_of(found))
@@ -303,18 +303,18 @@ def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
 def _numeric(
     name: str, kind: str, numbers: np.ndarray, values: Sequence[object], codes: np.ndarray
 ) -> Content:
-    """A column of numbers; numbers: float64, of each distinct value."""
+    """Return the content of a column of numbers. numbers: float64, one for each distinct value."""
     numbers = numbers[codes[codes >= 0]]
     finite, form = numbers[np.isfinite(numbers)], _time_format(name, values)
     return Content(name, kind, len(numbers), len(values), finite, values, form, codes=codes)
 
 
 def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
-    # Each distinct value is looked at once, however many rows have it: there may be very many columns.
+    # Each distinct value is examined only once: there may be very many columns.
     found = column.combine_chunks().dictionary_encode()
     with contextlib.suppress(pa.ArrowInvalid):
         numbers = found.dictionary.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        # Most columns of numbers hold nothing else; NaN is a missing value.
+        # Most columns of numbers hold only numbers; NaN is a missing value.
         if len(numbers) and np.isfinite(numbers).all():
             return _numeric(name, "number", numbers, found.dictionary.to_pylist(), indices_of(found))
     codes, texts = encoded(found)
@@ -338,18 +338,18 @@ def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
 
 
 def _may_be(texts: Sequence[str], pattern: str) -> bool:
-    """Whether one of the first values is of a form, as of those that nearly all are of."""
+    """True if one of the first values matches a pattern: a quick check before trying all values."""
     return any(re.match(pattern, text) for text in texts[:LOOKED_AT])
 
 
 def _share(column: pa.Array, pattern: str, counts: np.ndarray | None = None) -> float:
-    """The share of values of a form; counts: of how many rows each is, int64 [n]."""
+    """Return the share of values that match a pattern. counts: number of rows of each value, int64 [n]."""
     matches = pc.match_substring_regex(column, pattern).to_numpy(zero_copy_only=False)
     return float(np.average(matches, weights=counts)) if len(matches) else 0.0
 
 
 def _time_format(name: str, values: Sequence[object]) -> str:
-    """How most values of a column are written as times; empty where they are none."""
+    """Return the time format of most values of a column; empty if they are no times."""
     is_called = says_time(name)
     if not values or not (is_called or forms_of([*map(str, values[:2])])[0].name):
         return ""
@@ -359,43 +359,44 @@ def _time_format(name: str, values: Sequence[object]) -> str:
 
 
 def some_of(values: Sequence[Any]) -> Sequence[Any]:
-    """About so many values as forms of times are tried on, from everywhere."""
+    """Return about `TRIED` values, evenly spaced, on which time formats are tried."""
     return values[:: 1 + len(values) // TRIED]
 
 
 def _separator_of(column: pa.Array, texts: Sequence[str], counts: np.ndarray) -> str:
-    """What stands between the entries of lists, which are short and come again; empty without any."""
+    """Return the separator of lists, whose entries are short and repeat; empty if there are no lists."""
     for separator in SEPARATORS:
         if not any(separator in text for text in texts):
             continue
         several = _share(column, re.escape(separator), counts)
         entries = [entry.strip() for text in texts for entry in text.split(separator)]
         is_short = sum(len(entry.split()) for entry in entries) <= LONG_ENTRY * len(entries)
-        # Parts of a sentence hardly ever come again.
+        # Parts of a sentence hardly ever repeat.
         if several >= LEAST_SEVERAL and is_short and len({*entries}) <= len(entries) / 2:
             return separator
     return ""
 
 
 def tells_time_of_day(content: Content) -> bool:
-    """Whether times differ within a day, rather than only name days."""
+    """True if times have a time of the day, not only a date."""
     hours = np.unique(hours_of(content))
     num_days = len(np.unique(hours // 24))
-    # A busy log may be of one hour; of its days a few may be damaged.
+    # A busy log may cover a single hour, and a few of its days may be damaged.
     return len(hours) > num_days or content.distinct > 2 * num_days > 0
 
 
 def hours_of(content: Content) -> np.ndarray:
-    """Whole hours since 1970, int64, of a column of times: of its distinct values."""
+    """Return the whole hours since 1970, int64, of the distinct values of a column of times."""
     seconds, faults = times(pa.array(content.texts, pa.string()), content.name, content.time_format)
     return seconds[faults == 0] // 3_600
 
 
-# Fewer different whole numbers than this are rather names of classes.
+# With fewer distinct whole numbers than this, they are classes.
 FEW_NUMBERS = 10
-# What pandas calls the index of a table that was written with it.
+# Names of pandas' index in a written table.
 INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
-# A property that differs for nearly every user or item says no more than its id; of fewer, nothing is known.
+# A property that differs for nearly every user or item carries no more information than the id. With fewer
+# values than LEAST_KNOWN, this cannot be judged.
 NEARLY_ALL, LEAST_KNOWN = 0.9, 20
 NO_ISO = "it holds dates of another form than 2026-11-20, which are not read"
 AGE_TELLS = "its age at an event says which item that is of, which is not known before one is chosen"
@@ -405,9 +406,7 @@ OUTCOME = "by its name it could be a label itself, or be counted from labels"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A column that is no feature: the name and the section that it would have, and why it has not; values:
-    some of its values, as text.
-    """
+    """Unused column: the name and the section that it would have, the reason, and some values as text."""
 
     name: str
     feature: FeatureColumn
@@ -418,10 +417,10 @@ class LeftOut:
 def feature_of(
     content: Content, of: str, num_owners: int, has_times: bool, is_ranked: bool
 ) -> tuple[FeatureColumn, str]:
-    """The section of a column, and why it is to be left out; the reason is empty where it is not.
+    """Return the section of a column, and the reason not to use it; the reason is empty if it is a feature.
 
-    num_owners: how many users, items or events there are in the sample. has_times: whether events have times.
-    is_ranked: whether the label is one that items are ranked by.
+    num_owners: number of users, items or events in the sample. has_times: true if events have times.
+    is_ranked: true if items are ranked by the label.
     """
     why = _reason(content, of, num_owners, has_times)
     if content.is_time and of == ITEM and is_ranked:
@@ -429,13 +428,13 @@ def feature_of(
     if content.is_time and not why:
         return FeatureColumn(EVENT, f"age_days({of}.{content.name})", NUMBER), ""
     kind = kind_of(content)
-    # A list of an event can be no feature, but may be used as it stands there.
+    # A list of an event cannot be a list feature, but its text can be a category.
     kind = CATEGORY if of == EVENT and kind == LIST else kind
     return FeatureColumn(of, content.name, kind, separator=content.separator or "|"), why
 
 
 def kind_of(content: Content) -> str:
-    """Whether the values of a column are categories, lists or numbers."""
+    """Return the kind of a column's values: category, list or number."""
     if content.kind == "list":
         return LIST
     if content.kind != "number" or has_word(content.name, CODES):
@@ -444,7 +443,7 @@ def kind_of(content: Content) -> str:
 
 
 def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
-    """Why a column is no feature; empty where it is one."""
+    """Return the reason why a column is not a feature; empty if it is one."""
     if content.size == 0:
         return "it is empty"
     if INDEX.fullmatch(content.name):
@@ -453,7 +452,7 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
         return "it holds numbers with decimal commas, which are not read; write them with points"
     if content.kind == "other":
         return "values of its type are not read"
-    # The day of a partition too: the first rows may be of one, which then seems to be the same for each user.
+    # Also the day of a partition: the first rows may be of one day, which then looks like a user property.
     if content.distinct == 1 and content.kind != "list":
         return "it has one value"
     if content.is_time:
@@ -464,7 +463,7 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
         return OUTCOME
     if of == EVENT:
         return OF_EVENT
-    # Of those that have one at all.
+    # Only owners with a value count.
     num_known = min(num_owners, content.size)
     is_id = kind_of(content) == CATEGORY and num_known >= LEAST_KNOWN
     if is_id and content.distinct > NEARLY_ALL * num_known:
@@ -479,50 +478,49 @@ def _reason_of_dates(of: str, has_times: bool) -> str:
 
 
 def is_title(name: str) -> bool:
-    """Whether a column of items holds what people call them: "title", "name" or "product_name", say."""
+    """True if a column of items holds titles, such as "title", "name" or "product_name"."""
     return rank(name, TITLES, ITEMS) is not None
 
 
 def title_of(contents: Mapping[str, Content]) -> str:
-    """The column with the titles of items; empty where there is none."""
+    """Return the column with the titles of items; empty if there is none."""
     found = [
         name for name, content in contents.items() if content.kind in ("text", "list") and is_title(name)
     ]
     return min(found, key=lambda name: not has_word(name, TITLES[:1])) if found else ""
 
 
-# The ends of usual scales: the first that holds all values is taken.
+# The ends of common scales: the first that contains all values is taken.
 SCALES = ((1.0, 5.0), (0.5, 5.0), (0.0, 5.0), (1.0, 10.0), (0.0, 10.0), (1.0, 100.0), (0.0, 100.0))
-# A scale is not guessed where its values reach no more than this share of the way up.
+# A scale is not guessed if its values reach at most this share of it.
 LEAST_REACH = 0.6
-# Counts have a few values that are many times the usual one, and scales have not.
+# Counts, unlike scales, have a few values that are many times the median.
 HEAVY = 5
-# How much a column is like a label: it is called like one; it is yes or no; it is called like a count, and
-# has only small values, as a quantity of 1 to 4 that somebody bought.
+# Likeness of a column to a label: its name is one of a label; its values are yes or no; its name is one of a
+# count and its values are small, such as a purchased quantity of 1 to 4.
 NAMED, UNNAMED, FEW = range(3)
-# The columns of ids come again and again; what tells rows of the events apart does not.
+# Ids of users and items repeat; ids of events do not.
 MOST_DISTINCT = 0.9
-# A property of an id: as many rows must be expected to contradict it by chance, to say anything; so many may,
-# as a share of those, and of all rows.
+# For a property of an id: least number of contradicting rows expected by chance; most contradicting rows as a
+# share of those expected, and of all rows.
 LEAST_BY_CHANCE, OF_CHANCE, MOST_CONTRADICTING = 5, 0.1, 0.01
-# Of counts, the share that returns may make.
+# Largest share of returns (values below 0) among counts.
 MOST_RETURNED = 0.5
-# What is written where an answer is missing, when it is so many times the largest other value; of scales of
-# so many values at least.
+# Values for a missing answer; least ratio to the largest other value; least number of values of the scale.
 FILLERS, FAR, LEAST_SCALE = (99, 999, 9999), 3, 4
-# Zeros of a scale are asked about where they are so many times as many as its next value.
+# Zeros of a scale are noted if they are this many times as frequent as its next value.
 MOST_OF_ZERO = 2
-# As many columns are listed where no role is recognised.
+# Columns that are listed if no role is recognised.
 MOST_LISTED = 12
-# Of a value, in a message.
+# Characters of a value in a message.
 MOST_CHARACTERS = 40
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns of the events with a role, and what the label is. Empty: there is none.
+    """Columns of the events with a role, and the label. Empty: there is none.
 
-    notes: sentences on what is unusual about the labels.
+    notes: sentences on unusual labels.
     """
 
     user: str
@@ -535,7 +533,7 @@ class Roles:
 
     @property
     def columns(self) -> set[str]:
-        """All columns with a role."""
+        """Set of all columns with a role."""
         return {self.user, self.item, self.label.column, self.weight, self.timestamp, *self.of_labels} - {""}
 
 
@@ -545,10 +543,10 @@ def roles_of(
     own_tables: Mapping[str, Sequence[str]],
     given: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Roles:
-    """The roles of the columns of the events: by names that say them.
+    """Guess the roles of the columns of the events from their names.
 
-    contents: what the columns hold. own_tables: the columns of the "users" and "items" tables, where there
-    are such: an id is in both. given: the sections of a schema that were written by hand, which count.
+    contents: of the columns. own_tables: the columns of the "users" and "items" tables, if they exist: an id
+    is in both tables. given: the sections of a schema that were written by hand; they have priority.
 
     Raises:
         UserError: when no name says which column has the users or the items; names the columns, and says
@@ -580,7 +578,7 @@ def roles_of(
     weight = weight or _weight(events, rest, item)
     notes: tuple[str, ...] = ()
     if found.column:
-        # A scale or a drop that was written by hand says itself what is an answer.
+        # A scale or drop written by hand already defines the valid labels.
         is_given = bool({"drop", "lowest", "highest"} & given.get("label", {}).keys())
         found, notes = _set_apart(found, contents[found.column], is_given)
     return Roles(user, item, found, weight, timestamp, notes, of_labels)
@@ -589,7 +587,7 @@ def roles_of(
 def _id_column(
     contents: Mapping[str, Content], known: Sequence[str], own: Sequence[str], taken: Sequence[str]
 ) -> str:
-    """The column whose name says whose ids it holds; empty where there is none."""
+    """Return the column whose name stands for the ids of users or items; empty if there is none."""
     found = {
         name: (name not in own, place)
         for name, content in contents.items()
@@ -604,7 +602,7 @@ def _may_be_ids(content: Content) -> bool:
 
 
 def _only_id(contents: Mapping[str, Content], taken: str) -> str:
-    """The only other column that is called an id, but not one of an event, and whose values come again."""
+    """Return the only other column with an id's name, but not an event's, whose values repeat."""
     found = [
         name
         for name, content in contents.items()
@@ -616,7 +614,7 @@ def _only_id(contents: Mapping[str, Content], taken: str) -> str:
 
 
 def _named_item(contents: Mapping[str, Content], user: str) -> str:
-    """The column with the titles of items, such as "game-title", where they have no other id."""
+    """Return the column with the titles of items, such as "game-title", if they have no other id."""
     found = [
         name
         for name, content in contents.items()
@@ -627,7 +625,7 @@ def _named_item(contents: Mapping[str, Content], user: str) -> str:
 
 
 def _named_time(contents: Mapping[str, Content]) -> str:
-    """The column whose name says most that it holds times, whatever its values."""
+    """Return the column whose name fits times best, independent of its values."""
     found = [name for name in contents if has_word(name, TIMES)]
     if not found:
         raise UserError(
@@ -650,14 +648,14 @@ def _unrecognised(contents: Mapping[str, Content], user: str, item: str) -> User
 
 
 def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, item: str) -> str:
-    """The column with the times of the events; empty where there is none.
+    """Return the column with the times of the events; empty if there is none.
 
-    A name that says so comes first; of such a time of the day, before a day alone, as partitions have; then
-    the best name.
+    Columns with a name for times have priority; then times with a time of the day over plain dates, such as
+    those of partitions; then the best name.
     """
 
     def may_be(name: str) -> bool:
-        # A date of release or of birth is the same in each event of an item or a user.
+        # A date of release or birth is constant for an item or a user.
         return rank(name, TIMES) is not None or not any(
             is_constant(events, name, each) for each in (user, item)
         )
@@ -685,7 +683,7 @@ def _is_called_time(name: str) -> bool:
 
 
 def _check_form(content: Content) -> None:
-    """Refuse a column of times whose values have no form, two forms, or one form that is not known.
+    """Refuse a column of times whose values have no format, two formats, or an unknown one.
 
     Raises:
         UserError: with a value of each form, and the lines to write.
@@ -719,7 +717,7 @@ def _place_of_time(name: str) -> int:
 
 
 def _weight(events: pa.Table, contents: Mapping[str, Content], item: str) -> str:
-    """The column with the weights of the events; what an item weighs is no such thing."""
+    """Return the column with the weights of the events; the physical weight of an item does not count."""
     found = [
         name
         for name, content in contents.items()
@@ -735,7 +733,7 @@ def _label(
     owners: Sequence[str],
     given: Mapping[str, Any],
 ) -> LabelColumn:
-    """What is predicted: the column that is most like a label; a column alone is the label."""
+    """Return the label: the column that is most like one, or the only column left."""
     if given.get("kind") == CLICKS:
         return LabelColumn(CLICKS)
     if isinstance(contents, Content):
@@ -747,19 +745,19 @@ def _label(
         if content.kind in ("number", "flag") and content.distinct > 1 and content.numbers.size
         if np.abs(content.numbers).max() <= LARGEST_END
         if (place := place_of_label(content)) is not None
-        # The mean rating of an item, or how often it was seen, is a property of the item.
+        # The mean rating of an item, or its number of views, is a property of the item.
         if not is_constant(events, name, owners[1])
-        # An answer without a name for one may be of the user.
+        # A yes/no column without a label's name may be a property of the user.
         if place[0] != UNNAMED or not is_constant(events, name, owners[0])
     }
-    # That something is yes or no alone is no reason to predict it, but a better one than a small amount.
+    # Yes/no values alone are a weak reason to predict a column, but better than a small quantity.
     if all(place == UNNAMED for place, _ in places.values()):
         return LabelColumn(CLICKS)
     return _label_of(contents[min(places, key=lambda name: places[name])], given)
 
 
 def place_of_label(content: Content) -> tuple[int, int] | None:
-    """How much a column is like a label, most first: by its name, then by its values; None: not at all."""
+    """Return the likeness of a column to a label by name, then by values, best first; None: not a label."""
     place = rank(content.name, LABELS, OF_LABELS)
     if place is None:
         return (UNNAMED, 0) if _is_answer(content.numbers) else None
@@ -773,7 +771,7 @@ def _is_answer(numbers: np.ndarray) -> bool:
 
 
 def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
-    """The label that a column is; given: the keys of its section that were written by hand, which count."""
+    """Return the label of a column. given: the keys of its section written by hand; they have priority."""
     numbers, name, kind = content.numbers, content.name, given.get("kind")
     sorted_out = numbers[~np.isin(numbers, apart_from(numbers))]
     if kind == YES_NO or (kind is None and _is_answer(numbers)):
@@ -788,24 +786,24 @@ def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
 
 
 def _is_heavy(numbers: np.ndarray) -> bool:
-    """Whether whole numbers are counts because a few are many times the usual one."""
+    """True if whole numbers are counts: a few are many times the median."""
     return bool(numbers.min() >= 1 and numbers.max() > max(10, HEAVY * np.median(numbers)))
 
 
 def apart_from(numbers: np.ndarray) -> list[float]:
-    """The values that lie apart from a scale, as -1 and 99 do where an answer is missing."""
+    """Return the values apart from a scale, such as -1 and 99 for a missing answer."""
     values = np.unique(numbers)
     if len(values) < LEAST_SCALE:
         return []
     low, high = values[values < 0], values[-1]
     rest = values[np.abs(values) < FAR * np.abs(values[-2])] if high in FILLERS else values
     found = [float(high)] if high in FILLERS and len(rest) == len(values) - 1 else []
-    # A scale may go below zero, but hardly with one value alone.
+    # A scale may have negative values, but hardly a single one.
     return found + ([float(low[0])] if len(low) == 1 and low[0] in (-1, *(-each for each in FILLERS)) else [])
 
 
 def _set_apart(label: LabelColumn, content: Content, is_given: bool) -> tuple[LabelColumn, tuple[str, ...]]:
-    """A label without the values that say that there is none, and what to say of these."""
+    """Return a label that drops the values for missing answers, and notes on them."""
     numbers = content.numbers
     if is_given or not numbers.size:
         return label, ()
@@ -849,30 +847,30 @@ def _scale_of(values: np.ndarray) -> tuple[float, float]:
 
 
 class Groups(NamedTuple):
-    """The rows of a sample by an id: their order, int [n], and the codes of their ids in it."""
+    """Rows of a sample grouped by an id: their order, int [n], and the codes of the ids in that order."""
 
     order: np.ndarray
     ids: np.ndarray
 
 
 def groups_of(column: pa.ChunkedArray) -> Groups:
-    """The rows of a column of ids, those with the same one side by side."""
+    """Group the rows of a column of ids."""
     codes = codes_of(column)
     order = codes.argsort(kind="stable")
     return Groups(order, codes[order])
 
 
 def is_constant(table: pa.Table, column: str, within: str) -> bool:
-    """Whether a column has one value for each value of another one, but for a few contradictions."""
+    """True if a column has one value for each value of another column, with few contradictions."""
     return contradictions(codes_of(table[column]), groups_of(table[within])) is not None
 
 
 def contradictions(values: np.ndarray, groups: Groups) -> int | None:
-    """How many rows have another value than most of their id; None where that is no property of the id.
+    """Count the rows whose value differs from most rows of their id; None if it is no property of the id.
 
-    It is one where enough rows confirm it: at most a tenth as many contradict as would by chance.
+    It is a property if enough rows confirm it: at most a tenth as many contradict it as expected by chance.
 
-    values: codes, int [n], -1 where there is none.
+    values: codes, int [n], -1 for a missing value.
     """
     found = values[groups.order]
     known = (found >= 0) & (groups.ids >= 0)
@@ -884,7 +882,7 @@ def contradictions(values: np.ndarray, groups: Groups) -> int | None:
         return None
     most = min(MOST_CONTRADICTING * len(found), OF_CHANCE * by_chance)
     num_changes = int((is_again & (found[1:] != found[:-1])).sum())
-    # Each contradiction makes two changes at most.
+    # Each contradiction makes at most two changes.
     if num_changes == 0 or num_changes > 2 * most:
         return None if num_changes else 0
     pairs, counts = np.unique(ids.astype(np.int64) * len(shares) + found, return_counts=True)
@@ -895,7 +893,7 @@ def contradictions(values: np.ndarray, groups: Groups) -> int | None:
 
 
 def codes_of(column: pa.ChunkedArray) -> np.ndarray:
-    """A column of any type as integers, the same for the same value; -1 where there is none."""
+    """Return a column of any type as integer codes, equal for equal values; -1 for a missing value."""
     array = column.combine_chunks()
     if pa.types.is_nested(array.type):
         array = pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())

@@ -1,16 +1,16 @@
-"""Parts: one file each, read once and kept on the disk as columns of numbers, and several of them joined.
+"""Parts: each holds one file as columns of numbers on the disk, so the file is read once. Parts are joined.
 
     PART/
-      part.json   how many rows, what is wrong with some, and the digests of the other files
-      0.bin       a column: numbers as they are, or codes of distinct values
-      0.arrow     the distinct values that the codes of 0.bin count
+      part.json   number of rows, descriptions of bad rows, and the digests of the other files
+      0.bin       a column: plain numbers, or codes of distinct values
+      0.arrow     the distinct values of the codes in 0.bin
 
-A part is named after the bytes of the file, what is read of it and the version of the program, so a file that
-was read stays read, also when others come beside it. It takes 4 bytes for each event and column of ids,
-categories and labels, 8 for numbers and times, and its distinct values once.
+The name of a part is a digest of the file's bytes, of what is read and of the program's version. So a file is
+not read again when other files are added. A part takes 4 bytes for each event and column of ids, categories
+and labels, 8 for numbers and times, and stores its distinct values once.
 
-The distinct values of several parts are sorted, each once, and of one type. Of a property of a user or an
-item the value of most rows counts, else the newest.
+The distinct values of several parts are merged, sorted, and converted to one type. If a property of a user or
+an item has several values, the value of most rows is taken, else the newest.
 """
 
 from __future__ import annotations
@@ -75,21 +75,21 @@ if TYPE_CHECKING:
     import pyarrow
 
 BLOCK_ROWS = 2**20
-# A column of more bytes is mapped from a file.
+# A column of more bytes is memory-mapped from a file.
 LARGE_BYTES = 2**26
 
 
 def spans(number: int) -> Iterator[tuple[int, int]]:
-    """Where blocks of so many rows begin, and how long each is."""
+    """Yield the first row and the length of each block of `number` rows."""
     for first in range(0, number, BLOCK_ROWS):
         yield first, min(BLOCK_ROWS, number - first)
 
 
 def gathered(blocks: Iterable[np.ndarray], number: int, dtype: str, folder: Path) -> np.ndarray:
-    """All blocks as one column of so many rows.
+    """Join blocks into one column of `number` rows.
 
-    A large one is written to a file in the folder, which has no name any more when this returns: the space is
-    free again when nothing holds the column.
+    A large column is written to a file in the folder and mapped. The file's name is removed, so its space is
+    freed when the column is no longer used.
 
     Raises:
         UserError: when the disk is full.
@@ -104,7 +104,7 @@ def gathered(blocks: Iterable[np.ndarray], number: int, dtype: str, folder: Path
         return column
     path = folder / "column.bin"
     with explained(f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"):
-        # Written, not filled in through a map: its pages would count as memory of this process.
+        # Written, not filled through a memory map: mapped pages would count as memory of this process.
         with path.open("wb") as file:
             for block in blocks:
                 file.write(block.astype(kind, copy=False).tobytes())
@@ -113,23 +113,23 @@ def gathered(blocks: Iterable[np.ndarray], number: int, dtype: str, folder: Path
     return mapped
 
 
-# Of the values that wait to be looked up together.
+# Bytes of the values that wait to be looked up together.
 WAITING_BYTES = 2**26
-# Whole numbers below it are not looked up: which of them there are takes a byte for each.
+# Smaller whole numbers are not looked up: a byte for each marks which of them occur.
 SMALL = 2**26
 
 
 class Coder:
-    """Writes the codes of a column to a file, int32, -1 where a value is missing.
+    """Writer of the codes of a column to a file, int32, -1 for a missing value.
 
-    Small whole numbers are codes of themselves. Other values wait until there are as many of them as are
-    known already, and are looked up with those by a thread of the pool while the next are read: each once,
-    or twice where the known ones are counted in. Memory holds them about three times.
+    Small whole numbers are their own codes. Other values wait until they are as many as the known ones. Then
+    a thread of the pool looks them up together with the known ones, while the next values are read. So each
+    value is looked up once, or twice including the known ones. Memory holds the values about three times.
     """
 
     def __init__(self, file: BinaryIO, pool: Executor) -> None:
         self._file, self._pool = file, pool
-        # Which small numbers there are, bool.
+        # True for each small number that occurs.
         self._seen = np.zeros(0, bool)
         self._all_small = True
         self._known: pyarrow.Array | None = None
@@ -138,7 +138,7 @@ class Coder:
         self._writing: Future[None] | None = None
 
     def add(self, values: pyarrow.Array) -> None:
-        """The next values: texts or int64, or codes of such."""
+        """Add the next values: texts or int64, or codes of such."""
         self._all_small = self._all_small and self._add_small(values)
         if self._all_small or not len(values):
             return
@@ -149,7 +149,7 @@ class Coder:
             self._write()
 
     def end(self) -> pyarrow.RecordBatch:
-        """Write what is left; the distinct values and their codes, int32. A value may have two."""
+        """Write the rest; return the distinct values and their codes, int32. A value may have two codes."""
         import pyarrow
 
         self._write()
@@ -161,7 +161,7 @@ class Coder:
         return pyarrow.record_batch([values, pyarrow.array(codes)], names=["value", "code"])
 
     def _add_small(self, values: pyarrow.Array) -> bool:
-        """Write values as they are, if all are small whole numbers."""
+        """Write values as their own codes and return True, if all are small whole numbers."""
         import pyarrow
         import pyarrow.compute as pc
 
@@ -171,7 +171,7 @@ class Coder:
         if not 0 <= (ends["min"] or 0) <= (ends["max"] or 0) < SMALL:
             return False
         if (ends["max"] or 0) >= len(self._seen):
-            # Doubled each time, so that it is copied a few times.
+            # Doubled each time, so that it is copied only a few times.
             grown = np.zeros(min(SMALL, max(2**12, 2 * ((ends["max"] or 0) + 1))), bool)
             grown[: len(self._seen)] = self._seen
             self._seen = grown
@@ -181,7 +181,7 @@ class Coder:
         return True
 
     def _write(self) -> None:
-        """Write what waits, in a thread of the pool; of one column not two at once, as the order counts."""
+        """Write the waiting values in the thread pool; one write per column at a time, to keep the order."""
         self._wait()
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         if waiting:
@@ -195,10 +195,10 @@ class Coder:
         coded = [_without_unused(values) if _is_coded(values) else values for values in waiting]
         before = [] if self._known is None else [self._known]
         values = same_type([*before, *(each.dictionary if _is_coded(each) else each for each in coded)])
-        # The values that were known come first and so keep their codes.
+        # The known values come first, and so keep their codes.
         self._known, places = together(values)
         for each, place in zip(coded, places[len(before) :], strict=True):
-            # A missing value stays -1.
+            # A missing value keeps the code -1.
             codes = np.where(place < 0, place, place + np.int32(len(self._seen)))
             if _is_coded(each):
                 codes = np.append(codes, np.int32(-1))[_indices(each)]
@@ -212,13 +212,13 @@ def _is_coded(values: pyarrow.Array) -> bool:
 
 
 def _indices(coded: pyarrow.Array) -> np.ndarray:
-    """The codes, int32, -1 where a value is missing."""
+    """Return the codes, int32, -1 for a missing value."""
     found: np.ndarray = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     return found
 
 
 def _without_unused(coded: pyarrow.Array) -> pyarrow.Array:
-    """Codes of such values alone as some row has: a file's own may count others."""
+    """Return the codes without unused values: those of a file may have some."""
     import pyarrow
 
     codes = _indices(coded)
@@ -232,10 +232,10 @@ def _without_unused(coded: pyarrow.Array) -> pyarrow.Array:
 
 
 def same_type(arrays: list[pyarrow.Array]) -> list[pyarrow.Array]:
-    """Values of one type: as texts where some are texts and some whole numbers."""
+    """Convert arrays to one type: to texts if some are texts and some whole numbers."""
     import pyarrow
 
-    # Those of nothing but missing values have the type of texts by chance.
+    # Arrays with only missing values have the type of texts by chance.
     filled = {each.type for each in arrays if len(each) > each.null_count}
     if len(filled) == 1 and len({each.type for each in arrays}) == 1:
         return arrays
@@ -244,12 +244,12 @@ def same_type(arrays: list[pyarrow.Array]) -> list[pyarrow.Array]:
 
 
 def together(arrays: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
-    """The distinct values of arrays of one type, in the order in which they come; and for each array the
-    places of its values among those, int32, -1 where one is missing.
+    """Return the distinct values of arrays of one type, in order of appearance; and for each array the
+    positions of its values among them, int32, -1 for a missing value.
     """
     import pyarrow
 
-    # Arrow leaves out arrays without values.
+    # Arrow skips arrays without values.
     encoded = pyarrow.chunked_array([each for each in arrays if len(each)], arrays[0].type)
     chunks = iter(encoded.dictionary_encode().chunks)
     places, known = [], arrays[0][:0]
@@ -261,11 +261,11 @@ def together(arrays: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarra
 
 
 ID, LABEL, WEIGHT, TIME, DATE = "id", "label", "weight", "time", "date"
-# Of the labels after the first, which an event may lack.
+# Kinds of the labels after the first; an event may lack them.
 MORE_LABEL, MORE_WEIGHT = "more_label", "more_weight"
-# The form of ids and categories that are whole numbers in texts too.
+# Form of ids and categories that are whole numbers, also if stored as texts.
 WHOLE = "whole"
-# Of those that are kept as they are; all others are codes of their distinct values.
+# Types of the kinds that are stored as numbers; all others are codes of their distinct values.
 DTYPES = {NUMBER: "<f8", DATE: "<f8", TIME: "<i8"} | dict.fromkeys(
     (LABEL, WEIGHT, MORE_LABEL, MORE_WEIGHT), "<f4"
 )
@@ -275,10 +275,10 @@ SECONDS_PER_DAY = 86_400
 
 @dataclass(frozen=True)
 class Wanted:
-    """A column of a file, and how its values are kept.
+    """Column of a file, and the way its values are stored.
 
     kind: id, category, list, number, date, time, label, weight, more_label or more_weight. of: user, item or
-    event. form: of times, what separates a list, or WHOLE.
+    event. form: the format of times, the separator of a list, or WHOLE.
     """
 
     column: str
@@ -289,16 +289,16 @@ class Wanted:
 
     @property
     def is_coded(self) -> bool:
-        """Whether it is kept as numbers of its distinct values."""
+        """True if it is stored as codes of its distinct values."""
         return self.kind not in DTYPES
 
     @property
     def dtype(self) -> np.dtype:
-        """Of what is kept."""
+        """Type of the stored column."""
         return np.dtype(DTYPES.get(self.kind, "<i4"))
 
     def parse(self, column: pyarrow.Array) -> Parsed:
-        """The values of a file's column, and what is wrong with them.
+        """Return the values of a file's column, and their faults.
 
         Raises:
             UserError: for a column of a type that this kind cannot be made of.
@@ -319,7 +319,7 @@ class Wanted:
         return of_kinds.get(self.kind, categories)(column, self.column)
 
     def reason(self, fault: int, column: pyarrow.Array) -> str:
-        """What is wrong with a value of a file's column, with what the schema asks of it."""
+        """Describe the fault of a value of a file's column, and the schema's requirement."""
         asked = ""
         if fault in (NO_TIME, OTHER_UNIT):
             form = _form(self, column)
@@ -330,7 +330,7 @@ class Wanted:
 
 
 def _form(wanted: Wanted, column: pyarrow.Array) -> str:
-    """How times are written; dates are ISO ones, unless they are numbers as the timestamp is."""
+    """Return the format of times; dates are ISO, unless they are numbers in the timestamp's unit."""
     from pyarrow import types
 
     if wanted.kind == DATE and types.is_string(plain(column, wanted.column).type):
@@ -339,28 +339,28 @@ def _form(wanted: Wanted, column: pyarrow.Array) -> str:
 
 
 def _days(found: Parsed) -> Parsed:
-    """Days since 1970, float64, NaN where there is no date."""
+    """Return days since 1970, float64, NaN for a missing date."""
     days = np.where(found.faults == MISSING, np.nan, np.floor(found.values / SECONDS_PER_DAY))
     return Parsed(days, np.where(found.faults == MISSING, 0, found.faults).astype(np.int8))
 
 
 def _with_gaps(found: Parsed) -> Parsed:
-    """Labels that an event may lack: NaN where there is none, or one that drop names."""
+    """Return labels that an event may lack: NaN if it is missing, or if drop names it."""
     lacks = (found.faults == MISSING) | (found.faults == DROPPED)
     return Parsed(np.where(lacks, np.float32(np.nan), found.values), np.where(lacks, 0, found.faults))
 
 
 def _one_where_missing(found: Parsed) -> Parsed:
-    """Weights of a label that an event may lack, and its weight with it."""
+    """Return weights of a label that an event may lack: 1 if the weight is missing."""
     lacks = found.faults == MISSING
     return Parsed(np.where(lacks, np.float32(1), found.values), np.where(lacks, 0, found.faults))
 
 
 def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[Wanted, ...]]:
-    """What is read of the tables, by role: the ids first.
+    """Return the columns to read of the tables, by role; ids come first.
 
-    columns: those of each table that there is. A property of a user or an item is read from the table of
-    those where that has the column, else from the events.
+    columns: the columns of each existing table. A property of a user or an item is read from the table of
+    users or items if it has the column, else from the events.
 
     Raises:
         UserError: when one column is to be two things.
@@ -400,9 +400,9 @@ def _of_events(schema: TableSchema) -> list[Wanted]:
 
 
 def _properties(schema: TableSchema) -> list[Wanted]:
-    """The columns of features, of derived ones the dates, and of the titles."""
+    """Return the columns of features, of the dates of derived features, and of titles."""
     form = schema.timestamp.format if schema.timestamp else "iso"
-    # An item may be called by its id, which is read as one.
+    # The title may be the id, which is read as an id.
     has_titles = schema.item.title not in ("", schema.item.column, schema.item.own_column)
     found = [Wanted(schema.item.title, CATEGORY, ITEM)] if has_titles else []
     for feature in schema.features.values():
@@ -421,7 +421,7 @@ def _properties(schema: TableSchema) -> list[Wanted]:
 
 
 def _refuse_two_kinds(wanted: Sequence[Wanted]) -> None:
-    """One column may be an id and a title, but in a table of features it is one thing."""
+    """Refuse a column with two kinds of features; a column may be an id and a title."""
     properties = [each for each in wanted if each.kind in (CATEGORY, LIST, NUMBER)]
     seen: dict[tuple[str, str], str] = {}
     for each in properties:
@@ -434,16 +434,16 @@ def _refuse_two_kinds(wanted: Sequence[Wanted]) -> None:
 
 
 DESCRIPTION = "part.json"
-# In which distinct values are looked up, column by column: Arrow does it without Python's lock.
+# Threads that look up distinct values, column by column: Arrow releases Python's lock.
 THREADS = 2
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one file says.
+    """Content of one file.
 
-    num_rows: of those that could be read. untyped: of each column, whether its texts may be meant as numbers.
-    notes: what was found out on the way.
+    num_rows: number of readable rows. untyped: for each column, true if its texts may stand for numbers.
+    notes: messages from reading.
     """
 
     folder: Path
@@ -455,20 +455,20 @@ class Part:
     notes: tuple[str, ...] = ()
 
     def column(self, wanted: Wanted, first: int, number: int) -> np.ndarray:
-        """Some rows of a column: numbers as they are, or codes."""
+        """Return `number` rows of a column from `first`: plain numbers, or codes."""
         place = self.wanted.index(wanted)
         path, dtype = self.folder / f"{place}.bin", wanted.dtype
         return np.fromfile(path, dtype, number, offset=first * dtype.itemsize)
 
     def values(self, wanted: Wanted) -> pyarrow.RecordBatch:
-        """The distinct values of a column of codes, and their codes: `value` and `code`."""
+        """Return the distinct values of a coded column, and their codes: `value` and `code`."""
         from pyarrow import ipc
 
         with ipc.open_file(self.folder / f"{self.wanted.index(wanted)}.arrow") as reader:
             return reader.get_batch(0)
 
     def is_untyped(self, wanted: Wanted) -> bool:
-        """Whether the texts of a column may be meant as numbers, as those of CSV."""
+        """True if the texts of a column may stand for numbers, as in CSV."""
         return self.untyped[self.wanted.index(wanted)]
 
 
@@ -477,7 +477,7 @@ def make_part(
 ) -> Part:
     """Read a file into a folder, which appears complete or not at all.
 
-    skip: whether bad rows are left out. reached: is called with the bytes that were read.
+    skip: true to skip bad rows. reached: called with the number of bytes that were read.
 
     Raises:
         UserError: for a file that cannot be read, a column that is missing, and without `skip` a bad row.
@@ -485,7 +485,7 @@ def make_part(
     with opened(file) as source, written_aside(folder) as aside, contextlib.ExitStack() as stack:
         aside.mkdir(parents=True)
         files = [stack.enter_context((aside / f"{place}.bin").open("wb")) for place in range(len(wanted))]
-        # A thread for each core: the next batches are read meanwhile.
+        # One thread for each core; the next batches are read meanwhile.
         pool = stack.enter_context(ThreadPoolExecutor(THREADS))
         writer = _Writer(source, wanted, files, pool)
         columns = list(dict.fromkeys(each.column for each in wanted))
@@ -507,20 +507,20 @@ def make_part(
 
 
 class _Writer:
-    """Takes the batches of a file apart into columns, without their bad rows."""
+    """Writer of the batches of a file as columns, without the bad rows."""
 
     def __init__(
         self, source: Source, wanted: tuple[Wanted, ...], files: Sequence[BinaryIO], pool: Executor
     ) -> None:
         self.source, self.wanted, self.files = source, wanted, files
         self.coders = {place: Coder(files[place], pool) for place, each in enumerate(wanted) if each.is_coded}
-        # Rows whose label is none, as the schema says, are no bad ones.
+        # Rows whose label the schema drops are not bad rows.
         self.num_rows, self.broken, self.dropped = 0, 0, 0
         self.faults = Faults(source.unit)
         texts = set(source.names) if source.file.is_text else set()
         texts |= {*names_of(source)} - {*source.names}
         self.untyped = [each.column in texts for each in wanted]
-        # The columns whose numbers int64 cannot hold.
+        # Columns whose numbers int64 cannot hold.
         self.large: set[str] = set()
 
     def add(self, batch: Batch) -> None:
@@ -553,13 +553,13 @@ class _Writer:
         self.num_rows += int(is_good.sum())
 
     def note_broken(self, number: int) -> None:
-        """Count the rows that could not be split into columns, of which there are so many so far."""
+        """Count the rows that could not be split into columns. number: their number so far."""
         rows = self.source.bad[self.broken : number]
         self.faults.add(rows, len(rows))
         self.broken = number
 
     def end(self) -> dict[int, pyarrow.RecordBatch]:
-        """Write what is left; the distinct values of the coded columns, with their codes."""
+        """Write the rest, and return the distinct values of the coded columns, with their codes."""
         label = next((each.label for each in self.wanted if each.label), None)
         if label and self.dropped:
             rows = counted(self.dropped, "event")
@@ -570,7 +570,7 @@ class _Writer:
         return {place: coder.end() for place, coder in self.coders.items()}
 
     def _note_type(self, place: int, batch: Batch) -> None:
-        """Entries of lists are kept as texts, also where they are numbers."""
+        """Record the type of a column; entries of lists are stored as texts, even if they are numbers."""
         from pyarrow import types
 
         kind = batch.columns.schema.field(self.wanted[place].column).type
@@ -578,7 +578,7 @@ class _Writer:
             self.untyped[place] |= hasattr(kind, "value_type") and types.is_integer(kind.value_type)
 
     def _note_large(self, name: str, batch: Batch) -> None:
-        """Say once of a column that its numbers become texts: a model is asked for other ids then."""
+        """Note once that a column's numbers become texts: ids in requests to a model are then texts too."""
         if name not in self.large and (value := beyond_int64(batch.columns.column(name))):
             self.large.add(name)
             self.source.notes.append(
@@ -599,13 +599,13 @@ class _Writer:
 
 
 def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBatch]) -> None:
-    """Write the distinct values, and what a reader has to know."""
+    """Write the distinct values and part.json."""
     from pyarrow import ipc
 
     for place, batch in values.items():
         with ipc.new_file(folder / f"{place}.arrow", batch.schema) as file:
             file.write_batch(batch)
-    # Not waited for: what a power cut takes is found out by its digest, and read again.
+    # Not synced: after a power cut the digest shows the damage, and the file is read again.
     entries = [
         FileEntry(path.name, path.stat().st_size, digest_of(path)) for path in sorted(folder.iterdir())
     ]
@@ -620,7 +620,7 @@ def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBat
 
 
 def open_part(folder: Path, file: File, wanted: tuple[Wanted, ...]) -> Part | None:
-    """A part that was made before; none where it is not there, or is damaged. Reads every byte."""
+    """Open an existing part; None if it is missing or damaged. Reads every byte."""
     try:
         found: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
         for entry in found["files"]:
@@ -635,22 +635,22 @@ def open_part(folder: Path, file: File, wanted: tuple[Wanted, ...]) -> Part | No
             Faults(unit, number, BadRow(*first) if first else None),
             tuple(found["notes"]),
         )
-    # It is made again, whatever is wrong with it.
+    # A damaged part is always made again.
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 
 
-# Whole numbers as they are written, and as floats that are whole: 007 is a text, and -0 too.
+# Whole numbers, also written as floats (1.0). 007 and -0 are texts.
 WHOLE_NUMBER = r"^(0|-?[1-9]\d{0,18})(\.0+)?$"
 TRUTHS = ("true", "false")
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Sorted values, each once: whole numbers (int64) or texts.
+    """Sorted distinct values: whole numbers (int64) or texts.
 
-    places: of each part, which value a code is, int32; the last is -1, for code -1. is_mixed: whether some
-    parts have whole numbers and others texts, so that all are texts.
+    places: for each part, the position of each code's value, int32; the last entry is -1, for code -1.
+    is_mixed: true if some parts have whole numbers and others texts, so that all are texts.
     """
 
     values: pyarrow.Array
@@ -658,19 +658,19 @@ class Joined:
     is_mixed: bool = False
 
     def to_list(self) -> list[Any]:
-        """As Python's own."""
+        """Return the values as a list of Python objects."""
         found: list[Any] = self.values.to_pylist()
         return found
 
 
 def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
-    """The values of one column of several parts, or of several columns of ids."""
+    """Join the values of one column of several parts, or of several columns of ids."""
     import pyarrow
 
     found = [part.values(wanted) for part, wanted in columns]
     raw = [batch.column("value") for batch in found]
     untyped = [part.is_untyped(wanted) for part, wanted in columns]
-    # True and true are one answer, but may be two ids.
+    # True and true are one category, but may be two ids.
     if all(wanted.kind != ID for _, wanted in columns):
         raw = _truths(raw, untyped)
     wholes = [_as_whole(values) if may else values for values, may in zip(raw, untyped, strict=True)]
@@ -685,14 +685,14 @@ def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
 
 
 def _sorted(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
-    """All values, sorted and each once, and where each one lies among them."""
+    """Return all distinct values, sorted, and for each array the positions of its values among them."""
     import pyarrow
     import pyarrow.compute as pc
 
     if pyarrow.types.is_integer(dictionaries[0].type):
-        # Sorting takes a fifth of the memory of looking them up.
+        # Sorting takes a fifth of the memory of a look-up.
         numbers = [each.to_numpy() for each in dictionaries]
-        # Each part has them in order, mostly, which is quickly sorted.
+        # The values of a part are mostly in order, so sorting is fast.
         ordered = np.sort(np.concatenate(numbers), kind="stable")
         known = ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
         return pyarrow.array(known), [np.searchsorted(known, each) for each in numbers]
@@ -704,14 +704,14 @@ def _sorted(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.n
 
 
 def _table(codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """The rank of each code, int32, with -1 at the end, which is the place of code -1."""
+    """Return the rank of each code, int32, with -1 at the end, for code -1."""
     table = np.full(int(codes.max(initial=-1)) + 2, -1, np.int32)
     table[codes] = ranks
     return table
 
 
 def _as_whole(values: pyarrow.Array) -> pyarrow.Array:
-    """Texts as int64 where all are whole numbers of 64 bits; else as they are."""
+    """Return texts as int64 if all are whole numbers of 64 bits; else unchanged."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -726,7 +726,7 @@ def _as_whole(values: pyarrow.Array) -> pyarrow.Array:
 
 
 def _truths(raw: list[pyarrow.Array], untyped: list[bool]) -> list[pyarrow.Array]:
-    """Texts of text formats in lower case, where all values are true or false, as typed formats have them."""
+    """Return texts of text formats in lower case, as in typed formats, if all values are true or false."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -744,19 +744,20 @@ def _truths(raw: list[pyarrow.Array], untyped: list[bool]) -> list[pyarrow.Array
 
 @dataclass(frozen=True)
 class Property:
-    """A column of users or items: of each its value, or the place of it among `joined`; of how many of them
-    several values were found, and how many rows have another than counts.
+    """Column of users or items: values, or positions among `joined`.
+
+    It also has the number of users or items with several values, and of rows with a value not taken.
     """
 
     newest: np.ndarray
     num_varied: int
     num_others: int
     joined: Joined | None = None
-    # Whether entries of lists may be meant as numbers.
+    # True if entries of lists may stand for numbers.
     is_untyped: bool = False
 
     def values(self, wanted: Wanted) -> np.ndarray:
-        """Numbers, float64 with NaN; categories, objects with None; or lists of those."""
+        """Return numbers (float64 with NaN), categories (objects with None), or lists of those."""
         if self.joined is None:
             return self.newest
         known: list[Any] = self.joined.to_list()
@@ -777,12 +778,12 @@ def property_of(
     number: int,
     time: Wanted | None = None,
 ) -> Property:
-    """A column of so many users or items, from all parts that have it.
+    """Return a column of `number` users or items, from all parts that have it.
 
-    Of several values of one of them that of more than half of its rows counts; if there is none, the newest.
+    If a user or an item has several values, that of more than half of its rows is taken, else the newest.
 
-    entity: of each part, which of them a code of the column `key` is, int32, with -1 at the end. time: the
-    times of the rows; of one time, and without times, the last row is the newest.
+    entity: for each part, the user or item of each code of the column `key`, int32, with -1 at the end. time:
+    the times of the rows; for equal times, and without times, the last row is the newest.
     """
     values = joined([(part, wanted) for part in parts]) if wanted.is_coded else None
     missing = -1 if values else np.nan
@@ -790,7 +791,7 @@ def property_of(
     taken = _Taken(first, first.copy(), np.full(number, np.iinfo(np.int64).min), np.zeros(number, bool))
 
     def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Of the rows with a value: whose they are, the value and the time."""
+        """Yield the owner, the value and the time of the rows with a value."""
         for order, part in enumerate(parts):
             for begin, rows in spans(part.num_rows):
                 places = entity[order][part.column(key, begin, rows)]
@@ -808,7 +809,7 @@ def property_of(
 
 
 def _settle(taken: _Taken, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
-    """Give those with several values that of more than half of their rows; return how many have another."""
+    """Give an owner with several values that of over half of its rows; return the number of other rows."""
     pairs = []
     for places, found, _ in blocks:
         is_varied = taken.varied[places]
@@ -823,7 +824,7 @@ def _settle(taken: _Taken, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
 
 
 def _counted(places: np.ndarray, values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Each pair of an owner and a value once, with the sum of its counts."""
+    """Return each distinct pair of an owner and a value, with the sum of its counts."""
     order = np.lexsort((values, places))
     places, values = places[order], values[order]
     is_new = np.append(True, (np.diff(places) != 0) | (np.diff(values) != 0))
@@ -832,7 +833,7 @@ def _counted(places: np.ndarray, values: np.ndarray, counts: np.ndarray) -> tupl
 
 @dataclass(frozen=True)
 class _Taken:
-    """Of each user or item: the first value and the newest, the time of that, and whether others differ."""
+    """First and newest value of each user or item, the time of the newest, and a mark if values differ."""
 
     first: np.ndarray
     newest: np.ndarray
@@ -840,7 +841,7 @@ class _Taken:
     varied: np.ndarray
 
     def add(self, places: np.ndarray, found: np.ndarray, times: np.ndarray) -> None:
-        """Take in some values. Of several assignments to one place NumPy keeps the last."""
+        """Add values. If a position is assigned several times, NumPy keeps the last value."""
         known = self.first[places]
         is_new = known == -1 if known.dtype == np.int32 else np.isnan(known)
         self.first[places[is_new][::-1]] = found[is_new][::-1]
@@ -851,7 +852,7 @@ class _Taken:
 
 
 def _lists(known: list[Any], is_untyped: bool) -> np.ndarray:
-    """The lists that texts stand for, and [] at the end: of whole numbers where all entries are."""
+    """Return the lists of texts, and [] at the end; entries are whole numbers if all of them are."""
     split: list[list[Any]] = [
         [entry for part in str(text).split(ENTRY) if (entry := part.strip())] for text in known
     ]
@@ -863,21 +864,21 @@ def _lists(known: list[Any], is_untyped: bool) -> np.ndarray:
     return table
 
 
-# Beside the columns, which have other names.
+# Folder of the parts, beside the columns, which have other names.
 FOLDER = "parts"
-# Unfinished work, of a part or of a whole reading, and the number of the process that does it.
+# Name of unfinished work on a part or a whole reading, with the id of its process.
 UNFINISHED = re.compile(r"\.(?:[0-9a-f]{32}|reading)\.(\d+)(?:\.\w+)?")
 
 
 @contextlib.contextmanager
 def kept(tables: Tables, config: DataConfig) -> Iterator[Path]:
-    """The folder of the parts of these tables: beside their columns, or one that ends where it cannot be."""
+    """Yield the folder of the parts of these tables: beside their columns, or temporary if not possible."""
     root = Path(tables.root)
     home = root if root.is_dir() else root.parent
     beside = None if is_remote(tables.root) else place_for(home, ".columns")
     cache = Path(config.cache_dir) if config.cache_dir else beside
     if cache is not None:
-        # Several data sets may share one folder for their columns.
+        # Several data sets may share a folder for their columns.
         folder = cache / FOLDER / digest_of_bytes(tables.root.encode())[:12]
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -891,13 +892,13 @@ def kept(tables: Tables, config: DataConfig) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
-    """A folder for what is needed while tables are read, in that of their parts."""
+    """Yield a temporary folder for reading tables, in the folder of their parts."""
     with tempfile.TemporaryDirectory(prefix=f".reading.{os.getpid()}.", dir=folder) as temporary:
         yield Path(temporary)
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed have left."""
+    """Remove unfinished work of killed processes."""
     for path in folder.iterdir():
         match = UNFINISHED.fullmatch(path.name)
         if match and not _is_another(int(match[1])):
@@ -905,8 +906,8 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _is_another(process: int) -> bool:
-    """Whether another process with this number runs."""
-    # After a restart of a container the number of the process that was killed may be this one's.
+    """True if another process with this id is running."""
+    # After a restart of a container, the killed process may have had this process's id.
     if process == os.getpid():
         return False
     try:
@@ -914,7 +915,7 @@ def _is_another(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        # It is another user's.
+        # It belongs to another user.
         return True
     return True
 
@@ -922,9 +923,9 @@ def _is_another(process: int) -> bool:
 def parts_of(
     folder: Path, roles: Sequence[tuple[File, tuple[Wanted, ...]]], config: DataConfig
 ) -> tuple[list[Part], list[str]]:
-    """The parts of these files, of which those that are not there are read; and what was left out of each.
+    """Return the parts of these files, and notes on skipped rows. Missing parts are made.
 
-    Removes the parts of files that are there no more.
+    Parts of files that no longer exist are removed.
 
     Raises:
         UserError: for a file that cannot be read, for bad rows as --bad_rows and --max_bad_rows say, and when
@@ -932,7 +933,7 @@ def parts_of(
     """
     names = [_name(file, wanted) for file, wanted in roles]
     found = {name: open_part(folder / name, *role) for name, role in zip(names, roles, strict=True)}
-    # Of two files with the same bytes one is read.
+    # Of files with the same bytes, only one is read.
     missing = {name: role for name, role in zip(names, roles, strict=True) if found[name] is None}
     with stage("reading the tables", sum(_size(file) for file, _ in missing.values()), "bytes") as reached:
         before = 0
@@ -945,7 +946,7 @@ def parts_of(
                 found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", report)
             before += _size(file)
     for path in folder.iterdir():
-        # Beside the parts lies a folder of unfinished work.
+        # The folder also holds unfinished work.
         if path.name not in names and not path.name.startswith("."):
             remove(path)
     parts = [
@@ -971,7 +972,7 @@ def _name(file: File, wanted: tuple[Wanted, ...]) -> str:
 
 
 def _accepted(part: Part, config: DataConfig) -> list[str]:
-    """What to say of the bad rows of a file.
+    """Return notes on the bad rows of a file.
 
     Raises:
         UserError: where there are more than are allowed.
@@ -982,8 +983,10 @@ def _accepted(part: Part, config: DataConfig) -> list[str]:
 
 
 def frame_of(values: Any, name: str) -> pandas.DataFrame:
-    """A table in memory as a pandas.DataFrame: one of pandas, or any that offers Arrow's stream of batches,
-    such as those of polars, pyarrow and DuckDB. Its types stay as they are.
+    """Return a table in memory as a pandas.DataFrame, with its types unchanged.
+
+    values: a pandas.DataFrame, or any table that offers Arrow's stream of batches, such as those of polars,
+    pyarrow and DuckDB.
 
     Raises:
         UserError: for what is no table, and for columns that a file of tables cannot have.
@@ -993,7 +996,7 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
 
     if hasattr(values, "__arrow_c_stream__") and not isinstance(values, pandas.DataFrame):
         try:
-            # Categories of polars have texts that Arrow can neither decode nor write.
+            # Categories of polars have a text type that Arrow can neither decode nor write.
             values = pyarrow.table(values).to_pandas(
                 types_mapper=lambda t: None if pyarrow.types.is_dictionary(t) else pandas.ArrowDtype(t)
             )
@@ -1016,14 +1019,14 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
             "it a column, or reset_index(drop=True) to leave it out."
         )
     for column, kind in values.dtypes.items():
-        # Plain numbers, truths and times are of one type each.
+        # Columns of plain numbers, booleans and times have a single type.
         if kind.kind not in "biufM":
             column_of(values[column], str(column))
     return values
 
 
 def column_of(values: Any, name: str) -> pyarrow.Array:
-    """Values of one type as Arrow has them.
+    """Return values of one type as an Arrow array.
 
     Raises:
         UserError: for values of several types, or of one that no table has.
@@ -1032,7 +1035,7 @@ def column_of(values: Any, name: str) -> pyarrow.Array:
 
     try:
         found = pyarrow.array(values, from_pandas=True)
-    # What Arrow raises depends on which value it meets first.
+    # Arrow's error depends on the value that it finds first.
     except (pyarrow.ArrowException, OverflowError, TypeError, ValueError):
         raise UserError(
             f"The column {printable(name)} holds values of several types, or of one that no table has; give "
@@ -1042,8 +1045,7 @@ def column_of(values: Any, name: str) -> pyarrow.Array:
 
 
 def parsed(values: Any, wanted: Wanted) -> Any:
-    """The values of a column as training reads them: an array of NumPy's or Arrow's. Of times all must be
-    there.
+    """Return the values of a column as training reads them: a NumPy or Arrow array. No time may be missing.
 
     Raises:
         UserError: for what the training would call a bad row, but for an id that is missing.
@@ -1060,10 +1062,10 @@ def parsed(values: Any, wanted: Wanted) -> Any:
 
 
 def raw_values(values: Any, wanted: Wanted, known: type[Any] | None) -> list[Any]:
-    """Ids, categories or numbers as a model receives them, None where one is missing.
+    """Return ids, categories or numbers as a model receives them, None for a missing one.
 
-    known: the type that the training has for them, or None. One column may have texts where all of its values
-    together are no whole numbers, and whole numbers where only some of them are looked at.
+    known: their type in the training, or None. It is needed because some values of a column may be whole
+    numbers although the column as a whole is one of texts.
 
     Raises:
         UserError: see `parsed`.
@@ -1078,6 +1080,6 @@ def raw_values(values: Any, wanted: Wanted, known: type[Any] | None) -> list[Any
     is_number = pyarrow.types.is_floating(plain(column_of(values, wanted.column), wanted.column).type)
     raw: list[Any] = found.to_pylist()
     if is_number and known is int and pyarrow.types.is_string(found.type):
-        # What is not whole the training has never seen.
+        # Values that are not whole are out of vocabulary.
         return [int(each) if each is not None and each.lstrip("-").isdecimal() else None for each in raw]
     return raw

@@ -1,6 +1,6 @@
-"""The schema.toml of tables that have none, or an incomplete one: guessed from their first rows, and written.
+"""Guess a missing or incomplete schema.toml from the first rows of the tables, and write it.
 
-Which files of a folder hold events, users and items is guessed too.
+The files of events, users and items in a folder are guessed too.
 """
 
 from __future__ import annotations
@@ -72,23 +72,24 @@ from recsuite.runtime.console import say
 
 # More tables than this are parts of one.
 MOST_TABLES = 20
-# Characters with which all files of a pattern begin.
+# Least number of common first characters of the files of a pattern.
 LEAST_BEGINNING = 3
-# Enough to tell ids from properties.
+# Enough to distinguish ids from properties.
 ROWS_OF_EACH_FILE = 2_000
-# Of the ids in the first rows, so many are in those of the table that tells of them, where no name says so.
+# Without a matching name, least share of the ids in the events' first rows that a table's first rows contain.
 LEAST_SHARED = 0.5
-# Names of tables of events.
+# Words in the names of tables of events.
 EVENT_WORDS = (*guessing.LABELS, "event", "interaction", "transaction", "review", "order", "log", "behavior")
 
 Part = tuple[File, ...]
 
 
 def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()) -> tuple[Files, list[str]]:
-    """The section that names the tables of a folder, where these have different columns, else the usual one;
-    and what to say of files that could be the events as well.
+    """Return the section that names the tables of a folder, and notes on other files that may be the events.
 
-    is_named: whether a schema names columns of users or items. others: tables beside events that it names.
+    It is the default section if all tables have the same columns.
+
+    is_named: true if a schema names columns of users or items. others: tables beside the events it names.
 
     Raises:
         UserError: for a file that cannot be read, and where no table has users and items.
@@ -113,30 +114,30 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
             "where users stand in another table than items, such as one of orders, join the two first."
         )
     called = {part: guessing.has_thing(Path(part[0].name).stem, EVENT_WORDS) for part in roles}
-    # Of files with the same columns whose names say nothing, none can be taken before the others.
+    # Files with the same columns and neutral names are all equal; none is preferred.
     if is_one and not any(called.values()):
         return Files(), []
     events = max(roles, key=lambda part: (called[part], sum(file.size for file in part), part[0].name))
-    # A table of users or items may have columns that are called after both, each of its rows once.
+    # A table of users or items may have columns named after both, but its rows do not repeat them.
     candidates = [part for part in roles if part is not events and _comes_again(samples[part], roles[part])]
     notes = [_of_candidates(tables, events, candidates)] if candidates else []
     rest = {part: sample for part, sample in samples.items() if part not in (events, *candidates)}
     contents = contents_of(samples[events])
     user, item = contents[roles[events].user], contents[roles[events].item]
     items = None if tables.items else _own_table(rest, item, user.name, guessing.ITEMS)
-    # A table tells of one or the other.
+    # A table is of users or of items, not both.
     rest = {part: sample for part, sample in rest.items() if part is not items}
     users = None if tables.users else _own_table(rest, user, item.name, guessing.USERS)
     if others:
-        # Of what is called so, the section need not say it.
+        # Files with the default names need no entry.
         return Files("", _named(tables, users), _named(tables, items)), notes
-    # But where it names the events, nothing else is looked for.
+    # If the section names the events, it must name all tables: no others are searched for.
     users, items = users or tables.users or None, items or tables.items or None
     return Files(_named(tables, events), _named(tables, users), _named(tables, items)), notes
 
 
 def _parts_of(files: Sequence[File]) -> list[Part]:
-    """Files by table: those whose names differ by numbers, dates or words for parts are of one."""
+    """Group files by table: names that differ only in numbers, dates or words for parts are one table."""
     found: dict[tuple[str, str], list[File]] = {}
     for file in files:
         found.setdefault((os.path.dirname(file.path), stem_of(file.name)), []).append(file)
@@ -144,12 +145,12 @@ def _parts_of(files: Sequence[File]) -> list[Part]:
 
 
 def _comes_again(sample: pa.Table, roles: Roles) -> bool:
-    """Return true for a table in which several rows have one user, and several one item."""
+    """True for a table in which both users and items repeat."""
     return all(len(sample[name].unique()) < len(sample) for name in (roles.user, roles.item))
 
 
 def _of_candidates(tables: Tables, events: Part, candidates: Sequence[Part]) -> str:
-    """A line on other tables that could be the events, and how each is named."""
+    """Return a line on other tables that may be the events, with the entry for each."""
     others = [_named(tables, part) for part in candidates]
     lines = " or ".join(f'events = "{name}"' for name in others)
     return (
@@ -160,23 +161,23 @@ def _of_candidates(tables: Tables, events: Part, candidates: Sequence[Part]) -> 
 
 
 def _named(tables: Tables, part: Part | None) -> str:
-    """The path of a file below the folder, or the pattern of several; empty for none."""
+    """Return the path of a file below the folder, or the pattern of several; empty for none."""
     names = [os.path.relpath(file.path, tables.root) for file in part or ()]
     if len(names) < 2:
         return "".join(names)
-    # Of characters, as a pattern is.
+    # Common first characters, not path components: a pattern matches characters.
     begin = os.path.commonprefix(names)  # noqa: RUF071
-    # More than the ends of the names that are there may be in those to come.
+    # Files that are added later may have other suffixes.
     ends = {"".join(Path(name).suffixes) for name in names}
     pattern = f"{glob.escape(begin)}*{glob.escape(ends.pop()) if len(ends) == 1 else ''}"
     others = {os.path.relpath(file.path, tables.root) for file in tables.files} - {*names}
-    # A short beginning would match whatever comes to lie there.
+    # A short beginning would match unrelated files that are added later.
     is_wide = len(begin) < LEAST_BEGINNING or any(fnmatch.fnmatch(other, pattern) for other in others)
     return SEVERAL.join(names) if is_wide else pattern
 
 
 def _readable(parts: Sequence[Part]) -> dict[Part, pa.Table]:
-    """First rows of tables that have no name by which they are known, of those that can be read."""
+    """Return the first rows of tables without a known name; tables that cannot be read are skipped."""
     found = {}
     for part in parts:
         with contextlib.suppress(UserError):
@@ -185,7 +186,7 @@ def _readable(parts: Sequence[Part]) -> dict[Part, pa.Table]:
 
 
 def _roles(sample: pa.Table) -> Roles | None:
-    """The roles of a table's columns, if it has users and items."""
+    """Return the roles of a table's columns; None without users and items."""
     try:
         return roles_of(sample, contents_of(sample), {})
     except UserError:
@@ -193,11 +194,11 @@ def _roles(sample: pa.Table) -> Roles | None:
 
 
 def _own_table(rest: Mapping[Part, pa.Table], ids: Content, other: str, things: Sequence[str]) -> Part | None:
-    """The table with one row for each of some ids: one with their column, or titles, else the widest.
+    """Return the table with one row for each id: one with their column, or titles, else the widest.
 
-    other: the column with the ids that are not wanted; things: words for what has those that are.
+    other: the id column of the other entity. things: words for the wanted entity.
     """
-    # Any two things are counted from 1 on.
+    # Ids of users and of items may both count from 1.
     are_numbers = all(text.lstrip("-").isdigit() for text in ids.texts)
     found = {}
     for part, rows in rest.items():
@@ -211,10 +212,10 @@ def _own_table(rest: Mapping[Part, pa.Table], ids: Content, other: str, things: 
 
 
 def own_column(contents: Mapping[str, Content], ids: Content, other: str, least: float = LEAST_SHARED) -> str:
-    """The column of a table of users or items that holds these ids of the events, each once; empty without.
+    """Return the column of a users' or items' table with these ids of the events, each once; empty if none.
 
-    One of the same name, else one that is called an id and has the most values in common with them, at least
-    such a share of those in the first rows. other: the column that holds others' ids.
+    It has the same name; else it has an id's name and the most values in common with them. least: the least
+    share of the ids in the first rows that it has. other: the id column of the other entity.
     """
     shared = {
         name: len({*content.texts} & {*ids.texts})
@@ -230,16 +231,16 @@ def own_column(contents: Mapping[str, Content], ids: Content, other: str, least:
 
 
 def _is_same_name(name: str, other: str) -> bool:
-    """Return true for names of the same words, such as toy_ids and Toy_ID."""
+    """True for names of the same words, such as toy_ids and Toy_ID."""
     first, second = ([word.removesuffix("s") for word in guessing.words_of(each)] for each in (name, other))
     return first == second
 
 
-# Labels by which all items are ranked, whatever else is known of an event.
+# Kinds of labels by which all items are ranked.
 RANKED = (CLICKS, COUNT)
-# Values of a table that are looked at, and rows, however many columns it has.
+# Most values of a table that are examined; least rows, for any number of columns.
 MOST_VALUES, LEAST_ROWS = 2_000_000, 200
-# Names of tables that ids have.
+# Names of the embedding tables of ids.
 TAKEN = (USER, ITEM, EVENT)
 TABLES = {USER: USERS, ITEM: ITEMS, EVENT: EVENTS}
 SAME_NAME = "the events have a column with a role under this name; give it another one in its file"
@@ -247,7 +248,7 @@ TOO_MANY = f"a schema has {MOST_FEATURES:,} features at most"
 
 
 class Guess(NamedTuple):
-    """A schema, the columns that it leaves out, and sentences on what is unusual about the events."""
+    """Schema, the columns that it does not use, and sentences on unusual events."""
 
     schema: TableSchema
     left_out: list[LeftOut]
@@ -257,16 +258,16 @@ class Guess(NamedTuple):
 def guess(
     samples: Mapping[str, pa.Table], given: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 ) -> Guess:
-    """The schema that tables probably have, and the columns that it leaves out, each with the reason.
+    """Guess the schema of tables; also return the unused columns, each with the reason.
 
-    samples: the first rows of the "events", and of the "users" and "items" where these have tables of their
-    own; all columns of text files are texts. given: sections of a schema that were written by hand: what they
-    say has to be written over the guess, which is guessed around it.
+    samples: the first rows of the "events", and of the "users" and "items" if they have tables of their own;
+    all columns of text files are texts. given: sections of a schema that were written by hand. The guess
+    takes them into account; the caller has to write them over it.
 
     Raises:
         UserError: when no column is recognised as that of the users or the items, or there are no rows.
     """
-    # Of very many columns fewer rows are looked at: each value takes its time.
+    # With very many columns, fewer rows are examined, to limit the time.
     samples = {
         role: plain_table(table.slice(0, max(LEAST_ROWS, MOST_VALUES // max(1, table.num_columns))))
         for role, table in samples.items()
@@ -303,7 +304,7 @@ def guess(
 
 
 def _of_missing(ids: Content, num_rows: int) -> str:
-    """What to say of events without a user or an item."""
+    """Return a note on events without a user or an item."""
     number = num_rows - ids.size
     if not number:
         return ""
@@ -316,10 +317,10 @@ def _of_missing(ids: Content, num_rows: int) -> str:
 
 
 def _table_column(contents: Mapping[str, Mapping[str, Content]], roles: Roles, of: str) -> str:
-    """What the own table of users or items calls their ids; empty where it calls them as the events do."""
+    """Return the id column of the users' or items' table; empty if it has the same name as in the events."""
     column, other = (roles.user, roles.item) if of == USER else (roles.item, roles.user)
     own = contents.get(TABLES[of], {})
-    # The first rows of both may be of different ones.
+    # The first rows of both tables may have different ids.
     return "" if column in own else own_column(own, contents[EVENTS][column], other, least=0)
 
 
@@ -329,8 +330,9 @@ def _owned(
     roles: Roles,
     named: Mapping[str, str],
 ) -> tuple[dict[str, dict[str, Content]], list[str]]:
-    """The columns without a role, by whose they are; those of the tables of users and items first. And what
-    to say of contradictions.
+    """Return the columns without a role by their owner (user, item, event), and notes on contradictions.
+
+    Columns of the tables of users and items come first.
     """
     ids = {USER: roles.user, ITEM: roles.item}
     owned: dict[str, dict[str, Content]] = {
@@ -376,9 +378,9 @@ def _features(
             feature, why = feature_of(content, of, numbers[of], bool(roles.timestamp), is_ranked)
             if (feature.of, feature.column) in written:
                 continue
-            # A column of users or items that is called like the label would be taken for it.
+            # A column of users or items with the label's name would be confused with it.
             why = SAME_NAME if column in roles.columns else why
-            # The hour and the weekday come later.
+            # Two places are reserved for the hour and the weekday.
             why = why or TOO_MANY * (len(features) + len(by_hand) >= MOST_FEATURES - 2)
             name = table_name(column + "_age" * (feature.column != column), names)
             names.add(name)
@@ -391,14 +393,14 @@ def _features(
 
 def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
     own = samples.get(TABLES[of], samples[EVENTS])
-    # To look for a name in a list takes time in proportion to all of them.
+    # get_field_index is fast; a search in a list of names takes time proportional to its length.
     return values_of((own if own.schema.get_field_index(column) >= 0 else samples[EVENTS])[column])
 
 
 def _numbers(
     samples: Mapping[str, pa.Table], contents: Mapping[str, Content], roles: Roles
 ) -> dict[str, int]:
-    """How many users, items and events there are in the samples."""
+    """Count the users, items and events in the samples."""
     users, items = (len(samples.get(role, ())) for role in (USERS, ITEMS))
     return {
         USER: max(contents[roles.user].distinct, users),
@@ -408,10 +410,10 @@ def _numbers(
 
 
 def _of_times(time: Content, features: Mapping[str, object]) -> dict[str, FeatureColumn]:
-    """The weekday and the hour, where the times of the events differ in them."""
+    """Return the features weekday and hour, if the times of the events differ in them."""
     hours = hours_of(time)
     num_days, num_hours = (len(np.unique(each)) for each in (hours // 24, hours % 24))
-    # The first rows of a busy log are of one day, or one hour, and say nothing of the others.
+    # The first rows of a busy log may be of one day or hour, so they cannot show the differences.
     is_busy = num_days == 1 and time.distinct > 1
     names = {*TAKEN, *features}
     found = {}
@@ -422,14 +424,16 @@ def _of_times(time: Content, features: Mapping[str, object]) -> dict[str, Featur
     return found
 
 
-# Enough for what is rare in a column, and read in a moment.
+# Enough to find rare values, and fast to read.
 SAMPLED_ROWS = 10_000
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A schema that was guessed and written: where, the columns that are left out, the table to show,
-    sentences on what is unusual, and the files that are neither events, users nor items.
+    """Guessed and written schema.
+
+    It has the path, the unused columns, the table to show, sentences on unusual data, and the files that are
+    neither events, users nor items.
     """
 
     path: Path
@@ -441,7 +445,7 @@ class Proposal:
     is_completed: bool = False
 
     def show(self) -> None:
-        """Print the table, what is unusual, and where all of it can be corrected."""
+        """Print the table, the sentences on unusual data, and the path of the file to correct."""
         say(self.overview, tagged=False)
         for note in self.notes:
             say(note)
@@ -452,8 +456,9 @@ class Proposal:
 
 
 def propose(path: str | Path) -> Proposal:
-    """Guess the schema of the tables of a folder, a file or a URL, and write it where `schema_path` says. One
-    that is there and lacks sections is completed: its own lines stay, and count.
+    """Guess the schema of the tables of a folder, a file or a URL, and write it to `schema_path`.
+
+    An existing incomplete schema is completed: its own lines stay, and have priority.
 
     Raises:
         UserError: when there is a whole schema already, there are no tables, one cannot be read, or no name
@@ -472,7 +477,7 @@ def propose(path: str | Path) -> Proposal:
     tables = find_tables(path, Files(**given.get("files", {})))
     others: list[File] = []
     if given.get("files", {}).get("events") and Path(path).is_dir():
-        # Users and items may lie beside them.
+        # Tables of users and items may be in the same folder.
         named = {file.path for file in tables.files}
         with suppress(UserError):
             others = [file for file in find_tables(path).files if file.path not in named]
@@ -485,7 +490,7 @@ def propose(path: str | Path) -> Proposal:
     schema = replace(schema, files=files)
     is_begun = bool(text.strip())
     text = completed(text, given, schema, left_out) if is_begun else text_of(schema, left_out)
-    # What is written is what its reader makes of it, and fits the files.
+    # Check before writing: the text can be read, and fits the files.
     schema = parse_schema(text, written)
     validate(schema, {role: table.column_names for role, table in samples.items()}, written)
     with explained(f"{printable(written)} cannot be written"):
@@ -498,7 +503,7 @@ def propose(path: str | Path) -> Proposal:
 
 
 def _check_given(given: Mapping[str, Mapping[str, Any]], columns: Sequence[str], path: Path) -> None:
-    """Refuse a column that was written by hand and is not there: nothing can be guessed around it."""
+    """Refuse a missing column that was written by hand: a guess cannot work around it."""
     for name in ("user", "item", "label", "weight", "timestamp"):
         column = given.get(name, {}).get("column", "")
         if column and column not in columns:
@@ -509,8 +514,8 @@ def _check_given(given: Mapping[str, Mapping[str, Any]], columns: Sequence[str],
 def _files(
     path: str | Path, tables: Tables, is_named: bool, others: Sequence[File]
 ) -> tuple[Files, list[str]]:
-    """The section that finds what the path stands for, from the folder of the schema."""
+    """Return the section that finds the files of the path from the folder of the schema."""
     if is_remote(str(path)):
         return Files(events=str(path)), []
-    # What is in a folder is found again, and so is what comes into it later.
+    # The files of a folder are found again, also those that are added later.
     return files_of(tables, is_named, others) if Path(path).is_dir() else (Files(events=Path(path).name), [])

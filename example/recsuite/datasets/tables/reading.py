@@ -1,9 +1,9 @@
-"""People's own tables as a data set: users, items and events, in bounded memory.
+"""Read a user's own tables as a data set of users, items and events, in bounded memory.
 
-Each file is read once into a part on the disk, see `parts.part`: columns of numbers that count the file's own
-distinct values. Then the distinct values of all parts are brought together and sorted, and the columns of the
-events are made from those of the parts, block by block. So the same rows give the same data set, however many
-files and batches they come in.
+Each file is read once into a part on the disk, see `parts.make_part`: columns of codes for its distinct
+values. Then the distinct values of all parts are merged and sorted, and the columns of the events are made
+from those of the parts, block by block. So the same rows give the same data set for any number of files and
+batches.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ HOURS, WEEKDAYS = 24, 7
 
 
 def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawData:
-    """Read the tables that a schema describes. Columns of many events are mapped from files without a name.
+    """Read the tables that a schema describes. Large columns are memory-mapped from unnamed files.
 
     Raises:
         UserError: for a file that cannot be read, a column that is missing, and for bad rows as --bad_rows
@@ -83,7 +83,7 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
 
 
 def _with_split_of_files(raw: RawData) -> RawData:
-    """Mark the events of files that are called validation or test."""
+    """Mark the events of files whose names say validation or test."""
     parts = {name: split_part(name) for name in raw.events_per_file}
     unknown = [name for name, part in parts.items() if not part]
     if unknown or not {"train", "test"} <= {*parts.values()}:
@@ -102,19 +102,19 @@ def _with_split_of_files(raw: RawData) -> RawData:
 
 @dataclass
 class _Entity:
-    """Users or items: their ids, and which of them a code of each part is."""
+    """Users or items: their ids, and the rows of each part's codes."""
 
     name: str
-    # The column with the ids, by role.
+    # The id column, by role.
     keys: dict[str, Wanted]
     ids: Joined
-    # int32, by role, one array a part.
+    # Row of each code, int32, by role, one array per part.
     places: dict[str, list[np.ndarray]]
     days: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class _Reading:
-    """The way from parts to a data set."""
+    """Merge parts into a data set."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Reading:
         self.num_events = sum(part.num_rows for part in parts[EVENTS])
 
     def raw_data(self) -> RawData:
-        """All of it."""
+        """Return the whole data set."""
         entities = {name: self._entity(name) for name in ENTITIES}
         frames = {name: self._frame(entity) for name, entity in entities.items()}
         events = self._events(entities)
@@ -154,7 +154,7 @@ class _Reading:
         return entity
 
     def _note_missing(self, entity: _Entity, role: str) -> None:
-        """Say how many ids the events have that the table of their properties has not."""
+        """Add a note with the number of ids of the events without a row in the table of their properties."""
         known = np.zeros(len(entity.ids.values) + 1, bool)
         for places in entity.places[role]:
             known[places] = True
@@ -165,7 +165,7 @@ class _Reading:
             )
 
     def _frame(self, entity: _Entity) -> pandas.DataFrame:
-        """One row for each id, with the columns that the schema names."""
+        """Return a frame with one row for each id, and the columns that the schema names."""
         import pandas
 
         ids = entity.ids.values.to_numpy(zero_copy_only=False)
@@ -176,7 +176,7 @@ class _Reading:
                     values = self._property(entity, role, wanted)
                     if wanted.kind == DATE:
                         entity.days[wanted.column] = values
-                        # No feature, but what the age of one in an event to come is computed from.
+                        # Not a feature: the dates from which ages in later events are computed.
                         columns[dates_name(entity.name, wanted.column)] = values
                     else:
                         columns[wanted.column] = values
@@ -206,7 +206,7 @@ class _Reading:
         if label is None:
             label = self._made(lambda part: np.ones(part.stop - part.start, np.float32), "float32")
         elif weight is None and self.schema.label.kind == COUNT:
-            # The label is the logarithm already.
+            # The label is already a logarithm.
             counts = label
             weight = self._made(lambda part: 1 + counts[part], "float32", counts)
         if time is None:
@@ -224,7 +224,7 @@ class _Reading:
         return events
 
     def _add_labels(self, events: Events) -> None:
-        """Add the labels after the first, and say how many events lack each."""
+        """Add the labels after the first, and a note with the number of events that lack each."""
         for label in self.schema.more_labels:
             wanted = Wanted(label.column, MORE_LABEL, EVENT, label=label)
             events.more_labels[label.key] = values = self._column(wanted, "float32")
@@ -241,7 +241,7 @@ class _Reading:
                 )
 
     def _note_early(self, time: np.ndarray) -> None:
-        """Say how many times are what a 0, a -1 or another unit becomes."""
+        """Add a note with the number of times that look like a 0, a -1 or another unit."""
         early = sum(int(np.count_nonzero(time[part] < FIRST_LIKELY)) for part in chunks(len(time), time))
         if 0 < early < len(time):
             first = np.datetime64(int(time.min()), "s")
@@ -258,7 +258,7 @@ class _Reading:
         return Codes(self._mapped(wanted, values.places), values.to_list())
 
     def _mapped(self, wanted: Wanted, places: Sequence[np.ndarray]) -> np.ndarray:
-        """The codes of a column as places among the values of all parts, int32."""
+        """Return the codes of a column as positions among the values of all parts, int32."""
         blocks = (
             places[order][part.column(wanted, first, rows)]
             for order, part in enumerate(self.parts[EVENTS])
@@ -282,12 +282,12 @@ class _Reading:
         return gathered(blocks, self.num_events, dtype, self.folder)
 
     def _made(self, block: Callable[[slice], np.ndarray], dtype: str, *columns: np.ndarray) -> np.ndarray:
-        """A column that is computed, from these columns. block: gives some of its rows."""
+        """Return a column computed from these columns. block: computes a range of its rows."""
         blocks = (block(part) for part in chunks(self.num_events, *columns))
         return gathered(blocks, self.num_events, dtype, self.folder)
 
     def _derive(self, events: Events, entities: dict[str, _Entity]) -> None:
-        """Add the features of the event that are computed from its time."""
+        """Add the event features that are computed from the time."""
         places = {USER: events.user, ITEM: events.item}
         for feature in self.schema.features.values():
             call = derived(feature.column)
@@ -315,6 +315,6 @@ def _parts_of_time(part_of: Callable[[np.ndarray], np.ndarray], time: np.ndarray
 
 
 def _titles(found: Any, ids: np.ndarray) -> list[str]:
-    """What people call the items: the id where nothing else is known."""
+    """Titles of the items; the id of an item without one."""
     titles = ids if found is None else found
     return [str(each) if title is None else str(title) for title, each in zip(titles, ids, strict=True)]

@@ -1,4 +1,4 @@
-"""Files of tables, on this machine or behind a URL: what is known of them before they are read."""
+"""Files of tables, local or behind a URL, and their properties before they are read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import xxhash
 from recsuite.errors import UserError
 from recsuite.files import digest_of, explained
 
-# Seconds to connect, and seconds of silence; a request for a block, or for a file that comes as a whole.
+# Seconds to connect, seconds without data, and seconds of a request for a block or a whole file.
 CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 30.0, 60.0, 3600.0
-# What is asked for at once.
+# Bytes per request.
 BLOCK_BYTES = 2**23
-# Digests and versions that a server keeps of a file, and its times.
+# Names of the digests, versions and times that a server may keep of a file.
 MARKS = (
     *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "VersionId", "versionId", "generation"),
     *("Last-Modified", "LastModified", "mtime", "modified", "updated"),
@@ -32,12 +32,12 @@ REASONS = {401: "it asks for a login", 403: "it may not be read with this login"
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URL, other than of a file of this machine."""
+    """True if a path is a URL, but not that of a local file."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None and not path.startswith("file://")
 
 
 def shown(path: str) -> str:
-    """A path as messages have it; of a URL without user, password, query and fragment."""
+    """Return a path as shown in messages; a URL without user, password, query and fragment."""
     if not is_remote(path):
         return path
     try:
@@ -49,7 +49,7 @@ def shown(path: str) -> str:
 
 @contextlib.contextmanager
 def explained_remote(url: str) -> Iterator[None]:
-    """Give any failure of a request as one sentence.
+    """Turn any failure of a request into a UserError of one sentence.
 
     Raises:
         UserError: instead of what the libraries raise, which is of many kinds.
@@ -59,7 +59,7 @@ def explained_remote(url: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        # Without a cause: it may hold the address with its secrets.
+        # No cause: it may hold the address with its secrets.
         raise UserError(
             f"{shown(url)} cannot be read: {reason_of_failure(error)}; check the address, the login and the "
             "network, or copy the file to this machine."
@@ -67,8 +67,8 @@ def explained_remote(url: str) -> Iterator[None]:
 
 
 def reason_of_failure(error: BaseException) -> str:
-    """Return the reason why a request failed, in words of this program."""
-    # To fsspec, whatever a server of HTTP answers means that a file is not there.
+    """Return the reason why a request failed, in this program's words."""
+    # fsspec reports every HTTP error as a missing file.
     if isinstance(error, FileNotFoundError) and error.__cause__:
         return reason_of_failure(error.__cause__)
     kind, response = type(error).__name__, getattr(error, "response", None)
@@ -77,12 +77,12 @@ def reason_of_failure(error: BaseException) -> str:
     status = {"FileNotFoundError": 404, "PermissionError": 403}.get(kind, status)
     if status:
         return REASONS.get(status, f"the server answers with status {status}")
-    # fsspec has one of its own, which is a TimeoutError since Python 3.11 alone.
+    # fsspec has its own timeout error; it is a TimeoutError only since Python 3.11.
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in kind:
         return f"the server was silent for {SILENT_SECONDS:.0f} s"
     if "Credentials" in kind:
         return "it needs a login, such as one that AWS_PROFILE names"
-    # That of TLS and of the look-up of a name is not one of the system.
+    # The number of a TLS or name resolution error is not a system errno.
     number = 0 if "SSL" in kind else getattr(error, "errno", None) or 0
     return f"the connection failed ({os.strerror(number) if number > 0 else kind})"
 
@@ -101,26 +101,26 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise UserError(f"{shown(url)} is of an unknown kind; give a folder, a file, s3:// or https://.")
     try:
         if scheme in ("http", "https"):
-            # Such an address may hold "::", which joins two addresses elsewhere.
+            # An HTTP address may hold "::"; in other addresses it joins two of them.
             fs, path = fsspec.filesystem(scheme, **_options(scheme)), url
         else:
             fs, path = url_to_fs(url, **_options(scheme))
     except ImportError as error:
         raise UserError(f"{shown(url)} needs a package that is not installed: {error}.") from None
-    # That of s3 tries again five times, each with the retries and deadlines of the library below it.
+    # s3fs retries five times, on top of the retries and deadlines of botocore.
     if hasattr(fs, "retries"):
         fs.retries = 1
     return fs, path
 
 
 def _options(scheme: str) -> dict[str, Any]:
-    """Return the deadlines as each file system wants them. Found listings are not kept: files change."""
+    """Return the deadlines as options of a file system. Listings are not cached: files change."""
     plain: dict[str, Any] = {"use_listings_cache": False}
     if scheme in ("http", "https"):
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(REQUEST_SECONDS, CONNECT_SECONDS, SILENT_SECONDS)
-        # Trusted: the proxies that the environment names.
+        # trust_env: use the proxies of the environment.
         plain["client_kwargs"] = {"timeout": timeout, "trust_env": True}
     elif scheme in ("s3", "s3a"):
         waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENT_SECONDS}
@@ -138,44 +138,44 @@ class RemoteFile(io.RawIOBase):
         self._url = url
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """A server may send a file only as a whole."""
+        """Return True unless the server sends the file only as a whole."""
         return bool(self._file.seekable())
 
     def readinto(self, block: Any) -> int:
-        """Fill a block as far as there is something."""
+        """Read into a block, as far as data are left."""
         with explained_remote(self._url):
             found = self._file.read(len(block))
         block[: len(found)] = found
         return len(found)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position."""
+        """Move to a position."""
         with explained_remote(self._url):
             self._file.seek(offset, whence)
         return int(self._file.tell())
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         with contextlib.suppress(Exception):
             self._file.close()
         super().close()
 
 
 def size_of(url: str) -> int:
-    """The size in bytes; -1 where the server does not say."""
+    """Return the size in bytes; -1 if the server does not report it."""
     size = _info(url).get("size")
     return -1 if size is None else int(size)
 
 
 def mark_of(url: str) -> str:
-    """Return what tells the content of a file from another one, 32 characters.
+    """Return a mark of a file's content, 32 characters: another content has another mark.
 
-    A digest, a version or a time changes with the bytes as far as the server keeps its word: it proves
-    nothing about what is read later. Where the server says none of them, every byte is read.
+    It comes from the digest, version or time that the server reports. The server is trusted, and the mark
+    proves nothing about later reads. If the server reports none of them, every byte is read.
     """
     info = _info(url)
     marks = [f"{name}={info[name]}" for name in MARKS if info.get(name)]
@@ -199,10 +199,10 @@ def _digest_of_content(url: str) -> str:
 
 
 def list_files(url: str) -> list[str]:
-    """The URLs of the files below one that is a folder, or that match it as a pattern; of a file itself."""
+    """Return the URLs of the files below a folder or that match a pattern; for a file, its own URL."""
     with explained_remote(url):
         fs, path = filesystem(url)
-        # The query of an address may hold these characters, and is no pattern.
+        # The query of an address may hold these characters, but is not a pattern.
         if set("*[") & set(path.partition("?")[0]):
             found = fs.glob(path)
         elif path.startswith("http") and not path.endswith("/"):
@@ -213,7 +213,7 @@ def list_files(url: str) -> list[str]:
 
 
 EVENTS, USERS, ITEMS = "events", "users", "items"
-# By the ends of names.
+# Formats by the suffix of a name.
 FORMATS = {
     **dict.fromkeys((".csv", ".txt", ".dat", ".data", ".inter", ".user", ".item"), "csv"),
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
@@ -222,20 +222,20 @@ FORMATS = {
     **dict.fromkeys((".arrow", ".feather", ".ipc"), "arrow"),
 }
 COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-# What writers of partitions call a missing value.
+# Name of a missing value in a partition.
 MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a table.
+    """File of a table.
 
     path: as it is opened. format: csv, tsv, jsonl, parquet or arrow. compression: gzip, zstd or empty, by the
-    name. size: in bytes, -1 where a server does not say. partitions: (column, value) of the folders that it
-    lies in. encoding, delimiter: of text. columns: their names, where the text has no line with them.
+    name. size: in bytes, -1 if a server does not report it. partitions: (column, value) of its folders.
+    encoding, delimiter: of text. columns: their names, if the text has no header.
     """
 
-    # An address may hold a password, and so this is never shown.
+    # Never shown: an address may hold a password.
     path: str = field(repr=False)
     format: str
     compression: str = ""
@@ -250,18 +250,18 @@ class File:
 
     @property
     def name(self) -> str:
-        """What messages call it: the path, or the URL without secrets."""
+        """Name for messages: the path, or the URL without secrets."""
         return shown(self.path)
 
     @property
     def is_text(self) -> bool:
-        """Whether its columns have no types but that of text."""
+        """True if all its columns are texts."""
         return self.format in ("csv", "tsv")
 
-    # Found once: a run asks for it twice, and reads all bytes for it.
+    # Cached: a run needs it twice, and it reads all bytes.
     @functools.cached_property
     def digest(self) -> str:
-        """What tells its content from another: the digest of the bytes; of a URL see `remote.mark_of`."""
+        """Digest of the bytes; for a URL, see `mark_of`."""
         if is_remote(self.path):
             return mark_of(self.path)
         with explained(f"{self.name} cannot be read", "give a file that can"):
@@ -270,9 +270,9 @@ class File:
 
 @dataclass(frozen=True)
 class Tables:
-    """The files of each role, in the order of their paths; of events there is one at least.
+    """Files of each role, in the order of their paths; there is at least one of events.
 
-    root: the folder or URL that was given. ignored: the names of what lies there and is no table.
+    root: the given folder or URL. ignored: the names of the files there that are no tables.
     """
 
     root: str = field(repr=False)
@@ -283,14 +283,14 @@ class Tables:
 
     @property
     def roles(self) -> dict[str, tuple[File, ...]]:
-        """The files by what they hold."""
+        """Files by role."""
         return {EVENTS: self.events, USERS: self.users, ITEMS: self.items}
 
     @property
     def files(self) -> tuple[File, ...]:
-        """All of them."""
+        """All files."""
         return (*self.events, *self.users, *self.items)
 
     def name_of(self, file: File) -> str:
-        """A file's name from the folder on: the same in a copy elsewhere."""
+        """Return a file's path relative to the root; it is the same in a copy of the folder."""
         return file.name.removeprefix(self.root).lstrip("/")

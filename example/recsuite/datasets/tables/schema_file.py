@@ -1,11 +1,11 @@
 """Sections of a schema.toml as dataclasses: the meaning of the columns of a user's own tables.
 
-A file with these sections, all of which but [user], [item] and [label] may be left out:
+The file has these sections; all but [user], [item] and [label] are optional:
 
-    [files]             which files hold the events, users and items
+    [files]             the files of the events, users and items
     [user]              the columns with the ids of users
-    [item]              the columns with the ids of items, and that of their titles
-    [label]             what is predicted, and the ends of its scale; of several labels [[label]] for each
+    [item]              the columns with the ids and the titles of items
+    [label]             the predicted column, and the ends of its scale; one [[label]] each for several
     [weight]            the column with the weights of the events
     [timestamp]         the column with their times
     [features.NAME]     a property of users, items or events; one section for each
@@ -34,25 +34,25 @@ from recsuite.datasets.tables.remote import is_remote
 from recsuite.errors import printable
 from recsuite.files import explained, place_for
 
-# What the file is called, beside the data.
+# Name of the file, beside the data.
 FILENAME = "schema.toml"
 CATEGORY, LIST, NUMBER = "category", "list", "number"
-# Forms of times: texts, and numbers that count from 1970, with how many of each make a second.
+# Formats of times: texts, and numbers since 1970, with the number of units in a second.
 ISO, UNITS = "iso", {"unix": 1, "unix_ms": 10**3, "unix_us": 10**6, "unix_ns": 10**9}
-# What `LabelColumn.drop` may have between its commas.
+# Entries of `LabelColumn.drop`, between its commas.
 DROP = re.compile(r"\s*([<>]?)\s*([-+]?\d+(?:\.\d+)?)\s*")
-# A count is kept as log(1 + count); no count of 64 bits goes beyond this.
+# A count is stored as log(1 + count); no 64-bit count is above this.
 HIGHEST_COUNT = 44.0
-# The share of a scale from which on an item counts as liked, where nothing else is said: 4 of 1 to 5.
+# Default share of a scale from which an item counts as liked: 4 on a scale of 1 to 5.
 LIKED_SHARE = 0.75
 # A single play or purchase counts as liked.
 LIKED_COUNT = 1.0
 
 
 def schema_path(path: str | Path) -> Path:
-    """Path of the schema of some tables: in their folder, or that of a file; of a URL in the working one.
+    """Path of the schema of tables: in their folder, or that of the file; for a URL in the working folder.
 
-    Where it is not there and cannot be written there, it is where the columns of such tables are.
+    If it does not exist there and cannot be written there, it is in the folder of the tables' columns.
     """
     if is_remote(str(path)):
         return Path.cwd() / FILENAME
@@ -64,14 +64,13 @@ def schema_path(path: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Files:
-    """Which files hold what, relative to the folder of the schema; empty means what is found there.
+    """Files of each role, relative to the folder of the schema; empty means the files found there.
 
-    events, users, items: a file, a folder of parts or a glob pattern; several have ", " between them.
-    encoding, delimiter: of text files; no delimiter means that it is found. columns, user_columns,
-    item_columns: the names of the columns of the events, users and items, in their order, where text files
-    have no header. whole: columns of ids and categories that hold whole numbers; another value is a bad row.
-    constants: columns that no file of the events has, as NAME=VALUE: of events without a user, "user=all"
-    makes one user of all.
+    events, users, items: a file, a folder of parts or a glob pattern; several are separated by ", ".
+    encoding, delimiter: of text files; an empty delimiter is guessed. columns, user_columns, item_columns:
+    the names of the columns of the events, users and items, in order, if text files have no header. whole:
+    columns of ids and categories that hold whole numbers; another value is a bad row. constants: columns
+    that no file of the events has, as NAME=VALUE. For events without a user, "user=all" adds one common user.
     """
 
     events: str = ""
@@ -86,7 +85,7 @@ class Files:
     constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # As TOML has them.
+        # Lists from TOML become tuples.
         for name, value in vars(self).items():
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
@@ -94,9 +93,9 @@ class Files:
 
 @dataclass(frozen=True)
 class UserColumn:
-    """The column of the events with the ids of users, and their noun.
+    """Column of the events with the ids of users, and the noun for a user.
 
-    table_column: that of the users' own table; empty means that it has the same name. ids: one of
+    table_column: the id column of the users' own table; empty means the same name. ids: one of
     `datasets.schema.IDS`.
     """
 
@@ -107,16 +106,15 @@ class UserColumn:
 
     @property
     def own_column(self) -> str:
-        """The column of the users' own table with their ids."""
+        """Id column of the users' own table."""
         return self.table_column or self.column
 
 
 @dataclass(frozen=True)
 class ItemColumn:
-    """The column of the events with the ids of items, and their noun.
+    """Column of the events with the ids of items, and the noun for an item.
 
-    title: the column with what people call an item; empty where there is none. table_column, ids: as of
-    users.
+    title: the column with the titles of items; empty if there is none. table_column, ids: see `UserColumn`.
     """
 
     column: str
@@ -127,18 +125,18 @@ class ItemColumn:
 
     @property
     def own_column(self) -> str:
-        """The column of the items' own table with their ids."""
+        """Id column of the items' own table."""
         return self.table_column or self.column
 
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """What is predicted: a rating, yes_no, clicks (no column: each event is a 1), or a count.
+    """Predicted label: a rating, yes_no, clicks (no column: each event is a 1), or a count.
 
-    lowest, highest: the ends of the scale of a rating. liked: from here on an item counts as liked, of a
-    rating or a count, in the unit of the column. noun: what one event is called; empty means by the column.
-    drop: values that are no labels, whose events are left out: numbers, "<0" or ">5", with commas between.
-    weight: of a further label, a column with the weights that its values have beside those of the events.
+    lowest, highest: the ends of the scale of a rating. liked: the least rating or count of a liked item, in
+    the unit of the column. noun: the name of one event; empty means the name of the column. drop: values that
+    are no labels; their events are skipped: numbers, "<0" or ">5", separated by commas. weight: of a label
+    after the first, a column with weights of its values, in addition to those of the events.
     """
 
     kind: str
@@ -152,36 +150,36 @@ class LabelColumn:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the greatest label that a model may predict, after what reading does to it."""
+        """Least and greatest label that a model may predict, as transformed by reading."""
         return (0.0, HIGHEST_COUNT) if self.kind == COUNT else (float(self.lowest), float(self.highest))
 
     @property
     def liked_label(self) -> float:
-        """From which label on an item counts as liked, after what reading does to it."""
+        """Least label of a liked item, as transformed by reading."""
         return math.log1p(self.liked) if self.kind == COUNT else float(self.liked)
 
     @property
     def name(self) -> str:
-        """What one event is called."""
-        # Sentences make the plural with an s.
+        """Noun for one event."""
+        # Messages form the plural with an s.
         return self.noun or self.key.removesuffix("s") or "click"
 
     @property
     def key(self) -> str:
-        """The name of a label after the first, and of its metrics."""
+        """Name of a label after the first, and of its metrics."""
         return self.noun or re.sub(r"\W+", "_", self.column).strip("_")
 
 
 @dataclass(frozen=True)
 class WeightColumn:
-    """The column of the events that says how much each counts in the loss."""
+    """Column of the events with their weights in the loss."""
 
     column: str
 
 
 @dataclass(frozen=True)
 class TimestampColumn:
-    """The column of the events with their times.
+    """Column of the events with their times.
 
     format: iso, unix (seconds since 1970), unix_ms, unix_us, unix_ns or a pattern of strptime.
     """
@@ -192,12 +190,12 @@ class TimestampColumn:
 
 @dataclass(frozen=True)
 class FeatureColumn:
-    """One property of a user, an item or an event.
+    """Property of a user, an item or an event.
 
-    of: "user", "item" or "event". column: a column of the table of those or of the events, or a derived one,
+    of: "user", "item" or "event". column: a column of the users', items' or events' table, or a derived one,
     such as hour(timestamp). kind: category, list or number. input: of a number, buckets or dense. separator:
-    what stands between the entries of a list in a text; lists of typed files have none. ids: as of users, of
-    a category or a list.
+    between the entries of a list in a text; lists of typed files have none. ids: of a category or a list, see
+    `UserColumn`.
     """
 
     of: str
@@ -210,9 +208,9 @@ class FeatureColumn:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """All that a schema.toml says.
+    """Content of a schema.toml.
 
-    features: by their names, which their tables have too; more_labels: those after the first.
+    features: by name; their tables have the same names. more_labels: the labels after the first.
     """
 
     user: UserColumn
@@ -226,8 +224,9 @@ class TableSchema:
 
     @property
     def title_column(self) -> str:
-        """Where the parsed items keep their titles: never a column of a feature, nor that of the ids, since
-        titles are texts and none is missing.
+        """Column of the titles in the parsed items.
+
+        It is never a feature's column or the id column, because titles are texts and none is missing.
         """
         title = self.item.title or "title"
         taken = {feature.column for feature in self.features.values() if feature.of == ITEM}
@@ -236,7 +235,7 @@ class TableSchema:
         return title
 
     def schema(self) -> Schema:
-        """What the rest of the library works with: features with entities, nouns, the range of labels.
+        """Return the schema for the rest of the library: features with entities, nouns, the range of labels.
 
         Raises:
             UserError: where the features do not tell users or items apart.

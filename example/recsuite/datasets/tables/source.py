@@ -1,4 +1,4 @@
-"""People's own tables as a data set: where they lie, what their schema.toml says, and how they are read."""
+"""A user's own tables as a data set: find them, read or guess their schema.toml, and read them."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from recsuite.datasets.tables.schema_file import TableSchema, schema_path
 from recsuite.errors import UserError, printable
 from recsuite.files import explained, locked
 
-# To guess a schema takes seconds: whoever waits longer waits for something that hangs.
+# Guessing a schema takes seconds; a longer wait means that a process hangs.
 SCHEMA_DEADLINE = 300.0
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file that columns are made from. name: what it is called beside the others, wherever they lie."""
+    """Source file of columns. name: its path relative to the folder of the tables."""
 
     file: File
     name: str
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return self.file.size
 
     def open(self) -> IO[bytes]:
-        """Its content: the size of a file can be had without the right to read it."""
+        """Open the file for reading: its size does not show that it is readable."""
         return Path(self.file.path).open("rb")
 
     def digest(self) -> str:
-        """A text that changes with its content.
+        """Return a text that changes with its content.
 
         Raises:
             UserError: when it cannot be read.
         """
-        # A copy, because a `File` remembers its digest, and a change after it would not be seen.
+        # A copy: a `File` caches its digest, and later changes would not be seen.
         return dataclasses.replace(self.file).digest
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set where it lies: tables of events, and perhaps of users and items.
+    """Data set of tables of events, and optionally of users and items.
 
-    folder: where its columns are stored. table_schema: how its tables are read. schema: what comes of them.
+    folder: of its columns. table_schema: of its tables. schema: of the resulting data set.
     """
 
     folder: Path
@@ -62,8 +62,8 @@ class Source:
 
     @property
     def key(self) -> list[dict[str, Any]]:
-        """All that its columns depend on beside its files, as JSON can have it."""
-        # All of schema.toml: which columns are read, and how, changes what is read of the same files.
+        """Everything its columns depend on besides its files, for JSON."""
+        # All of schema.toml: it decides what is read of the same files.
         return [dataclasses.asdict(self.table_schema), dataclasses.asdict(self.schema)]
 
     @property
@@ -73,33 +73,32 @@ class Source:
 
     @property
     def files(self) -> list[TableFile]:
-        """The files that `read` reads."""
+        """Files that `read` reads."""
         return [TableFile(file, self.tables.name_of(file)) for file in self.tables.files]
 
     def read(self) -> RawData:
-        """Read all files, as they are.
+        """Read all files.
 
         Raises:
             UserError: when a file is missing, damaged, or has rows that --bad_rows does not accept.
         """
-        # Only now: a rank that finds its columns would hold Arrow for it.
+        # Imported here: a rank with existing columns does not need Arrow in memory.
         from recsuite.datasets.tables.reading import read_tables
 
         return read_tables(self.tables, self.table_schema, self.config)
 
 
 def locate(config: DataConfig, root: Path) -> Source:
-    """The tables of --data_path; where their schema.toml lacks sections, or there is none, what it lacks is
-    guessed, written and shown.
+    """Return the tables of --data_path. Missing sections of their schema.toml are guessed, written and shown.
 
-    root: where a folder is made for the columns of tables that lie on a server.
+    root: folder for the columns of tables on a server.
 
     Raises:
         UserError: when there are none, when they cannot be read, or when the schema does not fit them.
     """
     path, written = config.data_path, schema_path(config.data_path)
     if not _is_complete(written):
-        # Before anything is written beside them: a folder may hold no tables at all.
+        # Before writing a file there: the folder may hold no tables.
         if not written.exists():
             find_tables(path)
         lock = written.with_name(f".{written.name}.lock")
@@ -113,8 +112,8 @@ def locate(config: DataConfig, root: Path) -> Source:
 
                         propose(path).show()
                 finally:
-                    # Nothing of ours stays beside the tables but the schema. Whoever takes a new lock
-                    # meanwhile writes the same schema, in one rename.
+                    # Only the schema stays beside the tables. A process that takes a new lock meanwhile
+                    # writes the same schema, in one rename.
                     lock.unlink(missing_ok=True)
     found = look(config, root)
     assert found is not None
@@ -123,7 +122,7 @@ def locate(config: DataConfig, root: Path) -> Source:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether there is a schema that says all that it has to."""
+    """True if there is a schema with all required sections and keys."""
     try:
         return path.exists() and read_schema(path) is not None
     except IncompleteSchemaError:
@@ -131,7 +130,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def look(config: DataConfig, root: Path) -> Source | None:
-    """The tables of --data_path, if they have a schema.toml that says what they are; writes nothing.
+    """Return the tables of --data_path if they have a complete schema.toml, else None. Writes no files.
 
     Raises:
         UserError: see `locate`.

@@ -1,8 +1,7 @@
-"""One column's values, as its role wants them: ids, numbers, times, labels, lists and categories.
+"""Parse the values of a column for its role: ids, numbers, times, labels, lists and categories.
 
-Each function takes a column of Arrow's as a file has it, and gives the values with what is wrong with each:
-a fault, int8 [n], 0 where nothing is. The values of faulty rows mean nothing. Times, however they are
-written, become seconds since 1970 in UTC.
+Each function takes an Arrow column of a file, and returns its values and their faults, int8 [n], 0 for a good
+value. The values of faulty rows are meaningless. Times of any format become seconds since 1970 in UTC.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from recsuite.errors import UserError
 if TYPE_CHECKING:
     import pyarrow
 
-# What is wrong with a value, behind its column and the value itself; `Wanted.reason` adds what was asked for.
+# Texts of the faults, after the column and the value in a message; `Wanted.reason` adds the requirement.
 FAULTS = (
     "",
     "is missing",
@@ -42,15 +41,15 @@ FAULTS = (
 )
 MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE, NO_ANSWER = range(1, 10)
 OTHER_UNIT, DROPPED, NO_WHOLE = 10, 11, 12
-# Texts that say that there is no value, whatever it would be: a number, a category or an id.
+# Texts that mean a missing value, for numbers, categories and ids.
 NO_VALUE = ("", "NA", "N/A", "null", "NULL", "NaN", "nan", "None", "\\N")
 YES, NO = ("1", "true", "yes", "1.0", "t", "y"), ("0", "false", "no", "0.0", "f", "n")
-# From here on a float does not tell two whole numbers apart.
+# From here on, a float cannot hold every whole number.
 EXACT = 2.0**53
-# What Arrow casts to a float: what it says must not depend on the values beside one.
+# Texts that Arrow casts to a float: the fault of a value must not depend on other values.
 DECIMAL = r"^[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:inf|infinity|nan))$"
 WHOLE = r"^-?0*\d{1,18}$"
-# What stands between the entries of a list in its one text: no text has it by chance.
+# Separator of the entries of a list in its text: no text has it by chance.
 ENTRY = "\x1f"
 
 
@@ -62,7 +61,7 @@ class Parsed(NamedTuple):
 
 
 def plain(column: pyarrow.Array, name: str) -> pyarrow.Array:
-    """A column as texts, whole numbers, floats, truths, times or lists, whatever its storage.
+    """Return a column as texts, whole numbers, floats, booleans, times or lists, independent of its storage.
 
     Raises:
         UserError: for a column of structures, maps or bytes that are no text.
@@ -94,8 +93,9 @@ def plain(column: pyarrow.Array, name: str) -> pyarrow.Array:
 
 
 def categories(column: pyarrow.Array, name: str) -> Parsed:
-    """Texts or int64, or codes of such, without faults: floats are whole numbers where all are, and truths
-    true or false.
+    """Return texts or int64, or codes of such, without faults.
+
+    Floats become whole numbers if all of them are whole; booleans become the texts true and false.
     """
     import pyarrow
     import pyarrow.compute as pc
@@ -115,7 +115,7 @@ def categories(column: pyarrow.Array, name: str) -> Parsed:
         column = column.cast(pyarrow.int64())
     elif types.is_floating(column.type):
         column = _texts_of_floats(column)
-    # Of times, and of truths as true and false.
+    # Texts of times, and of booleans as true and false.
     elif not types.is_string(column.type):
         column = column.cast(pyarrow.string())
     if types.is_string(column.type):
@@ -124,7 +124,7 @@ def categories(column: pyarrow.Array, name: str) -> Parsed:
 
 
 def beyond_int64(column: pyarrow.Array) -> int:
-    """The largest of unsigned numbers, or of what codes stand for, where int64 cannot hold it; else 0."""
+    """Return the largest of unsigned numbers, or of the values of codes, if int64 cannot hold it; else 0."""
     import pyarrow.compute as pc
     from pyarrow import types
 
@@ -136,7 +136,7 @@ def beyond_int64(column: pyarrow.Array) -> int:
 
 
 def _recoded(column: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
-    """Codes of other values, of which some may be missing: those that no row has are left out."""
+    """Return codes of other values, of which some may be null; unused values are removed."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -148,21 +148,21 @@ def _recoded(column: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
 
 
 def _texts_of_floats(column: pyarrow.Array) -> pyarrow.Array:
-    """Floats as int64 where all are whole; else as texts, each as short as it can be."""
+    """Return floats as int64 if all are whole; else as texts, each as short as possible."""
     import pyarrow
     import pyarrow.compute as pc
 
     numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
     is_whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < EXACT)
     if bool((is_whole | np.isnan(numbers)).all()):
-        # Of a missing value NumPy makes some number, which the mask hides.
+        # NumPy converts a missing value to an arbitrary number; the mask hides it.
         return pyarrow.array(np.where(is_whole, numbers, 0).astype(np.int64), mask=~is_whole)
     # Arrow writes 1.0 as 1.
     return pc.if_else(pyarrow.array(np.isnan(numbers)), None, column.cast(pyarrow.string()))
 
 
 def ids(column: pyarrow.Array, name: str) -> Parsed:
-    """Texts or int64, or codes of such; one that is missing is a fault, and a float that is not whole."""
+    """Return texts or int64, or codes of such; a missing value and a float that is not whole are faults."""
     from pyarrow import types
 
     faults = np.zeros(len(column), np.int8)
@@ -186,7 +186,7 @@ def _whole(numbers: np.ndarray, faults: np.ndarray) -> pyarrow.Array:
 
 
 def wholes(column: pyarrow.Array, name: str) -> Parsed:
-    """int64 of texts, ids of other types; one that is missing is a fault, and a text that is none."""
+    """Return int64 of texts, ids of other types; a missing value and a text that is no number are faults."""
     import pyarrow
     from pyarrow import types
 
@@ -201,9 +201,9 @@ def wholes(column: pyarrow.Array, name: str) -> Parsed:
 
 
 def lists(column: pyarrow.Array, name: str, separator: str) -> Parsed:
-    """Lists, each as one text with ENTRY between its entries; without faults.
+    """Return lists, each as one text with ENTRY between its entries; without faults.
 
-    separator: what stands there in a column of texts.
+    separator: of the entries in a column of texts.
     """
     import pyarrow
     import pyarrow.compute as pc
@@ -220,12 +220,12 @@ def lists(column: pyarrow.Array, name: str, separator: str) -> Parsed:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     joined = pyarrow.ListArray.from_arrays(offsets, pc.fill_null(entries, ""))
     texts = pc.binary_join(joined, ENTRY)
-    # No entry is no value, as it is in a text.
+    # A list without entries is a missing value, as in a text.
     return Parsed(pc.if_else(pc.equal(texts, ""), None, texts), faults)
 
 
 def numbers(column: pyarrow.Array, name: str) -> Parsed:
-    """float64, NaN where a number is missing; a text that is none, and infinity, are faults."""
+    """Return float64, NaN for a missing number; a text that is no number, and infinity, are faults."""
     import pyarrow
     import pyarrow.compute as pc
     from pyarrow import types
@@ -235,7 +235,7 @@ def numbers(column: pyarrow.Array, name: str) -> Parsed:
     if types.is_string(column.type):
         found, faults = _cast(column, pyarrow.float64(), DECIMAL, NO_NUMBER)
     elif types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type):
-        # Arrow has no way from truths to floats.
+        # Arrow cannot cast booleans to floats.
         found = column.cast(pyarrow.int8()) if types.is_boolean(column.type) else column
         found = found.cast(pyarrow.float64(), safe=False)
     else:
@@ -246,9 +246,9 @@ def numbers(column: pyarrow.Array, name: str) -> Parsed:
 
 
 def _cast(texts: pyarrow.Array, kind: Any, pattern: str, fault: int) -> tuple[pyarrow.Array, np.ndarray]:
-    """Texts as another type, null where there is no value; and `fault` for those that are not of it.
+    """Cast texts to another type, null for a missing value; `fault` marks texts that are not of the type.
 
-    pattern: how texts look that are, without blanks around them.
+    pattern: of the texts of the type, without blanks around them.
     """
     import pyarrow
     import pyarrow.compute as pc
@@ -256,7 +256,7 @@ def _cast(texts: pyarrow.Array, kind: Any, pattern: str, fault: int) -> tuple[py
     # Arrow would read 0x1 as 1.
     raw, faults = bytes(texts.buffers()[2] or b""), np.zeros(len(texts), np.int8)
     if b"x" not in raw and b"X" not in raw:
-        # All of them at once take a third of the time. Arrow says that one cannot be cast, not which.
+        # Casting all at once takes a third of the time. On failure, Arrow does not say which one is wrong.
         with contextlib.suppress(pyarrow.ArrowInvalid):
             return texts.cast(kind), faults
     texts = pc.utf8_trim_whitespace(texts)
@@ -267,7 +267,7 @@ def _cast(texts: pyarrow.Array, kind: Any, pattern: str, fault: int) -> tuple[py
 
 
 def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> Parsed:
-    """float32: a rating within the ends of its scale, 0 or 1, or log(1 + count)."""
+    """Return float32: a rating within the ends of its scale, 0 or 1, or log(1 + count)."""
     import pyarrow
     import pyarrow.compute as pc
     from pyarrow import types
@@ -295,7 +295,7 @@ def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> Parsed:
 
 
 def dropped(values: np.ndarray, drop: str) -> np.ndarray:
-    """Where values are among those that `LabelColumn.drop` names, bool [n]."""
+    """Return a mask of the values that `LabelColumn.drop` names, bool [n]."""
     found = np.zeros(len(values), bool)
     for sign, number in DROP.findall(drop):
         number = float(number)
@@ -304,41 +304,42 @@ def dropped(values: np.ndarray, drop: str) -> np.ndarray:
 
 
 def weights(column: pyarrow.Array, name: str) -> Parsed:
-    """float32, 0 or more; one that is missing is a fault."""
+    """Return float32, 0 or more; a missing value is a fault."""
     found = numbers(column, name)
     found.faults[np.isnan(found.values) & (found.faults == 0)] = MISSING
     found.faults[(found.faults == 0) & (found.values < 0)] = NEGATIVE
     return Parsed(found.values.astype(np.float32), found.faults)
 
 
-# The seconds at which the years 1 and 10000 begin.
+# Seconds of the start of the years 1 and 10000.
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
-# Numbers that are taken for times are of the years 1976 to 2103.
+# Numbers are guessed as times if they are of the years 1976 to 2103.
 FIRST_LIKELY, LAST_LIKELY = 2e8, 4.2e9
 SECONDS_PER_DAY = 86_400
-# Whatever a pattern holds besides is read by Python, value by value: Arrow knows no zones and no fractions.
+# Directives that Arrow can read. Python reads patterns with others, value by value: Arrow knows no zones and
+# no fractions.
 QUICK_PATTERN = set("YmdHMSyBbjTFDIp")
 FRACTION = r"(:\d\d)[.,]\d+"
-# The parts of a time in a text: the time of the day with AM or PM and a zone, words, and digits.
+# Parts of a time in a text: the time of the day with AM or PM and a zone, words, and digits.
 PART = re.compile(
     r"(?<!\d)\d{1,2}:\d\d(?P<second>:\d\d)?(?P<half> ?[AaPp][Mm]\b)?(?P<zone> ?([+-]\d\d:?\d\d|Z)\b)?"
     r"|(?P<word>[A-Za-z]+)|(?P<digits>\d+)|[%{}]"
 )
-# What digits are in a pattern, by their number; one or two may be several things.
+# Directives for digits, by their number; one or two digits are ambiguous.
 DIGITS = {1: "{}", 2: "{}", 4: "%Y", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 NAMES = (
     *(("%B", calendar.month_name), ("%b", calendar.month_abbr)),
     *(("%A", calendar.day_name), ("%a", calendar.day_abbr)),
 )
-# May is the short name.
+# For May, the short name is taken.
 WORDS = {name: directive for directive, names in NAMES for name in names if name}
 
 
 class Form(NamedTuple):
-    """A form in which texts are written as times; the name is empty for those that are none.
+    """Format of texts as times; the name is empty for texts that are no times.
 
-    number: how many texts have it. example: one of them. other: another form that reads as many of them, as
-    other times.
+    number: number of texts with this format. example: one of them. other: another format that reads as many
+    of them, as other times.
     """
 
     name: str
@@ -348,8 +349,8 @@ class Form(NamedTuple):
 
 
 def forms_of(texts: Sequence[str]) -> list[Form]:
-    """The forms in which texts are written as times, the most frequent one first."""
-    # Of very many columns most hold numbers that no time could be.
+    """Return the time formats of texts, the most frequent one first."""
+    # If there are very many columns, most hold numbers that cannot be times.
     if texts and not any(map(_candidates, texts)):
         return [Form("", len(texts), texts[0])]
     found, unread = [], []
@@ -365,14 +366,14 @@ def forms_of(texts: Sequence[str]) -> list[Form]:
 
 
 def _form_of_first(texts: Sequence[str]) -> tuple[Form, np.ndarray]:
-    """The form of the first text that reads most of all texts, and which it reads: bool [n]."""
+    """Return the format of the first text that reads most texts, and a mask of those it reads, bool [n]."""
     import pyarrow
 
     read = {}
     for name in _candidates(texts[0]):
         seconds, faults = times(pyarrow.array(texts, pyarrow.string()), "", name)
         if faults[0] == 0:
-            # Of two forms the one in the past: an event is not known before it happens.
+            # Prefer a format with times in the past: events have already happened.
             is_past = seconds < time.time() + SECONDS_PER_DAY
             read[name] = (
                 (int((faults == 0).sum()), int((is_past & (faults == 0)).sum())),
@@ -381,16 +382,16 @@ def _form_of_first(texts: Sequence[str]) -> tuple[Form, np.ndarray]:
             )
     if not read:
         return Form("", 1, texts[0]), np.arange(len(texts)) == 0
-    # The first of several that are as good.
+    # The first of several equally good ones.
     best = max(read, key=lambda name: read[name][0])
-    # Digits alone that are a date are no number, however likely.
+    # Digits that are a date are not read as a number.
     equal = (name for name in read if read[name][0] == read[best][0] and name not in UNITS)
     other = next((name for name in equal if not np.array_equal(read[name][1], read[best][1])), "")
     return Form(best, read[best][0][0], texts[0], other), read[best][2]
 
 
 def _candidates(text: str) -> list[str]:
-    """The forms that a text may have, the likeliest first."""
+    """Return the possible formats of a text, the likeliest first."""
     try:
         number = abs(float(text))
     except ValueError:
@@ -402,7 +403,7 @@ def _candidates(text: str) -> list[str]:
 
 
 def _patterns(text: str) -> Iterator[str]:
-    """The patterns of strptime that a text may have."""
+    """Yield the possible strptime patterns of a text."""
     form = PART.sub(_meaning, re.sub(FRACTION, r"\1", text))
     if "\0" in form:
         return
@@ -415,7 +416,7 @@ def _patterns(text: str) -> Iterator[str]:
     elif has_month:
         options = ("%d",)
     else:
-        # Behind a year the month comes first.
+        # After a year, the month comes first.
         options = ("%m %d", "%d %m") if year > form.find("{}") else ("%m %d", "%m %d %H %M %S")
     for option in options:
         parts = option.split()
@@ -423,12 +424,12 @@ def _patterns(text: str) -> Iterator[str]:
             pattern = form.format(*parts)
             directives = re.findall("%.", pattern)
             if "%d" in directives and len({*directives}) == len(directives):
-                # May is the short and the long name of a month.
+                # May is both the short and the long name of a month.
                 yield from dict.fromkeys([pattern, pattern.replace("%b", "%B")])
 
 
 def _meaning(part: re.Match[str]) -> str:
-    """What a part of a text is in a pattern; NUL where it is no part of a time."""
+    """Return the directive for a part of a text; NUL if it is no part of a time."""
     if part["digits"]:
         return DIGITS.get(len(part["digits"]), "\0")
     if word := part["word"]:
@@ -440,10 +441,10 @@ def _meaning(part: re.Match[str]) -> str:
 
 
 def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
-    """int64, seconds since 1970 in UTC; one that is missing is a fault.
+    """Return int64, seconds since 1970 in UTC; a missing value is a fault.
 
-    form: iso, one of UNITS or a pattern of strptime. A column of times is what it is, whatever the form; a
-    time without a zone is one in UTC.
+    form: iso, one of UNITS or a pattern of strptime; ignored for a column of type time. A time without a zone
+    is in UTC.
     """
     import pyarrow
     import pyarrow.compute as pc
@@ -456,10 +457,10 @@ def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
         return _in_range(_seconds(column), np.zeros(len(column), np.int8))
     if form in UNITS:
         found = numbers(column, name)
-        # Seconds, read as milliseconds, would be in January 1970.
+        # Seconds read as milliseconds would be in January 1970.
         found.faults[_has_other_unit(found.values, form) & (found.faults == 0)] = OTHER_UNIT
         return _in_range(np.floor(found.values / UNITS[form]), found.faults)
-    # A year or 20201131, read as a number, is a text to a pattern.
+    # A pattern needs texts, also for numbers such as a year or 20201131.
     texts = pc.utf8_trim_whitespace(categories(column, name).values.cast(pyarrow.string()))
     coded = texts.dictionary_encode()
     known = _iso(coded.dictionary) if form == ISO else _patterned(coded.dictionary, form)
@@ -470,7 +471,7 @@ def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
 
 
 def _has_other_unit(values: np.ndarray, form: str) -> np.ndarray:
-    """Whether numbers are likely times in another unit, bool [n]."""
+    """Return a mask of numbers that are likely times in another unit, bool [n]."""
     found = np.zeros(len(values), bool)
     for name, ticks in UNITS.items():
         if name != form:
@@ -479,8 +480,8 @@ def _has_other_unit(values: np.ndarray, form: str) -> np.ndarray:
 
 
 def _in_range(seconds: np.ndarray, faults: np.ndarray) -> Parsed:
-    """Seconds, float64 with NaN, as int64."""
-    # Of nothing but good ones, as they mostly are, it is known in a third of the time; NaN is not between.
+    """Return seconds, float64 with NaN, as int64."""
+    # Usually all values are good, and this check takes a third of the time; it is false for NaN.
     if not faults.any() and ((seconds >= FIRST_SECOND) & (seconds <= LAST_SECOND)).all():
         return Parsed(seconds.astype(np.int64), faults)
     faults[np.isnan(seconds) & (faults == 0)] = MISSING
@@ -490,7 +491,7 @@ def _in_range(seconds: np.ndarray, faults: np.ndarray) -> Parsed:
 
 
 def _seconds(column: pyarrow.Array) -> np.ndarray:
-    """Whole seconds, float64, NaN where a time is missing. A float holds the seconds of all years exactly."""
+    """Return whole seconds, float64, NaN for a missing time. A float holds them exactly in all years."""
     import pyarrow
 
     per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
@@ -501,41 +502,42 @@ def _seconds(column: pyarrow.Array) -> np.ndarray:
 
 
 def _iso(texts: pyarrow.Array) -> np.ndarray:
-    """Seconds of texts such as 2026-11-20, 2026-11-20 10:00 UTC, 2026-11-20T10:00:00.5+01:00 and
-    20261120T100000Z; NaN for others.
+    """Return the seconds of ISO texts; NaN for others.
+
+    Examples: 2026-11-20, 2026-11-20 10:00 UTC, 2026-11-20T10:00:00.5+01:00 and 20261120T100000Z.
     """
     import pyarrow
     import pyarrow.compute as pc
 
-    # The usual ways, which Arrow reads at once.
+    # The usual formats, which Arrow reads at once.
     for zone in (None, "UTC", "UTC"):
         try:
             return _seconds(texts.cast(pyarrow.timestamp("us", zone)))
         except pyarrow.ArrowInvalid:
             texts = pc.replace_substring_regex(texts, r" ?(UTC|GMT|Z)$", "Z") if zone else texts
     for pattern, plain_form in (
-        # Seconds are whole below, and a fraction may have any number of digits.
+        # Seconds are whole below; a fraction may have any number of digits.
         (FRACTION, r"\1"),
         (r"^(\d{4})(\d\d)(\d\d)($|[T ])", r"\1-\2-\3\4"),
         (r"([T ]\d\d)(\d\d)(\d\d)($|[-+Z ])", r"\1:\2:\3\4"),
         (r"([T ]\d\d)(\d\d)($|[-+Z ])", r"\1:\2\3"),
-        # Python 3.10 knows no other zones than these.
+        # Python 3.10 knows only zones of this form.
         ("Z$", "+00:00"),
         (r"(:\d\d) ?([-+]\d\d):?(\d\d)?$", r"\1\2:0\3"),
         (r":0(\d\d)$", r":\1"),
         (r"([-+]\d\d):0$", r"\1:00"),
     ):
         texts = pc.replace_substring_regex(texts, pattern, plain_form)
-    # And later ones know weeks.
+    # Later versions of Python also read weeks, which are refused here.
     is_iso = pc.match_substring_regex(texts, r"^\d{4}-\d\d-\d\d([T ]\d\d:|$)")
     return _by_python(pc.if_else(is_iso, texts, ""), datetime.fromisoformat)
 
 
 def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
-    """Seconds of texts that a pattern of strptime describes; NaN for others."""
+    """Return the seconds of texts that match a pattern of strptime; NaN for others."""
     import pyarrow.compute as pc
 
-    # Numbers that were floats in another table; and fractions of seconds, of which whole ones are kept.
+    # Remove ".0" of numbers that were floats, and fractions of seconds.
     texts = pc.replace_substring_regex(texts, r"^(\d+)\.0$", r"\1")
     if not re.search("%S[.,]", pattern):
         texts = pc.replace_substring_regex(texts, FRACTION, r"\1")
@@ -543,7 +545,7 @@ def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
     known, slow = np.full(len(texts), np.nan), np.ones(len(texts), bool)
     if directives <= QUICK_PATTERN:
         found = pc.strptime(texts, format=pattern, unit="s", error_is_null=True)
-        # The 31 February becomes a day in March, which is not what was written.
+        # Arrow reads 31 February as a day in March; such a value is refused.
         same = pc.fill_null(pc.equal(pc.strftime(found, format=pattern), texts), False)
         known, slow = _seconds(found), ~same.to_numpy(zero_copy_only=False)
     known[slow] = _by_python(texts.filter(slow), lambda text: datetime.strptime(text, pattern))
@@ -551,7 +553,7 @@ def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
 
 
 def _by_python(texts: pyarrow.Array, read: Callable[[str], datetime]) -> np.ndarray:
-    """Seconds of texts, read one by one; NaN where that is a ValueError."""
+    """Return the seconds of texts, read one by one; NaN if reading raises a ValueError."""
     known = np.full(len(texts), np.nan)
     for place, text in enumerate(texts.to_pylist()):
         with contextlib.suppress(ValueError):
