@@ -31,7 +31,6 @@ class Seconds(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, 1))
 
     def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
-        """Return log(1 + seconds), float32 [B]."""
         inputs = [*(rows[name] for name in self.names), batch.numbers.nan_to_num()]
         return self.mlp(torch.cat(inputs, dim=1)).squeeze(1)
 
@@ -44,8 +43,6 @@ def loss_of(output: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
 
 
 class Signs(rs.TableRule):
-    """Moves each number of a row by the rate, against the sign of its gradient."""
-
     name = "signs"
 
     def step(self, gradients: torch.Tensor, state: Any, rate: torch.Tensor, number: int) -> torch.Tensor:
@@ -60,6 +57,9 @@ def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
     return Seconds(data, args.embedding_dim)
 
 
+GIVEN: dict[str, Any] = {"tables": Signs(0.01), "dense": momentum, "metrics": METRICS}
+
+
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     with (
         rs.observing(args, runtime, trackers=[rs.FileTracker("track.jsonl")]) as observers,
@@ -67,7 +67,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         rs.checkpointing(data, args, runtime, observers) as checkpoints,
         rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
     ):
-        model = training.shard(make_model, tables=Signs(0.01), dense=momentum, metrics=METRICS)
+        model = training.shard(make_model, **GIVEN)
         for part in training.passes():
             for batch in part:
                 with torch.autocast(runtime.device.type, torch.bfloat16):
@@ -87,8 +87,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     with rs.open_data(args, runtime, rs.build_dataloader) as data:
-        given = {"tables": Signs(0.01), "dense": momentum, "metrics": METRICS}
-        model, progress = rs.restore(data, args, runtime, make_model, **given)
+        model, progress = rs.restore(data, args, runtime, make_model, **GIVEN)
         rs.report_test(model, progress, data, args, runtime)
 
 

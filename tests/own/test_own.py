@@ -191,7 +191,7 @@ def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_s
     assert [line["loss"] for line in logged[9:last]] == [line["loss"] for line in logged[last:]]
     assert [line["end"] for line in lines if "end" in line] == ["finished"] * 2
     # Another optimizer is refused by both names.
-    other = (tmp_path / "seconds.py").read_text().replace("make_model, dense=momentum", "make_model")
+    other = (tmp_path / "seconds.py").read_text().replace('"dense": momentum, ', "")
     (tmp_path / "other.py").write_text(other)
     load = ("--load", "--save_dir", "dumps", *VIDEOS)
     refused = python("other.py", *load, cwd=tmp_path)
