@@ -26,8 +26,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-import xxhash
-
 from recsuite.errors import UserError, printable
 
 # A block that is read for a digest should still be in the core's cache when it is digested.
@@ -155,6 +153,9 @@ class FileEntry:
 
 def digest_of(path: Path) -> str:
     """Digest of a file's bytes, as in `FileEntry`."""
+    # Not at the top: flags are checked with these modules before any package is installed.
+    import xxhash
+
     digest, block = xxhash.xxh3_128(), memoryview(bytearray(BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(block):
@@ -164,6 +165,8 @@ def digest_of(path: Path) -> str:
 
 def digest_of_bytes(content: bytes) -> str:
     """Digest of bytes in memory, as in `FileEntry`."""
+    import xxhash
+
     return xxhash.xxh3_128_hexdigest(content)
 
 

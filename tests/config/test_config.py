@@ -19,7 +19,7 @@ from recsuite.config.sections import Section
 from recsuite.errors import UserError
 from recsuite.monitoring import results
 from recsuite.serving.served import Follower, ServedModel
-from tests.support.launch import python
+from tests.support.launch import ROOT, python, succeeded
 
 
 def test_no_flag_gives_the_defaults_and_trains() -> None:
@@ -262,6 +262,13 @@ def test_the_check_alone_exits_with_status_2_and_the_sentence() -> None:
     assert result.stderr.startswith("example.py: --num_workers -1 is negative")
     assert result.stderr.count("\n") == 1
     assert python("-m", "recsuite.config", "--epochs", "2").returncode == 0
+
+
+def test_flags_are_checked_with_the_standard_library_alone() -> None:
+    # The first command in a fresh clone checks its flags before it installs a package; -S hides all of them.
+    bare = {"PYTHONPATH": str(ROOT / "example")}
+    assert "--epochs" in succeeded(python("-S", "-m", "recsuite.config", "--help", env=bare))
+    assert python("-S", "-m", "recsuite.config", "--epochs", "0", env=bare).returncode == 2
 
 
 @pytest.mark.parametrize("name", ["save_dir", "cache_dir", "report_dir"])
