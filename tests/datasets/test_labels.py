@@ -228,5 +228,19 @@ def test_a_weight_may_be_missing_where_its_label_is(config: Config, tmp_path: Pa
     rows.loc[rows["clicked"].isna(), "trust"] = np.nan
     rows.to_csv(tmp_path / "events.csv", index=False)
     (tmp_path / "schema.toml").write_text(SCHEMA)
-    columns = open_columns(config.replaced(data_path=str(tmp_path)))
+    config = config.replaced(data_path=str(tmp_path))
+    columns = open_columns(config)
     assert columns.num_skipped == 0
+    batch = EventBatches(columns, config, 0, 1)[Request("train", 0, 0)]
+    assert bool(torch.isfinite(batch.more_weights).all())
+
+
+def test_a_value_of_a_label_without_its_weight_is_refused(config: Config, tmp_path: Path) -> None:
+    rows = events()
+    rows.loc[rows["clicked"].isin([0, 1]).to_numpy().nonzero()[0][:3], "trust"] = np.nan
+    rows.to_csv(tmp_path / "events.csv", index=False)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    with pytest.raises(
+        UserError, match=r"3 values of the label clicked must have a weight in the column trust"
+    ):
+        open_columns(config.replaced(data_path=str(tmp_path)))

@@ -211,7 +211,8 @@ class EventBatches:
             more_labels[: len(events), place] = np.nan_to_num(values)
             more_weights[: len(events), place] = weights[: len(events)] * ~np.isnan(values)
             if (name := f"weight_{place + 2}") in names:
-                more_weights[: len(events), place] *= events[name]
+                # A label that is missing may have no weight either.
+                more_weights[: len(events), place] *= np.nan_to_num(events[name])
         return labels, weights, more_labels, more_weights
 
     def _links(

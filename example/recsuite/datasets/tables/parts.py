@@ -306,6 +306,8 @@ class Wanted:
         if self.label:
             found = labels(column, self.column, self.label)
             return found if self.kind == LABEL else _with_gaps(found)
+        if self.kind == MORE_WEIGHT:
+            return _with_gaps(weights(column, self.column))
         if self.kind in (TIME, DATE):
             found = times(column, self.column, _form(self, column))
             return found if self.kind == TIME else _days(found)
@@ -313,8 +315,6 @@ class Wanted:
             return lists(column, self.column, self.form)
         if self.form == WHOLE:
             return wholes(column, self.column)
-        if self.kind == MORE_WEIGHT:
-            return _one_where_missing(weights(column, self.column))
         of_kinds = {ID: ids, WEIGHT: weights, NUMBER: numbers}
         return of_kinds.get(self.kind, categories)(column, self.column)
 
@@ -345,15 +345,9 @@ def _days(found: Parsed) -> Parsed:
 
 
 def _with_gaps(found: Parsed) -> Parsed:
-    """Return labels that an event may lack: NaN if it is missing, or if drop names it."""
+    """Return values that an event may lack: NaN if one is missing, or if `drop` of its label names it."""
     lacks = (found.faults == MISSING) | (found.faults == DROPPED)
     return Parsed(np.where(lacks, np.float32(np.nan), found.values), np.where(lacks, 0, found.faults))
-
-
-def _one_where_missing(found: Parsed) -> Parsed:
-    """Return weights of a label that an event may lack: 1 if the weight is missing."""
-    lacks = found.faults == MISSING
-    return Parsed(np.where(lacks, np.float32(1), found.values), np.where(lacks, 0, found.faults))
 
 
 def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[Wanted, ...]]:
@@ -384,14 +378,18 @@ def _typed(wanted: Wanted, schema: TableSchema) -> Wanted:
     return dataclasses.replace(wanted, form=WHOLE) if is_whole else wanted
 
 
+def wanted_of_label(label: LabelColumn) -> list[Wanted]:
+    """Return the column of a label after the first, and that of its weights if it has them."""
+    weights_of = [Wanted(label.weight, MORE_WEIGHT, EVENT)] if label.weight else []
+    return [Wanted(label.column, MORE_LABEL, EVENT, label=label), *weights_of]
+
+
 def _of_events(schema: TableSchema) -> list[Wanted]:
     found = []
     if schema.label.column:
         found.append(Wanted(schema.label.column, LABEL, EVENT, label=schema.label))
     for label in schema.more_labels:
-        found.append(Wanted(label.column, MORE_LABEL, EVENT, label=label))
-        if label.weight:
-            found.append(Wanted(label.weight, MORE_WEIGHT, EVENT))
+        found += wanted_of_label(label)
     if schema.weight:
         found.append(Wanted(schema.weight.column, WEIGHT, EVENT))
     if schema.timestamp:

@@ -26,8 +26,6 @@ from recsuite.datasets.tables.parts import (
     DATE,
     ID,
     LABEL,
-    MORE_LABEL,
-    MORE_WEIGHT,
     TABLE_OF,
     TIME,
     WEIGHT,
@@ -42,9 +40,10 @@ from recsuite.datasets.tables.parts import (
     spans,
     unfinished,
     wanted_of,
+    wanted_of_label,
 )
 from recsuite.datasets.tables.remote import EVENTS, Tables
-from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, NUMBER, TableSchema
+from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, NUMBER, LabelColumn, TableSchema
 from recsuite.datasets.tables.values import FIRST_LIKELY
 from recsuite.errors import UserError, counted, printable
 from recsuite.runtime.console import stage
@@ -226,11 +225,11 @@ class _Reading:
     def _add_labels(self, events: Events) -> None:
         """Add the labels after the first, and a note with the number of events that lack each."""
         for label in self.schema.more_labels:
-            wanted = Wanted(label.column, MORE_LABEL, EVENT, label=label)
-            events.more_labels[label.key] = values = self._column(wanted, "float32")
-            if label.weight:
-                wanted = Wanted(label.weight, MORE_WEIGHT, EVENT)
-                events.more_weights[label.key] = self._column(wanted, "float32")
+            values, *own = (self._column(wanted, "float32") for wanted in wanted_of_label(label))
+            events.more_labels[label.key] = values
+            for weights in own:
+                events.more_weights[label.key] = weights
+                _check_weights(label, values, weights)
             lacking = sum(int(np.isnan(values[part]).sum()) for part in chunks(len(values), values))
             if lacking == len(values):
                 raise UserError(f"No event has the label {label.key}; take it out of the schema.")
@@ -304,6 +303,21 @@ class _Reading:
             is_number = feature.kind == NUMBER
             found = self._made(block, "float32" if is_number else "int32", events.time)
             events.features[feature.column] = found if is_number else Codes(found, [*range(number)])
+
+
+def _check_weights(label: LabelColumn, values: np.ndarray, weights: np.ndarray) -> None:
+    """Refuse values of a label that have no weight; a value that is missing needs none.
+
+    Raises:
+        UserError: says how many there are.
+    """
+    parts = chunks(len(values), values, weights)
+    number = sum(int((np.isnan(weights[part]) & ~np.isnan(values[part])).sum()) for part in parts)
+    if number:
+        raise UserError(
+            f"{counted(number, 'value')} of the label {printable(label.key)} must have a weight in the "
+            f"column {printable(label.weight)}, got none. Fix: write it, or remove weight from the label."
+        )
 
 
 def _ages(time: np.ndarray, place: np.ndarray, days: np.ndarray, part: slice) -> np.ndarray:
