@@ -86,9 +86,10 @@ def check_read(argv: Sequence[str], unread: Collection[str]) -> None:
     Raises:
         UserError: names the first one, and the script that has it.
     """
+    refused = {*unread, *(LONG_NAMES.get(flag) for flag in unread)}
     for word in argv:
         name = word.partition("=")[0]
-        if name[:2] == "--" and name[2:] in {*unread, *(LONG_NAMES.get(flag) for flag in unread)}:
+        if name[:2] == "--" and name[2:] in refused:
             raise UserError(f"{name} is not a flag of this script. Fix: leave it out, or run example.py.")
 
 

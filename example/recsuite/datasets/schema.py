@@ -213,7 +213,9 @@ def record_of(schema: Schema, features: Sequence[Feature]) -> dict[str, Any]:
     recorded = [plain(schema.recorded(feature)) for feature in features]
     found = {**dataclasses.asdict(schema), "features": recorded}
     # Files of data with one label stay as they were in versions without further labels.
-    return found if schema.more_labels else {name: found[name] for name in found if name != "more_labels"}
+    if not schema.more_labels:
+        del found["more_labels"]
+    return found
 
 
 def schema_of(record: Any) -> Schema:

@@ -226,12 +226,8 @@ def _begun(config: Config, given: frozenset[str]) -> Config:
     Raises:
         UserError: when one that is given cannot be with them.
     """
-    from recsuite.datasets.opening import fitted_to_tables
-
-    # With a named preset, its --task and --split count as given.
-    config, reason = fitted_to_tables(config, {*given, *preset_flags(config, given)}), ""
+    (config, name), reason = _fitted(config, given), ""
     if config.model.preset == AUTO:
-        name = fitting_preset(config, given)
         if name == NONE:
             return config
         config = config.replaced(preset=name)
@@ -241,6 +237,15 @@ def _begun(config: Config, given: frozenset[str]) -> Config:
     if flags := preset_flags(config, given, world_size):
         say(f"--preset {config.model.preset} sets {in_words(flags)}{reason}")
     return with_preset(config, given, world_size)
+
+
+def _fitted(config: Config, given: frozenset[str]) -> tuple[Config, str]:
+    """Return the flags fitted to the tables of a new training, and the name of the preset that fits them."""
+    from recsuite.datasets.opening import fitted_to_tables
+
+    # With a named preset, its --task and --split count as given.
+    config = fitted_to_tables(config, {*given, *preset_flags(config, given)})
+    return config, fitting_preset(config, given) if config.model.preset == AUTO else config.model.preset
 
 
 def print_fitting_command() -> int:
@@ -263,16 +268,13 @@ def fitting_command(argv: list[str]) -> list[str]:
     Raises:
         UserError: see `print_fitting_command`.
     """
-    from recsuite.datasets.opening import fitted_to_tables
-
     config, given = parse_given(argv)
     if script := _script_of_labels(config.data):
         return [script, *argv]
     # Given flags would override those of the checkpoint.
     if config.checkpoint.reads:
         return ["example.py", *argv]
-    fitted = fitted_to_tables(config, {*given, *preset_flags(config, given)})
-    name = fitting_preset(fitted, given) if fitted.model.preset == AUTO else fitted.model.preset
+    fitted, name = _fitted(config, given)
     # Impossible flags are refused here, so that the error names the flags that were given.
     with_preset(fitted.replaced(preset=name), given)
     script, added, found = SCRIPTS.get(fitted.model.task, "example.py"), list[str](), {"preset": name}

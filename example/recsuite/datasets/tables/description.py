@@ -762,10 +762,8 @@ def given_in(path: Path) -> tuple[str, dict[str, Any]]:
     with suppress(IncompleteSchemaError):
         _schema(place, found)
     # If there are several labels, a guess completes only the first.
-    labels = found.get("label", {})
-    if isinstance(labels, list):
-        found |= {"label": labels[0] if labels else {}, "more_labels": labels[1:]}
-    return text, found
+    found, more = _with_first_label(found)
+    return text, {**found, "more_labels": more}
 
 
 def parse_schema(text: str, path: Path | str = "schema.toml") -> TableSchema:
@@ -805,6 +803,14 @@ def _parsed(place: Place, text: str) -> dict[str, Any]:
         raise place.fault("is not a schema: its lists are nested too deep") from None
 
 
+def _with_first_label(found: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Return the sections with the first of several labels as [label], and the other labels."""
+    labels = found.get("label")
+    if not isinstance(labels, list) or not labels:
+        return found, []
+    return {**found, "label": labels[0]}, labels[1:]
+
+
 def _schema(place: Place, found: dict[str, Any]) -> TableSchema:
     for name in found:
         if name not in (*SECTIONS, FEATURES):
@@ -812,10 +818,7 @@ def _schema(place: Place, found: dict[str, Any]) -> TableSchema:
                 f"[{shortened(name)}] is not a known section; {nearest(name, (*SECTIONS, FEATURES))}"
             )
     features, lacking = _features(place, found.get(FEATURES, {})), None
-    labels = found.get("label")
-    if isinstance(labels, list) and labels:
-        found = {**found, "label": labels[0]}
-    more = labels[1:] if isinstance(labels, list) else []
+    found, more = _with_first_label(found)
     read: dict[str, Any] = {}
     for name, kind in SECTIONS.items():
         try:
