@@ -21,13 +21,14 @@ MAY_IMPORT = {
     "runtime": "errors files config",
     "workers": "errors runtime",
     "ids": "errors",
-    "datasets": "errors files config runtime workers ids",
+    "time_buckets": "config",
+    "datasets": "errors files config runtime workers ids time_buckets",
     "models": "config datasets.schema",
     "sharding": "errors config runtime datasets models ids",
     "checkpoint.storage": "errors files config runtime.console ids",
     "training": "errors config runtime datasets models sharding checkpoint.storage",
     "checkpoint": "errors files config runtime datasets models sharding training ids",
-    "serving": "errors files config models runtime.console ids datasets.schema datasets.batching "
+    "serving": "errors files config models runtime.console ids time_buckets datasets.schema "
     "datasets.source datasets.preparation.vocabulary checkpoint.storage",
     "monitoring": "errors files config runtime datasets models checkpoint.storage training",
 }

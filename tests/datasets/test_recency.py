@@ -9,9 +9,9 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
-from recsuite.datasets.batching import gaps_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.time_buckets import gaps_of
 
 LENGTH = 6
 # An item of a history: its row, how many came after it, and the bucket of its age.

@@ -83,7 +83,8 @@ def models(output: str) -> list[list[float]]:
 def trains(lines: Lines, clone: Path) -> None:
     """Better than the mean."""
     output = succeeded(shell((". .venv/bin/activate", *lines), clone))
-    assert models(output)
+    # One table for each training of the block.
+    assert len(models(output)) == sum(not line.startswith(". ") for line in lines)
     assert all(model[0] < dict(rows(output))["global mean"][0] for model in models(output))
 
 

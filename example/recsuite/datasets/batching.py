@@ -30,26 +30,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from recsuite.config.sections import NUM_GAPS, DataConfig, ModelConfig
+from recsuite.config.sections import DataConfig, ModelConfig
 from recsuite.datasets.columns import NOWHERE, Columns, MappedColumn
 from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, HISTORY, ITEM, LISTS, UNKNOWN_ROW, USER, Table
+from recsuite.time_buckets import OLDEST, gaps_of
 
 if TYPE_CHECKING:
     import torch
-
-# Most seconds that fit a number of 32 bits.
-OLDEST = 2**31 - 1
-
-
-def gaps_of(seconds: np.ndarray) -> np.ndarray:
-    """Time bucket of each gap, int32 [n]: 0 for 0 seconds, 1 for 1 and 2, 2 for 3 to 6, and so on.
-
-    seconds: whole numbers of any type, [n]; below 0 they count as 0.
-    """
-    # The exponent of 1 + s in binary, which is exact, unlike a logarithm.
-    exponents = np.frexp(1.0 + np.maximum(seconds, 0))[1] - 1
-    return np.minimum(exponents, NUM_GAPS - 1).astype(np.int32)
-
 
 # Records that are copied at once; longer lists are cut into such pieces. With a larger number, each short
 # list would cost as many bytes as a long one.

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsuite.datasets.batching import OLDEST, gaps_of
 from recsuite.datasets.schema import HISTORY, ITEM, Feature, Schema
 from recsuite.errors import UserError, an, counted, printable
 from recsuite.ids import UNKNOWN_ID, ids_of
 from recsuite.models.layers import Members
+from recsuite.time_buckets import OLDEST, gaps_of
 
 # Inputs of a model besides the features: the label of each item of a history, and its age in seconds before
 # the coming event.
