@@ -80,7 +80,7 @@ class Rounds:
 
     def progress(self) -> Any:
         """The next one, in the middle of an epoch."""
-        from recsuite.checkpoint.storage.manifest import Progress
+        from recsuite.training.progress import Progress
 
         self.step += 1
         return Progress(self.step, 0, samples=1)

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from recsuite.checkpoint.checkpointer import Checkpointer
 from recsuite.checkpoint.storage.directory import deltas_in
 from recsuite.checkpoint.storage.dynamic import name_of
-from recsuite.checkpoint.storage.manifest import Progress, read_manifest
+from recsuite.checkpoint.storage.manifest import read_manifest
 from recsuite.checkpoint.storage.writer import retire
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
@@ -26,6 +26,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.dynamic import DynamicRows
 from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.callbacks import Step
+from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
 
 TABLE = "user"

@@ -71,12 +71,12 @@ def train(config: Config, context: RuntimeContext, order: Order) -> float:
     import torch
 
     from recsuite.datasets.opening import open_data
-    from recsuite.training.loops import train as train_model
+    from recsuite.training.loop import begin_training
 
     torch.manual_seed(config.runtime.seed)
     # Batches ask for their order in this one place, and without workers they are made in this process.
     with mock.patch.object(batches, "shuffled", order), open_data(config, context) as data:
-        return train_model(data, config, context).test["rmse"]
+        return begin_training(data, config, context).run().test["rmse"]
 
 
 def true_permutation(positions: np.ndarray, number: int, seed: int, epoch: int) -> np.ndarray:

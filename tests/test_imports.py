@@ -25,11 +25,12 @@ MAY_IMPORT = {
     "datasets": "errors files config runtime workers ids time_buckets",
     "models": "config datasets.schema",
     "sharding": "errors config runtime datasets models ids",
-    "checkpoint.storage": "errors files config runtime.console ids",
-    "training": "errors config runtime datasets models sharding checkpoint.storage",
+    "training.progress": "files",
+    "checkpoint.storage": "errors files config runtime.console ids training.progress",
+    "training": "errors config runtime datasets models sharding",
     "checkpoint": "errors files config runtime datasets models sharding training ids",
     "serving": "errors files config models runtime.console ids time_buckets datasets.schema "
-    "datasets.source datasets.preparation.vocabulary checkpoint.storage",
+    "datasets.source datasets.preparation.vocabulary checkpoint.storage training.progress",
     "monitoring": "errors files config runtime datasets models checkpoint.storage training",
 }
 

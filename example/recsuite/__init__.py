@@ -38,7 +38,7 @@ PUBLIC = {
     "Tracker": "monitoring.trackers",
     "TwoSided": "models.heads",
     "UserError": "errors",
-    "begin_training": "training.loops",
+    "begin_training": "training.loop",
     "build_dataloader": "datasets.loader",
     "checkpointing": "tools.life",
     "compact": "tools.life",

@@ -41,17 +41,17 @@ from recsuite.checkpoint.storage.manifest import (
     MANIFEST,
     VOCABULARY,
     DynamicRecord,
-    Progress,
     read_manifest,
     write_manifest,
 )
 from recsuite.datasets.opening import open_data
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
-from recsuite.training import loops
-from recsuite.training import loops as training
+from recsuite.training import loop
+from recsuite.training import loop as training
 from recsuite.training.callbacks import Callback, Step
 from recsuite.training.evaluation import PredictionEvaluator
+from recsuite.training.progress import Progress
 from recsuite.training.weights import local_parts, unsound
 from tests.support.fault_ranks import SLOW_SECONDS
 from tests.support.launch import (
@@ -390,7 +390,7 @@ def train_epoch_of_8_steps(
                 if step.progress.step == 8:
                     at_end(checkpointer)
 
-        training.train(data, config, trained.context, checkpointer, [AtEnd()])
+        training.begin_training(data, config, trained.context, checkpointer, [AtEnd()]).run()
 
 
 @pytest.mark.parametrize("increments", [False, True])
@@ -403,7 +403,7 @@ def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
         looked_at.append(set(tensors))
         return unsound(tensors, *others)
 
-    for module in (checkpointers, loops):
+    for module in (checkpointers, loop):
         monkeypatch.setattr(module, "unsound", noting)
     train_epoch_of_8_steps(trained, tmp_path / "epoch", increments)
     assert looked_at == [set(tensors_of(trained.train_state))]

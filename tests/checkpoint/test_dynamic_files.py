@@ -13,10 +13,11 @@ import pytest
 
 from recsuite.checkpoint.dynamic import DynamicTables, check_tables
 from recsuite.checkpoint.storage.dynamic import Texts
-from recsuite.checkpoint.storage.manifest import Manifest, Progress
+from recsuite.checkpoint.storage.manifest import Manifest
 from recsuite.checkpoint.storage.shards import check_shard_files, shard_file_name, write_shard_file
 from recsuite.errors import UserError
 from recsuite.sharding.dynamic import Counts
+from recsuite.training.progress import Progress
 from tests.support.dynamic_checkpoints import SPEC, Table, advance
 
 POLICIES = ("continuous", "roundrobin", "hash")

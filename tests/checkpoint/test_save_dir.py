@@ -29,18 +29,12 @@ from recsuite.checkpoint.storage.directory import (
     newest_in,
     step_of,
 )
-from recsuite.checkpoint.storage.manifest import (
-    FORMAT,
-    MANIFEST,
-    Progress,
-    check_files,
-    read_manifest,
-    write_manifest,
-)
+from recsuite.checkpoint.storage.manifest import FORMAT, MANIFEST, check_files, read_manifest, write_manifest
 from recsuite.checkpoint.storage.writer import LOCK, prune, publish, retire, set_aside, writing
 from recsuite.errors import UserError
 from recsuite.files import sealed
 from recsuite.serving import reader
+from recsuite.training.progress import Progress
 from tests.support.launch import ROOT
 from tests.support.tiny_dumps import (
     BETTER,

@@ -255,7 +255,7 @@ if __name__ == "__main__":
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.runtime.process import init_runtime, cleanup_runtime
     import example
-    from recsuite.training import loops
+    from recsuite.training import loop
     config = Config.of(data_path={data!r}, batch_size=4000, num_workers=2, mp_context={method!r}, **{flags!r})
     context = init_runtime(config)
     dataset = Probe(open_columns(config), config, 0, 1)

@@ -25,7 +25,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.recommend import open_viewer, page
 from recsuite.serving.served import ServedModel
 from recsuite.training.evaluation import RankingEvaluator, make_evaluator
-from recsuite.training.loops import train
+from recsuite.training.loop import begin_training
 from recsuite.training.steps import InputPipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -95,7 +95,7 @@ def test_a_training_learns_the_same_for_any_order_of_the_table(
     for table in TABLES:
         monkeypatch.setattr("recsuite.datasets.movielens.source.SCHEMA", schema_of(table))
         with open_data(config, context) as data:
-            run = train(data, config, context)
+            run = begin_training(data, config, context).run()
         losses.append([loss for epoch in run.epochs for loss in epoch.losses])
         tests.append(run.test)
     # In another order the same numbers add up to other last bits.

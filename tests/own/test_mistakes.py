@@ -21,7 +21,7 @@ from recsuite.datasets.schema import ITEM, USER, Feature, Schema
 from recsuite.models.tasks import TASKS, predictions_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Step
-from recsuite.training.loops import Training
+from recsuite.training.loop import Training
 from recsuite.training.state import make_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

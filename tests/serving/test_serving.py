@@ -27,7 +27,6 @@ from recsuite.checkpoint.storage.manifest import (
     MANIFEST,
     VOCABULARY,
     Manifest,
-    Progress,
     read_manifest,
     write_manifest,
 )
@@ -44,6 +43,7 @@ from recsuite.serving.export import MODEL, export
 from recsuite.serving.model_files import Change, read_change
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
+from recsuite.training.progress import Progress
 from tests.support.launch import EXAMPLE, python, succeeded
 from tests.support.raw_values import raw_test_values
 from tests.support.states import FLAGS

@@ -14,7 +14,6 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from recsuite.checkpoint.delta import shards_of
 from recsuite.checkpoint.full import tensors_of
 from recsuite.checkpoint.session import checkpointing
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
@@ -23,6 +22,7 @@ from recsuite.models.tasks import ModelData, ModelMaker, library_model
 from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, TableRule
+from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, build_train_state
 from recsuite.training.steps import InputPipeline
 from recsuite.training.weights import fold_scale, local_parts

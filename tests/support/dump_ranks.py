@@ -144,8 +144,8 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     """Write deltas and full checkpoints as a training does; what the model was then, and what came after."""
     from recsuite.checkpoint.full import tensors_of
     from recsuite.checkpoint.storage.directory import deltas_in, step_of
-    from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.datasets.preparation.cache import open_columns
+    from recsuite.training.progress import Progress
     from recsuite.training.state import build_train_state
 
     columns = open_columns(config)
@@ -192,8 +192,8 @@ def begin_checkpointer(
 ) -> Any:
     """A checkpointer that has written what was there before the first step."""
     from recsuite.checkpoint.checkpointer import Checkpointer
-    from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.checkpoint.storage.writer import writing
+    from recsuite.training.progress import Progress
 
     settings: dict[str, Any] = {kind: True, "save_dir": str(folder)}
     if context.rank == 0:

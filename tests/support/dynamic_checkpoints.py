@@ -11,9 +11,10 @@ import torch
 
 from recsuite.checkpoint.dynamic import DynamicTable, DynamicTables, check_room, load_tables
 from recsuite.checkpoint.storage.dynamic import check_dynamic, opened
-from recsuite.checkpoint.storage.manifest import Manifest, ParentLink, Progress
+from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
 from recsuite.checkpoint.storage.shards import _pieces, shard_file_name, write_shard_file
 from recsuite.sharding.dynamic import Counts, DynamicSpec
+from recsuite.training.progress import Progress
 from tests.support.dynamic_oracle import Shares, tensors
 
 SPEC = DynamicSpec("user", 3, 64, 256, seed=3, admit=2, evict="lfu", ttl=40, half_life=16, grow=0.75)

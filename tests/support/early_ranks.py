@@ -73,10 +73,10 @@ def main() -> None:
 
 
 def stop_early(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any]:
-    from recsuite.training import loops
+    from recsuite.training import loop
 
     config = Config.of(data_path=data, **FLAGS)
-    with mock.patch.object(loops, "make_evaluator", return_value=PlantedEvaluator(context)):
+    with mock.patch.object(loop, "make_evaluator", return_value=PlantedEvaluator(context)):
         whole = train(folder / "whole", config, context, dump=True)
         # In the middle of epoch 4, which is the second without a better result.
         end_at = 3 * STEPS_OF_AN_EPOCH + 2
@@ -89,7 +89,7 @@ def stop_early(folder: Path, data: str, context: RuntimeContext) -> dict[str, An
 
 def keep_best(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any]:
     """Which epoch's weights the test is read with, and what is said of it, by how the best are kept."""
-    from recsuite.training import loops, weights
+    from recsuite.training import loop, weights
 
     config = Config.of(
         data_path=data, batch_size=GLOBAL_BATCH_SIZE // context.world_size, epochs=3, patience=0
@@ -107,7 +107,7 @@ def keep_best(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any
         modes = {"dump": {"dump": True}, "inc_dump": {"inc_dump": True}}.get(name)
         evaluator = PlantedEvaluator(context, planted)
         with (
-            mock.patch.object(loops, "make_evaluator", return_value=evaluator),
+            mock.patch.object(loop, "make_evaluator", return_value=evaluator),
             mock.patch.object(weights, "free_memory", return_value=free),
         ):
             found[name] = train_kept(folder / name, config, context, modes)
@@ -119,7 +119,7 @@ def train_kept(
 ) -> dict[str, Any]:
     """What a training with checkpoints, or without, says and finds in its test."""
     from recsuite.datasets.opening import open_data
-    from recsuite.training import loops as training
+    from recsuite.training import loop as training
 
     said: list[str] = []
     context = dataclasses.replace(context)
@@ -128,7 +128,7 @@ def train_kept(
         found = train(folder, config, context, **modes, keep=1)
     else:
         with open_data(config, context) as data:
-            run = training.train(data, config, context)
+            run = training.begin_training(data, config, context).run()
             found = {"test": run.test, "test_epoch": run.test_epoch}
     links = {link.name: link.resolve().name for link in folder.glob("*") if link.is_symlink()}
     return {**found, "said": [line for line in said if "weights" in line], "links": links}

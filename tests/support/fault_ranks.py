@@ -29,13 +29,13 @@ from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.session import checkpointing
 from recsuite.checkpoint.storage.chain import chain_at
 from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, newest_in
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 from recsuite.sharding.dynamic_ranks import dynamic_rows
+from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, build_train_state
 from tests.support.killed_ranks import DYNAMIC, MODES, leftovers
 from tests.support.planted_model import differing, mark_step, tables_of, write_step

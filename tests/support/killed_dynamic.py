@@ -11,8 +11,9 @@ from typing import Any
 from recsuite.checkpoint.storage import chain
 from recsuite.checkpoint.storage.chain import chain_at
 from recsuite.checkpoint.storage.directory import LATEST, newest_in
-from recsuite.checkpoint.storage.manifest import ParentLink, Progress, read_manifest, write_manifest
+from recsuite.checkpoint.storage.manifest import ParentLink, read_manifest, write_manifest
 from recsuite.checkpoint.storage.writer import LOCK, publish, writing
+from recsuite.training.progress import Progress
 from tests.support.dynamic_checkpoints import SPEC, Table, advance
 from tests.support.killed_writer import run_until_call
 from tests.support.tiny_dumps import link_to

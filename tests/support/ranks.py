@@ -176,8 +176,8 @@ def train_all(
     columns: Any, config: Config, context: RuntimeContext, rule: Any = None, maker: Any = None
 ) -> tuple[list[list[float]], Any, dict[str, float]]:
     """The loss of every step of every epoch, the metrics of the trained model, and `optimizer_sums`."""
-    from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.training.evaluation import make_evaluator
+    from recsuite.training.progress import Progress
     from tests.support.steps import train_epoch
 
     train_state, input_pipeline = build(columns, config, context, rule, maker)

@@ -56,7 +56,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
     from recsuite.checkpoint.past import reopen_data
     from recsuite.checkpoint.session import checkpointing
     from recsuite.training.callbacks import Callback, Epoch, Step
-    from recsuite.training.loops import train
+    from recsuite.training.loop import begin_training
 
     windows: list[dict[str, Any]] = []
 
@@ -77,7 +77,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
             reopen_data(config, context, trains=True) as data,
             checkpointing(data.columns, config, context) as checkpointer,
         ):
-            run = train(data, config, context, checkpointer, [Noting()])
+            run = begin_training(data, config, context, checkpointer, [Noting()]).run()
             found["test"], found["num_train"] = run.test, run.columns.num_train
             found["tensors"] = digests(dict(checkpointer.tensors), context)
     except SystemExit as ended:

@@ -10,16 +10,10 @@ from pathlib import Path
 from recsuite.checkpoint.storage import chain, directory
 from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at
 from recsuite.checkpoint.storage.directory import delta_name, full_name, step_of
-from recsuite.checkpoint.storage.manifest import (
-    MANIFEST,
-    Manifest,
-    ParentLink,
-    Progress,
-    read_manifest,
-    write_manifest,
-)
+from recsuite.checkpoint.storage.manifest import MANIFEST, Manifest, ParentLink, read_manifest, write_manifest
 from recsuite.checkpoint.storage.writer import publish
 from recsuite.files import digest_of, flushed
+from recsuite.training.progress import Progress
 
 PART = "part-00001.safetensors"
 TENSORS = {"tables.user.weight": ([3, 4], "float32")}

@@ -12,12 +12,12 @@ from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.session import checkpointing
 from recsuite.checkpoint.storage.chain import chain_at
 from recsuite.checkpoint.storage.choice import suggesting
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
+from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, build_train_state
 from tests.support.planted_model import differing, mark_step, write_step
 from tests.support.steps import tell

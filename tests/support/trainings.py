@@ -36,7 +36,7 @@ def train(
     from recsuite.checkpoint.storage.directory import newest_in
     from recsuite.checkpoint.storage.manifest import read_manifest
     from recsuite.datasets.opening import open_data
-    from recsuite.training import loops as training
+    from recsuite.training import loop as training
 
     class EndingCheckpointer(Checkpointer):
         def on_step(self, step: Any) -> None:
@@ -106,7 +106,7 @@ def advance(
     """The losses of some steps from a progress on, over ends of epochs, and the progress after them."""
     import torch.distributed as dist
 
-    from recsuite.checkpoint.storage.manifest import Progress
+    from recsuite.training.progress import Progress
     from recsuite.training.state import set_rates
 
     input_pipeline = input_pipeline_of(columns, config, context)

@@ -17,7 +17,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.served import ServedModel
 from recsuite.training.evaluation import PredictionEvaluator
-from recsuite.training.loops import EpochLoop
+from recsuite.training.loop import Training
 from recsuite.training.steps import InputPipeline
 from tests.support.launch import EXAMPLE, succeeded, torchrun
 from tests.support.raw_values import raw_days, raw_features, raw_lists
@@ -54,7 +54,7 @@ def test_a_served_model_scores_as_the_trained_one(
     with open_data(config, context) as data:
         columns = data.columns
         with checkpointing(columns, config, context) as checkpointer:
-            loop = EpochLoop(data, config, context, checkpointer)
+            loop = Training(data, config, context, checkpointer)
             loop.run()
         evaluator = PredictionEvaluator(loop.task, InputPipeline(data.loader), columns, context)
         expected = evaluator.predict(loop.train_state.model, "test", 0)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.models.co_occurrence import standard_error
 from recsuite.models.tasks import TASKS
-from recsuite.training.loops import judged
+from recsuite.training.loop import judged
+from recsuite.training.progress import Progress
 from tests.support.early_ranks import GLOBAL_BATCH_SIZE, PLANTED, STEPS_OF_AN_EPOCH
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 
@@ -151,7 +151,7 @@ def test_without_room_for_the_best_weights_or_without_validation_those_of_the_la
     ("dumped", "rest"), [(2, ""), (1, " that is still there; epoch 2 was better, but its checkpoint is gone")]
 )
 def test_where_the_best_dump_is_not_there_the_test_says_which_is_taken(dumped: int, rest: str) -> None:
-    from recsuite.training.loops import EpochLoop
+    from recsuite.training.loop import Training
 
     said: list[str] = []
     position = Progress(step=40, epoch=4, best=0.8, epochs_since_best=2)
@@ -160,7 +160,7 @@ def test_where_the_best_dump_is_not_there_the_test_says_which_is_taken(dumped: i
     trainer: Any = SimpleNamespace(
         progress=position, checkpointer=kept, train_state=None, context=context, unit="ratings"
     )
-    assert EpochLoop.take_best(trainer).epoch == dumped
+    assert Training.take_best(trainer).epoch == dumped
     (line,) = said
     begin = f"the test is read with the weights of epoch {dumped}, the best on the validation ratings"
     assert line.startswith(begin + rest)

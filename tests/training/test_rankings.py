@@ -23,7 +23,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.export import write_export
 from recsuite.serving.served import ServedModel
 from recsuite.training.evaluation import RankingEvaluator
-from recsuite.training.loops import EpochLoop
+from recsuite.training.loop import Training
 from recsuite.training.steps import InputPipeline
 from tests.support.launch import EXAMPLE, succeeded, torchrun
 from tests.support.raw_values import raw_features, raw_lists
@@ -107,7 +107,7 @@ def trained(
     )
     with open_data(config, context) as data:
         with checkpointing(data.columns, config, context) as checkpointer:
-            loop = EpochLoop(data, config, context, checkpointer)
+            loop = Training(data, config, context, checkpointer)
             loop.run()
         evaluator = RankingEvaluator(InputPipeline(data.loader), data.columns, context)
         loop.train_state.model.eval()

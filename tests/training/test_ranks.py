@@ -1,4 +1,4 @@
-"""The same model, batches and metrics for 1, 2 and 3 ranks, 0 and more workers, and both training loops."""
+"""The same model, batches and metrics for 1, 2 and 3 ranks, 0 and more workers, and both input pipelines."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from recsuite.datasets.movielens.synthetic import World, write_synthetic
 from recsuite.datasets.opening import open_data
 from recsuite.models import co_occurrence
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training import loops
-from recsuite.training.loops import train
+from recsuite.training import loop
+from recsuite.training.loop import begin_training
 
 # Variances of factors and of lists that are tried, as multiples of what is said: nobody who tunes tries more.
 STRENGTHS = (1 / 16, 1 / 4, 1, 4, 16)
@@ -38,8 +38,8 @@ def rmse_of(
         for name in ("FACTOR", "LIST_FACTOR", "LIST_BIAS"):
             patch.setattr(co_occurrence, name, getattr(co_occurrence, name) * times)
         if not learns:
-            patch.setattr(loops, "WARM_UP", 2)
-        return train(data, config, context).test["rmse"]
+            patch.setattr(loop, "WARM_UP", 2)
+        return begin_training(data, config, context).run().test["rmse"]
 
 
 def test_what_is_learned_is_better_than_what_was_said_and_near_the_best(

@@ -26,7 +26,7 @@ from recsuite.checkpoint.full import (
 )
 from recsuite.checkpoint.storage.chain import CheckpointChain
 from recsuite.checkpoint.storage.directory import delta_name, full_name, making_name, new_attempt
-from recsuite.checkpoint.storage.manifest import VOCABULARY, Manifest, ParentLink, Progress, link_after
+from recsuite.checkpoint.storage.manifest import VOCABULARY, Manifest, ParentLink, link_after
 from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
@@ -35,6 +35,7 @@ from recsuite.files import reason_of
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, raise_on_all
 from recsuite.sharding.plan import describe_plan
+from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel
 
 # Bytes per second of the slowest disk that ranks wait for.

@@ -14,12 +14,13 @@ from recsuite.checkpoint.full import Tensors
 from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at
 from recsuite.checkpoint.storage.directory import best_in
-from recsuite.checkpoint.storage.manifest import Progress, read_manifest
+from recsuite.checkpoint.storage.manifest import read_manifest
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.runtime.ending import Termination, status_of
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0
 from recsuite.training.callbacks import Epoch, Step
+from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel
 from recsuite.training.weights import check_finite, check_sound, unsound
 

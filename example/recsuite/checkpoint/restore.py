@@ -15,20 +15,20 @@ from recsuite.checkpoint.storage.choice import (
     asked_for,
     chosen_chain,
     describe_choice,
-    describe_step,
     settled,
     suggesting,
     suggestion,
 )
 from recsuite.checkpoint.storage.directory import others_in
 from recsuite.checkpoint.storage.dynamic import opened
-from recsuite.checkpoint.storage.manifest import Manifest, Progress
+from recsuite.checkpoint.storage.manifest import Manifest
 from recsuite.checkpoint.storage.shards import check_shard_files, reading
 from recsuite.config.sections import CheckpointConfig, ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted
 from recsuite.models.tasks import TASKS
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
+from recsuite.training.progress import Progress, describe_step
 from recsuite.training.state import ShardedModel
 
 

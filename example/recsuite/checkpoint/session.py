@@ -11,7 +11,7 @@ from recsuite.checkpoint.checkpointer import Checkpointer
 from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at
 from recsuite.checkpoint.storage.choice import suggesting
 from recsuite.checkpoint.storage.directory import newest_in
-from recsuite.checkpoint.storage.manifest import CONFIG, Manifest, Progress, read_manifest
+from recsuite.checkpoint.storage.manifest import CONFIG, Manifest, read_manifest
 from recsuite.checkpoint.storage.recorded import LEARNING_FLAGS, TABLE_FLAGS, read_recorded
 from recsuite.checkpoint.storage.writer import LOCK, set_aside, writing
 from recsuite.config.config import Config
@@ -19,6 +19,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.streams import check_prefix
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, raise_on_all
+from recsuite.training.progress import Progress
 
 
 @contextlib.contextmanager

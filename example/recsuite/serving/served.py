@@ -27,7 +27,7 @@ import torch
 from recsuite.checkpoint.storage.chain import chain_at, check_chain
 from recsuite.checkpoint.storage.choice import settled
 from recsuite.checkpoint.storage.directory import BEST, best_in, newest_in, seen_in
-from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
+from recsuite.checkpoint.storage.manifest import digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.files import local
 from recsuite.models.heads import TwoSided
@@ -53,6 +53,7 @@ from recsuite.serving.request import (
     values_of_users,
 )
 from recsuite.serving.snapshot import Snapshot
+from recsuite.training.progress import Progress
 
 if TYPE_CHECKING:
     from recsuite.serving.display import Told

@@ -430,7 +430,7 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
     from recsuite.monitoring.report import report_run
     from recsuite.runtime.process import raise_on_all
     from recsuite.serving.reader import read_settled
-    from recsuite.training.loops import train
+    from recsuite.training.loop import begin_training
 
     with (
         joined(config, given) as (config, context),
@@ -440,7 +440,7 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
             with observers.part("data"):
                 data = stack.enter_context(open_data(config, context))
             checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
-            run = train(data, config, context, checkpointer, observers.callbacks)
+            run = begin_training(data, config, context, checkpointer, observers.callbacks).run()
         # Prints the table of results, and writes the outputs that the flags request.
         raise_on_all(lambda: report_run(run, observers.split(), config, context))
 

@@ -17,11 +17,11 @@ from recsuite.runtime.process import RuntimeContext, raise_on_all
 from recsuite.tools import script
 
 if TYPE_CHECKING:
-    from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.datasets.opening import Data
     from recsuite.models.tasks import ModelMaker
     from recsuite.monitoring.callbacks import Observers
     from recsuite.training.callbacks import CheckpointerProtocol, Run
+    from recsuite.training.progress import Progress
     from recsuite.training.state import ShardedModel
 
 # A mode of a script. Collective: every rank calls it.
@@ -215,11 +215,11 @@ def report_test(
         model, progress = rs.restore(data, args, runtime, make_model)
         rs.report_test(model, progress, data, args, runtime)
     """
-    from recsuite.checkpoint.storage.choice import describe_step
     from recsuite.monitoring.results import say_results
     from recsuite.training.evaluation import make_evaluator
-    from recsuite.training.loops import say_rest
+    from recsuite.training.progress import describe_step
     from recsuite.training.steps import InputPipeline
+    from recsuite.training.stream import say_rest
 
     evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
     if config.stream.stream:

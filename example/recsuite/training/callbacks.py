@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.runtime.console import stage
+from recsuite.training.progress import Progress
 
 # For types only, so that callbacks can be made before TorchRec is imported.
 if TYPE_CHECKING:
@@ -250,7 +250,10 @@ class Callbacks(Callback):
 
 
 class ProgressBar(Callback):
-    """Progress bar of an epoch: num_events of each, with the noun `unit`, and the number of epochs."""
+    """Progress bar of a pass: an epoch of `num_events` events, or a window of a stream.
+
+    unit: the noun for events; num_epochs: of the training.
+    """
 
     def __init__(self, num_events: int, unit: str, num_epochs: int, quiet: bool) -> None:
         self.num_events, self.unit, self.num_epochs, self.quiet = num_events, unit, num_epochs, quiet
@@ -263,27 +266,13 @@ class ProgressBar(Callback):
         if name != "steps":
             yield
             return
-        title, number = self.extent(progress)
-        # A resumed epoch begins at its checkpoint, and not at 0.
+        title, number = f"epoch {progress.epoch + 1}/{self.num_epochs}", self.num_events
+        if stream := progress.stream:
+            title, number = f"window {progress.epoch + 1}", stream.end - stream.begin
+        # A resumed pass begins at its checkpoint, and not at 0.
         with stage(title, number, self.unit, done=progress.samples, quiet=self.quiet) as self._reached:
             yield
-
-    def extent(self, progress: Progress) -> tuple[str, int]:
-        """Return the title of the current pass and the number of its events."""
-        return f"epoch {progress.epoch + 1}/{self.num_epochs}", self.num_events
 
     def on_step(self, step: Step) -> None:
         """See `Callback`."""
         self._reached(step.progress.samples)
-
-
-class WindowBar(ProgressBar):
-    """Progress bar of a window of a stream."""
-
-    def __init__(self, unit: str, quiet: bool) -> None:
-        super().__init__(0, unit, 0, quiet)
-
-    def extent(self, progress: Progress) -> tuple[str, int]:
-        """See `ProgressBar`."""
-        assert progress.stream is not None
-        return f"window {progress.epoch + 1}", progress.stream.end - progress.stream.begin

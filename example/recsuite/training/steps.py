@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.batching import Batch
 from recsuite.datasets.loader import BatchLoader
@@ -29,6 +28,7 @@ from recsuite.sharding.dynamic import DynamicRows
 from recsuite.sharding.dynamic_ranks import begin_step, dynamic_modules, dynamic_rows, grow
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.callbacks import Step
+from recsuite.training.progress import Progress
 from recsuite.training.state import RowScale, Schedule, ShardedModel, scheduled_rates, set_rates
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.errors import UserError
 from recsuite.runtime.host import free_memory
@@ -22,6 +21,7 @@ from recsuite.runtime.process import RuntimeContext, all_gather_object
 from recsuite.sharding.dynamic import DynamicRows, LiveRows
 from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
+from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, has_epochs_left
 
 # Limit of the numbers of a row or of the dense part. Trained ones stay below 100; a diverged training exceeds

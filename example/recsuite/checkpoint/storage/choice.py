@@ -20,9 +20,10 @@ from recsuite.checkpoint.storage.directory import (
     seen_in,
     step_of,
 )
-from recsuite.checkpoint.storage.manifest import MANIFEST, Progress
+from recsuite.checkpoint.storage.manifest import MANIFEST
 from recsuite.errors import UserError
 from recsuite.runtime.console import say
+from recsuite.training.progress import Progress, describe_step
 
 # Time for retries, in seconds, when a trainer moves a checkpoint that is being read.
 SETTLE_SECONDS = 30.0
@@ -64,11 +65,6 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
             f"{folder} holds nothing that was validated yet, so the newest checkpoint is taken, {newest.name}"
         )
     return chain_at(best or newest)
-
-
-def describe_step(progress: Progress) -> str:
-    """Return a text with the step of a training."""
-    return f"step {progress.step:,}" if progress.step else "step 0, untrained"
 
 
 def describe_choice(progress: Progress, checkpoint: str, metric: str) -> str:

@@ -1,0 +1,536 @@
+"""Loop over the passes of a training: epochs, or windows of a stream."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from typing_extensions import Self
+
+from recsuite.config.config import Config
+from recsuite.config.sections import TrainingConfig
+from recsuite.datasets.metrics import Metrics
+from recsuite.datasets.opening import LOOK_EVERY, Data
+from recsuite.datasets.streams import Window
+from recsuite.errors import counted, four_places
+from recsuite.models.co_occurrence import standard_error
+from recsuite.models.tasks import TASKS, ModelMaker, Task
+from recsuite.runtime.console import stage
+from recsuite.runtime.process import (
+    RuntimeContext,
+    all_gather_object,
+    broadcast_from_rank0,
+    raise_on_all,
+)
+from recsuite.sharding.dynamic_ranks import counts_of, describe_counts, dynamic_rows
+from recsuite.sharding.plan import describe_plan
+from recsuite.sharding.recommender import Metric, ModelInput
+from recsuite.sharding.table_rules import TableRule
+from recsuite.training.callbacks import (
+    Callback,
+    Callbacks,
+    CheckpointerProtocol,
+    Epoch,
+    ProgressBar,
+    Run,
+    Step,
+    TrainedWindow,
+)
+from recsuite.training.evaluation import (
+    PredictionEvaluator,
+    describe_spreads,
+    learn_spreads,
+    make_evaluator,
+)
+from recsuite.training.progress import Progress, StreamProgress
+from recsuite.training.state import (
+    Constant,
+    DenseOptimizer,
+    Falling,
+    ShardedModel,
+    build_train_state,
+    has_epochs_left,
+    stops_early,
+)
+from recsuite.training.steps import InputPipeline, Pass, learn, start_clock
+from recsuite.training.stream import StreamWindows, WindowLines, describe_growth
+from recsuite.training.weights import BestInMemory, check_finite, check_sound, fold_scale, unsound
+
+# The share of the epochs after which spreads are learned. Before that, rows are small because they have
+# learned little, and not because of the prior.
+WARM_UP = 0.2
+
+
+class Training:
+    """Training that begins where its checkpointer says, in passes: epochs, or windows of a stream.
+
+        with begin_training(data, config, context, checkpointer, callbacks) as training:
+            model = training.shard()
+            for part in training.passes():
+                for batch in part:
+                    loss = model(batch)
+                    loss.backward()
+                    model.step()
+                part.end(training.validate())
+            run = training.finish()
+
+    In epochs the model is validated after each, and tested at the end. Along a stream each window is first
+    predicted, then learned once. Collective: every rank makes one, and makes the same calls.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        config: Config,
+        context: RuntimeContext,
+        checkpointer: CheckpointerProtocol | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.config = config
+        self.context = context
+        self.columns = data.columns
+        self.task = TASKS[config.model.task]
+        # Also a training without checkpoints is tested with its best weights.
+        self.checkpointer = checkpointer or BestInMemory(config.training, context)
+        self.progress = self.checkpointer.start
+        self.unit = data.columns.schema.labels
+        self.part: TrainingPass
+        self.epochs: list[Epoch] = []
+        bar = ProgressBar(self.columns.num_train, self.unit, config.training.epochs, context.rank != 0)
+        self.callbacks = Callbacks([*callbacks, bar])
+        self.input_pipeline = InputPipeline(data.loader, self.phase)
+        self.windows: StreamWindows | None = None
+        if config.stream.stream:
+            self.windows = StreamWindows(data, config, context)
+            self.lines = WindowLines(self.task, self.unit, context)
+            self.stream = self.windows.begin(self.progress.stream)
+        # The workers start on the first batches, while the model is built.
+        if self.stream.is_under_way if self.windows else self.has_epochs_left:
+            self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples, self.window)
+
+    def shard(
+        self,
+        maker: ModelMaker | None = None,
+        loss: nn.Module | None = None,
+        tables: TableRule | None = None,
+        dense: DenseOptimizer | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> ShardedModel:
+        """Build the model, shard its tables, and load the state at which the checkpointer begins. Collective.
+
+        maker: makes the model from the columns and the flags of the model, and its attribute `embedding_dims`
+        gives the tables that it names another width than --embedding_dim; loss: called with the output of the
+        model and the batch, returns the mean over the batch; tables, dense: the optimizers. None stands for
+        that of the task and the flags. metrics: a name to a function of predictions and labels, numpy float32
+        [n], which returns a number; shown with those of the task. One with the name of the main metric
+        replaces it, and chooses the best epoch.
+
+        Raises:
+            UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
+                damaged or of another model.
+        """
+        with self.phase("model"), stage("building the model", quiet=self.context.rank != 0):
+            self.train_state = build_train_state(
+                self.columns, self.config, self.context, maker, loss, tables, dense, metrics
+            )
+        self.plan = describe_plan(self.train_state.model, self.columns)
+        for line in self.plan.splitlines():
+            self.context.say(line)
+        with self.phase(self.checkpointer.phase):
+            self.checkpointer.begin(self.train_state)
+        # A row may have expired since it was written: evaluation, which is no step, needs the time too.
+        start_clock(dynamic_rows(self.train_state.model), self.progress)
+        # A tracker of one rank may refuse, and then all ranks end with its message.
+        raise_on_all(lambda: self.callbacks.on_begin(self.progress, self.checkpointer.run))
+        return self.train_state
+
+    def run(self) -> Run:
+        """Train with the model of the task. Collective: every rank.
+
+        Raises:
+            UserError: when the tables do not fit, the training diverges, or data that grow cannot be read.
+            WorkerError: when a data worker fails.
+        """
+        with self:
+            self.shard()
+            for part in self.passes():
+                learn(part)
+                part.end(self.validate())
+            return self.finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the background work of the training; harmless twice. Not collective."""
+        if self.windows is not None:
+            self.lines.say()
+            self.windows.close()
+
+    @property
+    def has_epochs_left(self) -> bool:
+        """True if there are epochs left to train."""
+        return has_epochs_left(self.progress, self.config.training)
+
+    @property
+    def stream(self) -> StreamProgress:
+        """Progress of the stream; it is a part of that of the training."""
+        assert self.progress.stream is not None
+        return self.progress.stream
+
+    @stream.setter
+    def stream(self, stream: StreamProgress) -> None:
+        self.progress = dataclasses.replace(self.progress, stream=stream)
+
+    @property
+    def window(self) -> Window | None:
+        """Current window of the stream; None in a training by epochs."""
+        return Window(self.stream.begin, self.stream.end) if self.windows else None
+
+    def passes(self) -> Iterator[TrainingPass]:
+        """Yield the remaining passes: epochs, or windows of a stream.
+
+        Ends the previous pass if it was not ended.
+        """
+        self._make_evaluator()
+        while self._begin_pass():
+            part = TrainingPass(self)
+            yield part
+            if part.validation is None:
+                part.end(self.validate())
+        if self.windows is not None:
+            self.close()
+            self.say_dynamic_tables()
+        elif self.epochs and self.train_state.prior is not None:
+            self.context.say(describe_spreads(self.train_state.head))
+
+    def _make_evaluator(self) -> None:
+        # It maps its columns now: like the loader, it does not need the files later.
+        self.evaluator = make_evaluator(self.input_pipeline, self.columns, self.config.model, self.context)
+
+    def _begin_pass(self) -> bool:
+        """Prepare the next pass, for a stream with a prediction of it; return False if there is none."""
+        if self.windows is None:
+            # The strength of the prior depends on the error that the model has so far.
+            noise = self.task.noise_of(self.progress.best, self.columns.schema.unit)
+            if self.train_state.prior is not None and noise is not None:
+                self.train_state.prior.noise = noise
+            return self.has_epochs_left
+        if (window := self._next_window(self.windows)) is None:
+            return False
+        if not self.stream.is_under_way:
+            # A ranking of a stream was refused with the flags.
+            assert isinstance(self.evaluator, PredictionEvaluator)
+            with self.phase("evaluation"):
+                model, labels = self.train_state.model, self.windows.labels_of(window)
+                predicted = self.evaluator.window(model, self.progress.epoch, window, labels)
+                self.stream = self.windows.begun(self.stream, window, predicted)
+        if fold_scale(self.train_state):
+            # It may wait for a checkpoint that is still being written.
+            with self.phase(self.checkpointer.phase):
+                self.checkpointer.on_fold()
+        return True
+
+    def _next_window(self, windows: StreamWindows) -> Window | None:
+        """Wait for the next window; return None at the end of data that are not followed."""
+        is_waiting = False
+        while (window := windows.next(self.stream)) is None and windows.following is not None:
+            if not is_waiting:
+                self.lines.say()
+                # The stream may never end, and other trainings print it at the end.
+                self.say_dynamic_tables()
+                self.context.say(windows.describe_wait(self.stream))
+                is_waiting = True
+            with self.phase(self.checkpointer.phase):
+                self.checkpointer.on_wait(self.progress)
+            if windows.following.has_grown():
+                self._grow(windows)
+            else:
+                time.sleep(LOOK_EVERY)
+        return window
+
+    def _grow(self, windows: StreamWindows) -> None:
+        """Switch to columns of the files as they are now, if they can be read. Collective."""
+        before, stream = self.columns, windows.grow(self.stream)
+        if stream is None:
+            return
+        self.stream, self.columns = stream, windows.columns
+        self.input_pipeline.loader.close()
+        self.input_pipeline = InputPipeline(windows.load(), self.phase)
+        self._make_evaluator()
+        with self.phase(self.checkpointer.phase):
+            self.checkpointer.on_growth(self.columns)
+        self.context.say(describe_growth(before, self.columns))
+        windows.drop_columns()
+
+    def validate(self) -> Metrics:
+        """Return the metrics of the trained pass.
+
+        They are on the validation events, or of a window's predictions, which were made before it was
+        learned.
+        """
+        self._check_whole()
+        if self.windows is not None:
+            return {**self.task.no_metrics(), **self.stream.predicted}
+        with self.phase("evaluation"):
+            # Also after a finite loss: a model may be broken and still give one.
+            self._check_weights()
+            return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
+
+    def finish(self) -> Run:
+        """Test the best weights, and call the callbacks at the end; for a stream without a test."""
+        number = self.progress.epoch
+        if self.windows is not None:
+            overall, empty = self._overall(), self.windows.num_empty(self.stream)
+            run = Run(self.columns, self.plan, self.epochs, overall, number, number, False, True, empty)
+        else:
+            has_stopped = stops_early(self.progress, self.config.training)
+            if has_stopped:
+                self.context.say(describe_early_stop(self.progress, self.task, self.config.training))
+            with self.phase(self.checkpointer.phase):
+                best = self.take_best()
+            # Only now: no choice may depend on the test.
+            with self.phase("evaluation"):
+                test = self.evaluator.test(self.train_state.model, best.epoch)
+            run = Run(self.columns, self.plan, self.epochs, test, best.epoch, number, has_stopped)
+        self.callbacks.on_end(run)
+        return run
+
+    def _overall(self) -> Metrics:
+        return {**self.task.no_metrics(), **self.stream.overall()}
+
+    def phase(self, name: str) -> AbstractContextManager[Any]:
+        """Return a context around one of `callbacks.PHASES`."""
+        return self.callbacks.phase(name, self.progress)
+
+    def _check_whole(self) -> None:
+        """Refuse a pass that was not completely trained."""
+        if self.part.losses is None:
+            raise RuntimeError(
+                "The loop over the batches ended early. Fix: take every batch of a pass; for a shorter "
+                "training give --epochs."
+            )
+        if self.train_state.is_pending:
+            raise RuntimeError(
+                "The dense part has not learned from the last batches. Fix: call model.step() after "
+                "loss.backward(); where gradients add up over batches, also when part.is_last."
+            )
+
+    def _check_weights(self, rows: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Refuse weights that no trained model has; rows: see `unsound`. Collective."""
+        tensors, shares = self.checkpointer.tensors, dynamic_rows(self.train_state.model)
+        faults = all_gather_object(lambda: unsound(tensors, shares, rows))
+        check_sound(faults, self.progress.step, self.config.optimizer)
+
+    def say_dynamic_tables(self) -> None:
+        """Print the rows and counters of dynamic tables. Collective: every rank."""
+        sentence = describe_counts(counts_of(dynamic_rows(self.train_state.model)))
+        if sentence:
+            self.context.say(sentence)
+
+    def after_step(self, step: Step, is_last: bool) -> None:
+        """Call the callbacks after a step, and the checkpointer, unless the step was the last of its pass."""
+        self.callbacks.on_step(step)
+        # After the last step of an epoch its losses are checked first, and it is validated. Checkpoints hold
+        # no gradients, so none is written while gradients wait for their step.
+        if not (is_last or self.train_state.is_pending):
+            with self.phase(self.checkpointer.phase):
+                self.checkpointer.on_step(step)
+
+    def trained(self, part: TrainingPass) -> None:
+        """Handle a pass with all of its steps made."""
+        assert part.losses is not None
+        # First of all: the next steps would validate, compare and save a broken model.
+        check_finite(part.losses, self.progress.step, self.config.optimizer)
+        # The wait of the rank that waited most: in every step all ranks wait for it.
+        part.wait = _largest(self.input_pipeline.seconds_waited / part.seconds, self.context)
+        step, epoch = self.progress.step + len(part.losses), self.progress.epoch + 1
+        self.progress = dataclasses.replace(self.progress, step=step, epoch=epoch, samples=0)
+
+    def end_pass(self, part: TrainingPass, validation: Metrics) -> None:
+        """Save the results of a pass, and call the callbacks; see `TrainingPass.end`."""
+        self._check_whole()
+        assert part.losses is not None
+        part.validation, window = validation, self.window
+        if self.windows is None:
+            self.progress = self._judged(validation)
+            self._learn_spreads()
+        else:
+            # Before they are in a checkpoint.
+            self._check_weights(self.checkpointer.changed)
+            self.stream = self.stream.done()
+        # Steps are of different sizes, so their losses are weighted with their events.
+        train_loss = float(np.average(part.losses, weights=part.step_sizes))
+        rate = sum(part.step_sizes) / part.seconds
+        results = self.progress, part.losses, train_loss, validation, part.seconds, rate, part.wait
+        epoch = Epoch(*results)
+        if self.windows is not None and window is not None:
+            times, overall = self.windows.times_of(window), self._overall()
+            epoch = TrainedWindow(*results, len(window), *times, overall)
+        # Before the callbacks, for it may end the process; and after the checks, because it replaces good
+        # checkpoints.
+        with self.phase(self.checkpointer.phase):
+            self.checkpointer.on_epoch(epoch)
+        self.callbacks.on_epoch(epoch)
+        if isinstance(epoch, TrainedWindow):
+            self.lines.add(epoch)
+            # An endless stream must not keep all losses.
+            self.epochs.append(dataclasses.replace(epoch, losses=epoch.losses[:0]))
+        else:
+            self.context.say(describe_epoch(epoch, self.task, self.unit, self.config.training))
+            self.say_dynamic_tables()
+            self.epochs.append(epoch)
+
+    def _learn_spreads(self) -> None:
+        """Learn the spreads of rows with a prior from the validation events."""
+        # After the last epoch too: a checkpoint of it may be resumed for more.
+        is_warm = self.progress.epoch >= WARM_UP * self.config.training.epochs
+        if self.train_state.prior is not None and is_warm and self.columns.num_validation:
+            with self.phase("evaluation"):
+                learn_spreads(self.train_state.model, self.input_pipeline, self.progress.epoch - 1)
+
+    def _judged(self, validation: Metrics) -> Progress:
+        """Return the progress at the end of an epoch, with the result of its validation."""
+        value, best, leeway = validation[self.task.main_metric], self.progress.best, 0.0
+        # Rows with a prior learn more with each pass, and a few validation events may show otherwise by
+        # chance.
+        if self.train_state.prior is not None and best is not None:
+            leeway = standard_error(best, self.columns.num_validation)
+        # Only one rank decides: other machines may round differently.
+        found: Progress = broadcast_from_rank0(lambda: judged(self.progress, value, self.task, leeway))
+        return found
+
+    def take_best(self) -> Progress:
+        """Restore the best weights, if they were saved, and print their epoch; return their progress.
+        Collective: every rank.
+        """
+        progress = self.progress
+        if progress.is_best:
+            return progress
+        best = self.checkpointer.restore_best(self.train_state)
+        if best is None:
+            self.context.say(
+                f"the test is read with the last weights, of epoch {progress.epoch}: no better ones were kept"
+            )
+            return progress
+        wanted = progress.epoch - progress.epochs_since_best
+        lost = f" that is still there; epoch {wanted} was better, but its checkpoint is gone"
+        self.context.say(
+            f"the test is read with the weights of epoch {best.epoch}, the best on the validation "
+            f"{self.unit}{lost if best.epoch < wanted else ''}"
+        )
+        return best
+
+
+class TrainingPass(Pass):
+    """Pass of a training, see `Pass`.
+
+    wait: the share of it that was spent waiting for batches; validation: its metrics, after it was ended.
+    """
+
+    def __init__(self, training: Training) -> None:
+        window, config, num_train = training.window, training.config.training, training.columns.num_train
+        num_events = num_train if window is None else len(window)
+        super().__init__(
+            training.train_state,
+            training.input_pipeline,
+            training.progress,
+            Falling(num_train, config.epochs) if window is None else Constant(),
+            config,
+            training.context,
+            lambda step: training.after_step(step, is_last=step.progress.samples == num_events),
+        )
+        training.part, self.training, self.wait = self, training, 0.0
+        self.validation: Metrics | None = None
+
+    def __iter__(self) -> Iterator[ModelInput]:
+        """See `Pass`."""
+        with self.training.phase("steps"):
+            yield from super().__iter__()
+        self.training.trained(self)
+
+    def end(self, validation: Metrics) -> None:
+        """Save the results, and call the callbacks. Collective; it may end the process.
+
+        validation: the metrics of the pass, by which the best one is chosen.
+        """
+        self.training.end_pass(self, validation)
+
+
+def _largest(value: float, context: RuntimeContext) -> float:
+    largest = torch.tensor(value, device=context.device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
+
+
+def judged(progress: Progress, value: float, task: Task, leeway: float) -> Progress:
+    """Return the progress at the end of an epoch with a value of the main metric.
+
+    The epoch counts as the best unless an earlier one was better by the leeway.
+    """
+    if not task.is_better(value, progress.best, leeway):
+        return dataclasses.replace(progress, epochs_since_best=progress.epochs_since_best + 1)
+    # The best value itself, because it could get worse step by step otherwise.
+    best = value if task.is_better(value, progress.best) else progress.best
+    return dataclasses.replace(progress, best=best, epochs_since_best=0)
+
+
+def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) -> str:
+    """Describe an epoch in one line; unit: the noun for events."""
+    validation = ", ".join(
+        f"{label} {four_places(epoch.validation[name])}"
+        for name, label in task.labels_for(epoch.validation).items()
+        if name in task.epoch_metrics or name not in task.metrics
+    )
+    return (
+        f"epoch {epoch.number}/{config.epochs}: train loss {epoch.train_loss:.4f}, "
+        f"validation {validation}, {epoch.seconds:.1f} s, {epoch.events_per_second:,.0f} {unit}/s, "
+        f"data wait {epoch.data_wait:.1%}"
+    )
+
+
+def describe_early_stop(progress: Progress, task: Task, config: TrainingConfig) -> str:
+    """Describe in one line why a training ended before its last epoch."""
+    assert progress.best is not None
+    return (
+        f"stopped early, after epoch {progress.epoch}: "
+        f"{counted(progress.epochs_since_best, 'epoch')} without a better "
+        f"validation {task.main_label} than {progress.best:.4f} (--patience {config.patience})"
+    )
+
+
+def begin_training(
+    data: Data,
+    config: Config,
+    context: RuntimeContext,
+    checkpointer: CheckpointerProtocol | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Training:
+    """Return a training and start its workers. Collective: every rank.
+
+    In epochs it is validated after each and tested at the end. Along a stream each window is predicted before
+    it is learned.
+
+    data: see `open_data`; config, context: flags and process; checkpointer: see `checkpointing`, None keeps
+    the best weights in memory; callbacks: observe the training.
+
+        with rs.begin_training(data, args, runtime, checkpoints) as training:
+            model = training.shard(make_model)
+            for part in training.passes():
+                for batch in part:
+                    model(batch).backward()
+                    model.step()
+                part.end(training.validate())
+            result = training.finish()
+    """
+    return Training(data, config, context, checkpointer, callbacks)
