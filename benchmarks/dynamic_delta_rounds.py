@@ -123,7 +123,9 @@ def _dynamic(
 ) -> Kind:
     folder = f"{config.checkpoint.save_dir}-{places}"
     capacity = f"{TABLE}={places}"
-    config = config.replaced(ids="dynamic", capacity=capacity, grow=0.0, ttl=ttl, save_dir=folder)
+    config = config.replaced(
+        vocabulary="dynamic", capacity=capacity, max_load_factor=0.0, ttl=ttl, save_dir=folder
+    )
 
     def fill(share: DynamicRows) -> None:
         mine = share.placement.owner_of(ids) == share.rank

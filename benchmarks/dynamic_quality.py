@@ -37,7 +37,16 @@ STATIC, DYNAMIC = "static", "dynamic"
 ROOMS = {"all": None, "1/2": 2, "1/4": 4, "1/8": 8}
 # Those that grow with the data, and the history has a row for each movie too.
 TABLES = ("user", "movie", "history")
-TIGHT = ("--ids", "dynamic", "--grow", "0", "--evict", "lfu", "--admit", "2")
+TIGHT = (
+    "--vocabulary",
+    "dynamic",
+    "--max_load_factor",
+    "0",
+    "--eviction",
+    "lfu",
+    "--admission_threshold",
+    "2",
+)
 
 
 def main() -> None:
@@ -91,13 +100,16 @@ def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def ids_of_tables(data: Path, folder: Path) -> dict[str, int]:
     """How many ids the data have for each of the tables."""
-    config = Config.of(data_path=str(data), cache_dir=str(folder / "ids"), ids="dynamic", split="time")
+    config = Config.of(data_path=str(data), cache_dir=str(folder / "ids"), vocabulary="dynamic", split="time")
     return {table.name: table.rows - 1 for table in open_columns(config).tables if table.name in TABLES}
 
 
 def kinds(ids: dict[str, int]) -> dict[str, tuple[str, ...]]:
     """The flags of each kind of tables."""
-    found: dict[str, tuple[str, ...]] = {STATIC: ("--ids", "vocabulary"), DYNAMIC: ("--ids", "dynamic")}
+    found: dict[str, tuple[str, ...]] = {
+        STATIC: ("--vocabulary", "fixed"),
+        DYNAMIC: ("--vocabulary", "dynamic"),
+    }
     for room, part in ROOMS.items():
         places = ",".join(f"{name}={number // part}" for name, number in ids.items()) if part else "auto"
         found[room] = (*TIGHT, "--capacity", places)

@@ -57,7 +57,7 @@ def _parse_flags() -> argparse.Namespace:
 
 def compare(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The error of each model on the ratings behind the first part."""
-    stream = ("--stream", "--ids", "dynamic", "--capacity", "100000", "--window", flags.window)
+    stream = ("--stream", "--vocabulary", "dynamic", "--capacity", "100000", "--window", flags.window)
     report = train(flags.data, folder, (*stream, "--batch_size", str(flags.batch_size)))
     windows = report["windows"]
     ends = [0]

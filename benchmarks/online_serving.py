@@ -96,7 +96,7 @@ def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def training(folder: Path, flags: argparse.Namespace) -> Iterator[None]:
     """A training that follows a folder of ratings."""
     places = ("--data_path", folder / "data", "--save_dir", folder / "dumps")
-    stream = ("--stream", "--follow_data", "--inc_dump", "--window", flags.chunk, "--ids", flags.ids)
+    stream = ("--stream", "--follow_data", "--inc_dump", "--window", flags.chunk, "--vocabulary", flags.ids)
     command = [sys.executable, EXAMPLE, *places, *stream, "--capacity", 10_000, "--batch_size", 128]
     with subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL) as process:
         try:
@@ -110,7 +110,7 @@ def retrained(lines: Lines, folder: Path, number: int, ids: str) -> ServedModel:
     data, save_dir = folder / "night", folder / f"dumps of {number}"
     lines.write_oldest(number, data)
     fixed = ("--dump", "--duplicates", "keep", "--test_fraction", str(TESTED), "--batch_size", "128")
-    train(data, folder, (*fixed, "--save_dir", str(save_dir), "--ids", ids))
+    train(data, folder, (*fixed, "--save_dir", str(save_dir), "--vocabulary", ids))
     return ServedModel.open(save_dir)
 
 

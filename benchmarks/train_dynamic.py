@@ -67,7 +67,7 @@ def main() -> None:
     import torch.distributed as dist
 
     # No table becomes too full, and room to grow would need more memory than a small machine has.
-    config = Config.of(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0, grow=0.0)
+    config = Config.of(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0, max_load_factor=0.0)
 
     def make(name: str) -> Any:
         trained = Here(columns if name == STATIC else dynamic(columns), context, config)

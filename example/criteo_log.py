@@ -47,8 +47,18 @@ T = TypeVar("T")
 ORACLE = "_oracle.json"
 # Flags of users, their histories and recommendations, of other data and other tasks.
 UNREAD = [
-    *("task", "preset", "negatives", "history", "history_weights", "audience", "others", "days", "seen"),
-    *("duplicates", "block", "num_blocks", "num_heads", "dropout", "stream", "dataset", "world"),
+    *(
+        "task",
+        "preset",
+        "negatives",
+        "history",
+        "history_weights",
+        "item_history",
+        "co_occurrence",
+        "day_feature",
+        "seen",
+    ),
+    *("duplicates", "block", "num_blocks", "num_heads", "dropout", "stream", "dataset", "synthetic_kind"),
     *("synthetic_ratings", "schema", "recommend", "user", "top", "follow"),
 ]
 # Modes that read no data.

@@ -24,8 +24,26 @@ DEFAULTS = (
 )
 # Flags of other tasks, and of data without labels of their own.
 UNREAD = (
-    *("task", "preset", "negatives", "history", "history_weights", "audience", "others", "days"),
-    *("block", "num_blocks", "num_heads", "dropout", "stream", "dataset", "world", "synthetic_ratings"),
+    *(
+        "task",
+        "preset",
+        "negatives",
+        "history",
+        "history_weights",
+        "item_history",
+        "co_occurrence",
+        "day_feature",
+    ),
+    *(
+        "block",
+        "num_blocks",
+        "num_heads",
+        "dropout",
+        "stream",
+        "dataset",
+        "synthetic_kind",
+        "synthetic_ratings",
+    ),
 )
 EXPERTS = 4
 # Initial rows of tables are close to zero, where products of two of them have nearly no gradient.

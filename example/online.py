@@ -24,9 +24,9 @@ from recsuite.training.progress import Progress, StreamProgress
 
 TRAINING = Path(__file__).with_name("example.py")
 # Capacity for the users and movies of a moderate data set; tables grow if there are more.
-TABLES = ("--ids", "dynamic", "--capacity", "10000")
+TABLES = ("--vocabulary", "dynamic", "--capacity", "10000")
 STREAM = ("--stream", *TABLES, "--inc_dump", "--window", "30d", "--batch_size", "512")
-WORLD = ("--dataset", "synthetic", "--world", "moving", "--synthetic_ratings", "30000")
+WORLD = ("--dataset", "synthetic", "--synthetic_kind", "drifting", "--synthetic_ratings", "30000")
 
 
 def main(argv: list[str] | None = None) -> int:

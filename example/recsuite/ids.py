@@ -30,7 +30,7 @@ def ids_of(values: Sequence[Any] | np.ndarray) -> np.ndarray:
     if len(taken):
         raise UserError(
             f"The raw id {_shown(values[taken[0]])} cannot be one: {UNKNOWN_ID} marks the empty places of a "
-            "table; give it another one, or let its feature have a vocabulary (--ids vocabulary)."
+            "table; give it another one, or let its feature have a vocabulary (--vocabulary fixed)."
         )
     return ids
 
@@ -47,7 +47,8 @@ def check_distinct(name: str, values: Sequence[Any] | np.ndarray, ids: np.ndarra
         one, other = (_shown(values[order[place]]) for place in (twice[0], twice[0] + 1))
         raise UserError(
             f"{one} and {other}, two values of {name}, have the same 64-bit id {ids[order[twice[0]]]}, and "
-            "would share a row; rename one of them, or let the feature have a vocabulary (--ids vocabulary)."
+            "would share a row; rename one of them, or let the feature have a vocabulary (--vocabulary "
+            "fixed)."
         )
 
 
@@ -97,7 +98,7 @@ def _numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray:
         if whole != value or whole != kept:
             raise UserError(
                 f"The raw id {_shown(value)} is not a whole number of 64 bits; write it as a text, or let "
-                "its feature have a vocabulary (--ids vocabulary)."
+                "its feature have a vocabulary (--vocabulary fixed)."
             )
     return ids
 

@@ -54,7 +54,16 @@ SHORT_MODES = ("async dump", "compaction", "dynamic delta", "sequence delta")
 # The kills of each mode, a multiple of the number of targets; `soak` has many more.
 KILLS = 4
 # Tables with fewer places than there are ids, so that in most steps some come and others leave.
-TIGHT = ("--ids", "dynamic", "--capacity", "user=48,movie=64,history=64", "--admit", 2, "--grow", 0)
+TIGHT = (
+    "--vocabulary",
+    "dynamic",
+    "--capacity",
+    "user=48,movie=64,history=64",
+    "--admission_threshold",
+    2,
+    "--max_load_factor",
+    0,
+)
 # What SIGTERM leaves a training to end.
 END_SECONDS = 150
 

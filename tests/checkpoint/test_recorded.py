@@ -57,7 +57,7 @@ EDITS: dict[str, list[Any]] = {
     "data_path": [1, None],
     "cache_dir": [1, ["/tmp"], {"a": 1}],
     "synthetic_ratings": [0, 10**12, 1e6, "many"],
-    "world": ["", "flat", 1],
+    "synthetic_kind": ["", "flat", 1],
     "test_fraction": [0, 1, -0.5, "0.2", True],
     "validation_fraction": [1, -1, None],
     "bad_rows": ["keep", False],
@@ -68,11 +68,11 @@ EDITS: dict[str, list[Any]] = {
     "epochs": [0, -1, 10**400, 1.0],
     "batch_size": [0, 2**40, "2048"],
     "capacity": ["0", "many", 100, "user=", None],
-    "admit": [0, 10**9, "2"],
-    "evict": ["oldest", 1],
+    "admission_threshold": [0, 10**9, "2"],
+    "eviction": ["oldest", 1],
     "ttl": ["-1", "5 days", 5],
     "half_life": ["x", 7],
-    "grow": [-0.5, 2, "0.75"],
+    "max_load_factor": [-0.5, 2, "0.75"],
     "max_growth": [0, 10**6, 1.5],
     "lr": [0, -1, 10**400, "0.04", None, []],
     "weight_decay": [-1, 10**9, 10**400],
@@ -127,7 +127,11 @@ def test_folders_may_have_any_name(trained: Config) -> None:
 @pytest.mark.parametrize("line", ["--load", "--resume"])
 def test_the_places_of_dynamic_tables_are_those_of_the_training(trained: Config, line: str) -> None:
     # A stream's cannot be counted anew, so a load without them would be refused.
-    record(trained.replaced(ids="dynamic", stream=True, split="time", capacity="user=48,movie=64", ttl="9d"))
+    record(
+        trained.replaced(
+            vocabulary="dynamic", stream=True, split="time", capacity="user=48,movie=64", ttl="9d"
+        )
+    )
     assert merged(trained, line).tables.capacity == "user=48,movie=64"
     assert merged(trained, line).tables.ttl == "9d"
     assert merged(trained, f"{line} --capacity 100").tables.capacity == "100"
@@ -370,8 +374,8 @@ def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
     )
     assert (
         f"{dump / CONFIG} does not have --task, --mlp_dims, --history_weights, --negatives, --block, "
-        "--num_blocks, --num_heads, --dropout, --preset, --history, --audience, --others, --days, --ids"
-        in capsys.readouterr().out
+        "--num_blocks, --num_heads, --dropout, --preset, --history, --item_history, --co_occurrence, "
+        "--day_feature, --vocabulary" in capsys.readouterr().out
     )
 
 

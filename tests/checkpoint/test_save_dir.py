@@ -762,11 +762,11 @@ def test_nothing_in_the_program_reads_pickle() -> None:
     assert knows == {"pool.py"}
 
 
-@pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
+@pytest.mark.parametrize("ids", ["fixed", "dynamic"])
 def test_the_next_trainer_removes_whatever_one_was_about_to_publish(
     trained_folder: Path, dynamic_folders: dict[int, Path], tmp_path: Path, ids: str
 ) -> None:
-    dumps = (trained_folder if ids == "vocabulary" else dynamic_folders[2]) / "dumps"
+    dumps = (trained_folder if ids == "fixed" else dynamic_folders[2]) / "dumps"
     (tmp_path / LOCK).touch()
     for path in (full_checkpoints_in(dumps)[-1], deltas_in(dumps)[-1]):
         shutil.copytree(path, tmp_path / making_name(tmp_path / path.name, new_attempt()))

@@ -1,4 +1,4 @@
-"""The command line: what it reads, and the one sentence for each thing it refuses."""
+"""The command line: parsing, and the message for each value that is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pipeline
 import recsuite
 import serve
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.parser import parse_args, sentences_of
+from recsuite.config.parser import parse_args
 from recsuite.config.sections import Section
 from recsuite.errors import UserError
 from recsuite.monitoring import results
@@ -29,7 +29,7 @@ def test_no_flag_gives_the_defaults_and_trains() -> None:
     assert parse_args(["--train"]).modes == ("train",)
 
 
-def test_every_field_is_a_flag_with_a_sentence() -> None:
+def test_help_lists_every_flag_and_section() -> None:
     text = python("-m", "recsuite.config", "--help").stdout
     for name in flag_names():
         assert f"--{name}" in text
@@ -38,7 +38,7 @@ def test_every_field_is_a_flag_with_a_sentence() -> None:
     assert "Ratings per rank and step" in text
 
 
-def test_values_become_their_fields_types() -> None:
+def test_parsed_values_have_the_types_of_their_fields() -> None:
     config = parse_args(["--mlp_dims", "128,64,1", "--lr", "0.5", "--epochs", "3", "--dataset", "ml-1m"])
     assert parse_args(["--num_workers", "3"]).loader.num_workers == 3
     assert parse_args(["--num_workers", "auto"]).loader.num_workers == "auto"
@@ -49,148 +49,136 @@ def test_values_become_their_fields_types() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
-        ("--num_workers -1", "--num_workers -1 is negative; give 0"),
+        ("--num_workers -1", "--num_workers must be between 0 and 1,024, or auto, got -1"),
         ("--num_workers some", "--num_workers: 'some' is neither a whole number nor auto"),
-        ("--prefetch_factor 0", "--prefetch_factor 0 is too small; give at least 1"),
-        ("--worker_timeout 0", "--worker_timeout 0 is too small; give at least 1"),
-        ("--num_workers 1 --timeout 60", "--worker_timeout 120 is not below --timeout 60"),
-        ("--mp_context threads", "--mp_context threads is not known; choose one of spawn, forkserver, fork"),
-        ("--history -1", "--history -1 is negative; give 0 for none"),
-        ("--batch_size 0", "--batch_size 0 is too small; give at least 1"),
-        ("--epochs 0", "--epochs 0 is too small"),
-        (f"--epochs {10**400}", "is too large; give at most 1,000,000"),
+        ("--prefetch_factor 0", "--prefetch_factor must be between 1 and 64, got 0"),
+        ("--worker_timeout 0", "--worker_timeout must be at least 1, got 0"),
+        ("--num_workers 1 --timeout 60", "--worker_timeout must be below --timeout 60, got 120"),
+        ("--mp_context threads", "--mp_context must be one of spawn, forkserver, fork, got threads"),
+        ("--history -1", "--history must be between 0 and 10,000, got -1"),
+        ("--batch_size 0", "--batch_size must be between 1 and 16,777,216, got 0"),
+        ("--epochs 0", "--epochs must be between 1 and 1,000,000, got 0"),
+        (f"--epochs {10**400}", "--epochs must be between 1 and 1,000,000, got 1000"),
         ("--epochs x", "--epochs: invalid int value: 'x'"),
-        ("--timeout 0", "--timeout 0 is too small"),
+        ("--timeout 0", "--timeout must be between 1 and 604,800, got 0"),
         ("--mlp_dims 128,x", "'128,x' is not a list of whole numbers like 128,64"),
-        ("--mlp_dims 99999", "--mlp_dims 99999 is too large; give at most 100 layers of 16,384"),
-        ("--embedding_dim 1000000", "--embedding_dim 1000000 is too large; give at most 16,384"),
-        ("--mlp_dims 128,0", "--mlp_dims 128,0 has a layer without a unit"),
+        ("--mlp_dims 99999", "--mlp_dims must be at most 100 widths between 1 and 16,384, got 99999"),
+        ("--mlp_dims 128,0", "--mlp_dims must be at most 100 widths between 1 and 16,384, got 128,0"),
+        ("--embedding_dim 1000000", "--embedding_dim must be between 4 and 16,384, got 1000000"),
+        ("--embedding_dim 30", "--embedding_dim must be a multiple of 4 for FBGEMM's kernels, got 30"),
         ("--unknown 3", "Unrecognized arguments: --unknown 3"),
         ("--epoch 3", "Unrecognized arguments: --epoch 3 (did you mean --epochs?); see --help"),
         ("--batch-size=3 --lrr 1", "--lrr 1 (did you mean --batch_size and --lr?); see"),
         ("--incremental-dump", "(did you mean --incremental_dump?)"),
         ("--workers 2 --batch 8", "(did you mean --num_workers and --batch_size?)"),
         ("--learning_rate 1", "(did you mean --lr?)"),
-        # What is near no flag gets none.
+        # A name that is similar to no flag gets no suggestion.
         ("--optimizer adam", "Unrecognized arguments: --optimizer adam; see --help"),
         *(
             (flag, f"Unrecognized arguments: {flag} (NPROC=2 ./run.sh or torchrun --nproc_per_node 2 ")
             for flag in ("--gpus 2", "--gpu 0", "--num_gpus=2", "--nproc 2", "--world_size 2")
         ),
         ("3", "Unrecognized arguments: 3; see --help"),
-        ("--dataset ml-2m", "--dataset ml-2m is not known; choose one of synthetic, ml-100k"),
-        ("--split newest", "--split newest is not known; choose one of time, random"),
-        ("--split u1 --dataset ml-1m", "--split u1 belongs to ml-100k, not to ml-1m"),
-        ("--bad_rows keep", "--bad_rows keep is not known"),
-        ("--bad_rows skip --max_bad_rows 2", "--max_bad_rows 2.0 is not a share; give 0 to 1"),
-        ("--bad_rows skip --max_bad_rows nan", "--max_bad_rows nan is not a share; give 0 to 1"),
-        ("--max_bad_rows 0.1", "--max_bad_rows 0.1 says how many rows are left out, and none are"),
-        ("--pipeline fast", "--pipeline fast is not known"),
-        ("--lr 0", "--lr 0.0 cannot learn"),
-        ("--lr nan", "--lr nan cannot learn"),
-        ("--dense_lr -1", "--dense_lr -1.0 cannot learn"),
+        ("--dataset ml-2m", "--dataset must be one of synthetic, ml-100k, "),
+        ("--split newest", "--split must be one of time, random, "),
+        ("--split u1 --dataset ml-1m", "--split u1 requires --dataset ml-100k, got ml-1m"),
+        ("--bad_rows keep", "--bad_rows must be one of error, skip, got keep"),
+        ("--bad_rows skip --max_bad_rows 2", "--max_bad_rows must be between 0 and 1, got 2.0"),
+        ("--bad_rows skip --max_bad_rows nan", "--max_bad_rows must be between 0 and 1, got nan"),
+        ("--max_bad_rows 0.1", "--max_bad_rows requires --bad_rows skip"),
+        ("--pipeline fast", "--pipeline must be one of auto, plain, sparse_dist, got fast"),
+        ("--lr 0", "--lr must be above 0, got 0.0"),
+        ("--lr nan", "--lr must be above 0, got nan"),
+        ("--dense_lr -1", "--dense_lr must be above 0, got -1.0"),
         (
             "--weight_decay 30",
-            "--weight_decay 30.0 over --epochs 8 leaves nothing of a row; give 0 to 120 / --epochs",
+            "--weight_decay must be between 0 and 120 / --epochs, got 30.0 with --epochs 8",
         ),
-        ("--embedding_dim 30", "--embedding_dim 30 does not fit FBGEMM's kernels; give a multiple of 4"),
-        ("--test_fraction 1", "--test_fraction 1.0 leaves no training or no test"),
-        ("--synthetic_ratings 10", "--synthetic_ratings 10 is out of range"),
-        ("--profile 5 --load", "--profile looks at a training, and none is asked for; give --train too"),
-        ("--tensorboard --recommend --user 5", "--tensorboard looks at a training, and none is asked for"),
-        ("--profile -1", "--profile -1 is negative; give 0 for none"),
-        ("--profile 10001", "--profile 10001 is too large; give at most 10,000"),
-        ("--tensorboard", "--tensorboard writes into --report_dir, and there is none; give one"),
-        ("--history 10001", "--history 10001 is too large; give at most 10,000"),
-        ("--prefetch_factor 65", "--prefetch_factor 65 is too large; give at most 64"),
-        ("--batch_size 99999999999", "--batch_size 99999999999 is too large; give at most 16,777,216"),
-        ("--num_workers 100000", "--num_workers 100000 is too large; give at most 1,024"),
-        ("--seed -1", "--seed -1 is out of range"),
-        ("--keep 0 --dump", "--keep 0 is too small; give at least 1"),
-        ("--dump_every -1 --dump", "--dump_every -1 is negative; give 0 for none"),
-        (
-            "--dump_every 5",
-            "--dump_every says how checkpoints are written, and none are written; give --dump too",
-        ),
-        (
-            "--async_dump --load",
-            "--async_dump says how checkpoints are written, and none are written; give --dump too",
-        ),
-        ("--compact --dump_every 5", "--dump_every says how checkpoints are written, and none are written"),
-        (
-            "--save_dir here",
-            "--save_dir here is for checkpoints, and none are written or read; give --dump or",
-        ),
-        ("--until 5", "--until 5 says where a load stops, and none is asked for; give --load too"),
-        ("--checkpoint latest", "--checkpoint latest says what is read, and nothing is; give --load too"),
+        ("--test_fraction 1", "--test_fraction must be above 0 and below 1, got 1.0"),
+        ("--synthetic_ratings 10", "--synthetic_ratings must be between 1,000 and 1,000,000,000, got 10"),
+        ("--profile 5 --load", "--profile requires a training; give --train too"),
+        ("--tensorboard --recommend --user 5", "--tensorboard requires a training; give --train too"),
+        ("--profile -1", "--profile must be between 0 and 10,000, got -1"),
+        ("--profile 10001", "--profile must be between 0 and 10,000, got 10001"),
+        ("--tensorboard", "--tensorboard requires --report_dir"),
+        ("--history 10001", "--history must be between 0 and 10,000, got 10001"),
+        ("--num_workers 100000", "--num_workers must be between 0 and 1,024, or auto, got 100000"),
+        ("--seed -1", "--seed must be between 0 and 2,147,483,647, got -1"),
+        ("--keep 0 --dump", "--keep must be at least 1, got 0"),
+        ("--dump_every -1 --dump", "--dump_every must be at least 0, got -1"),
+        ("--dump_every 5", "--dump_every requires --dump, --inc_dump or --resume"),
+        ("--async_dump --load", "--async_dump requires --dump, --inc_dump or --resume"),
+        ("--compact --dump_every 5", "--dump_every requires --dump, --inc_dump or --resume"),
+        ("--save_dir here", "--save_dir requires a mode that writes or reads checkpoints, such as --dump"),
+        ("--until 5", "--until requires --load"),
+        ("--checkpoint latest", "--checkpoint latest requires --load, --export or --recommend"),
         (
             "--load elsewhere --resume",
-            "--load elsewhere is outside --save_dir dumps, where the requested training writes; "
+            "--load elsewhere must be in --save_dir dumps, where the requested training writes; "
             "give --load alone, or without a folder",
         ),
-        ("--load --checkpoint newest", "--checkpoint newest is not known; choose one of best, latest"),
-        ("--until -2 --load", "--until -2 is not a step; give the number of one, 0 or more"),
-        ("--user 5", "--user says what is recommended, and nothing is; give --recommend too"),
-        ("--recommend", "--recommend needs --user, the raw id of a user"),
-        ("--recommend --user 5 --top 0", "--top 0 is too small; give at least 1"),
-        ("--task sequence --stream", "--task sequence and --stream exclude each other"),
-        ("--negatives 5", "--negatives 5 is for --task ranking and sequence, not rating"),
-        ("--task ranking --block hstu", "--block hstu is for --task sequence, and not for --task ranking"),
-        ("--doctor --dump", "--doctor and --dump exclude each other; give one of them"),
-        ("--schema shop --load", "--schema and --load exclude each other; give one of them"),
-        ("--schema shop --rebuild", "--rebuild makes columns again, and --schema makes none; leave it out"),
-        ("--export served --load", "--export and --load exclude each other; give one of them"),
-        ("--compact --inc_dump", "--compact and --inc_dump exclude each other; give one of them"),
+        ("--load --checkpoint newest", "--checkpoint must be one of best, latest, got newest"),
+        ("--until -2 --load", "--until must be at least 0, got -2"),
+        ("--user 5", "--user requires --recommend"),
+        ("--recommend", "--recommend requires --user, the raw id of a user"),
+        ("--recommend --user 5 --top 0", "--top must be between 1 and 10,000, got 0"),
+        ("--task sequence --stream", "--task sequence cannot be used with --stream"),
+        ("--task sequence --history 0", "--task sequence requires --history above 0"),
+        ("--negatives 5", "--negatives requires --task ranking or sequence, got rating"),
+        ("--task ranking --block hstu", "--block requires --task sequence"),
+        ("--doctor --dump", "--doctor and --dump cannot be used together"),
+        ("--schema shop --load", "--schema and --load cannot be used together"),
+        ("--schema shop --rebuild", "--rebuild cannot be used with --schema"),
+        ("--export served --load", "--export and --load cannot be used together"),
+        ("--compact --inc_dump", "--compact and --inc_dump cannot be used together"),
         ("--export", "--export: expected one argument"),
     ],
 )
-def test_a_bad_value_is_refused_in_one_sentence(arguments: str, sentence: str) -> None:
+def test_an_invalid_value_is_refused_with_one_message(arguments: str, message: str) -> None:
     with pytest.raises(UserError) as refusal:
         parse_args(arguments.split())
-    assert sentence in str(refusal.value)
+    assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
-def test_flags_are_set_by_name_whatever_section_they_are_in() -> None:
+def test_replaced_sets_flags_of_any_section_by_name() -> None:
     config = Config.of(epochs=2, batch_size=512, save_dir="here")
     assert (config.training.epochs, config.loader.batch_size) == (2, 512)
     other = config.replaced(epochs=3, seed=7)
     assert (other.training.epochs, other.loader.batch_size, other.runtime.seed) == (3, 512, 7)
-    # It is another one; the first stays as it was.
+    # The first configuration is unchanged.
     assert (config.training.epochs, config.runtime.seed) == (2, 0)
     assert Config.of() == Config()
     with pytest.raises(KeyError, match="epoch"):
         Config.of(epoch=2)
 
 
-def test_the_flags_of_a_configuration_make_it_again() -> None:
+def test_the_flags_of_a_configuration_recreate_it() -> None:
     config = Config.of(epochs=2, mlp_dims=(8, 4), num_workers="auto", load="newest", until=3)
     assert list(config.flags) == list(flag_names())
     assert Config.of(**config.flags) == config
 
 
 @pytest.mark.parametrize("section", sections().values(), ids=lambda section: section.__name__)
-def test_the_defaults_of_a_section_are_valid_and_each_flag_has_a_sentence(section: type[Section]) -> None:
+def test_the_defaults_of_a_section_are_valid_and_each_flag_has_a_help_text(section: type[Section]) -> None:
     section().validate()
-    names = [field.name for field in dataclasses.fields(section)]
-    assert all(section().is_default(name) for name in names)
-    sentences = sentences_of(section)
-    assert list(sentences) == names
-    assert all(sentence.endswith(".") for sentence in sentences.values())
+    for field in dataclasses.fields(section):
+        assert section().is_default(field.name)
+        assert section.flag(field.name).text.endswith(".")
 
 
 @pytest.mark.parametrize("section", sections().values(), ids=lambda section: section.__name__)
-def test_a_section_refuses_its_own_values_by_the_flag(section: type[Section]) -> None:
-    wrong = {
-        **dict.fromkeys(section.CHOICES, "other"),
-        **dict.fromkeys(section.POSITIVE, 0),
-        **{name: most + 1 for name, most in section.MOST.items()},
-    }
-    for name, value in wrong.items():
-        with pytest.raises(UserError, match=rf"^--{name} {value} is "):
-            section(**{name: value}).validate()
+def test_a_section_refuses_values_beyond_the_limits_of_a_flag(section: type[Section]) -> None:
+    for name, limits in ((field.name, section.flag(field.name)) for field in dataclasses.fields(section)):
+        wrong = [] if limits.least is None else [limits.least - 1]
+        # The default of --until is below its limit.
+        wrong = [value for value in wrong if value != getattr(section, name)] or [-9] * len(wrong)
+        wrong += [] if limits.most is None else [limits.most + 1]
+        for value in [*wrong, *["other"] * (limits.least is None and bool(limits.choices))]:
+            with pytest.raises(UserError, match=rf"^--{name} must be .*, got {value}\.$"):
+                section(**{name: value}).validate()
 
 
 def test_no_two_sections_have_a_flag_of_the_same_name() -> None:
@@ -202,22 +190,22 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "ratings.dat"
     file.write_text("")
     for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
-        with pytest.raises(UserError, match=f"--{name} .*ratings.dat is a file; give a folder"):
+        with pytest.raises(UserError, match=f"--{name} must be a folder, got the file .*ratings.dat"):
             parse_args(["--dump", "--dataset", "ml-1m", f"--{name}", str(file)])
-    # Tables of one's own may be one file.
+    # The user's own tables may be one file.
     assert parse_args(["--data_path", str(file)]).data.data_path == str(file)
 
 
-def test_a_folder_that_cannot_be_looked_at_is_left_to_who_opens_it() -> None:
+def test_an_unreadable_folder_passes_the_check_of_flags() -> None:
     name = "a" * 1000
     assert parse_args(["--dump", "--save_dir", name]).checkpoint.save_dir == name
-    with pytest.raises(UserError, match=f"--data_path {name} is not there; give the folder"):
+    with pytest.raises(UserError, match=f"Cannot read --data_path {name}: no such file or folder"):
         parse_args(["--data_path", name])
 
 
 @pytest.mark.parametrize("name", ["data_path", "cache_dir", "report_dir", "save_dir", "load", "export"])
 @pytest.mark.parametrize("empty", ["", "  "])
-def test_an_empty_folder_is_refused_for_it_would_mean_another_one(name: str, empty: str) -> None:
+def test_an_empty_folder_name_is_refused(name: str, empty: str) -> None:
     with pytest.raises(
         UserError, match=f"--{name}: '{empty}' is not a folder; name one, or leave the flag out"
     ):
@@ -240,26 +228,29 @@ def test_modes_run_in_the_order_of_a_models_life(arguments: str, modes: tuple[st
 
 
 def test_every_choice_passes() -> None:
-    choices = {name: found for section in sections().values() for name, found in section.CHOICES.items()}
+    choices = {
+        name: section.flag(name).choices
+        for section in sections().values()
+        for name in vars(section())
+        if section.flag(name).choices
+    }
     assert {"task", "split", "mp_context"} <= choices.keys()
     for name, found in choices.items():
         for choice in found:
-            # --checkpoint is for what reads, --evict ttl needs a time to live, weights of histories are
-            # learned by rankings alone, blocks are those of sequences, and only a random split has the same
-            # days on both sides.
+            # Flags that some of the choices require.
             needed = {
                 "load": "newest",
                 "ttl": "9",
                 "task": {"learned": "ranking", "hstu": "sequence"}.get(choice, "rating"),
-                "split": "random" if name == "days" else "time",
+                "split": "random" if name == "day_feature" else "time",
             }
             Config.of(**{**needed, name: choice}).validate()
 
 
-def test_the_check_alone_exits_with_status_2_and_the_sentence() -> None:
+def test_the_check_of_flags_exits_with_status_2_and_the_message() -> None:
     result = python("-m", "recsuite.config", "--num_workers", "-1")
     assert result.returncode == 2
-    assert result.stderr.startswith("example.py: --num_workers -1 is negative")
+    assert result.stderr.startswith("example.py: --num_workers must be between 0 and 1,024")
     assert result.stderr.count("\n") == 1
     assert python("-m", "recsuite.config", "--epochs", "2").returncode == 0
 
@@ -280,7 +271,7 @@ def test_a_url_where_a_folder_is_needed_is_refused(name: str) -> None:
         Config.of(dump=True, **{name: str(Path("gs://me:secret@bucket/a"))}).validate()
 
 
-def test_a_set_with_a_name_is_not_written_into_a_url() -> None:
+def test_a_named_data_set_cannot_be_written_to_a_url() -> None:
     with pytest.raises(UserError, match="--data_path s3://bucket/a is a URL"):
         Config.of(dataset="ml-1m", data_path="s3://bucket/a").validate()
     Config.of(data_path="s3://bucket/a").validate()
@@ -302,7 +293,7 @@ def test_a_set_with_a_name_is_not_written_into_a_url() -> None:
     ],
 )
 @pytest.mark.parametrize("url", ["s3://bucket/a", "hdfs://host:9000/a", "file:///tmp/a"])
-def test_a_url_is_no_path_for_any_script_or_call(url: str, given: Callable[[str], object]) -> None:
+def test_every_script_and_call_refuses_a_url_as_a_folder(url: str, given: Callable[[str], object]) -> None:
     with pytest.raises(UserError, match="is a URL and must be a path of this machine; give such a path"):
         given(url)
 
@@ -312,6 +303,6 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused() -> None:
         Config.of(cache_dir="a\udcff").validate()
 
 
-def test_tables_at_a_url_reach_the_trainings_as_they_were_given() -> None:
+def test_scripts_pass_the_url_of_tables_to_their_trainings() -> None:
     for script in (online, pipeline):
         assert script.parse(["--data_path", "s3://bucket/a"])[0].data_path == "s3://bucket/a"

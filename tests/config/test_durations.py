@@ -15,14 +15,16 @@ from recsuite.errors import UserError
         *(("2w", 1_209_600, True), ("5000", 5_000, False), ("0", 0, False)),
     ],
 )
-def test_a_unit_makes_seconds_and_no_unit_a_number(text: str, amount: int, is_time: bool) -> None:
+def test_a_duration_with_a_unit_is_in_seconds_and_without_one_a_number(
+    text: str, amount: int, is_time: bool
+) -> None:
     assert duration("window", text, "events") == Duration(amount, is_time)
 
 
 @pytest.mark.parametrize(
     "text", ["", "d", "-1d", "1.5d", "1 d", "1y", "1d2h", "\u0661d", "9" * 400, "40000d"]
 )
-def test_anything_else_is_refused_with_the_flag_and_the_text(text: str) -> None:
+def test_an_invalid_duration_is_refused_with_the_flag(text: str) -> None:
     with pytest.raises(UserError, match="--window") as refused:
         duration("window", text, "events")
     assert str(refused.value).endswith(".")

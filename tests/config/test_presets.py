@@ -1,4 +1,4 @@
-"""Presets: plain data by name, taken where they are named or fit, and never over a flag that is given."""
+"""Presets: chosen by name or by fit; they never override a given flag."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def without_name(config: Config) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_preset_that_is_named_gives_the_same_as_its_flags(name: str) -> None:
+def test_a_named_preset_equals_its_flags(name: str) -> None:
     line = in_words(PRESETS[name][1]).replace(" / processes", "").split()
     assert without_name(begun("--preset", name)) == without_name(begun("--preset", "none", *line))
 
@@ -45,7 +45,7 @@ def test_a_preset_that_is_named_gives_the_same_as_its_flags(name: str) -> None:
         ("--task sequence", "sequence"),
     ],
 )
-def test_auto_takes_the_preset_that_fits_and_names_the_command_line_that_gives_the_same(
+def test_auto_chooses_the_fitting_preset_and_prints_its_flags(
     line: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = begun(*line.split())
@@ -67,11 +67,15 @@ def _values(line: str) -> dict[str, Any]:
     "line",
     [
         *("", "--split time", "--split leave_one_out", "--stream"),
-        *("--split random --history 10", "--split random --audience 10", "--split random --others 0"),
+        *(
+            "--split random --history 10",
+            "--split random --item_history 10",
+            "--split random --co_occurrence 0",
+        ),
         *("--task ranking --history 0", "--task ranking --history_weights equal"),
     ],
 )
-def test_auto_changes_nothing_where_time_counts_or_a_flag_says_which_lists_count(
+def test_auto_chooses_no_preset_for_time_splits_or_given_history_flags(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, given = parse_given(line.split())
@@ -81,7 +85,7 @@ def test_auto_changes_nothing_where_time_counts_or_a_flag_says_which_lists_count
     assert fitting_preset(Config.of(task="response", split="random"), ["task", "split"]) == NONE
 
 
-def test_flags_that_are_given_go_before_those_of_a_preset() -> None:
+def test_given_flags_override_those_of_a_preset() -> None:
     found = begun("--preset", "ranking", "--epochs", 3, "--history", 20, "--batch_size", 2048)
     assert (found.training.epochs, found.data.history, found.loader.batch_size) == (3, 20, 2048)
     assert found.model.embedding_dim == 128
@@ -91,7 +95,7 @@ def test_flags_that_are_given_go_before_those_of_a_preset() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 3, 5_000])
 @pytest.mark.parametrize("line", [("--preset", "sequence"), ("--task", "sequence")])
-def test_any_number_of_processes_share_the_events_of_a_step_of_sequences(
+def test_the_batch_size_of_the_sequence_preset_is_divided_by_the_processes(
     line: tuple[str, ...], world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "read_launch", lambda: Launch(world_size=world_size))
@@ -99,7 +103,7 @@ def test_any_number_of_processes_share_the_events_of_a_step_of_sequences(
     assert found.loader.batch_size == max(1, 1024 // world_size)
 
 
-def test_blocks_without_layers_of_their_own_take_no_widths_of_a_preset() -> None:
+def test_hstu_blocks_ignore_the_mlp_widths_of_a_preset() -> None:
     assert begun("--preset", "sequence", "--block", "hstu").model.mlp_dims == ()
     assert begun("--preset", "sequence").model.mlp_dims == (128,)
 
@@ -107,17 +111,21 @@ def test_blocks_without_layers_of_their_own_take_no_widths_of_a_preset() -> None
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("--preset best", "--preset best is not known; choose one of auto, co_occurrence, ranking, sequence"),
+        ("--preset best", "--preset must be one of auto, co_occurrence, ranking, sequence, none, got best"),
         ("--preset ranking --history 0", "^--preset ranking sets --history_weights learned, but .* none.$"),
-        ("--preset co_occurrence --split time", "^--preset co_occurrence sets --days user, but .* none.$"),
+        (
+            "--preset co_occurrence --split time",
+            "^--preset co_occurrence sets --co_occurrence 200, but .* none.$",
+        ),
         ("--preset ranking --task rating", "^--preset ranking sets --history_weights learned, but .* none.$"),
-        ("--preset ranking --block hstu", "^--preset ranking sets --task ranking, but --block hstu is for"),
-        ("--preset ranking --lr 0", "^--lr 0.0 cannot learn; give a number above 0.$"),
+        (
+            "--preset ranking --block hstu",
+            "^--preset ranking sets --task ranking, but --block requires --task sequence",
+        ),
+        ("--preset ranking --lr 0", "^--lr must be above 0, got 0.0.$"),
     ],
 )
-def test_a_preset_that_cannot_be_with_the_given_flags_is_refused_in_a_sentence(
-    line: str, sentence: str
-) -> None:
+def test_a_preset_that_contradicts_given_flags_is_refused(line: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         parse_given(line.split())
 
@@ -128,7 +136,7 @@ def test_help_shows_each_preset_with_its_values() -> None:
         assert f"--preset {name}: {sentence} {in_words(flags)}" in page
 
 
-def test_presets_set_flags_that_there_are_and_are_kept_in_a_checkpoint_with_the_model() -> None:
+def test_presets_set_existing_flags_and_checkpoints_record_the_preset() -> None:
     assert {flag for _, flags in PRESETS.values() for flag in flags} <= flag_names().keys()
     assert "preset" in MODEL_FLAGS
     assert Config().model.preset == AUTO

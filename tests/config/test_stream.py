@@ -1,4 +1,4 @@
-"""What a stream cannot have is refused, each with its sentence."""
+"""Flags that a stream cannot use are refused, each with its message."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from recsuite.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("line", "message"),
     [
-        ("--stream --epochs 8", "--epochs and --stream exclude each other, because a stream is learned from"),
-        ("--stream --patience 2", "--patience and --stream exclude each other"),
-        ("--stream --split time", "--split and --stream exclude each other"),
-        ("--stream --test_fraction 0.2", "--test_fraction and --stream exclude each other"),
-        ("--stream --validation_fraction 0", "--validation_fraction and --stream exclude each other"),
-        ("--stream --duplicates last", "--duplicates last would choose among ratings"),
-        ("--stream --task ranking", "--task ranking and --stream exclude each other"),
-        ("--stream --window 0", "--window 0 holds nothing; give 1d, say"),
-        ("--stream --window fast", "--window fast is neither a time nor a number"),
-        ("--window 2d", "--window says how a stream is followed, and none is"),
-        ("--follow_data", "--follow_data says how a stream is followed, and none is"),
-        ("--stream --follow_data --load", "--follow_data waits for more to train on"),
+        ("--stream --epochs 8", "--epochs cannot be used with --stream: a stream has one pass"),
+        ("--stream --patience 2", "--patience cannot be used with --stream"),
+        ("--stream --split time", "--split cannot be used with --stream"),
+        ("--stream --test_fraction 0.2", "--test_fraction cannot be used with --stream"),
+        ("--stream --validation_fraction 0", "--validation_fraction cannot be used with --stream"),
+        ("--stream --duplicates last", "--stream requires --duplicates keep, got last"),
+        ("--stream --task ranking", "--task ranking cannot be used with --stream"),
+        ("--stream --window 0", "--window must be longer than 0, got 0"),
+        ("--stream --window fast", "--window must be a time such as 12h or 90d"),
+        ("--window 2d", "--window requires --stream"),
+        ("--follow_data", "--follow_data requires --stream"),
+        ("--stream --follow_data --load", "--follow_data requires a training; give --train too"),
     ],
 )
-def test_what_a_stream_cannot_have_is_refused(line: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=f"^{sentence}"):
+def test_flags_that_a_stream_cannot_use_are_refused(line: str, message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
         parse_args(line.split())
 
 
-def test_a_stream_has_windows_of_a_day_and_takes_every_rating() -> None:
+def test_a_stream_has_windows_of_a_day_by_default() -> None:
     config = parse_args(["--stream", "--duplicates", "keep"])
     assert (config.stream.span.amount, config.stream.span.is_time) == (86_400, True)

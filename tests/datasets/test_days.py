@@ -42,8 +42,8 @@ def config(tmp_path: Path) -> Config:
         split="random",
         validation_fraction=0.1,
         batch_size=64,
-        others=100,
-        days="user",
+        co_occurrence=100,
+        day_feature="user",
     )
 
 
@@ -82,15 +82,17 @@ def test_the_rows_of_a_day_are_as_rare_as_its_training_events_and_forgotten_ones
 
 
 def test_columns_without_days_stay_apart_from_those_with_them(config: Config) -> None:
-    without = open_columns(config.replaced(days="none"))
+    without = open_columns(config.replaced(day_feature="none"))
     assert "user_day" not in [table.name for table in without.tables]
     assert open_columns(config).folder != without.folder
     assert not list(Path(without.folder).glob("*_counts.npy"))
 
 
 def test_days_are_refused_where_those_of_the_test_are_new() -> None:
-    with pytest.raises(UserError, match=r"^--days user learns of days, and with --split time none of"):
-        parse_args(["--days", "user"])
+    with pytest.raises(
+        UserError, match=r"^--day_feature user requires --split random or an official split, got --split time"
+    ):
+        parse_args(["--day_feature", "user"])
 
 
 def test_the_prior_holds_days_by_their_own_rarity_and_variances(config: Config) -> None:
@@ -106,10 +108,12 @@ def test_days_that_have_one_event_each_are_left_out_and_that_is_said(config: Con
     ]
     path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
     columns = open_columns(config)
-    assert "left out the days of --days user: 240 events have 240 of them" in columns.notes
+    assert "left out the days of --day_feature user: 240 events have 240 of them" in columns.notes
     assert "user_day" not in [table.name for table in columns.tables]
 
 
 def test_a_feature_of_the_same_name_is_refused() -> None:
-    with pytest.raises(UserError, match="have a feature user_day, as the one of --days user is called"):
+    with pytest.raises(
+        UserError, match="have a feature user_day, as the one of --day_feature user is called"
+    ):
         with_user_day(with_user_day(SCHEMA))

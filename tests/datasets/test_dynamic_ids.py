@@ -81,7 +81,9 @@ def write_tables(folder: Path, schema: str = SCHEMA, **columns: Any) -> Path:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = write_tables(tmp_path_factory.mktemp("ids") / "tables")
-    return Config.of(data_path=str(folder), batch_size=60, history=4, ids="dynamic", validation_fraction=0.05)
+    return Config.of(
+        data_path=str(folder), batch_size=60, history=4, vocabulary="dynamic", validation_fraction=0.05
+    )
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +113,7 @@ def test_every_category_is_dynamic_and_no_number(columns: Columns) -> None:
 def test_batches_have_the_ids_of_the_values_whose_rows_a_vocabulary_has(
     config: Config, columns: Columns
 ) -> None:
-    static = open_columns(config.replaced(ids="vocabulary"))
+    static = open_columns(config.replaced(vocabulary="fixed"))
     known = vocabulary_of(static)
     ids = {
         table.name: np.concatenate([[UNKNOWN_ID], ids_of(known[static.schema.vocabulary_of(table.name)])])
@@ -207,7 +209,7 @@ def test_all_values_of_the_files_are_known_and_each_has_its_id(columns: Columns)
 
 
 def test_the_loss_of_a_ranking_knows_the_shares_of_ids(config: Config, columns: Columns) -> None:
-    static = open_columns(config.replaced(ids="vocabulary"))
+    static = open_columns(config.replaced(vocabulary="fixed"))
     known = vocabulary_of(static)["item"]
     by_id, by_row = Ranking().make_loss(columns), Ranking().make_loss(static)
     rows = torch.arange(len(known) + 1)
@@ -222,11 +224,11 @@ def test_the_loss_of_a_ranking_knows_the_shares_of_ids(config: Config, columns: 
 
 def test_ids_of_each_kind_have_columns_of_their_own_and_are_found_again(config: Config) -> None:
     folders = {
-        ids: open_columns(config.replaced(ids=ids)).folder for ids in ("schema", "vocabulary", "dynamic")
+        ids: open_columns(config.replaced(vocabulary=ids)).folder for ids in ("schema", "fixed", "dynamic")
     }
-    assert folders["schema"] == folders["vocabulary"] != folders["dynamic"]
+    assert folders["schema"] == folders["fixed"] != folders["dynamic"]
     for ids, folder in folders.items():
-        assert open_columns(config.replaced(ids=ids)).folder == folder
+        assert open_columns(config.replaced(vocabulary=ids)).folder == folder
     recorded = schema_of(json.loads((Path(folders["dynamic"]) / SCHEMA_FILE).read_text()))
     assert {feature.name for feature in recorded.features if feature.is_dynamic} >= {"user", "item", "tags"}
 
@@ -235,10 +237,10 @@ def test_a_schema_says_of_each_feature_whether_its_ids_are_dynamic(config: Confi
     text = SCHEMA.replace('column = "sku"', 'column = "sku"\nids = "dynamic"')
     text = text.replace('kind = "category"', 'kind = "category"\nids = "dynamic"')
     folder = write_tables(tmp_path / "tables", text)
-    config = config.replaced(data_path=str(folder), ids="schema")
+    config = config.replaced(data_path=str(folder), vocabulary="schema")
     tables = open_columns(config).tables
     assert {each.name for each in tables if each.feature.is_dynamic} == {"item", "device", "history"}
-    tables = open_columns(config.replaced(ids="vocabulary")).tables
+    tables = open_columns(config.replaced(vocabulary="fixed")).tables
     assert not any(each.feature.is_dynamic for each in tables)
     schema = parse_schema(text)
     assert parse_schema(text_of(schema)) == schema
@@ -294,7 +296,7 @@ def test_a_number_that_cannot_be_an_id_is_refused(value: float) -> None:
     with pytest.raises(UserError) as refusal:
         ids_of([3, value])
     assert str(value) in str(refusal.value)
-    assert "--ids vocabulary" in str(refusal.value)
+    assert "--vocabulary fixed" in str(refusal.value)
 
 
 def test_the_sentinel_as_a_raw_id_is_refused_in_the_files(config: Config, tmp_path: Path) -> None:

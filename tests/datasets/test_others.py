@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Config:
     movies = [f"{movie},Title (1990),Drama" for movie in range(50)]
     (tmp_path / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies]) + "\n")
     return Config.of(
-        data_path=str(tmp_path), split="random", validation_fraction=0.1, batch_size=48, others=MOST
+        data_path=str(tmp_path), split="random", validation_fraction=0.1, batch_size=48, co_occurrence=MOST
     )
 
 
@@ -108,7 +108,7 @@ def test_a_training_event_is_told_all_others_and_not_itself(config: Config) -> N
 @pytest.mark.parametrize("most", [5, MOST])
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_what_is_told_is_the_same_for_1_2_and_3_ranks(config: Config, split: str, most: int) -> None:
-    config = config.replaced(others=most)
+    config = config.replaced(co_occurrence=most)
     columns = open_columns(config)
     for world_size in (2, 3):
         few = config.replaced(batch_size=48 // world_size)
@@ -117,7 +117,7 @@ def test_what_is_told_is_the_same_for_1_2_and_3_ranks(config: Config, split: str
 
 
 def test_a_sample_has_so_many_distinct_others_and_counts_as_a_list_of_them(config: Config) -> None:
-    config = config.replaced(others=5)
+    config = config.replaced(co_occurrence=5)
     columns = open_columns(config)
     for name, found in told(columns, config, "test").items():
         for one, everybody in zip(found, expected(columns, "test", name), strict=True):
@@ -127,7 +127,7 @@ def test_a_sample_has_so_many_distinct_others_and_counts_as_a_list_of_them(confi
 
 
 def test_another_epoch_has_other_samples_and_a_measurement_the_same(config: Config) -> None:
-    config = config.replaced(others=5, batch_size=2048)
+    config = config.replaced(co_occurrence=5, batch_size=2048)
     dataset = EventBatches(open_columns(config), config, 0, 1)
     first, second = (dataset[Request("train", 0, 0)].sources, dataset[Request("train", 1, 0)].sources)
     assert first.shape == second.shape == (2, 2048)
@@ -154,13 +154,13 @@ def test_rarities_are_one_over_the_events_of_user_item_and_all(config: Config) -
 
 
 def test_without_an_audience_a_batch_is_what_it_was(config: Config) -> None:
-    config = config.replaced(others=0)
+    config = config.replaced(co_occurrence=0)
     batch = EventBatches(open_columns(config), config, 0, 1)[Request("train", 0, 0)]
     assert [part.shape[0] for part in (batch.sources, batch.scales, batch.own, batch.rarities)] == [0] * 4
 
 
 def test_with_the_past_alone_an_audience_holds_who_had_the_item_before(config: Config) -> None:
-    config = config.replaced(others=0, audience=3, split="time", batch_size=2048)
+    config = config.replaced(co_occurrence=0, item_history=3, split="time", batch_size=2048)
     columns = open_columns(config)
     rows, times = columns.column("rows"), columns.column("time")
     users = rows_of(columns, "user")
@@ -180,7 +180,7 @@ def test_with_the_past_alone_an_audience_holds_who_had_the_item_before(config: C
 
 
 def test_a_pass_that_is_resumed_has_the_samples_of_one_that_was_not(config: Config) -> None:
-    config = config.replaced(others=5)
+    config = config.replaced(co_occurrence=5)
     dataset = EventBatches(open_columns(config), config, 0, 1)
     for step in (0, 1):
         whole = dataset[Request("train", 1, step + 2)]

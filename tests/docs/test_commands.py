@@ -324,7 +324,7 @@ CHECKS: dict[str, Check] = {
     ". .venv/bin/activate": trains_shortly,
     "NPROC=3 ./run.sh --epochs 1": trains,
     "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": meets_other_machines,
-    "./run.sh --ids dynamic --capacity 10000 --stream --window 30d": follows_a_stream,
+    "./run.sh --vocabulary dynamic --capacity 10000 --stream --window 30d": follows_a_stream,
     "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
     "./run.sh --data_path ~/shop": trains_on_own_tables,
     "./run.sh dump --epochs 4": lives,

@@ -32,7 +32,7 @@ Move = Callable[[torch.Tensor], torch.Tensor]
 # What the example trains by itself, on either side of the choice between --split time and random, and what
 # else a head may have.
 MODELS: dict[str, dict[str, Any]] = {
-    "both sides": {"split": "random", "others": 20, "mlp_dims": ()},
+    "both sides": {"split": "random", "co_occurrence": 20, "mlp_dims": ()},
     "rating": {},
     "ranking": {"task": "ranking", "history_weights": "learned", "mlp_dims": ()},
     "ranking, equal weights": {"task": "ranking"},

@@ -168,7 +168,7 @@ def test_a_share_of_the_memory_fits_it_also_when_tables_have_grown(
 ) -> None:
     memory = 2**24
     monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: memory)
-    tried = config.replaced(ids="dynamic", history=5, capacity=capacity, grow=grow)
+    tried = config.replaced(vocabulary="dynamic", history=5, capacity=capacity, max_load_factor=grow)
     model = build_train_state(open_columns(tried), tried, context).model
     taken = sum(rows.weights.nbytes for rows in dynamic_rows(model).values())
     assert 0.5 * memory < taken < memory
@@ -182,11 +182,11 @@ def test_a_capacity_beyond_the_memory_is_refused_before_anything_is_made_of_it(
     distribution: str,
 ) -> None:
     monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
-    tried = config.replaced(ids="dynamic", history=5, capacity=str(2**38), distribution=distribution)
+    tried = config.replaced(vocabulary="dynamic", history=5, capacity=str(2**38), distribution=distribution)
     with pytest.raises(
         UserError,
-        match=r"^--capacity 274877906944 asks for [\d,]+ places, which --grow may make 8 times as many, and "
-        r"[\d,]+ MiB, and all ranks together have 870 MiB for tables; give a smaller --capacity",
+        match=r"^--capacity 274877906944 asks for [\d,]+ places, which --max_load_factor may make 8 times as "
+        r"many, and [\d,]+ MiB, and all ranks together have 870 MiB for tables; give a smaller --capacity",
     ):
         build_train_state(open_columns(tried), tried, context)
 

@@ -21,7 +21,7 @@ def test_a_lower_rmse_and_a_higher_ndcg_are_better_and_nan_never_is() -> None:
     assert not RATING.is_better(float("nan"), None)
 
 
-@pytest.mark.parametrize("task", ModelConfig.CHOICES["task"])
+@pytest.mark.parametrize("task", ModelConfig.flag("task").choices)
 def test_each_choice_of_task_stands_in_the_table_and_shows_metrics_that_it_has(task: str) -> None:
     assert {TASKS[task].main_metric, *TASKS[task].epoch_metrics} <= set(TASKS[task].metrics)
     assert TASKS[task].evaluation in EVALUATIONS

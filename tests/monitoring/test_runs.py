@@ -110,7 +110,7 @@ def test_what_a_report_says_does_nothing_to_a_terminal(
 
 
 def test_the_table_judges_as_the_tasks_do() -> None:
-    for task in map(TASKS.__getitem__, ModelConfig.CHOICES["task"]):
+    for task in map(TASKS.__getitem__, ModelConfig.flag("task").choices):
         assert lower_is_better(task.main_metric) == task.lower_is_better
 
 

@@ -169,12 +169,12 @@ def test_without_data_it_says_first_that_ratings_are_synthetic(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--num_workers", "-1"], "--num_workers -1 is negative"),
-        (["--batch_size", "0"], "--batch_size 0 is too small"),
+        (["--num_workers", "-1"], "--num_workers must be between 0 and 1,024, or auto, got -1"),
+        (["--batch_size", "0"], "--batch_size must be between 1 and 16,777,216, got 0"),
         (["--mlp_dims", "128,x"], "Argument --mlp_dims: '128,x' is not a list"),
         (["--nonsense"], "Unrecognized arguments: --nonsense"),
         (["--data_path", str(EXAMPLE)], "Nothing says where the ids of users and items are"),
-        (["--data_path", "/nowhere"], "--data_path /nowhere is not there"),
+        (["--data_path", "/nowhere"], "Cannot read --data_path /nowhere: no such file or folder"),
         (["--data_path", "/proc/self"], "/proc/self/"),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_users_mistake_is_one_sentence_and_status_2(arguments: list[str], sent
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--batch_size", "0"], "--batch_size 0 is too small"),
+        (["--batch_size", "0"], "--batch_size must be between 1 and 16,777,216, got 0"),
         (["--data_path", str(ROOT / "deploy")], f"{ROOT / 'deploy'} holds no table of events"),
     ],
 )

@@ -28,7 +28,7 @@ VALUES: dict[str, str] = {
     **dict.fromkeys(FOLDERS, "data"),
     **dict.fromkeys(("capacity", "ttl", "half_life", "until", "user", "num_workers"), "9"),
     **{"dataset": "ml-100k", "load": "newest", "window": "2d", "mlp_dims": "8", "embedding_dim": "16"},
-    **{"evict": "lfu", "split": "random", "checkpoint": "latest", "task": "response", "preset": "none"},
+    **{"eviction": "lfu", "split": "random", "checkpoint": "latest", "task": "response", "preset": "none"},
     **{"synthetic_ratings": "5000", "max_bad_rows": "0.5"},
 }
 WITH = {
@@ -37,10 +37,10 @@ WITH = {
     **dict.fromkeys(("save_dir", "dump_every", "keep", "async_dump"), "--dump"),
     **dict.fromkeys(("top", "follow"), "--recommend --user 1"),
     **dict.fromkeys(("history_weights", "negatives"), "--task ranking"),
-    **dict.fromkeys(("days", "others"), "--split random"),
+    **dict.fromkeys(("day_feature", "co_occurrence"), "--split random"),
     **dict.fromkeys(("num_blocks", "num_heads", "dropout"), "--task sequence"),
-    **{"half_life": "--evict lfu", "max_bad_rows": "--bad_rows skip", "tensorboard": "--report_dir data"},
-    **{"user": "--recommend", "recommend": "--user 1", "world": "--dataset synthetic"},
+    **{"half_life": "--eviction lfu", "max_bad_rows": "--bad_rows skip", "tensorboard": "--report_dir data"},
+    **{"user": "--recommend", "recommend": "--user 1", "synthetic_kind": "--dataset synthetic"},
     "block": "--task sequence --mlp_dims none",
 }
 # Read in modes that a training is not, and with data and a split that it does not have.
@@ -73,7 +73,7 @@ def given(flag: str) -> list[str]:
     words = WITH.get(flag, "").split()
     if isinstance(default, bool):
         return [*words, f"--{flag}"]
-    choices = [choice for choice in section.CHOICES.get(flag, ()) if choice != default]
+    choices = [choice for choice in section.flag(flag).choices if choice != default]
     number = default + 1 if isinstance(default, int) else default / 2 if isinstance(default, float) else ""
     return [*words, f"--{flag}", str(VALUES.get(flag, choices[0] if choices else number))]
 

@@ -323,7 +323,7 @@ def test_restarts_that_begin_anew_are_said_to(copy: Copy) -> None:
 
 def test_a_bad_flag_stops_before_anything_is_installed_or_launched(copy: Copy) -> None:
     _, err = copy.run("--epochs", "0", status=2)
-    assert err == "example.py: --epochs 0 is too small; give at least 1.\n"
+    assert err == "example.py: --epochs must be between 1 and 1,000,000, got 0.\n"
     assert copy.calls() == []
 
 
@@ -339,7 +339,7 @@ def test_it_works_from_another_folder_and_keeps_that_folder(copy: Copy, tmp_path
     elsewhere.mkdir()
     (elsewhere / "file").touch()
     _, err = copy.run("--report_dir", "file", status=2, cwd=elsewhere)
-    assert "--report_dir file is a file" in err
+    assert "--report_dir must be a folder, got the file file" in err
     copy.run(cwd=elsewhere)
     assert launch(copy).endswith("|example/example.py")
     assert (copy.folder / ".venv").is_dir()
@@ -434,7 +434,7 @@ def test_the_doctor_is_one_process_that_sees_what_a_rank_of_train_would(
 
 def test_the_doctor_refuses_what_train_would(copy: Copy) -> None:
     _, err = copy.run("doctor", "--train", status=2)
-    assert err == "example.py: --doctor and --train exclude each other; give one of them.\n"
+    assert err == "example.py: --doctor and --train cannot be used together.\n"
     _, err = copy.run("doctor", status=2, env={"NPROC": "0"})
     assert err == "run.sh: NPROC=0 is not a number of processes; give 1 or more\n"
     assert copy.calls() == []

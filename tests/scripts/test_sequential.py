@@ -39,12 +39,14 @@ def test_it_ends_with_what_somebody_had_and_what_comes_next(
     assert (tmp_path / "dumps").is_dir()
 
 
-@pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
+@pytest.mark.parametrize("ids", ["fixed", "dynamic"])
 def test_what_two_ranks_dumped_three_load_with_the_same_metrics(
     synthetic_folder: Path, tmp_path: Path, ids: str
 ) -> None:
     data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
-    said = succeeded(torchrun(2, SEQUENTIAL, *SMALL, "--inc_dump", "--dump_every", 10, "--ids", ids, *data))
+    said = succeeded(
+        torchrun(2, SEQUENTIAL, *SMALL, "--inc_dump", "--dump_every", 10, "--vocabulary", ids, *data)
+    )
     check_end(said)
     assert [*(tmp_path / "dumps").iterdir()]
     last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
@@ -57,10 +59,10 @@ def test_what_two_ranks_dumped_three_load_with_the_same_metrics(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--history", 0), "--task sequence reads what a user had, and --history 0 is nothing"),
+        (("--history", 0), "--task sequence requires --history above 0"),
         (("--stream",), "--stream is not a flag of this script. Fix: leave it out"),
         (("--num_heads", 3, "--embedding_dim", 8), "--embedding_dim 8 cannot be divided among --num_heads 3"),
-        (("--dropout", 1), "--dropout 1.0 leaves nothing"),
+        (("--dropout", 1), "--dropout must be at least 0 and below 1, got 1.0"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(flags: tuple[object, ...], sentence: str) -> None:

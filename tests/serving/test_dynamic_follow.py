@@ -48,7 +48,7 @@ def test_a_user_who_comes_while_a_stream_is_trained_is_known_after_the_next_delt
     users, items = [f"u{user}" for user in range(12)], [f"i{item}" for item in range(60)]
     append(data / "events.csv", range(1, 4), users, items)
     own = [*map(str, (EXAMPLE, "--data_path", data, "--save_dir", dumps))]
-    training = [*own, "--stream", "--ids", "dynamic", "--window", "1d", "--inc_dump", "--follow_data"]
+    training = [*own, "--stream", "--vocabulary", "dynamic", "--window", "1d", "--inc_dump", "--follow_data"]
     training += ["--capacity", "1000"]
     training += ["--batch_size", "48", "--embedding_dim", "4", "--mlp_dims", "4", "--history", "0"]
     asking = [*own, "--recommend", "--user", "newcomer", "--top", "3", "--follow"]

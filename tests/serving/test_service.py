@@ -113,11 +113,11 @@ def test_a_script_serves_a_model_of_its_own(save_dir: Path, tmp_path: Path) -> N
     assert scores == ServedModel.open(save_dir, "latest").score(VALUES).tolist()
 
 
-@pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
+@pytest.mark.parametrize("ids", ["fixed", "dynamic"])
 def test_each_answer_under_load_is_that_of_the_step_that_it_names(
     trained_folder: Path, dynamic_folders: dict[int, Path], tmp_path: Path, ids: str
 ) -> None:
-    dumps = (trained_folder if ids == "vocabulary" else dynamic_folders[2]) / "dumps"
+    dumps = (trained_folder if ids == "fixed" else dynamic_folders[2]) / "dumps"
     found, save_dir = states(dumps), first_two(dumps, tmp_path)
     steps = [2, 4, 6, 8, 10, 12, 14, 16]
     models = {step: ServedModel.open(found[step]) for step in steps}

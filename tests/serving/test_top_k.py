@@ -18,7 +18,7 @@ from recsuite.models import retrieval
 from recsuite.serving.served import ServedModel
 from tests.support.random_model import ITEMS, NAMES, snapshot_of
 
-TASKS = ModelConfig.CHOICES["task"]
+TASKS = ModelConfig.flag("task").choices
 EVENTS = [[(3, 4.5), (30, 1.0), (-8, 3.0)], [], [(63, 2.5)]]
 
 

@@ -14,7 +14,11 @@ from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
 
 # Room for some of the ids alone, so that a training admits, evicts and refuses in most of its steps.
-TIGHT: dict[str, Any] = {"capacity": "user=96,movie=256,history=256", "admit": 2, "grow": 0.0}
+TIGHT: dict[str, Any] = {
+    "capacity": "user=96,movie=256,history=256",
+    "admission_threshold": 2,
+    "max_load_factor": 0.0,
+}
 TRAININGS: dict[str, dict[str, Any]] = {
     "lru continuous": {"distribution": "continuous", **TIGHT},
     "lru roundrobin": {"distribution": "roundrobin", **TIGHT},
@@ -27,14 +31,14 @@ TRAININGS: dict[str, dict[str, Any]] = {
         "pipeline": "sparse_dist",
         **TIGHT,
     },
-    "lfu": {"evict": "lfu", "half_life": "5", "ttl": "40", **TIGHT},
-    "none": {"evict": "none", **TIGHT},
-    "growing": {"capacity": "64", "grow": 0.5, "max_growth": 32},
-    "growing ahead": {"capacity": "64", "grow": 0.5, "max_growth": 32, "pipeline": "sparse_dist"},
+    "lfu": {"eviction": "lfu", "half_life": "5", "ttl": "40", **TIGHT},
+    "none": {"eviction": "none", **TIGHT},
+    "growing": {"capacity": "64", "max_load_factor": 0.5, "max_growth": 32},
+    "growing ahead": {"capacity": "64", "max_load_factor": 0.5, "max_growth": 32, "pipeline": "sparse_dist"},
     "torchrec growing ahead": {
         "cpu_tables": "torchrec",
         "capacity": "64",
-        "grow": 0.5,
+        "max_load_factor": 0.5,
         "max_growth": 32,
         "pipeline": "sparse_dist",
     },
@@ -46,7 +50,11 @@ def main() -> None:
     results, data, global_batch_size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     context = init_runtime(Config())
     config = Config.of(
-        data_path=data, ids="dynamic", batch_size=global_batch_size // context.world_size, history=5, epochs=8
+        data_path=data,
+        vocabulary="dynamic",
+        batch_size=global_batch_size // context.world_size,
+        history=5,
+        epochs=8,
     )
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.runtime.process import once_per_node

@@ -12,10 +12,10 @@ from recsuite.runtime.process import cleanup_runtime, end_process, init_runtime
 from tests.support.states import FLAGS, predict_all
 
 TIGHT: dict[str, Any] = {
-    "ids": "dynamic",
+    "vocabulary": "dynamic",
     "capacity": "user=160,movie=512,history=512",
-    "grow": 0.0,
-    "admit": 2,
+    "max_load_factor": 0.0,
+    "admission_threshold": 2,
     "ttl": "6",
 }
 

@@ -115,7 +115,7 @@ class Place:
     @classmethod
     def of(cls, data: str, ids: str, config: Config, context: RuntimeContext) -> Place:
         """That of tables with or without a vocabulary."""
-        columns = open_columns(Config.of(data_path=data, ids=ids))
+        columns = open_columns(Config.of(data_path=data, vocabulary=ids))
         dumped, loaded = (build_train_state(columns, config, context) for _ in range(2))
         return cls(columns, context, dumped, loaded)
 
@@ -184,7 +184,7 @@ def main() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     results, data, save_dir, mode = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
     context, config = init_runtime(Config()), Config.of(dump_every=1, embedding_dim=8)
-    ids = MODES[mode].get("ids", "schema")
+    ids = MODES[mode].get("vocabulary", "schema")
     place = Place.of(data, ids, config.replaced(**(DYNAMIC if ids == "dynamic" else {})), context)
     faults, found = Faults(), {}
     for name, (fault_of, last) in FAULTS.items():

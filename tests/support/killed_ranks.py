@@ -55,7 +55,7 @@ from tests.support.steps import tell
 
 WORLD_SIZE = 2
 # Tables that take in the ids of `planted_rows.py`, and have room for all of them.
-DYNAMIC = {"ids": "dynamic", "capacity": "512", "evict": "none"}
+DYNAMIC = {"vocabulary": "dynamic", "capacity": "512", "eviction": "none"}
 # Histories that are read by the rows of the items.
 SEQUENCE = {"task": "sequence", "split": "leave_one_out", "history": 6}
 # How the modes differ from a full checkpoint after every step.
@@ -372,7 +372,7 @@ class Series:
 
 def columns_of(data: Path, mode: str) -> Columns:
     """The columns that a mode trains on, made when they are first asked for."""
-    flags = {name: value for name, value in MODES[mode].items() if name in ("ids", *SEQUENCE)}
+    flags = {name: value for name, value in MODES[mode].items() if name in ("vocabulary", *SEQUENCE)}
     with contextlib.redirect_stdout(io.StringIO()):
         return open_columns(Config.of(data_path=str(data), **flags))
 

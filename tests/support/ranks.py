@@ -63,7 +63,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     found["widths"] = train_widths(config, context)
     found["both sides"] = train_both_sides(config, context)
     found["learned weights"] = train_learned_weights(columns, config, context)
-    found["sequences"] = {ids: train_sequence(config, ids, context) for ids in ("vocabulary", "dynamic")}
+    found["sequences"] = {ids: train_sequence(config, ids, context) for ids in ("fixed", "dynamic")}
     found["ranking"] = rank_all(columns, config, context, std=0.4)
     found["tied"] = rank_all(columns, config, context, std=0)["ranks"]
     found["pipelined_modules"] = count_pipelined_modules(columns, config, context)
@@ -87,8 +87,8 @@ def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
     from tests.support.several_widths import several_widths
 
     found: dict[str, Any] = {}
-    for ids in ("vocabulary", "dynamic"):
-        of_ids = config.replaced(epochs=1, ids=ids, pipeline="sparse_dist")
+    for ids in ("fixed", "dynamic"):
+        of_ids = config.replaced(epochs=1, vocabulary=ids, pipeline="sparse_dist")
         columns = once_per_node(context, partial(open_columns, of_ids), deadline=60)[context.rank]
         found[ids] = {}
         for tables in ("vectorised", "torchrec"):
@@ -104,7 +104,9 @@ def train_both_sides(config: Config, context: RuntimeContext) -> dict[str, Any]:
     from recsuite.runtime.process import once_per_node
 
     # Shorter than some lists, so that samples are drawn too.
-    config = config.replaced(split="random", others=20, lr=0.2, weight_decay=0.0, mlp_dims=(), epochs=2)
+    config = config.replaced(
+        split="random", co_occurrence=20, lr=0.2, weight_decay=0.0, mlp_dims=(), epochs=2
+    )
     columns = once_per_node(context, lambda: open_columns(config), deadline=60)[context.rank]
     found: dict[str, Any] = {}
     for pipeline in ("plain", "sparse_dist"):
@@ -136,7 +138,7 @@ def train_sequence(config: Config, ids: str, context: RuntimeContext) -> dict[st
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.runtime.process import once_per_node
 
-    flags = {"history": 10, "negatives": 64, "embedding_dim": 8, "split": "leave_one_out", "ids": ids}
+    flags = {"history": 10, "negatives": 64, "embedding_dim": 8, "split": "leave_one_out", "vocabulary": ids}
     config = config.replaced(task="sequence", epochs=2, **flags)
     columns = once_per_node(context, lambda: open_columns(config), deadline=60)[context.rank]
     found: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_proces
 from tests.support.trainings import digests
 
 # A size that admits, evicts and lets rows expire by the time of events.
-DYNAMIC: dict[str, Any] = {"ids": "dynamic", "capacity": "64", "ttl": "200d", "grow": 0.0}
+DYNAMIC: dict[str, Any] = {"vocabulary": "dynamic", "capacity": "64", "ttl": "200d", "max_load_factor": 0.0}
 TABLES: dict[str, dict[str, Any]] = {"static": {}, "dynamic": DYNAMIC}
 # The last step of a window: ranks agree on the end one step later, within a window of two.
 END_AT = 8

@@ -64,7 +64,7 @@ def test_a_fault_is_status_1_and_the_other_lines_are_there_all_the_same(
 
 
 def test_doctor_and_train_exclude_each_other_and_the_doctor_is_no_mode() -> None:
-    with pytest.raises(UserError, match="--doctor and --train exclude each other; give one of them"):
+    with pytest.raises(UserError, match="--doctor and --train cannot be used together"):
         parse_args(["--doctor", "--train"])
     assert parse_args(["--doctor"]).modes == ("train",)
 

@@ -150,7 +150,7 @@ def test_a_saved_model_scores_the_same_without_the_tables(
     [
         ({"epoch": 1}, "fit takes no flag epoch .did you mean epochs"),
         ({"data_path": "x"}, "fit takes no flag data_path"),
-        ({"epochs": 0}, "--epochs 0"),
+        ({"epochs": 0}, "--epochs must be between 1 and 1,000,000, got 0"),
         ({"epochs": "3"}, "fit takes a value of type int for epochs, and got '3'"),
         ({"cache_dir": None}, "fit takes a value of type str for cache_dir, and got None"),
         ({"schema": "nope.toml"}, "The schema nope.toml is not a file"),

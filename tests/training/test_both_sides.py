@@ -25,7 +25,7 @@ from tests.support.raw_values import raw_days, raw_features, raw_lists
 # As --split random takes it, but small, and with whole lists, as a served model is told them.
 SMALL = {
     **PRESETS["co_occurrence"][1],
-    "others": 1_000,
+    "co_occurrence": 1_000,
     "epochs": 2,
     "embedding_dim": 8,
     "batch_size": 4_000,
@@ -35,11 +35,23 @@ SMALL = {
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--others", "5"), "--others 5 tells of what came later than a rating, which --split time does not"),
-        (("--others", "5", "--task", "ranking"), "--others 5 is for --task rating"),
-        (("--audience", "5", "--task", "response"), "--audience 5 is for --task rating"),
-        (("--others", "5", "--stream"), "--others 5"),
-        (("--days", "user", "--split", "random", "--stream"), "--days user and --stream exclude each other"),
+        (
+            ("--co_occurrence", "5"),
+            "--co_occurrence 5 requires --split random or an official split, got --split time",
+        ),
+        (
+            ("--co_occurrence", "5", "--split", "random", "--task", "ranking"),
+            "--co_occurrence requires --task rating, got ranking",
+        ),
+        (
+            ("--item_history", "5", "--task", "response"),
+            "--item_history requires --task rating, got response",
+        ),
+        (("--co_occurrence", "5", "--stream"), "--co_occurrence 5"),
+        (
+            ("--day_feature", "user", "--split", "random", "--stream"),
+            "--day_feature cannot be used with --stream",
+        ),
     ],
 )
 def test_lists_that_cannot_be_are_refused_in_a_sentence(flags: tuple[str, ...], sentence: str) -> None:
@@ -80,7 +92,8 @@ def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_fla
     data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
     flags = ("--split", "random", "--embedding_dim", 4, "--lr", 0.3, "--epochs", 2, "--batch_size", 2_000)
     said = succeeded(torchrun(2, EXAMPLE, "--inc_dump", *flags, *data))
-    shown = "--task rating --others 200 --days user --weight_decay 0.0 --mlp_dims none --patience 10"
+    lists = "--co_occurrence 200 --day_feature user"
+    shown = f"--task rating {lists} --weight_decay 0.0 --mlp_dims none --patience 10"
     assert f"--preset co_occurrence sets {shown}, as it fits --task rating --split random;" in said
     last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
     loaded = succeeded(torchrun(3, EXAMPLE, "--load", *data))

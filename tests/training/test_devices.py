@@ -24,12 +24,12 @@ CUDA = functools.partial(pytest.param, marks=pytest.mark.gpu)
 DEVICES = ["cpu", CUDA("cuda")]
 # From one device to another, and on each alone.
 WAYS = [("cpu", "cpu"), CUDA("cpu", "cuda"), CUDA("cuda", "cpu"), CUDA("cuda", "cuda")]
-# What --split random, --task ranking and --ids dynamic train where nothing else is said of a model, but for
-# their epochs.
+# What --split random, --task ranking and --vocabulary dynamic train where nothing else is said of a model,
+# but for their epochs.
 KINDS = {
     "both sides": ("--split", "random", "--epochs", "2"),
     "ranking": ("--task", "ranking", "--epochs", "1"),
-    "dynamic": ("--ids", "dynamic", "--epochs", "1"),
+    "dynamic": ("--vocabulary", "dynamic", "--epochs", "1"),
 }
 Train = Callable[[str, str], Path]
 

@@ -39,12 +39,12 @@ SMALL = {
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--history_weights", "learned"), "is for --task ranking, not --task rating; leave it out"),
+        (("--history_weights", "learned"), "--history_weights learned requires --task ranking, got rating"),
         (
             ("--history_weights", "learned", "--task", "ranking", "--history", "0"),
-            "--history 0 has none; leave one out",
+            "--history_weights learned requires --history above 0",
         ),
-        (("--stream", "--task", "ranking"), "--task ranking and --stream exclude each other"),
+        (("--stream", "--task", "ranking"), "--task ranking cannot be used with --stream"),
     ],
 )
 def test_weights_that_cannot_be_learned_are_refused_in_a_sentence(
@@ -204,7 +204,7 @@ def test_ids_without_a_vocabulary_are_ranked_by_learned_weights_too(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
     data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
-    flags = ("--task", "ranking", "--ids", "dynamic", "--embedding_dim", 4, "--batch_size", 4_000)
+    flags = ("--task", "ranking", "--vocabulary", "dynamic", "--embedding_dim", 4, "--batch_size", 4_000)
     said = succeeded(torchrun(2, EXAMPLE, "--dump", "--epochs", 1, *flags, *data))
     assert "| this model, epoch 1" in said
     shown = succeeded(torchrun(1, EXAMPLE, "--recommend", "--user", 1, *data))

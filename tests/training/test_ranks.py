@@ -82,7 +82,7 @@ def test_every_optimizer_of_the_tables_learns_alike_on_1_2_and_3_ranks(
         assert others == pytest.approx(sums, rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
+@pytest.mark.parametrize("ids", ["fixed", "dynamic"])
 def test_tables_of_several_widths_learn_alike_by_either_step_on_1_2_and_3_ranks(
     found: dict[int, Any], ids: str
 ) -> None:
@@ -122,7 +122,7 @@ def test_learned_weights_of_histories_are_alike_in_both_loops_on_1_2_and_3_ranks
         assert plain["sums"] == pytest.approx(expected["sums"], rel=2e-3)
 
 
-@pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
+@pytest.mark.parametrize("ids", ["fixed", "dynamic"])
 def test_sequences_are_learned_alike_in_both_loops_on_1_2_and_3_ranks(
     found: dict[int, Any], ids: str
 ) -> None:

@@ -18,7 +18,7 @@ from recsuite.training.progress import StreamProgress
 from tests.support.launch import EXAMPLE, python, started, succeeded, wait_for
 
 NUM_RATINGS, NUM_OLD = 1_500, 1_200
-DYNAMIC = ("--ids", "dynamic", "--capacity", 1_000)
+DYNAMIC = ("--vocabulary", "dynamic", "--capacity", 1_000)
 STREAM = ("--stream", "--inc_dump", "--window", "90d", "--batch_size", 128, "--embedding_dim", 8)
 
 
@@ -109,7 +109,7 @@ def test_deltas_of_a_stream_are_compacted_and_it_goes_on(ratings: Path, dumps: P
 @pytest.mark.parametrize(
     "ids",
     [
-        pytest.param(("--ids", "vocabulary"), id="vocabulary", marks=pytest.mark.soak),
+        pytest.param(("--vocabulary", "fixed"), id="vocabulary", marks=pytest.mark.soak),
         pytest.param(DYNAMIC, id="dynamic"),
     ],
 )

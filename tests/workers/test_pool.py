@@ -197,7 +197,7 @@ def test_a_pool_without_workers_is_refused() -> None:
 
 
 def test_more_tasks_than_a_pipe_holds_are_refused() -> None:
-    assert LoaderConfig.MOST["prefetch_factor"] == MAX_PREFETCH_FACTOR
+    assert LoaderConfig.flag("prefetch_factor").most == MAX_PREFETCH_FACTOR
     with pytest.raises(ValueError, match="prefetch_factor 65 is above 64"):
         make_pool(Numbers(), prefetch_factor=MAX_PREFETCH_FACTOR + 1)
     pool = make_pool(Numbers(), prefetch_factor=MAX_PREFETCH_FACTOR, mp_context="forkserver")

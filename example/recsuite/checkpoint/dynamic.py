@@ -172,7 +172,7 @@ def check_tables(folder: Path, records: Mapping[str, DynamicRecord], tables: Dyn
     if records.keys() != ours.keys():
         raise UserError(
             f"{folder} has the dynamic tables {', '.join(sorted(records)) or 'none'}, and this model has "
-            f"{', '.join(sorted(ours)) or 'none'}; give the --ids of its training."
+            f"{', '.join(sorted(ours)) or 'none'}; give the --vocabulary of its training."
         )
     for name, record in records.items():
         if record.bucket_width != BUCKET_WIDTH:
@@ -219,8 +219,8 @@ def check_room(
                     break
             raise UserError(
                 f"{folder} has {len(ids):,} rows of {name}, for which the {capacity:,} places of this "
-                f"training are too few with --evict {spec.evict}; {enough:,} fit: give --capacity "
-                f"{name}={enough}, or --evict lru."
+                f"training are too few with --eviction {spec.evict}; {enough:,} fit: give --capacity "
+                f"{name}={enough}, or --eviction lru."
             )
 
 

@@ -276,7 +276,7 @@ def check_fit(
         raise UserError(
             f"{folder} was trained on other data than {columns.source}: {_describe_rows(manifest, shapes)}; "
             f"{SAME_DATA}, with the same --split and --seed; for new ids train anew on all files, or from "
-            "the start with --ids dynamic, and with --stream to go on with new files."
+            "the start with --vocabulary dynamic, and with --stream to go on with new files."
         )
     # Before the check of all tensors: this message is clearer than one about shapes of the dense part.
     recorded = widths_in(manifest)

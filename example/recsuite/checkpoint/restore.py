@@ -192,7 +192,7 @@ def _load_dynamic(
             spec = table.rows.spec
             context.say(
                 f"{dropped:,} of {manifests[-1].dynamic[name].live:,} rows of {name} found no place among "
-                f"{spec.capacity:,} and were left out by --evict {spec.evict}"
+                f"{spec.capacity:,} and were left out by --eviction {spec.evict}"
             )
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from os.path import commonpath, exists, isdir, realpath
 from typing import Any
 
-from recsuite.config.presets import as_given
 from recsuite.config.sections import (
     NEWEST,
     SAS,
@@ -109,47 +108,60 @@ class Config:
         Raises:
             UserError: for the first fault found.
         """
+        self._check_modes()
+        for section in vars(self).values():
+            section.validate()
+        self._check_required()
+        self._check_paths()
+        self._check_together()
+
+    def _check_modes(self) -> None:
+        """Refuse modes that cannot run together, and flags of a mode that does not run."""
         flags = self.flags
         chosen = [mode for mode in (*ALONE, "compact", *TRAINING, "load") if flags[mode]]
-        excluded = [mode for mode in chosen[1:] if self.is_alone or (flags["compact"] and mode in TRAINING)]
-        for other in excluded:
-            require(False, f"--{chosen[0]} and --{other} exclude each other; give one of them")
+        for other in chosen[1:]:
+            if self.is_alone or (flags["compact"] and other in TRAINING):
+                require(False, f"--{chosen[0]} and --{other} cannot be used together")
         for mode in ALONE:
-            require(
-                not (self.data.rebuild and flags[mode]),
-                f"--rebuild makes columns again, and --{mode} makes none; leave it out",
-            )
-        reads = bool(flags["load"] or flags["export"] or flags["recommend"])
-        require(
-            reads or self.checkpoint.is_default("checkpoint"),
-            f"--checkpoint {self.checkpoint.checkpoint} says what is read, and nothing is; give --load too",
-        )
-        trains = "train" in self.modes and not (flags["export"] or flags["recommend"])
-        require(
-            trains or not self.stream.follow_data,
-            "--follow_data waits for more to train on, and no training is asked for; leave it out",
-        )
-        for name in ("report_dir", "profile", "tensorboard"):
-            require(
-                trains or self.monitoring.is_default(name),
-                f"--{name} looks at a training, and none is asked for; give --train too",
-            )
-        for part in vars(self).values():
-            part.validate()
+            require(not (self.data.rebuild and flags[mode]), f"--rebuild cannot be used with --{mode}")
+        serves = bool(flags["export"] or flags["recommend"])
+        trains = "train" in self.modes and not serves
+        for name in ("follow_data", "report_dir", "profile", "tensorboard"):
+            require(trains or not flags[name], f"--{name} requires a training; give --train too")
         section = self.checkpoint
-        uses = section.writes or section.load or section.compact or flags["export"] or flags["recommend"]
+        require(
+            bool(section.load) or serves or section.is_default("checkpoint"),
+            f"--checkpoint {section.checkpoint} requires --load, --export or --recommend",
+        )
+        uses = section.writes or section.load or section.compact or serves
         require(
             bool(uses) or section.is_default("save_dir"),
-            f"--save_dir {section.save_dir} is for checkpoints, and none are written or read; give --dump or "
-            "--load too",
+            "--save_dir requires a mode that writes or reads checkpoints, such as --dump or --load",
         )
+
+    def _check_required(self) -> None:
+        """Refuse flags without the flag that each requires."""
+        flags = self.flags
+        for section in vars(self).values():
+            for name in vars(section):
+                required = section.flag(name).requires
+                if required is None or section.is_default(name):
+                    continue
+                other, value = required
+                if value is True:
+                    require(bool(flags[other]), f"--{name} requires --{other}")
+                require(value in (True, flags[other]), f"--{name} requires --{other} {value}")
+
+    def _check_paths(self) -> None:
+        """Refuse URLs and files in place of folders."""
+        flags, section = self.flags, self.checkpoint
         # One folder may be a link into the other.
         save_dir = realpath(section.save_dir)
         require(
             section.load in ("", NEWEST)
             or "train" not in self.modes
             or commonpath((save_dir, realpath(section.load))) == save_dir,
-            f"--load {section.load} is outside --save_dir {section.save_dir}, where the requested training "
+            f"--load {section.load} must be in --save_dir {section.save_dir}, where the requested training "
             "writes; give --load alone, or without a folder",
         )
         # A named data set is downloaded or generated in --data_path; the user's own tables may be a URL.
@@ -160,69 +172,47 @@ class Config:
         # The user's own tables may be one file; a named data set is a folder of several.
         for name in (*names, "cache_dir", "report_dir", "save_dir"):
             path = flags[name]
-            require(not exists(path) or isdir(path), f"--{name} {path} is a file; give a folder")
-        loader, timeout = self.loader, self.runtime.timeout
+            require(not exists(path) or isdir(path), f"--{name} must be a folder, got the file {path}")
+
+    def _check_together(self) -> None:
+        """Refuse flags of different sections that contradict each other."""
+        data, model, loader = self.data, self.model, self.loader
         require(
             # While one rank waits for its worker, the others wait for that rank. Only it knows the reason.
-            loader.num_workers == 0 or loader.worker_timeout < timeout,
-            f"--worker_timeout {loader.worker_timeout} is not below --timeout {timeout}, so other ranks "
-            "would give up before a silent worker is named; give a smaller one",
+            loader.num_workers == 0 or loader.worker_timeout < self.runtime.timeout,
+            f"--worker_timeout must be below --timeout {self.runtime.timeout}, got {loader.worker_timeout}: "
+            "otherwise other ranks give up before the silent worker is reported",
         )
-        require(
-            not self.stream.stream or self.model.task != "ranking",
-            "--task ranking and --stream exclude each other: a ranking corrects for how often an item is "
-            "chosen in all of its training, which a stream does not know; leave one out",
-        )
-        require(
-            not self.stream.stream or not self.model.reads_order,
-            "--task sequence and --stream exclude each other: a sequence is read from its begin, and a "
-            "stream brings pieces of many; leave one out",
-        )
-        require(
-            not self.model.reads_order or self.data.history > 0,
-            "--task sequence reads what a user had, and --history 0 is nothing; leave one out",
-        )
-        require(
-            not self.model.learns_history_weights or self.model.competitors > 0,
-            f"--history_weights learned is for --task ranking, not --task {self.model.task}; leave it out",
-        )
-        require(
-            not self.model.learns_history_weights or self.data.history > 0,
-            "--history_weights learned weighs items of a history, and --history 0 has none; leave one out",
-        )
+        if self.stream.stream:
+            require(
+                not model.ranks,
+                f"--task {model.task} cannot be used with --stream, which does not hold all training events",
+            )
+            for name in ("co_occurrence", "day_feature"):
+                require(data.is_default(name), f"--{name} cannot be used with --stream")
+        require(not model.reads_order or data.history > 0, "--task sequence requires --history above 0")
+        if model.learns_history_weights:
+            require(
+                model.ranks and not model.reads_order,
+                f"--history_weights learned requires --task ranking, got {model.task}",
+            )
+            require(data.history > 0, "--history_weights learned requires --history above 0")
         require(
             # The default stands for the best known value, which is none.
-            self.model.block == SAS or not self.model.mlp_dims or self.model.is_default("mlp_dims"),
-            f"--mlp_dims {as_given(self.model.mlp_dims)} are the layers of --block sas, and --block "
-            f"{self.model.block} has none; give none",
+            model.block == SAS or not model.mlp_dims or model.is_default("mlp_dims"),
+            f"--mlp_dims requires --block sas, got {model.block}",
         )
-        for name in ("audience", "others"):
-            value = flags[name]
+        for name in ("item_history", "co_occurrence"):
             require(
-                value == 0 or self.model.task == "rating",
-                f"--{name} {value} is for --task rating, and not for --task {self.model.task}; leave it out",
+                data.is_default(name) or model.task == "rating",
+                f"--{name} requires --task rating, got {model.task}",
             )
-        require(
-            self.data.others == 0 or self.data.is_unordered,
-            f"--others {self.data.others} tells of what came later than a rating, which --split "
-            f"{self.data.split} does not allow; leave it out, or give --split random",
-        )
-        require(
-            self.data.others == 0 or not self.stream.stream,
-            f"--others {self.data.others} and --stream exclude each other: a stream knows what came before "
-            "alone; leave one out",
-        )
-        require(
-            self.data.days == "none" or not self.stream.stream,
-            f"--days {self.data.days} and --stream exclude each other: to a stream every day is a new one; "
-            "leave one out",
-        )
         decay, epochs = self.optimizer.weight_decay, self.training.epochs
         require(
             # Half, because the rate falls to zero.
             0 <= decay * epochs / 2 <= MOST_DECAY,
-            f"--weight_decay {decay} over --epochs {epochs} leaves nothing of a row; give 0 "
-            f"to {2 * MOST_DECAY} / --epochs",
+            f"--weight_decay must be between 0 and {2 * MOST_DECAY} / --epochs, got {decay} with --epochs "
+            f"{epochs}",
         )
 
 

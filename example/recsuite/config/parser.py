@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import difflib
 import inspect
+import os
 import re
-import textwrap
+import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.presets import PRESETS, as_given, in_words, with_preset
+from recsuite.config.renamed import RENAMED, describe_renamed, renamed_words
 from recsuite.config.sections import NEWEST, Section, check_given
-from recsuite.errors import UserError, script_name
+from recsuite.errors import UserError, script_name, signed
 from recsuite.files import PATHS
 
 # Flags that have a second, longer name.
@@ -37,13 +38,27 @@ def parse_args(argv: list[str] | None = None) -> Config:
 
         args = rs.parse_args(["--epochs", "2", "--batch_size", "512"])
     """
-    return parse_given(argv)[0]
+    return parse_given(present_words(argv))[0]
+
+
+def present_words(argv: Sequence[str] | None = None) -> list[str]:
+    """Return a command line with the present names of flags; warn on rank 0 if it has former ones.
+
+    argv: the flags, those of `sys.argv` when None.
+    """
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    # There is no process group yet, so the rank is read from the launcher's environment.
+    if (warning := describe_renamed(words)) and os.environ.get("RANK", "0") == "0":
+        print(signed(warning), file=sys.stderr)
+    return renamed_words(words)
 
 
 def parse_given(
     argv: list[str] | None = None, world_size: int = 1, unread: Collection[str] = ()
 ) -> tuple[Config, frozenset[str]]:
     """Parse as `parse_args`; return also the names of the given flags, even those with their default value.
+
+    Former names of flags are read as the present ones, see `renamed`.
 
     world_size: the number of processes, among which a preset may divide a number; unread: unused flags,
     which --help omits.
@@ -53,7 +68,8 @@ def parse_given(
     """
     # Only the known flags, so that the error for an unknown one can name a similar flag. argparse's own error
     # would not.
-    found, unknown = build_parser(unread).parse_known_args(argv)
+    words = renamed_words(sys.argv[1:] if argv is None else argv)
+    found, unknown = build_parser(unread).parse_known_args(words)
     if unknown:
         raise UserError(
             f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help for every flag."
@@ -86,7 +102,8 @@ def check_read(argv: Sequence[str], unread: Collection[str]) -> None:
     Raises:
         UserError: names the first one, and the script that has it.
     """
-    refused = {*unread, *(LONG_NAMES.get(flag) for flag in unread)}
+    former = (name for name, (present, _) in RENAMED.items() if present in unread)
+    refused = {*unread, *(LONG_NAMES.get(flag) for flag in unread), *former}
     for word in argv:
         name = word.partition("=")[0]
         if name[:2] == "--" and name[2:] in refused:
@@ -110,9 +127,8 @@ def build_parser(unread: Collection[str] = ()) -> argparse.ArgumentParser:
         # A group without flags would print its heading alone.
         is_read = not unread_flags([name]) <= {*unread}
         group = parser.add_argument_group(name, title) if is_read else parser
-        sentences = sentences_of(section)
         for field in dataclasses.fields(section):
-            _add(group, section, field, sentences[field.name])
+            _add(group, section, field)
     for name, (sentence, flags) in () if "preset" in unread else PRESETS.items():
         parser.add_argument_group(f"--preset {name}", f"{sentence} {in_words(flags)}")
     for action in parser._actions:
@@ -121,10 +137,10 @@ def build_parser(unread: Collection[str] = ()) -> argparse.ArgumentParser:
     return parser
 
 
-def _add(group: Any, section: type[Section], field: dataclasses.Field[Any], sentence: str) -> None:
-    name, default = field.name, field.default
+def _add(group: Any, section: type[Section], field: dataclasses.Field[Any]) -> None:
+    name, default, limits = field.name, field.default, section.flag(field.name)
     # argparse fills in percent signs in a help text.
-    flag, text = f"--{name}", sentence.replace("%", "%%")
+    flag, text = f"--{name}", limits.text.replace("%", "%%")
     if isinstance(default, bool):
         long = [f"--{LONG_NAMES[name]}"] if name in LONG_NAMES else []
         # The default of a switch is False unless set here, independent of the parser's default.
@@ -135,8 +151,10 @@ def _add(group: Any, section: type[Section], field: dataclasses.Field[Any], sent
         group.add_argument(flag, type=kind, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
         return
     shown = as_given(default)
-    choices = section.CHOICES.get(name)
-    metavar = "{" + ",".join(choices) + "}" if choices else name.split("_")[-1].upper()
+    metavar = name.split("_")[-1].upper()
+    # A number may have a word among its values.
+    if limits.choices and limits.least is None:
+        metavar = "{" + ",".join(limits.choices) + "}"
     suffix = f" (default: {shown})" if shown else ""
     group.add_argument(flag, type=kind, metavar=metavar, help=text + suffix)
 
@@ -193,17 +211,3 @@ KINDS: dict[str, Callable[[str], Any]] = {
     "mlp_dims": _widths,
     **dict.fromkeys(PATHS, _folder),
 }
-
-
-def sentences_of(section: type[Section]) -> dict[str, str]:
-    """Return the help text under each field of a section. Python does not keep these."""
-    # Read from the source, because the compiler drops a string under a field.
-    body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    sentences = {}
-    for statement, below in zip(body.body, body.body[1:], strict=False):
-        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
-            continue
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            sentences[statement.target.id] = inspect.cleandoc(str(below.value.value))
-    return sentences

@@ -1,4 +1,4 @@
-"""Presets: named groups of flags for --preset.
+"""Presets: named groups of values for flags, chosen by --preset.
 
 docs/quality.md and docs/sequential.md say how their values were chosen, on the validation parts of ml-100k
 and ml-latest-small.
@@ -33,13 +33,12 @@ class Total(int):
 # name: (sentence, {flag: value}).
 PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "co_occurrence": (
-        "Ratings on a random or an official split: the model knows the other ratings of the user and of the "
-        "item, and a prior holds its rows.",
+        "Ratings on a random or an official split, with co-occurrence features and a prior on the rows.",
         {
             "task": "rating",
             "split": "random",
-            "others": 200,
-            "days": "user",
+            "co_occurrence": 200,
+            "day_feature": "user",
             "lr": 0.15,
             "weight_decay": 0.0,
             "mlp_dims": (),
@@ -48,7 +47,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "ranking": (
-        "Which item a user chooses, with learned weights of the items of a history.",
+        "Ranking of the items that a user may choose, with learned weights of the items of a user history.",
         {
             "task": "ranking",
             "history": 50,
@@ -63,7 +62,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "sequence": (
-        "Which item comes next, by a transformer over the order of a history.",
+        "Ranking of the next item, by a transformer over the order of a user history.",
         {
             "task": "sequence",
             # The next item is that of the user's next event, not of all events until the end.
@@ -98,8 +97,10 @@ def fitting_preset(config: Config, given: Collection[str]) -> str:
     if model.competitors:
         is_equal = "history_weights" in given and not model.learns_history_weights
         return NONE if is_equal or ("history" in given and data.history == 0) else "ranking"
-    is_told = {"history", "audience"} & {*given} or ("others" in given and data.others == 0)
-    return "co_occurrence" if model.task == "rating" and data.is_unordered and not is_told else NONE
+    has_lists = {"history", "item_history"} & {*given} or (
+        "co_occurrence" in given and data.co_occurrence == 0
+    )
+    return "co_occurrence" if model.task == "rating" and data.is_unordered and not has_lists else NONE
 
 
 def preset_flags(config: Config, given: Collection[str], world_size: int = 1) -> dict[str, Any]:

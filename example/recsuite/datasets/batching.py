@@ -674,7 +674,7 @@ class EventFeatures:
             if name in [table.name for table in columns.tables]
         }
         # Longest list if events share them.
-        self.most_others = config.others if config.shares_lists else 0
+        self.most_others = config.co_occurrence if config.shares_lists else 0
         self._with_lists = {
             entity: [
                 table.name for table in self.tables if table.feature.multi and table.feature.entity == entity

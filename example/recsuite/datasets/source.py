@@ -14,7 +14,7 @@ from recsuite.config.sections import DataConfig, TablesConfig
 from recsuite.datasets.movielens.source import DATA_DEADLINE, EDITIONS, SCHEMA, is_known
 from recsuite.datasets.movielens.source import NUM_RATINGS as NUM_EVENTS
 from recsuite.datasets.preparation.splits import settle
-from recsuite.datasets.schema import RawData
+from recsuite.datasets.schema import VOCABULARY, RawData
 from recsuite.datasets.tables.derived import add_user_days, with_user_day
 from recsuite.errors import UserError
 from recsuite.files import DATA_ROOT, explained
@@ -73,9 +73,10 @@ def _refuse_near_known(path: str) -> None:
 
 def as_wanted(source: Source, tables: TablesConfig, data: DataConfig) -> Source:
     """Return a data set with the ids and the features of the flags."""
-    schema = source.schema if tables.ids == "schema" else source.schema.with_ids(tables.ids)
+    ids = VOCABULARY if tables.vocabulary == "fixed" else tables.vocabulary
+    schema = source.schema if ids == "schema" else source.schema.with_ids(ids)
     # After the ids: a day needs no row before the training has it, so it needs no dynamic table.
-    return dataclasses.replace(source, schema=schema if data.days == "none" else with_user_day(schema))
+    return dataclasses.replace(source, schema=schema if data.day_feature == "none" else with_user_day(schema))
 
 
 def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
@@ -116,6 +117,6 @@ def read(source: Source, config: DataConfig, folder: Path | None = None) -> RawD
     # Here, so that not every family of data sets has to do it.
     how = config.duplicates_of(source.schema.label_kind)
     raw = settle(source.read(), how, source.schema, folder)
-    if config.days != "none" and source.has_times:
+    if config.day_feature != "none" and source.has_times:
         add_user_days(raw, source.schema, folder)
     return raw

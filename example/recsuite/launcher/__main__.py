@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recsuite.config.config import Config
-from recsuite.config.parser import parse_args as parse_flags
+from recsuite.config.parser import parse_given
 from recsuite.errors import LINES, UserError, counted, harmless
 from recsuite.runtime.console import UNREAD, end_when_unread
 from recsuite.runtime.host import (
@@ -311,7 +311,7 @@ def _how_to_continue(arguments: argparse.Namespace) -> str:
     from recsuite.checkpoint.storage.directory import newest_in
 
     try:
-        config = parse_flags(arguments.training_script_args)
+        config, _ = parse_given(arguments.training_script_args)
     except UserError:
         # A user's script with flags of its own.
         return Recovery(None).how_to_continue()

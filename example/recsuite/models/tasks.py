@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from recsuite.config.sections import HSTU, ModelConfig, require
+from recsuite.config.sections import HSTU, MAX_EMBEDDING_DIM, ModelConfig, require
 from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, LISTS, Feature, Schema
 from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.heads import Head, Interaction, Response, TwoTower
@@ -244,7 +244,7 @@ def widths_of(model: nn.Module, tables: Collection[str], embedding_dim: int) -> 
     Raises:
         UserError: when the model names another table, or a width that no table can have.
     """
-    own, most = getattr(model, "embedding_dims", {}), ModelConfig.MOST["embedding_dim"]
+    own, most = getattr(model, "embedding_dims", {}), MAX_EMBEDDING_DIM
     is_sound = isinstance(own, Mapping) and all(
         type(width) is int and width % 4 == 0 and 4 <= width <= most for width in own.values()
     )

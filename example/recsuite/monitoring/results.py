@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import Config
+from recsuite.config.renamed import renamed_flags
 from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics
@@ -274,7 +275,7 @@ def read_report(path: Path, name: str) -> RunReport:
 
 
 def _of_report(name: str, report: dict[str, Any]) -> RunReport:
-    metric, config, data = report["main_metric"], report["config"], report["data"]
+    metric, config, data = report["main_metric"], renamed_flags(report["config"]), report["data"]
     # A resumed run may have tested weights of an epoch that is not in its report.
     tested = [epoch for epoch in report["epochs"] if epoch["epoch"] == report["test_epoch"]]
     source, split = printable(Path(data["source"]).name), printable(config["split"])

@@ -22,7 +22,6 @@ from recsuite.datasets.schema import (
     COUNT,
     ENTITIES,
     HISTORY,
-    LISTS,
     RATING,
     USER,
     YES_NO,
@@ -118,10 +117,12 @@ def _longest(data: DataConfig, recorded: Mapping[str, Any]) -> dict[str, int | N
 
     An export does not record them: there the flags count, and a user history has no maximum by default.
     """
-    found: dict[str, int | None] = {name: int(recorded.get(name, getattr(data, name))) for name in LISTS}
-    others = int(recorded.get("others", data.others))
-    if others:
-        found = {HISTORY: others if found[HISTORY] else 0, AUDIENCE: others}
+    history, item_history, number = (
+        int(recorded.get(name, getattr(data, name))) for name in ("history", "item_history", "co_occurrence")
+    )
+    found: dict[str, int | None] = {HISTORY: history, AUDIENCE: item_history}
+    if number:
+        found = {HISTORY: number if history else 0, AUDIENCE: number}
     return found if recorded or found[AUDIENCE] else {**found, AUDIENCE: None}
 
 

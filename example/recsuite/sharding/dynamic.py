@@ -894,7 +894,7 @@ class DynamicRows:
 
         They replace rows of the same ids.
 
-        Of the ids there and the loaded ones a bucket keeps what --evict would keep, so the order of calls
+        Of the ids there and the loaded ones a bucket keeps what --eviction would keep, so the order of calls
         does not matter. Loaded rows are not marked as changed. Waiting ids are ignored if the table admits
         all ids at once.
         """
@@ -920,7 +920,7 @@ class DynamicRows:
     def _put_waiting(self, waiting: Waiting) -> None:
         for first in range(0, len(waiting.ids), CHUNK):
             part = waiting[torch.arange(first, min(first + CHUNK, len(waiting.ids)), device=self.device)]
-            # If --admit is smaller than before, the next sighting is enough.
+            # If --admission_threshold is smaller than before, the next sighting is enough.
             count = part.count.clamp(max=self.spec.admit)
             self.waiting.put(self._home(part.ids), part.ids, part.seen, count, self.clock.horizon)
 

@@ -76,13 +76,13 @@ def specs_of(
             capacity * _growth(config),
             seed=seed,
             init_std=init_std,
-            admit=config.admit,
-            evict=config.evict,
+            admit=config.admission_threshold,
+            evict=config.eviction,
             ttl=config.expiry.amount,
             half_life=config.halving.amount,
             unit=config.unit,
             distribution=config.distribution,
-            grow=config.grow,
+            grow=config.max_load_factor,
         )
         for name, capacity in places.items()
     }
@@ -92,7 +92,7 @@ def _check_stream(tables: Sequence[Table], wanted: Mapping[str, str], config: Ta
     """Refuse to count the ids of files for a stream, which must not know later ids."""
     name = next((table.name for table in tables if wanted.get(table.name, wanted[""]) == AUTO), None)
     if name is not None:
-        growth = f", which may grow to {_growth(config)} times as many" if config.grow else ""
+        growth = f", which may grow to {_growth(config)} times as many" if config.max_load_factor else ""
         raise UserError(
             f"--capacity {config.capacity} is auto for the table {name}, which counts the ids of all files, "
             "and a stream must not know those that come later; give a number of places such as "
@@ -106,7 +106,11 @@ def _check_memory(
     """Refuse what the planner would refuse too, but before memory is needed to plan it."""
     needed = sum(bytes_of_a_place[name] * number for name, number in places.items())
     if needed > memory:
-        growth = f", which --grow may make {_growth(config)} times as many," if config.grow else ""
+        growth = (
+            f", which --max_load_factor may make {_growth(config)} times as many,"
+            if config.max_load_factor
+            else ""
+        )
         raise UserError(
             f"--capacity {config.capacity} asks for {sum(places.values()):,} places{growth} and "
             f"{needed / 2**20:,.0f} MiB, and all ranks together have {memory / 2**20:,.0f} MiB for tables; "
@@ -125,11 +129,13 @@ def _shares(tables: Sequence[Table], is_stream: bool) -> dict[str, float]:
 
 def _growth(config: TablesConfig) -> int:
     """Return the factor by which a table may grow by doubling."""
-    return 1 << (config.max_growth.bit_length() - 1) if config.grow else 1
+    return 1 << (config.max_growth.bit_length() - 1) if config.max_load_factor else 1
 
 
 def _bytes_of_a_place(config: TablesConfig, embedding_dim: int) -> int:
-    return 4 * embedding_dim + BYTES_BESIDE_A_ROW + (BYTES_OF_WAITING if config.admit > 1 else 0)
+    return (
+        4 * embedding_dim + BYTES_BESIDE_A_ROW + (BYTES_OF_WAITING if config.admission_threshold > 1 else 0)
+    )
 
 
 def _places(

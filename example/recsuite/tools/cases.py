@@ -87,7 +87,7 @@ def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[C
     """
     all_flags = [checked_flags(model.snapshot.trained, model.snapshot.config) for model in models]
     configs = [Config.of(**{**flags, "data_path": data_path}) for flags in all_flags]
-    columns = [open_columns(config.replaced(dataset="", world="fixed")) for config in configs]
+    columns = [open_columns(config.replaced(dataset="", synthetic_kind="stationary")) for config in configs]
     if len({each.digest for each in columns}) > 1:
         raise UserError(
             "The models were trained on other events of these data; give their trainings the same --split."

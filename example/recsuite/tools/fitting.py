@@ -32,6 +32,7 @@ import numpy as np
 from recsuite.config.config import ALONE, TRAINING, Config, flag_names, sections
 from recsuite.config.parser import nearest_flag
 from recsuite.config.presets import with_preset
+from recsuite.config.renamed import renamed_flags
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import EVENT, ITEM, RATING, USER, Feature, RawData
 from recsuite.datasets.tables.derived import (
@@ -134,8 +135,8 @@ class FittedModel(ServedModel):
         the column of times, a user's history ends strictly before the row's time. Without it, all events of
         the user count, including the row's own event if it is in the tables, and features computed from times
         are missing. The reported metrics use nothing of the test; here the user's earlier test events count.
-        If events share lists (--others), all events of the user count, at any time, except the row's own
-        item; likewise all users of the item. Predicted ratings are on the scale of the labels.
+        If events share lists (--co_occurrence), all events of the user count, at any time, except the row's
+        own item; likewise all users of the item. Predicted ratings are on the scale of the labels.
         """
         if isinstance(values, Mapping):
             return super().score(values)
@@ -267,7 +268,8 @@ def fit(
         model = rs.fit(events, epochs=5)
         model.score(events)                                   # float32 [3]
     """
-    config = _config_of(flags)
+    given = renamed_flags(flags)
+    config = _config_of(given)
     is_path = isinstance(events, (str, Path))
     # All checks on every rank, before any of them writes: so all report the same error.
     _check_launch()
@@ -281,7 +283,7 @@ def fit(
     # The folder of frames is made later; the temporary folder stands for it here.
     path = str(events) if is_path else tempfile.gettempdir()
     config = config.replaced(data_path=path, dump=True)
-    config = with_preset(config, flags, read_launch().world_size)
+    config = with_preset(config, given, read_launch().world_size)
     with FITTING:
         try:
             with _folder_of_launch() as folder:
@@ -289,9 +291,9 @@ def fit(
                     _write(folder / "data", tables, schema)
                     columns = config.data.cache_dir or str(folder / "columns")
                     config = config.replaced(data_path=str(folder / "data"), cache_dir=columns)
-                if "save_dir" not in flags:
+                if "save_dir" not in given:
                     config = config.replaced(save_dir=str(folder / "checkpoints"))
-                return _fitted(config, frozenset(flags), folder)
+                return _fitted(config, frozenset(given), folder)
         finally:
             # The objects of a training have reference cycles with its process groups and mapped columns.
             # Their threads and descriptors would stay until Python's garbage collector runs.

@@ -10,7 +10,7 @@ class Flags(TypedDict, total=False):
     cache_dir: str | Path
     rebuild: bool
     synthetic_ratings: int
-    world: str
+    synthetic_kind: str
     split: str
     test_fraction: float
     validation_fraction: float
@@ -19,22 +19,22 @@ class Flags(TypedDict, total=False):
     duplicates: str
     seen: str
     history: int
-    audience: int
-    others: int
-    days: str
+    item_history: int
+    co_occurrence: int
+    day_feature: str
     batch_size: int
     num_workers: int | str
     mp_context: str
     prefetch_factor: int
     worker_timeout: int
-    ids: str
+    vocabulary: str
     capacity: str
-    admit: int
-    evict: str
+    admission_threshold: int
+    eviction: str
     ttl: str
     half_life: str
     distribution: str
-    grow: float
+    max_load_factor: float
     max_growth: int
     task: str
     embedding_dim: int

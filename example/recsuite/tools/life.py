@@ -6,12 +6,11 @@ Has no heavy imports at module level.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import ALONE, TRAINING, Config
-from recsuite.config.parser import check_read, unread_flags
+from recsuite.config.parser import check_read, present_words, unread_flags
 from recsuite.runtime.console import shown, stage
 from recsuite.runtime.process import RuntimeContext, raise_on_all
 from recsuite.tools import script
@@ -61,7 +60,7 @@ def run_modes(
         MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
         rs.run_modes(None, MODES, make_model, defaults=("--epochs", "4"))
     """
-    flags, without = [*(sys.argv[1:] if argv is None else argv)], unread_flags(unread)
+    flags, without = present_words(argv), unread_flags(unread)
     check_read(flags, without)
     named = {word.partition("=")[0] for word in flags}
     if after is not None and not named & WITH_CHECKPOINTS:

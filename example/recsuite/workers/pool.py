@@ -318,7 +318,7 @@ def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
         if error.errno in (errno.ENOMEM, errno.EFBIG):
             raise UserError(
                 f"The batches of {counted(num_workers, 'data worker')} take up to {gib(num_bytes)}, more "
-                "than this machine gives; give a smaller --batch_size, --history, --others, "
+                "than this machine gives; give a smaller --batch_size, --history, --co_occurrence, "
                 "--prefetch_factor or --num_workers."
             ) from None
         raise

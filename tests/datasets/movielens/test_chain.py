@@ -53,7 +53,7 @@ def weights_of(chain: Chain) -> np.ndarray:
 def test_same_seed_gives_the_same_bytes_and_another_seed_another_chain(world: World, tmp_path: Path) -> None:
     write_synthetic(tmp_path / "again", NUM_RATINGS, seed=0, world=ChainWorld())
     assert contents(tmp_path / "again") == contents(world.folder)
-    assert world.summary["world"] == "chain"
+    assert world.summary["world"] == "markov"
     write_synthetic(tmp_path / "other", NUM_RATINGS, seed=1, world=ChainWorld())
     other, same = contents(tmp_path / "other"), contents(world.folder)
     assert all(other[name] != same[name] for name in same)

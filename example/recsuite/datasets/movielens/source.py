@@ -300,7 +300,7 @@ def locate(config: DataConfig, seed: int) -> MovieLens:
     if dataset == "synthetic":
         from recsuite.datasets.movielens.synthetic import check_synthetic
 
-        check_synthetic(folder, config.synthetic_ratings, seed, config.world)
+        check_synthetic(folder, config.synthetic_ratings, seed, config.synthetic_kind)
     return found
 
 
@@ -311,7 +311,7 @@ def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
         UserError: when a file of it is missing there.
     """
     name = f"synthetic-{config.synthetic_ratings}-seed{seed}" if config.is_synthetic else config.dataset
-    name += "" if config.is_default("world") else f"-{config.world}"
+    name += "" if config.is_default("synthetic_kind") else f"-{config.synthetic_kind}"
     # Absolute, because a folder such as "." has no name.
     folder = (Path(config.data_path) if config.data_path else DATA_ROOT / name).absolute()
     files = files_in(folder)
@@ -354,6 +354,6 @@ def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
             if files_in(folder) is not None:
                 return
             if dataset == "synthetic":
-                write_synthetic(folder, config.synthetic_ratings, seed, WORLDS[config.world])
+                write_synthetic(folder, config.synthetic_ratings, seed, WORLDS[config.synthetic_kind])
             else:
                 download(dataset, folder)

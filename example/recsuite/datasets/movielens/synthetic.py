@@ -54,6 +54,7 @@ from typing import BinaryIO, ClassVar
 
 import numpy as np
 
+from recsuite.config.renamed import renamed_flag
 from recsuite.datasets.batching import places_of
 from recsuite.errors import UserError
 from recsuite.files import explained, remove, written_aside
@@ -95,7 +96,7 @@ class World:
     mean_ratings_per_user: at most; smaller sets have less.
     """
 
-    NAME: ClassVar = "fixed"
+    NAME: ClassVar = "stationary"
     # Names of the files with predictions of each rating. The first one is the best possible prediction.
     ORACLES: ClassVar[tuple[str, ...]] = ("oracle",)
 
@@ -271,7 +272,7 @@ class MovingWorld(World):
     quarter_turns: turn of the preferences in the whole period; with 1, none of those of the first day remain.
     """
 
-    NAME: ClassVar = "moving"
+    NAME: ClassVar = "drifting"
     ORACLES: ClassVar = ("oracle", "first_day")
 
     quarter_turns: float = 1.0
@@ -380,7 +381,7 @@ WALKERS_PER_BLOCK = 1024
 class ChainWorld(World):
     """The Markov world."""
 
-    NAME: ClassVar = "chain"
+    NAME: ClassVar = "markov"
     ORACLES: ClassVar = ("oracle", "ranks", "surprise")
 
     def draw(
@@ -511,7 +512,7 @@ def taste(users: np.ndarray, movies: np.ndarray) -> np.ndarray:
 
 
 FORMAT = 1
-# By the value of --world.
+# By the value of --synthetic_kind.
 WORLDS = {world.NAME: world for world in (DEFAULT_WORLD, MovingWorld(), ChainWorld())}
 MIN_NUM_RATINGS = 1_000
 
@@ -589,10 +590,14 @@ def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> No
     except ValueError:
         found = {}
     wanted = {"num_ratings": num_ratings, "seed": seed, "world": world}
-    if not isinstance(found, dict) or not wanted.items() <= {"world": World.NAME, **found}.items():
+    # Older files have former names.
+    if isinstance(found, dict):
+        found["world"] = renamed_flag("world", found.get("world", World.NAME))[1]
+    if not isinstance(found, dict) or not wanted.items() <= found.items():
         raise UserError(
-            f"{folder} holds other ratings than --synthetic_ratings {num_ratings} --seed {seed} --world "
-            f"{world}; give another --data_path, or leave --dataset out to read what lies there."
+            f"{folder} holds other ratings than --synthetic_ratings {num_ratings} --seed {seed} "
+            f"--synthetic_kind {world}; give another --data_path, or leave --dataset out to read what lies "
+            f"there."
         )
 
 

@@ -521,8 +521,8 @@ def _name(
     digests: dict[str, str], key: object, config: DataConfig, seed: int, past: Past | None = None
 ) -> str:
     """Name of the folder for columns of files with these digests, made by this version of the program."""
-    # A flag without an effect on the columns must not make a second copy. So --history, --audience and
-    # --others are not in the name: lists are stored whole, and a batch uses a part of each.
+    # A flag without an effect on the columns must not make a second copy. So --history, --item_history and
+    # --co_occurrence are not in the name: lists are stored whole, and a batch uses a part of each.
     drawn = config.split in ("time", "random")
     made_from = {
         "schema": key,

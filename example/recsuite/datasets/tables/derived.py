@@ -24,7 +24,7 @@ FUNCTIONS = {
     WEEKDAY: "weekday(timestamp)",
     AGE_DAYS: "age_days(item.COLUMN) or age_days(user.COLUMN)",
 }
-# Not available in a schema, see --days.
+# Not available in a schema, see --day_feature.
 USER_DAY = f"user_day({TIMESTAMP})"
 # Largest number of rows for days, as a share of the events: with more rows, most have a single event.
 MOST_DAYS = 0.5
@@ -107,7 +107,7 @@ def user_days(users: Sequence[Any], time: np.ndarray) -> list[str]:
 
 
 def with_user_day(schema: Schema) -> Schema:
-    """Return the schema with a feature for the user's day of each event, see --days.
+    """Return the schema with a feature for the user's day of each event, see --day_feature.
 
     A user's ratings shift from day to day, and the row of a day learns the shift (Koren, "Collaborative
     filtering with temporal dynamics", 2009).
@@ -115,7 +115,8 @@ def with_user_day(schema: Schema) -> Schema:
     feature = Feature(f"{schema.user}_day", EVENT, USER_DAY)
     if feature.name in [each.name for each in schema.features]:
         raise UserError(
-            f"The data have a feature {feature.name}, as the one of --days user is called; give --days none, "
+            f"The data have a feature {feature.name}, as the one of --day_feature user is called; give "
+            f"--day_feature none, "
             "or call it otherwise in schema.toml."
         )
     return dataclasses.replace(schema, features=(*schema.features, feature))
@@ -145,7 +146,7 @@ def add_user_days(raw: RawData, schema: Schema, folder: Path | None) -> None:
     known = np.unique(np.concatenate([np.unique(keys(part)) for part in chunks(number, *columns)]))
     if len(known) > MOST_DAYS * number:
         raw.skipped.append(
-            f"left out the days of --days {schema.user}: {number:,} events have {len(known):,} of them"
+            f"left out the days of --day_feature {schema.user}: {number:,} events have {len(known):,} of them"
         )
         return
     codes = np.empty(number, np.int32) if folder is None else temporary(folder, number, np.int32)

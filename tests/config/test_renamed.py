@@ -1,0 +1,85 @@
+"""Former names of flags and values parse to the present settings, with one warning on rank 0."""
+
+from __future__ import annotations
+
+import pytest
+
+from recsuite.checkpoint.storage.recorded import checked_flags
+from recsuite.config.config import flag_names, sections
+from recsuite.config.parser import check_read, parse_args, parse_given
+from recsuite.config.renamed import RENAMED, renamed_flag
+from recsuite.errors import UserError
+from tests.support.launch import EXAMPLE, python, succeeded, torchrun
+
+# A former flag on a command line, and the same line with present names.
+LINES = [
+    ("--ids dynamic --admit 3", "--vocabulary dynamic --admission_threshold 3"),
+    ("--ids vocabulary", "--vocabulary fixed"),
+    ("--ids=vocabulary", "--vocabulary=fixed"),
+    ("--evict lfu --half_life 9", "--eviction lfu --half_life 9"),
+    ("--grow 0.5", "--max_load_factor 0.5"),
+    ("--audience 7", "--item_history 7"),
+    ("--split random --others 9 --days user", "--split random --co_occurrence 9 --day_feature user"),
+    ("--days none", "--day_feature none"),
+    ("--world fixed", "--synthetic_kind stationary"),
+    ("--world moving", "--synthetic_kind drifting"),
+    ("--world=chain", "--synthetic_kind=markov"),
+]
+
+
+@pytest.mark.parametrize(("former", "present"), LINES)
+def test_former_names_parse_to_the_same_settings(former: str, present: str) -> None:
+    assert parse_given(former.split()) == parse_given(present.split())
+
+
+def test_every_former_name_and_value_is_tested_and_has_a_present_one() -> None:
+    words = {word for former, _ in LINES for word in former.replace("=", " ").split()}
+    choices = {
+        name: section.flag(name).choices for section in sections().values() for name in vars(section())
+    }
+    for name, (present, values) in RENAMED.items():
+        assert name not in flag_names()
+        assert {f"--{name}", *values} <= words
+        assert {*values.values()} <= {*choices[present]}
+
+
+@pytest.mark.parametrize(("former", "present"), LINES)
+def test_a_warning_names_the_present_flag(
+    former: str, present: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert parse_args(former.split()) == parse_args(present.split())
+        warning = capsys.readouterr().err
+        assert warning.count("\n") == (rank == "0")
+        changed = {word for word in present.split() if word not in former and "--" in word}
+        assert rank != "0" or (changed and all(word in warning for word in changed))
+
+
+def test_a_script_refuses_the_former_name_of_a_flag_that_it_does_not_read() -> None:
+    with pytest.raises(UserError, match=r"^--others is not a flag of this script"):
+        check_read(["--others", "5"], ["co_occurrence"])
+
+
+def test_flags_of_older_checkpoints_are_read_by_their_former_names(tmp_path: object) -> None:
+    found = {"data": {"world": "moving", "others": 5, "audience": 2}, "tables": {"ids": "vocabulary"}}
+    assert checked_flags(tmp_path, found) == {  # type: ignore[arg-type]
+        "synthetic_kind": "drifting",
+        "co_occurrence": 5,
+        "item_history": 2,
+        "vocabulary": "fixed",
+    }
+    assert renamed_flag("epochs", 3) == ("epochs", 3)
+
+
+def test_a_launch_of_two_ranks_warns_once() -> None:
+    flags = ("--synthetic_ratings", 2_000, "--epochs", 1, "--audience", 2)
+    result = torchrun(2, EXAMPLE, *flags)
+    succeeded(result)
+    said = result.stdout + result.stderr
+    assert said.count("--audience 2 is now --item_history 2") == 1
+
+
+def test_the_check_of_flags_before_a_run_does_not_warn() -> None:
+    result = python("-m", "recsuite.config", "--audience", "2")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
