@@ -42,10 +42,10 @@ def measure_workers(
     """Of one number of workers: samples a second and the share of the time that steps wait for batches,
     beside nothing else, then the profile.
     """
-    from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.monitoring.profiler import Profile
+    from recsuite.training.progress import Progress
     from recsuite.training.state import Falling, build_train_state
     from recsuite.training.steps import InputPipeline, Pass, learn
 

@@ -15,12 +15,12 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from recsuite.checkpoint.storage.manifest import Progress, StreamProgress
 from recsuite.errors import UserError
 from recsuite.files import local
 from recsuite.runtime.console import say
 from recsuite.tools import script
 from recsuite.tools.trainings import have_ended, newest, started, working_folder
+from recsuite.training.progress import Progress, StreamProgress
 
 TRAINING = Path(__file__).with_name("example.py")
 # Capacity for the users and movies of a moderate data set; tables grow if there are more.

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
@@ -23,6 +22,7 @@ from recsuite.sharding import plan as sharding
 from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import ModelInput, Recommender
+from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import InputPipeline
 from tests.support.steps import train_epoch

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.monitoring.profiler import OTHER, PARTS, Profile, segments, split_steps
 from recsuite.runtime import process
 from recsuite.runtime.process import RuntimeContext
+from recsuite.training.progress import Progress
 from tests.support.launch import read_json
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

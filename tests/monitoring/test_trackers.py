@@ -17,7 +17,6 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.monitoring import trackers
@@ -32,6 +31,7 @@ from recsuite.monitoring.trackers import (
 )
 from recsuite.sharding.table_rules import RowWiseAdagrad
 from recsuite.training.callbacks import Epoch, Step
+from recsuite.training.progress import Progress
 from tests.support.event_files import scalars
 from tests.support.launch import read_json
 

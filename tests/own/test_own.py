@@ -16,10 +16,10 @@ import torch
 from safetensors.numpy import load_file
 
 import recsuite as rs
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.sections import CheckpointConfig
 from recsuite.serving.export import export
 from recsuite.tools.cases import cases_of_models
+from recsuite.training.progress import Progress
 from tests.support.documents import PAGES, blocks
 from tests.support.launch import python, read_json, succeeded, torchrun
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from recsuite.checkpoint.storage.dynamic import ROWS, WAITING, Texts, name_of
-from recsuite.checkpoint.storage.manifest import DynamicRecord, Manifest, ParentLink, Progress
-from recsuite.checkpoint.storage.shards import shard_file_name, write_shard_file
+from recsuite.checkpoint.format import DynamicRecord, Manifest, ParentLink
+from recsuite.checkpoint.shards import ROWS, WAITING, Texts, name_of, shard_file_name, write_shard_file
 from recsuite.errors import UserError
 from recsuite.serving.dynamic import Changed, Contents, arrays_of, check_records, read_changes, read_tables
 from recsuite.serving.request import ids_of_values
+from recsuite.training.progress import Progress
 from tests.support.dynamic_checkpoints import SPEC, Table, advance
 
 RECORD = DynamicRecord(2, 64, 16, "continuous", 1, "lru", 0, 0, "steps", False, 0, 0)

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from recsuite.checkpoint.full import tensors_of
-from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
@@ -31,6 +30,7 @@ from recsuite.sharding.table_rules import (
     TableRule,
     check_rule,
 )
+from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import InputPipeline
 from tests.support.steps import train_epoch

@@ -60,12 +60,12 @@ def main() -> None:
 
 def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Losses of some passes, metrics on the test, and all that the dynamic tables hold, of all ranks."""
-    from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.sharding.dynamic_ranks import STEPS_BETWEEN_GROWTH, counts_of, dynamic_rows
     from recsuite.training.evaluation import make_evaluator
+    from recsuite.training.progress import Progress
     from recsuite.training.state import build_train_state
     from recsuite.training.steps import InputPipeline
     from tests.support.steps import train_epoch

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from recsuite.checkpoint.storage.manifest import Manifest, ParentLink, Progress
+from recsuite.checkpoint.format import Manifest, ParentLink
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks import TASKS, ModelData
 from recsuite.serving.snapshot import Snapshot
+from recsuite.training.progress import Progress
 
 USERS, ITEMS, DIM = 40, 211, 8
 YEARS, GENRES = list(range(1990, 2000)), ["Comedy", "Drama", "War"]

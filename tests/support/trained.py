@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.full import tensors_of
+from recsuite.checkpoint.chain import chain_at, suggesting
+from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.checkpoint.restore import restore
-from recsuite.checkpoint.session import checkpointing
-from recsuite.checkpoint.storage.chain import chain_at
-from recsuite.checkpoint.storage.choice import suggesting
-from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
+from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, build_train_state
 from tests.support.planted_model import differing, mark_step, write_step
 from tests.support.steps import tell

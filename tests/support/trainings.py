@@ -31,10 +31,9 @@ def train(
 
     Which ratings is known only where batches are made in this process.
     """
-    from recsuite.checkpoint.checkpointer import Checkpointer
-    from recsuite.checkpoint.session import checkpointing
-    from recsuite.checkpoint.storage.directory import newest_in
-    from recsuite.checkpoint.storage.manifest import read_manifest
+    from recsuite.checkpoint.checkpointer import Checkpointer, checkpointing
+    from recsuite.checkpoint.folder import newest_in
+    from recsuite.checkpoint.format import read_manifest
     from recsuite.datasets.opening import open_data
     from recsuite.training import loops as training
 
@@ -106,7 +105,7 @@ def advance(
     """The losses of some steps from a progress on, over ends of epochs, and the progress after them."""
     import torch.distributed as dist
 
-    from recsuite.checkpoint.storage.manifest import Progress
+    from recsuite.training.progress import Progress
     from recsuite.training.state import set_rates
 
     input_pipeline = input_pipeline_of(columns, config, context)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.models.co_occurrence import standard_error
 from recsuite.models.tasks import TASKS
 from recsuite.training.loops import judged
+from recsuite.training.progress import Progress
 from tests.support.early_ranks import GLOBAL_BATCH_SIZE, PLANTED, STEPS_OF_AN_EPOCH
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import PHASES, Callback
+from recsuite.training.progress import Progress
 
 if TYPE_CHECKING:
     from recsuite.monitoring.trackers import Tracker

@@ -22,11 +22,11 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.errors import UserError, counted
 from recsuite.files import explained, written_aside
 from recsuite.runtime.process import PARTS, STEP, RuntimeContext
 from recsuite.training.callbacks import Callback, Run, Step
+from recsuite.training.progress import Progress
 
 # The time of a step outside of all parts.
 OTHER = "other"

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.datasets.metrics import finite
 from recsuite.errors import UserError, counted
 from recsuite.files import explained
 from recsuite.monitoring.report import epoch_report
 from recsuite.training.callbacks import Callback, Epoch, Run, Step
+from recsuite.training.progress import Progress
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

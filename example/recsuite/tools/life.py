@@ -17,11 +17,11 @@ from recsuite.runtime.process import RuntimeContext, raise_on_all
 from recsuite.tools import script
 
 if TYPE_CHECKING:
-    from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.datasets.opening import Data
     from recsuite.models.tasks import ModelMaker
     from recsuite.monitoring.callbacks import Observers
     from recsuite.training.callbacks import CheckpointerProtocol, Run
+    from recsuite.training.progress import Progress
     from recsuite.training.state import ShardedModel
 
 # A mode of a script. Collective: every rank calls it.
@@ -129,7 +129,7 @@ def open_data(
         with rs.open_data(args, runtime, rs.build_dataloader) as data:
             print(data.columns.num_train)
     """
-    from recsuite.checkpoint.past import reopen_data
+    from recsuite.checkpoint.stream_state import reopen_data
 
     with contextlib.ExitStack() as stack:
         with observers.part("data") if observers else contextlib.nullcontext():
@@ -154,11 +154,11 @@ def checkpointing(
     """
     # The workers start while this imports TorchRec.
     with observers.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
-        from recsuite.checkpoint import session
+        from recsuite.checkpoint import checkpointer as checkpoints
     if not config.checkpoint.writes:
         yield None
         return
-    with session.checkpointing(data.columns, config, context) as checkpointer:
+    with checkpoints.checkpointing(data.columns, config, context) as checkpointer:
         yield checkpointer
 
 
@@ -215,10 +215,10 @@ def report_test(
         model, progress = rs.restore(data, args, runtime, make_model)
         rs.report_test(model, progress, data, args, runtime)
     """
-    from recsuite.checkpoint.storage.choice import describe_step
     from recsuite.monitoring.results import say_results
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.loops import say_rest
+    from recsuite.training.progress import describe_step
     from recsuite.training.steps import InputPipeline
 
     evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
@@ -239,10 +239,10 @@ def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = 
 
         MODES = {**MODES, "compact": lambda config, context: rs.compact(config, context, make_model)}
     """
-    from recsuite.checkpoint.past import reopen_data
+    from recsuite.checkpoint.stream_state import reopen_data
 
     with reopen_data(config, context, trains=False) as data:
-        from recsuite.checkpoint.compaction import compact as merge
+        from recsuite.checkpoint.checkpointer import compact as merge
         from recsuite.training.state import build_train_state
 
         train_state = build_train_state(data.columns, config, context, model, **others)

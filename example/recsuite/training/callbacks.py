@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.runtime.console import stage
+from recsuite.training.progress import Progress
 
 # For types only, so that callbacks can be made before TorchRec is imported.
 if TYPE_CHECKING:

@@ -24,14 +24,12 @@ from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from typing_extensions import Self
 
-from recsuite.checkpoint.storage.choice import describe_step
-from recsuite.checkpoint.storage.manifest import VOCABULARY, Progress, StreamProgress
 from recsuite.config.config import Config
 from recsuite.config.sections import CheckpointConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data, Following, find_same, load
-from recsuite.datasets.preparation.cache import owner_of, remove_owned
+from recsuite.datasets.preparation.cache import VOCABULARY, owner_of, remove_owned
 from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
 from recsuite.datasets.streams import Past, Prefix, Rule, Window, check_prefix, next_window, num_empty
 from recsuite.errors import UserError, counted, four_places
@@ -61,6 +59,7 @@ from recsuite.training.callbacks import (
     WindowBar,
 )
 from recsuite.training.evaluation import Evaluator, PredictionEvaluator, make_evaluator
+from recsuite.training.progress import Progress, StreamProgress, describe_step
 from recsuite.training.state import (
     Constant,
     DenseOptimizer,

@@ -23,7 +23,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
@@ -34,6 +33,7 @@ from recsuite.runtime.process import RuntimeContext, named
 from recsuite.sharding.plan import build_model
 from recsuite.sharding.recommender import Metric, ModelInput
 from recsuite.sharding.table_rules import RowWiseAdagrad, TableRule
+from recsuite.training.progress import Progress
 
 # A stream has no passes: its tables decay by --weight_decay over so many events.
 EVENTS_OF_DECAY = 1_000_000

@@ -1,0 +1,108 @@
+"""Progress of a training, as checkpoints hold it. Imports nothing heavy: servers read it too."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from recsuite.files import OPTIONAL
+
+# Metrics whose squares are averaged over windows, not the values themselves.
+ROOTS = ("rmse",)
+
+
+@dataclass(frozen=True)
+class StreamProgress:
+    """Progress of a stream. Positions are among its events in the order of time.
+
+    begin, end: of the window under way; if there is none, both are the end of the last window. time: of the
+    last event before `end`, in seconds since 1970. begins_at: the clock of event time, which is the time of
+    the first event of the last window. events_per_file: of the data when they were last read, to detect new
+    events; late: see `datasets.streams.Past`; digest: of all events before `end`. predicted: metrics of the
+    window under way, which is predicted before it is trained on; sums, counts: of the metrics of all windows
+    before it.
+    """
+
+    begin: int = 0
+    end: int = 0
+    time: int = 0
+    begins_at: int = 0
+    events_per_file: dict[str, int] = field(default_factory=dict)
+    late: tuple[tuple[str, int, int], ...] = ()
+    digest: str = ""
+    predicted: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_under_way(self) -> bool:
+        """True if a window was predicted and not all of it is trained on."""
+        return self.begin < self.end
+
+    @property
+    def learned(self) -> int:
+        """Time up to which events are trained on, -1 for none."""
+        return self.time if self.end else -1
+
+    def done(self) -> StreamProgress:
+        """Return the progress at the end of the window under way."""
+        return dataclasses.replace(self, begin=self.end, predicted={})
+
+    def with_window(self, predicted: Mapping[str, float], number: int) -> StreamProgress:
+        """Return the progress with the metrics of a window of `number` events; undefined ones are skipped."""
+        sums, counts = dict(self.sums), dict(self.counts)
+        known = {name: value for name, value in predicted.items() if math.isfinite(value)}
+        for name, value in known.items():
+            sums[name] = sums.get(name, 0.0) + number * (value**2 if name in ROOTS else value)
+            counts[name] = counts.get(name, 0) + number
+        return dataclasses.replace(self, predicted=known, sums=sums, counts=counts)
+
+    def overall(self) -> dict[str, float]:
+        """Return the metrics over all windows: exact for errors; for an AUC, the mean weighted by events."""
+        means = {name: value / self.counts[name] for name, value in self.sums.items()}
+        return {name: math.sqrt(value) if name in ROOTS else value for name, value in means.items()}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a training: steps, the epoch under way, counted from 0, and its ratings that were used.
+
+    The next rating is at position `samples` of the epoch's order, on any number of ranks. best: the best
+    validation result so far, None before the first; epochs_since_best: number of epochs that ended since the
+    best one, see `training.loop.judged`. In a stream an epoch is a window; `stream` is its progress, and
+    None for other trainings.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+    best: float | None = None
+    epochs_since_best: int = 0
+    stream: StreamProgress | None = field(default=None, metadata=OPTIONAL)
+
+    @property
+    def window(self) -> int:
+        """Number of windows of a stream that are trained on; 0 without a stream."""
+        return self.epoch if self.stream else 0
+
+    @property
+    def time(self) -> int:
+        """Time up to which a stream's events are trained on, in seconds since 1970; 0 without a stream."""
+        return self.stream.time if self.stream else 0
+
+    @property
+    def is_best(self) -> bool:
+        """True if no checkpoint before this one was better.
+
+        Without validation, each one counts as better than those before it, once an epoch has ended.
+        """
+        if self.best is None:
+            return self.epoch > 0
+        return self.samples == 0 and self.epochs_since_best == 0
+
+
+def describe_step(progress: Progress) -> str:
+    """Return a text with the step of a training."""
+    return f"step {progress.step:,}" if progress.step else "step 0, untrained"
