@@ -47,20 +47,22 @@ def main() -> None:
 
 def measure_tracking(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Seconds of a training step with a tracker and without, in blocks that take turns in one process."""
-    from recsuite.checkpoint.delta import TouchedRows
-    from recsuite.checkpoint.full import tensors_of
+    from recsuite.sharding.plan import embedding_tables
+    from recsuite.sharding.table import track_changes
     from recsuite.training.state import build_train_state
 
     columns = open_columns(config)
     state = build_train_state(columns, config, context)
     # With and without in one process: two processes may differ by more than the tracking costs.
-    tracker = TouchedRows(state.model, tensors_of(state))
+    track_changes(state.model, embedding_tables(state.model))
+    tracked = [module for module in state.model.modules() if getattr(module, "post_lookup_tracker_fn", None)]
+    trackers = [module.post_lookup_tracker_fn for module in tracked]
     found: dict[str, list[float]] = {"with": [], "without": []}
     with training_steps(state, columns, config, context) as step:
         for number in range(-1, settings.blocks):
             for name in ("with", "without") if number % 2 else ("without", "with"):
-                for module in tracker.tracked_modules.values():
-                    module.post_lookup_tracker_fn = tracker.record_lookup if name == "with" else None
+                for module, tracker in zip(tracked, trackers, strict=True):
+                    module.post_lookup_tracker_fn = tracker if name == "with" else None
                 seconds = statistics.median(step() for _ in range(BLOCK_STEPS))
                 if number >= 0:
                     found[name].append(seconds)

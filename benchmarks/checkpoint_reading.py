@@ -15,8 +15,8 @@ from recsuite.runtime.process import RuntimeContext
 
 def measure_loads(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Seconds to load the newest checkpoint beside reading as many bytes, from page cache and from disk."""
+    from recsuite.checkpoint.chain import chain_at
     from recsuite.checkpoint.restore import restore
-    from recsuite.checkpoint.storage.chain import chain_at
     from recsuite.training.state import build_train_state
 
     columns = wide_columns(settings, config)

@@ -28,13 +28,12 @@ def measure_dumps(settings: Settings, config: Config, context: RuntimeContext) -
     Leaves a full checkpoint.
     """
     from recsuite.checkpoint.checkpointer import Checkpointer
-    from recsuite.checkpoint.full import tensors_of
     from recsuite.training.state import build_train_state
 
     columns = wide_columns(settings, config)
     # Untrained: bytes and seconds do not depend on what the rows say.
     state = build_train_state(columns, config, context)
-    shard = all_gather_object(lambda: sum(len(array) for array in _shard_bytes(tensors_of(state))))
+    shard = all_gather_object(lambda: sum(len(array) for array in _shard_bytes(state.model)))
     checkpointer = Checkpointer(None, "benchmark", columns, config, context)
     checkpointer.begin(state)
     write = checkpointer.writer.write_full
@@ -54,15 +53,14 @@ def measure_dumps(settings: Settings, config: Config, context: RuntimeContext) -
     return {**found, "memory": memory}
 
 
-def _shard_bytes(tensors: Any) -> list[np.ndarray]:
+def _shard_bytes(model: Any) -> list[np.ndarray]:
     """The tables and their optimizer's state on this rank, as the bytes that they are."""
-    from recsuite.checkpoint.delta import shards_of
+    from recsuite.sharding.plan import embedding_tables
 
     return [
-        shard.tensor.detach().numpy().reshape(-1).view(np.uint8)
-        for slots in shards_of(tensors).values()
-        for shards in slots.values()
-        for shard in shards
+        value.numpy().reshape(-1).view(np.uint8)
+        for table in embedding_tables(model).values()
+        for value in table.export().values()
     ]
 
 
@@ -87,8 +85,7 @@ class Rounds:
 
     def measure(self) -> dict[str, Any]:
         """All rounds, after one that warms up."""
-        from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in
-        from recsuite.checkpoint.storage.writer import retire
+        from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, retire
 
         found: dict[str, Any] = {"plain": [], "dump": [], "removing": []}
         found["deltas"] = {str(share): [] for share in SHARES}
@@ -120,8 +117,7 @@ class Rounds:
 
     def dump(self) -> dict[str, float]:
         """Seconds of a full checkpoint, and of removing the one before it."""
-        from recsuite.checkpoint.storage.directory import full_checkpoints_in
-        from recsuite.checkpoint.storage.writer import retire
+        from recsuite.checkpoint.folder import full_checkpoints_in, retire
 
         self.prepare()
         progress = self.progress()
@@ -139,7 +135,7 @@ class Rounds:
 
     def _write_plain(self) -> None:
         with open(self._plain_file(), "wb", buffering=0) as file:
-            for array in _shard_bytes(self.checkpointer.tensors):
+            for array in _shard_bytes(self.checkpointer.model):
                 for start in range(0, len(array), MOST_AT_ONCE):
                     written = file.write(array.data[start : start + MOST_AT_ONCE])
                     assert written == len(array[start : start + MOST_AT_ONCE])
@@ -155,7 +151,7 @@ class Rounds:
 
         from recsuite.training.callbacks import Step
 
-        marks = self.checkpointer.writer.touched.marks["user"]
+        marks = self.checkpointer.writer.tables["user"].marks
         touched = max(1, round(share * len(marks)))
         # Marked as the tracker would have it, because a step touches as many rows as its batch has, and no
         # share.

@@ -29,8 +29,8 @@ from torchrec_collisions import STEPS_BETWEEN, rates_of_multi_probe, rates_of_so
 from recsuite.runtime.host import allowed_cores
 from recsuite.sharding.dynamic import (
     BUCKET_WIDTH,
-    DynamicRows,
     DynamicSpec,
+    DynamicTable,
     LiveRows,
     Waiting,
     bucket_of,
@@ -74,7 +74,7 @@ def measure(rows: int, flags: argparse.Namespace) -> dict[str, Any]:
     # Not all alike: who was seen last decides who leaves.
     seen = ids % 1000
     before, num_rows = _resident(), places + 1
-    share = DynamicRows(spec, 0, 1, torch.empty(num_rows, spec.embedding_dim), torch.empty(num_rows))
+    share = DynamicTable(spec, 0, 1, torch.empty(num_rows, spec.embedding_dim), torch.empty(num_rows))
     put_ids(share, ids, seen)
     resident, weights = _resident() - before, num_rows * (spec.embedding_dim + 1) * 4
     found = {
@@ -107,7 +107,7 @@ def ids_that_fill(capacity: int) -> torch.Tensor:
     return ids
 
 
-def put_ids(share: DynamicRows, ids: torch.Tensor, seen: torch.Tensor) -> None:
+def put_ids(share: DynamicTable, ids: torch.Tensor, seen: torch.Tensor) -> None:
     """Give ids rows of zeros, as a load does. seen: when each was last seen, int64 [n]."""
     for part, when in zip(ids.split(PUT_AT_A_TIME), seen.split(PUT_AT_A_TIME), strict=True):
         rows = torch.zeros(1, share.spec.embedding_dim).expand(len(part), -1)
@@ -120,7 +120,7 @@ def draw_ids(number: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(-(2**63) + 1, 2**63 - 1, (number,), generator=generator)
 
 
-def rates(share: DynamicRows, ids: torch.Tensor, flags: argparse.Namespace) -> dict[str, list[float]]:
+def rates(share: DynamicTable, ids: torch.Tensor, flags: argparse.Namespace) -> dict[str, list[float]]:
     """Ids a second of each kind of call, batch by batch, in turns."""
     generator = torch.Generator().manual_seed(1)
     found: dict[str, list[float]] = {FOUND: [], TOUCHED: [], TAKEN: []}
@@ -151,7 +151,7 @@ def places_that_wait(spec: DynamicSpec) -> dict[str, int]:
     """Bytes of a table for the ids that wait for admission, as counted and as the kernel sees them."""
     before = _resident()
     empty = torch.empty(spec.capacity + 1, 0), torch.empty(0)
-    share = DynamicRows(DynamicSpec("user", 0, spec.capacity, spec.capacity, admit=2), 0, 1, *empty)
+    share = DynamicTable(DynamicSpec("user", 0, spec.capacity, spec.capacity, admit=2), 0, 1, *empty)
     resident = _resident() - before - share.places.nbytes
     return {"counted": share.waiting.nbytes, "resident": resident}
 

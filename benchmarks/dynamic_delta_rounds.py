@@ -16,15 +16,15 @@ from dynamic_delta import FULL, HALF_FULL, SHARE, STATIC
 from safetensors import safe_open
 
 from recsuite.checkpoint.checkpointer import Checkpointer
-from recsuite.checkpoint.storage.directory import deltas_in
-from recsuite.checkpoint.storage.dynamic import name_of
-from recsuite.checkpoint.storage.manifest import read_manifest
-from recsuite.checkpoint.storage.writer import retire
+from recsuite.checkpoint.folder import deltas_in, retire
+from recsuite.checkpoint.format import read_manifest
+from recsuite.checkpoint.shards import name_of
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
-from recsuite.sharding.dynamic import DynamicRows
+from recsuite.sharding.dynamic import DynamicTable
 from recsuite.sharding.dynamic_ranks import dynamic_rows
+from recsuite.sharding.table import StaticTable
 from recsuite.training.callbacks import Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
@@ -86,12 +86,14 @@ def contents_of(folder: Path) -> dict[str, float]:
 def make_static(changed: int, settings: Settings, config: Config, context: RuntimeContext) -> Kind:
     """A table with a vocabulary."""
     checkpointer = _started(wide_columns(settings, config), config, context)
-    marks = checkpointer.writer.touched.marks[TABLE]
+    table = checkpointer.writer.tables[TABLE]
+    assert isinstance(table, StaticTable)
+    number_of_rows = len(table.export()["weight"])
     generator = torch.Generator().manual_seed(context.rank)
 
     def change(number: int) -> None:
         # Marked as the tracker would have it, because a step touches as many rows as its batch has.
-        marks[torch.randperm(len(marks), generator=generator)[:changed]] = True
+        table.mark(torch.randperm(number_of_rows, generator=generator)[:changed])
 
     return Kind(checkpointer, change)
 
@@ -127,12 +129,13 @@ def _dynamic(
         vocabulary="dynamic", capacity=capacity, max_load_factor=0.0, ttl=ttl, save_dir=folder
     )
 
-    def fill(share: DynamicRows) -> None:
+    def fill(share: DynamicTable) -> None:
         mine = share.placement.owner_of(ids) == share.rank
         put_ids(share, ids[mine], seen[mine])
 
     checkpointer = _started(open_columns(config), config, context, fill)
-    share = checkpointer.writer.dynamic.shares[TABLE]
+    share = checkpointer.writer.tables[TABLE]
+    assert isinstance(share, DynamicTable)
     # Not one of those with which the ids were drawn that are there already.
     generator = torch.Generator().manual_seed(100 + context.rank)
 
@@ -149,7 +152,7 @@ def _dynamic(
 
 
 def _started(
-    columns: Any, config: Config, context: RuntimeContext, fill: Callable[[DynamicRows], None] | None = None
+    columns: Any, config: Config, context: RuntimeContext, fill: Callable[[DynamicTable], None] | None = None
 ) -> Checkpointer:
     """What writes the checkpoints of an untrained model, after the first one."""
     # Bytes and seconds do not depend on what the rows say.

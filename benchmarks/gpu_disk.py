@@ -18,7 +18,7 @@ from gpu_training import two_tables
 from train_models import columns_of, make_columns
 from train_team import MLP_DIMS
 
-from recsuite.checkpoint.storage.manifest import VOCABULARY
+from recsuite.checkpoint.format import VOCABULARY
 from recsuite.config.config import Config
 from recsuite.datasets.schema import SCHEMA_FILE
 from recsuite.runtime.host import available_memory
@@ -94,9 +94,9 @@ def plain_rates(folder: Path, num_bytes: int, context: RuntimeContext) -> dict[s
 
 def checkpoint_rates(rows: int, folder: Path, context: RuntimeContext) -> Any:
     """Bytes a second of writing a full checkpoint, and then of loading it from the disk."""
+    from recsuite.checkpoint.chain import chain_at
     from recsuite.checkpoint.checkpointer import Checkpointer
     from recsuite.checkpoint.restore import restore
-    from recsuite.checkpoint.storage.chain import chain_at
     from recsuite.training.state import build_train_state
 
     model = two_tables(DIM, MLP_DIMS, 4096, 100_000)

@@ -30,7 +30,7 @@ from environment import DOCS, EXAMPLE, describe, finish, make_parser
 from figures import bar, origin, table
 from online_quality import Lines, train
 
-from recsuite.checkpoint.storage.directory import LATEST
+from recsuite.checkpoint.folder import LATEST
 from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower, ServedModel

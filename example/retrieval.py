@@ -73,7 +73,7 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
     """
     if context.rank != 0:
         return
-    from recsuite.checkpoint.storage.directory import LATEST
+    from recsuite.checkpoint.folder import LATEST
     from recsuite.serving.recommend import open_viewer, page
     from recsuite.serving.served import Follower, ServedModel
 

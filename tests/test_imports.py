@@ -26,12 +26,18 @@ MAY_IMPORT = {
     "models": "config datasets.schema",
     "sharding": "errors config runtime datasets models ids",
     "training.progress": "files",
-    "checkpoint.storage": "errors files config runtime.console ids training.progress",
+    "checkpoint.format": "errors files training.progress",
+    "checkpoint.folder": "errors files runtime.console checkpoint.format",
+    "checkpoint.chain": "errors runtime.console checkpoint.format checkpoint.folder training.progress",
+    "checkpoint.shards": "errors files ids checkpoint.format",
+    "checkpoint.recorded": "errors files config runtime.console checkpoint.format checkpoint.folder "
+    "checkpoint.chain",
     "training": "errors config runtime datasets models sharding",
     "checkpoint": "errors files config runtime datasets models sharding training ids",
     "serving": "errors files config models runtime.console ids time_buckets datasets.schema "
-    "datasets.source datasets.preparation.vocabulary checkpoint.storage training.progress",
-    "monitoring": "errors files config runtime datasets models checkpoint.storage training",
+    "datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder checkpoint.chain "
+    "checkpoint.shards checkpoint.recorded training.progress",
+    "monitoring": "errors files config runtime datasets models training",
 }
 
 

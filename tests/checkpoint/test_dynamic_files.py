@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsuite.checkpoint.dynamic import DynamicTables, check_tables
-from recsuite.checkpoint.storage.dynamic import Texts
-from recsuite.checkpoint.storage.manifest import Manifest
-from recsuite.checkpoint.storage.shards import check_shard_files, shard_file_name, write_shard_file
+from recsuite.checkpoint.format import Manifest
+from recsuite.checkpoint.restore import check_tables
+from recsuite.checkpoint.shards import RowReader, Texts, check_shard_files, shard_file_name, write_shard_file
 from recsuite.errors import UserError
 from recsuite.sharding.dynamic import Counts
 from recsuite.training.progress import Progress
-from tests.support.dynamic_checkpoints import SPEC, Table, advance
+from tests.support.dynamic_checkpoints import SPEC, Table, advance, arrays_of, record_of
 
 POLICIES = ("continuous", "roundrobin", "hash")
 
@@ -104,7 +103,7 @@ def test_a_delta_that_could_not_be_written_is_contained_in_the_next_one(tmp_path
     advance(table, chance, 20, 60)
     # As a disk that is full leaves it: made, never written, and never cleared.
     for rank in table.ranks:
-        rank.arrays(is_delta=True)
+        rank.export(changed=True)
     advance(table, chance, 60, 100)
     delta = table.write(tmp_path / "delta", is_delta=True)
     other = Table(SPEC, 1)
@@ -115,7 +114,7 @@ def test_a_delta_that_could_not_be_written_is_contained_in_the_next_one(tmp_path
 def test_what_is_written_is_a_copy_of_its_moment() -> None:
     table = Table(SPEC, 1)
     advance(table, random.Random(1), 0, 20)
-    arrays = table.ranks[0].arrays(is_delta=False)
+    arrays = arrays_of(table.ranks[0], is_delta=False)
     before = {name: value.copy() for name, value in arrays.items()}
     advance(table, random.Random(2), 20, 40)
     for name, value in arrays.items():
@@ -167,26 +166,28 @@ def test_where_somebody_may_be_let_go_the_least_wanted_are_left_out_and_counted(
 def test_a_table_of_another_kind_is_refused(
     change: dict[str, Any], sentence: str, written: dict[int, dict[str, Any]]
 ) -> None:
-    record = dataclasses.replace(written[1]["manifests"][0].dynamic["user"], **change)
+    manifest = written[1]["manifests"][0]
+    record = dataclasses.replace(manifest.dynamic["user"], **change)
+    reader = RowReader([Path("there")], [dataclasses.replace(manifest, dynamic={"user": record})])
     with pytest.raises(UserError, match=sentence):
-        check_tables(Path("there"), {"user": record}, Table(SPEC, 1).ranks[0])
+        check_tables(Path("there"), reader, {"user": Table(SPEC, 1).ranks[0]})
 
 
 def test_a_model_without_the_table_is_refused(written: dict[int, dict[str, Any]]) -> None:
     with pytest.raises(UserError, match="has the dynamic tables user, and this model has none"):
-        check_tables(Path("there"), written[1]["manifests"][0].dynamic, DynamicTables())
+        check_tables(Path("there"), RowReader([Path("there")], written[1]["manifests"][:1]), {})
 
 
 def forged(tmp_path: Path, change: Any) -> None:
     """A checkpoint of two ranks whose first file was changed."""
     table = Table(SPEC, 2)
     advance(table, random.Random(4), 0, 20)
-    arrays = [rank.arrays(is_delta=False) for rank in table.ranks]
+    arrays = [arrays_of(rank, is_delta=False) for rank in table.ranks]
     change(*arrays)
     folder = tmp_path / "forged"
     folder.mkdir()
     entries = [write_shard_file(folder / shard_file_name(number), each) for number, each in enumerate(arrays)]
-    record = table.ranks[0].tables["user"].record(Counts(*[0] * 7))
+    record = record_of(table.ranks[0], Counts(*[0] * 7))
     manifest = Manifest("run", Progress(), {}, tuple(entries), "", "", {}, dynamic={"user": record})
     check_shard_files(folder, manifest)
 

@@ -19,17 +19,15 @@ from typing import Any
 import pytest
 import torch
 
-from recsuite.checkpoint import restore as loading
-from recsuite.checkpoint.compaction import compact
-from recsuite.checkpoint.full import tensors_of
+from recsuite.checkpoint.checkpointer import compact
+from recsuite.checkpoint.folder import retire
+from recsuite.checkpoint.format import MANIFEST, read_manifest, write_manifest
 from recsuite.checkpoint.restore import restore_chosen
-from recsuite.checkpoint.storage.manifest import MANIFEST, read_manifest, write_manifest
-from recsuite.checkpoint.storage.shards import OFFSETS_KEY
-from recsuite.checkpoint.storage.writer import retire
+from recsuite.checkpoint.shards import OFFSETS_KEY, RowReader
+from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.sections import CheckpointConfig
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of, sealed
-from recsuite.serving import reader
 from recsuite.serving.export import export
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.planted_model import differing, write_step
@@ -397,18 +395,19 @@ def test_a_load_of_the_newest_takes_a_newer_one_where_the_trainer_removes_it(
     for delta in trained.folder.glob("delta-*"):
         shutil.rmtree(delta)
     (trained.folder / "step-000000002").rename(newer)
-    read = loading.read_full
+    read = RowReader.fill
     removed: list[Path] = []
 
-    def read_late(folder: Path, tensors: Any) -> None:
+    def read_late(reader: RowReader, tensors: Any) -> None:
+        folder = reader.folders[0]
         if newer.exists():
             newer.rename(trained.folder / "step-000000002")
         if len(removed) != 1:
             removed.append(folder)
             retire(folder)
-        read(folder, tensors)
+        read(reader, tensors)
 
-    monkeypatch.setattr(loading, "read_full", read_late)
+    monkeypatch.setattr(RowReader, "fill", read_late)
     config = trained.config.replaced(load="newest")
     found = restore_chosen(
         config.checkpoint, config.model, trained.train_state, trained.columns, trained.context
@@ -433,7 +432,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(
         def fail(*_: Any, fault: type[Exception] = fault) -> None:
             raise fault("ours")
 
-        monkeypatch.setattr(reader, "read_whole", fail)
+        monkeypatch.setattr(RowReader, "fill", fail)
         for read in (
             lambda: ServedModel.open(trained.folder),
             lambda: Follower(trained.folder, checkpoint="latest"),

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at, check_whole
-from recsuite.checkpoint.storage.directory import step_of
-from recsuite.checkpoint.storage.manifest import read_manifest
+from recsuite.checkpoint.chain import CheckpointChain, chain_at, check_whole
+from recsuite.checkpoint.folder import step_of
+from recsuite.checkpoint.format import read_manifest
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.event_files import scalars
 from tests.support.launch import (

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from recsuite.checkpoint.storage import recorded
-from recsuite.checkpoint.storage.manifest import CONFIG, read_manifest, write_manifest
-from recsuite.checkpoint.storage.recorded import (
+from recsuite.checkpoint import recorded
+from recsuite.checkpoint.format import CONFIG, read_manifest, write_manifest
+from recsuite.checkpoint.recorded import (
     DATA_FLAGS,
     LEARNING_FLAGS,
     MODEL_FLAGS,

@@ -16,21 +16,26 @@ from unittest.mock import Mock
 
 import pytest
 
-from recsuite.checkpoint.storage import chain, choice, directory, writer
-from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at, check_chain
-from recsuite.checkpoint.storage.choice import chosen_chain, suggesting
-from recsuite.checkpoint.storage.directory import (
+from recsuite.checkpoint import chain
+from recsuite.checkpoint import folder as folders
+from recsuite.checkpoint.chain import CheckpointChain, chain_at, check_chain, chosen_chain, suggesting
+from recsuite.checkpoint.folder import (
     BEST,
     LATEST,
+    LOCK,
     deltas_in,
     full_checkpoints_in,
     making_name,
     new_attempt,
     newest_in,
+    prune,
+    publish,
+    retire,
+    set_aside,
     step_of,
+    writing,
 )
-from recsuite.checkpoint.storage.manifest import FORMAT, MANIFEST, check_files, read_manifest, write_manifest
-from recsuite.checkpoint.storage.writer import LOCK, prune, publish, retire, set_aside, writing
+from recsuite.checkpoint.format import FORMAT, MANIFEST, check_files, read_manifest, write_manifest
 from recsuite.errors import UserError
 from recsuite.files import sealed
 from recsuite.serving import reader
@@ -172,7 +177,7 @@ def test_what_is_moved_away_while_it_is_read_is_tried_again_before_others_are_re
     monkeypatch.setattr(reader, "read_snapshot", read_snapshot)
     for module in (chain, reader):
         monkeypatch.setattr(module, "check_whole", Mock(side_effect=AssertionError("read")), raising=False)
-    monkeypatch.setattr(choice, "suggestion", Mock(side_effect=AssertionError("suggested")))
+    monkeypatch.setattr(chain, "suggestion", Mock(side_effect=AssertionError("suggested")))
     reader.read_settled(tmp_path, LATEST)
     assert read == ["step-000000010", "step-000000005"]
 
@@ -456,7 +461,7 @@ def test_a_folder_in_the_place_of_a_manifest_is_refused(tmp_path: Path) -> None:
 
 
 def publish_dump(save_dir: Path, step: int, keep: int) -> Path:
-    final = save_dir / directory.full_name(step)
+    final = save_dir / folders.full_name(step)
     publish(fill(save_dir / f".making-{final.name}", step), final, keep)
     return final
 
@@ -508,7 +513,7 @@ def test_a_checkpoint_that_is_published_counts_even_if_its_folder_cannot_be_flus
         raise OSError(5, "Input/output error")
 
     making = fill(tmp_path / ".making-step-000000010", 10)
-    monkeypatch.setattr(writer, "flush", fail)
+    monkeypatch.setattr(folders, "flush", fail)
     publish(making, tmp_path / "step-000000010", keep=1)
     assert "Input/output error" in capfd.readouterr().out
     check_whole(tmp_path / "step-000000010")
@@ -603,7 +608,7 @@ def test_retiring_takes_the_name_away_before_the_first_file(
 ) -> None:
     dump = add_dump(tmp_path, 10)
     seen = []
-    monkeypatch.setattr(writer, "_remove", lambda path: seen.append((path.name, names_in(tmp_path))))
+    monkeypatch.setattr(folders, "_remove", lambda path: seen.append((path.name, names_in(tmp_path))))
     retire(dump)
     assert seen == [(".removing-step-000000010", [".removing-step-000000010"])]
 
@@ -715,7 +720,7 @@ def test_nothing_is_removed_where_no_trainer_has_written_before(
 def test_a_second_writer_is_refused_and_removes_nothing(tmp_path: Path) -> None:
     script = (
         "from pathlib import Path\nfrom recsuite.errors import UserError\n"
-        "from recsuite.checkpoint.storage.writer import writing\n"
+        "from recsuite.checkpoint.folder import writing\n"
         f"try:\n    with writing(Path({str(tmp_path)!r})): print('in')\n"
         "except UserError as error: print(error)\n"
     )

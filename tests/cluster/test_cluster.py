@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from recsuite.checkpoint.storage.directory import newest_in
+from recsuite.checkpoint.folder import newest_in
 from tests.cluster.machines import Machine
 from tests.cluster.ranks import launch
 from tests.support.launch import read_json

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.storage.directory import newest_in
+from recsuite.checkpoint.folder import newest_in
 from tests.cluster.machines import Cluster, launched
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.storage.directory import newest_in, step_of
+from recsuite.checkpoint.folder import newest_in, step_of
 from tests.cluster.machines import Command, Machine
 from tests.cluster.ranks import launch
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recsuite.checkpoint.storage.recorded import MODEL_FLAGS
+from recsuite.checkpoint.recorded import MODEL_FLAGS
 from recsuite.config.config import Config, flag_names
 from recsuite.config.parser import build_parser, parse_given
 from recsuite.config.presets import AUTO, NONE, PRESETS, fitting_preset, in_words, preset_flags

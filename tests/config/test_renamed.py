@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recsuite.checkpoint.storage.recorded import checked_flags
+from recsuite.checkpoint.recorded import checked_flags
 from recsuite.config.config import flag_names, sections
 from recsuite.config.parser import check_read, parse_args, parse_given
 from recsuite.config.renamed import RENAMED, renamed_flag

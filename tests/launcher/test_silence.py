@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.storage.directory import newest_in
+from recsuite.checkpoint.folder import newest_in
 from tests.cluster.machines import Cluster, Command, Machine, why_not
 from tests.support.launch import LAUNCHER, SUPPORT
 from tests.support.preloaded import preloaded

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.storage.directory import newest_in
+from recsuite.checkpoint.folder import newest_in
 from recsuite.config.config import Config
 from recsuite.errors import BrokenLaunchError, LostPeerError
 from recsuite.runtime import ending, process

@@ -14,9 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
-from recsuite.checkpoint.storage.manifest import read_manifest, write_manifest
-from recsuite.checkpoint.storage.writer import publish
+from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, publish, step_of
+from recsuite.checkpoint.format import read_manifest, write_manifest
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import SCHEMA_FILE
 from recsuite.errors import UserError

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from recsuite.checkpoint.storage.dynamic import ROWS, WAITING, Texts, name_of
-from recsuite.checkpoint.storage.manifest import DynamicRecord, Manifest, ParentLink
-from recsuite.checkpoint.storage.shards import shard_file_name, write_shard_file
+from recsuite.checkpoint.format import DynamicRecord, Manifest, ParentLink
+from recsuite.checkpoint.shards import ROWS, WAITING, Texts, name_of, shard_file_name, write_shard_file
 from recsuite.errors import UserError
 from recsuite.serving.dynamic import Changed, Contents, arrays_of, check_records, read_changes, read_tables
 from recsuite.serving.request import ids_of_values

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from recsuite.checkpoint.storage.manifest import DynamicRecord, read_manifest
+from recsuite.checkpoint.format import DynamicRecord, read_manifest
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.serving.dynamic import Directory
 from recsuite.serving.export import write_export

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import recsuite
-from recsuite.checkpoint.storage.manifest import CONFIG
-from recsuite.checkpoint.storage.writer import publish
+from recsuite.checkpoint.folder import publish
+from recsuite.checkpoint.format import CONFIG
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.source import SCHEMA

@@ -22,8 +22,7 @@ from typing import Any
 
 import pytest
 
-from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
-from recsuite.checkpoint.storage.writer import publish
+from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, publish, step_of
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import UserError
@@ -358,7 +357,7 @@ def test_a_follower_of_the_best_checkpoint_passes_over_a_later_one_that_is_worse
 ) -> None:
     there, save_dir = states(trained_folder / "dumps"), first_two(trained_folder / "dumps", tmp_path)
     best = save_dir / "delta-000000002"
-    for module in ("serving.served", "checkpoint.storage.choice"):
+    for module in ("serving.served", "checkpoint.chain"):
         monkeypatch.setattr(f"recsuite.{module}.best_in", lambda folder: best)
     follower, newest = Follower(save_dir), Follower(save_dir, checkpoint="latest")
     publish_copy(there[8], save_dir)

@@ -19,9 +19,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recsuite.checkpoint.storage.choice import describe_choice
-from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
-from recsuite.checkpoint.storage.manifest import (
+from recsuite.checkpoint.chain import describe_choice
+from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, publish, retire, set_aside, step_of
+from recsuite.checkpoint.format import (
     CONFIG,
     FEATURES_FILE,
     MANIFEST,
@@ -30,8 +30,7 @@ from recsuite.checkpoint.storage.manifest import (
     read_manifest,
     write_manifest,
 )
-from recsuite.checkpoint.storage.recorded import with_recorded
-from recsuite.checkpoint.storage.writer import publish, retire, set_aside
+from recsuite.checkpoint.recorded import with_recorded
 from recsuite.config.parser import parse_given
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import SCHEMA_FILE
@@ -156,10 +155,11 @@ def test_the_server_needs_neither_torchrec_nor_the_trainer(exported: Path) -> No
         "print(*sys.modules)"
     )
     modules = succeeded(python("-c", program)).split()
-    assert "recsuite.checkpoint.storage.manifest" in modules
+    assert "recsuite.checkpoint.format" in modules
     heavy = {"torchrec", "fbgemm_gpu", "pandas", "pyarrow"}
     trainers = {
-        f"recsuite.{name}" for name in ("training", "sharding", "checkpoint.full", "checkpoint.delta")
+        f"recsuite.{name}"
+        for name in ("training.state", "sharding", "checkpoint.writer", "checkpoint.restore")
     }
     assert not (heavy | trainers) & set(modules)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from recsuite.checkpoint.full import tensors_of
+from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from recsuite.checkpoint.delta import shards_of
-from recsuite.checkpoint.full import tensors_of
-from recsuite.checkpoint.session import checkpointing
+from recsuite.checkpoint.checkpointer import checkpointing
+from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.models.tasks import ModelData, ModelMaker, library_model
 from recsuite.runtime.process import cleanup_runtime, init_runtime
+from recsuite.sharding.plan import embedding_tables
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, TableRule
 from recsuite.training.progress import Progress
@@ -162,7 +162,7 @@ def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
         state = train_state.head.state_dict()
         model.load_state_dict({name: state[name] for name in model.state_dict()})
         # The only row that no training rating looks up; it begins with zeros otherwise.
-        shards_of(tensors_of(train_state))["movie"]["weight"][0].tensor.detach()[UNKNOWN_ROW] = 1.0
+        embedding_tables(train_state.model)["movie"].export()["weight"][UNKNOWN_ROW] = 1.0
         before = rows_of(train_state)
         reference = Reference(model, before, config, rule)
         with open_data(config, context) as data:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from recsuite.checkpoint.storage.directory import newest_in
-from recsuite.checkpoint.storage.recorded import read_recorded
+from recsuite.checkpoint.folder import newest_in
+from recsuite.checkpoint.recorded import read_recorded
 from recsuite.config.config import Config
 from recsuite.runtime.process import cleanup_runtime, end_process, init_runtime
 
@@ -22,16 +22,16 @@ def main() -> None:
     config = Config.of(**{**read_recorded(newest), "save_dir": target})
     context = init_runtime(config)
 
-    from recsuite.checkpoint.chain_writer import ChainWriter
+    from recsuite.checkpoint.chain import chain_at
     from recsuite.checkpoint.restore import restore
-    from recsuite.checkpoint.storage.chain import chain_at
+    from recsuite.checkpoint.writer import CheckpointWriter
     from recsuite.datasets.opening import open_data
     from recsuite.training.state import build_train_state
 
     with open_data(config, context) as data:
         train_state = build_train_state(data.columns, config, context)
         manifest = restore(chain_at(newest), train_state, data.columns, context)
-        writer = ChainWriter(train_state, manifest.run, None, data.columns, config, context)
+        writer = CheckpointWriter(train_state, manifest.run, None, data.columns, config, context)
         writer.write_full(manifest.progress)
         writer.close()
     cleanup_runtime()

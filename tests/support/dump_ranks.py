@@ -142,8 +142,8 @@ def write_all(folder: Path, context: RuntimeContext) -> dict[str, Any]:
 
 def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Write deltas and full checkpoints as a training does; what the model was then, and what came after."""
-    from recsuite.checkpoint.full import tensors_of
-    from recsuite.checkpoint.storage.directory import deltas_in, step_of
+    from recsuite.checkpoint.folder import deltas_in, step_of
+    from recsuite.checkpoint.writer import tensors_of
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.training.progress import Progress
     from recsuite.training.state import build_train_state
@@ -192,7 +192,7 @@ def begin_checkpointer(
 ) -> Any:
     """A checkpointer that has written what was there before the first step."""
     from recsuite.checkpoint.checkpointer import Checkpointer
-    from recsuite.checkpoint.storage.writer import writing
+    from recsuite.checkpoint.folder import writing
     from recsuite.training.progress import Progress
 
     settings: dict[str, Any] = {kind: True, "save_dir": str(folder)}
@@ -213,12 +213,10 @@ def sharding_of(train_state: Any) -> dict[str, str]:
 
 def marked(checkpointer: Any, context: RuntimeContext) -> dict[str, list[int]]:
     """Rows of whole tables that count as changed since the last delta. Collective."""
-    from recsuite.checkpoint.delta import shards_of
-
-    shards = shards_of(checkpointer.tensors)
-    mine = {}
-    for table, rows in checkpointer.writer.touched.get_unique_ids().items():
-        mine[table] = (rows + shards[table]["weight"][0].metadata.shard_offsets[0]).tolist()
+    mine = {
+        name: (table.changed_rows() + table.first).tolist()
+        for name, table in checkpointer.writer.tables.items()
+    }
     return united(mine, context)
 
 
@@ -312,10 +310,10 @@ def load_states(
     """What the model was after the load of every checkpoint of a save_dir, or of every other one and the
     newest, and the progress of the newest.
     """
-    from recsuite.checkpoint.full import tensors_of
+    from recsuite.checkpoint.chain import chain_at
+    from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, step_of
     from recsuite.checkpoint.restore import restore
-    from recsuite.checkpoint.storage.chain import chain_at
-    from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
+    from recsuite.checkpoint.writer import tensors_of
 
     states = {}
     # Also backwards and twice: a load depends on nothing that was there before.

@@ -7,17 +7,34 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from recsuite.checkpoint.dynamic import DynamicTable, DynamicTables, check_room, load_tables
-from recsuite.checkpoint.storage.dynamic import check_dynamic, opened
-from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
-from recsuite.checkpoint.storage.shards import _pieces, shard_file_name, write_shard_file
-from recsuite.sharding.dynamic import Counts, DynamicSpec
+from recsuite.checkpoint.format import DynamicRecord, Manifest, ParentLink
+from recsuite.checkpoint.restore import check_tables
+from recsuite.checkpoint.shards import (
+    RowReader,
+    check_shard_files,
+    name_of,
+    shard_file_name,
+    write_shard_file,
+)
+from recsuite.sharding.dynamic import SINCE_BEGINNING, Counts, DynamicSpec, DynamicTable
 from recsuite.training.progress import Progress
 from tests.support.dynamic_oracle import Shares, tensors
 
 SPEC = DynamicSpec("user", 3, 64, 256, seed=3, admit=2, evict="lfu", ttl=40, half_life=16, grow=0.75)
+
+
+def arrays_of(rank: DynamicTable, is_delta: bool) -> dict[str, np.ndarray]:
+    """The arrays of a rank's shard file."""
+    return {name_of("user", slot): value.numpy() for slot, value in rank.export(is_delta).items()}
+
+
+def record_of(rank: DynamicTable, counts: Counts) -> DynamicRecord:
+    """The record of the table in a manifest. counts: of all ranks."""
+    since_beginning = {name: getattr(counts, name) for name in SINCE_BEGINNING}
+    return DynamicRecord(**rank.record(), has_texts=False, live=counts.live, counts=since_beginning)
 
 
 class Table:
@@ -30,31 +47,29 @@ class Table:
         self.unknown = unknown
         for held in self.unknown:
             held.zero_()
-        self.ranks = [DynamicTables({"user": DynamicTable(rank)}) for rank in self.shares.ranks]
+        self.ranks = self.shares.ranks
 
     def write(self, folder: Path, is_delta: bool) -> Manifest:
         """What all ranks have, or what changed since the last time."""
         folder.mkdir()
         entries = [
-            write_shard_file(folder / shard_file_name(number), rank.arrays(is_delta))
+            write_shard_file(folder / shard_file_name(number), arrays_of(rank, is_delta))
             for number, rank in enumerate(self.ranks)
         ]
-        counts = [rank.rows.counts() for rank in (one.tables["user"] for one in self.ranks)]
-        total = Counts(*(sum(many) for many in zip(*map(dataclasses.astuple, counts), strict=True)))
-        record = self.ranks[0].tables["user"].record(total)
+        counts = [dataclasses.astuple(rank.counts()) for rank in self.ranks]
+        record = record_of(self.ranks[0], Counts(*(sum(many) for many in zip(*counts, strict=True))))
         link = ParentLink("step-000000000", "digest", 1, 0) if is_delta else None
         files = tuple(entries)
         manifest = Manifest("run", Progress(), {}, files, "", "", {}, link, dynamic={"user": record})
-        pieces = list(_pieces(folder, manifest))
-        assert check_dynamic(folder, manifest, pieces) == []
+        check_shard_files(folder, manifest)
         self.shares.clear_changes()
         return manifest
 
     def load(self, folders: list[Path], manifests: list[Manifest]) -> int:
         """How many rows found no place."""
-        with opened(folders, manifests) as files:
-            check_room(folders[-1], files, manifests[-1].dynamic, self.ranks[0])
-            dropped = [load_tables(files, manifests[-1].dynamic, rank, 0.5)["user"] for rank in self.ranks]
+        reader = RowReader(folders, manifests)
+        check_tables(folders[-1], reader, {"user": self.ranks[0]})
+        dropped = [rank.load(reader, 0.5) for rank in self.ranks]
         self.shares.placement = self.shares.ranks[0].placement
         return sum(dropped)
 

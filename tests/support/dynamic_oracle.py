@@ -10,8 +10,8 @@ import torch
 from recsuite.sharding.dynamic import (
     Changes,
     Counts,
-    DynamicRows,
     DynamicSpec,
+    DynamicTable,
     LiveRows,
     Marks,
     Moving,
@@ -178,7 +178,7 @@ class Shares:
         self.placement = Placement(spec.distribution, spec.capacity // 16, world_size)
         places = Placement(spec.distribution, spec.max_capacity // 16, world_size).places_per_rank
         self.ranks = [
-            DynamicRows(
+            DynamicTable(
                 spec,
                 rank,
                 world_size,

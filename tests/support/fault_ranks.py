@@ -22,13 +22,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from recsuite.checkpoint import delta as incremental
-from recsuite.checkpoint import full as checkpoint
-from recsuite.checkpoint.full import Tensors, tensors_of
+from recsuite.checkpoint import writer
+from recsuite.checkpoint.chain import chain_at
+from recsuite.checkpoint.checkpointer import checkpointing
+from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, newest_in
 from recsuite.checkpoint.restore import restore
-from recsuite.checkpoint.session import checkpointing
-from recsuite.checkpoint.storage.chain import chain_at
-from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, newest_in
+from recsuite.checkpoint.writer import Tensors, tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
@@ -92,9 +91,8 @@ class Faults:
 
     def __init__(self) -> None:
         self.fault: Callable[[Callable[[], Any]], Any] | None = None
-        self._write_file = checkpoint.write_shard_file
-        for module in (checkpoint, incremental):
-            setattr(module, "write_shard_file", self.write_shard_file)  # noqa: B010
+        self._write_file = writer.write_shard_file
+        setattr(writer, "write_shard_file", self.write_shard_file)  # noqa: B010
 
     def write_shard_file(self, *arguments: Any) -> Any:
         """Write a part, with the fault that there is."""

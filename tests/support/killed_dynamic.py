@@ -8,11 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from recsuite.checkpoint.storage import chain
-from recsuite.checkpoint.storage.chain import chain_at
-from recsuite.checkpoint.storage.directory import LATEST, newest_in
-from recsuite.checkpoint.storage.manifest import ParentLink, read_manifest, write_manifest
-from recsuite.checkpoint.storage.writer import LOCK, publish, writing
+from recsuite.checkpoint import chain
+from recsuite.checkpoint.chain import chain_at
+from recsuite.checkpoint.folder import LATEST, LOCK, newest_in, publish, writing
+from recsuite.checkpoint.format import ParentLink, read_manifest, write_manifest
 from recsuite.training.progress import Progress
 from tests.support.dynamic_checkpoints import SPEC, Table, advance
 from tests.support.killed_writer import run_until_call

@@ -30,14 +30,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recsuite.checkpoint.checkpointer import Checkpointer
-from recsuite.checkpoint.compaction import compact
-from recsuite.checkpoint.full import tensors_of
+from recsuite.checkpoint.chain import chain_at, check_whole
+from recsuite.checkpoint.checkpointer import Checkpointer, checkpointing, compact
+from recsuite.checkpoint.folder import BEST, LATEST, LEFTOVER, LOCK, NAME, newest_in, step_of
 from recsuite.checkpoint.restore import restore
-from recsuite.checkpoint.session import checkpointing
-from recsuite.checkpoint.storage.chain import chain_at, check_whole
-from recsuite.checkpoint.storage.directory import BEST, LATEST, NAME, newest_in, step_of
-from recsuite.checkpoint.storage.writer import LEFTOVER, LOCK
+from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.synthetic import write_synthetic

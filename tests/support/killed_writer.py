@@ -15,10 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recsuite.checkpoint.compaction import _retire_compacted
-from recsuite.checkpoint.storage.directory import (
+from recsuite.checkpoint.checkpointer import _retire_compacted
+from recsuite.checkpoint.folder import (
     BEST,
     LATEST,
+    LEFTOVER,
+    LOCK,
     NAME,
     best_in,
     deltas_in,
@@ -26,9 +28,11 @@ from recsuite.checkpoint.storage.directory import (
     making_name,
     new_attempt,
     newest_in,
+    publish,
+    set_aside,
     step_of,
+    writing,
 )
-from recsuite.checkpoint.storage.writer import LEFTOVER, LOCK, publish, set_aside, writing
 from recsuite.files import digest_of
 from tests.support.tiny_dumps import BETTER, GOOD, WORSE, add_delta, add_dump, check_whole, fill, link_to
 

@@ -12,7 +12,8 @@ import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.checkpoint.checkpointer import Checkpointer
-from recsuite.checkpoint.full import Tensors
+from recsuite.checkpoint.writer import Tensors
+from recsuite.sharding.table import StaticTable
 
 
 def tables_of(tensors: Tensors) -> Iterator[tuple[int, str, int, torch.Tensor]]:
@@ -54,7 +55,9 @@ def mark_step(checkpointer: Checkpointer, tensors: Tensors, step: int) -> None:
     """Tell the tracker which rows a step changed."""
     for _, table, first, tensor in tables_of(tensors):
         changed = (step + first + torch.arange(tensor.size(0))) % 3 == 0
-        checkpointer.writer.touched.marks[table][changed] = True
+        share = checkpointer.writer.tables[table]
+        assert isinstance(share, StaticTable)
+        share.mark(changed.nonzero().view(-1))
 
 
 def differing(tensors: Tensors, step: int) -> list[str]:

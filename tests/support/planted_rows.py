@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 import torch
 
-from recsuite.sharding.dynamic import DynamicRows
+from recsuite.sharding.dynamic import DynamicTable
 
 NUM_IDS = 40
-Shares = Mapping[str, DynamicRows]
+Shares = Mapping[str, DynamicTable]
 
 
 def is_there(ids: torch.Tensor, step: int) -> torch.Tensor:
@@ -22,7 +22,7 @@ def is_there(ids: torch.Tensor, step: int) -> torch.Tensor:
     return (ids + step) % 16 >= 3
 
 
-def ids_at(share: DynamicRows, step: int) -> torch.Tensor:
+def ids_at(share: DynamicTable, step: int) -> torch.Tensor:
     """The ids of this rank that are there after a step, ascending, int64 [n]."""
     ids = torch.arange(-NUM_IDS, NUM_IDS)
     there = ids[is_there(ids, step)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
+from recsuite.checkpoint.format import Manifest, ParentLink
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.models.rows import with_row_scale

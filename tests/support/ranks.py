@@ -199,13 +199,15 @@ def optimizer_sums(train_state: Any) -> dict[str, float]:
     import torch
     import torch.distributed as dist
 
-    from recsuite.checkpoint.delta import shards_of
-    from recsuite.checkpoint.full import tensors_of
+    from recsuite.sharding.plan import embedding_tables
 
     sums = {}
-    for table, slots in sorted(shards_of(tensors_of(train_state)).items()):
+    for table, share in sorted(embedding_tables(train_state.model).items()):
         # A rank without rows of a table has no state of it.
-        mine = sum((shard.tensor.double().sum() for shard in slots.get("momentum1", ())), torch.zeros(()))
+        mine = sum(
+            (value.double().sum() for slot, value in share.export().items() if slot == "momentum1"),
+            torch.zeros(()),
+        )
         # Where the backend of the ranks adds up; a rank may have no shard that says where that is.
         total = torch.as_tensor(mine, dtype=torch.float64).to(train_state.row_scale.device)
         dist.all_reduce(total)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.checkpoint.storage.manifest import VOCABULARY
+from recsuite.checkpoint.format import VOCABULARY
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns

@@ -81,21 +81,20 @@ def stay_in_training() -> None:
 
 def stay_in_dumps() -> None:
     """While checkpoints are written, one after every step."""
-    from recsuite.checkpoint.chain_writer import ChainWriter
+    from recsuite.checkpoint.writer import CheckpointWriter
 
-    ChainWriter.write_full = marked(ChainWriter.write_full)  # type: ignore[method-assign]
+    CheckpointWriter.write_full = marked(CheckpointWriter.write_full)  # type: ignore[method-assign]
 
 
 def stay_in_a_long_dump() -> None:
     """While one checkpoint is written, of which the first rank's shard file takes an hour."""
-    from recsuite.checkpoint import chain_writer
-    from recsuite.checkpoint import full as checkpoint
+    from recsuite.checkpoint import writer
 
-    chain_writer.SLOWEST_DISK = 1
+    writer.SLOWEST_DISK = 1
     if runtime.read_launch().rank == 0:
-        checkpoint.write_shard_file = marked(checkpoint.write_shard_file, 3600)
+        writer.write_shard_file = marked(writer.write_shard_file, 3600)
     else:
-        checkpoint.write_shard_file = marked(checkpoint.write_shard_file)
+        writer.write_shard_file = marked(writer.write_shard_file)
 
 
 def stay_in_evaluation() -> None:
@@ -107,11 +106,11 @@ def stay_in_evaluation() -> None:
 
 def stay_in_load() -> None:
     """In loading a checkpoint, for an evaluation or to merge deltas."""
-    from recsuite.checkpoint import compaction
+    from recsuite.checkpoint import checkpointer
     from recsuite.checkpoint import restore as loading
 
     loading.restore_chosen = again_and_again(loading.restore_chosen)
-    compaction.restore = again_and_again(compaction.restore)
+    checkpointer.restore = again_and_again(checkpointer.restore)
 
 
 def stay_at_end() -> None:

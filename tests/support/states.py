@@ -38,9 +38,9 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from recsuite.checkpoint.chain import chain_at
+    from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, step_of
     from recsuite.checkpoint.restore import restore
-    from recsuite.checkpoint.storage.chain import chain_at
-    from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
     from recsuite.datasets.opening import open_data
     from recsuite.training.state import build_train_state
     from recsuite.training.steps import InputPipeline

@@ -53,8 +53,8 @@ def main() -> None:
 
 def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = -1) -> dict[str, Any]:
     """The windows of a stream, and what it learned in the end; end_at: after this step SIGTERM comes."""
-    from recsuite.checkpoint.past import reopen_data
-    from recsuite.checkpoint.session import checkpointing
+    from recsuite.checkpoint.checkpointer import checkpointing
+    from recsuite.checkpoint.stream_state import reopen_data
     from recsuite.training.callbacks import Callback, Epoch, Step
     from recsuite.training.loop import begin_training
 

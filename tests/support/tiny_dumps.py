@@ -7,11 +7,11 @@ import itertools
 import os
 from pathlib import Path
 
-from recsuite.checkpoint.storage import chain, directory
-from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at
-from recsuite.checkpoint.storage.directory import delta_name, full_name, step_of
-from recsuite.checkpoint.storage.manifest import MANIFEST, Manifest, ParentLink, read_manifest, write_manifest
-from recsuite.checkpoint.storage.writer import publish
+from recsuite.checkpoint import chain
+from recsuite.checkpoint import folder as directory
+from recsuite.checkpoint.chain import CheckpointChain, chain_at
+from recsuite.checkpoint.folder import delta_name, full_name, publish, step_of
+from recsuite.checkpoint.format import MANIFEST, Manifest, ParentLink, read_manifest, write_manifest
 from recsuite.files import digest_of, flushed
 from recsuite.training.progress import Progress
 

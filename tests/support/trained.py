@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.full import tensors_of
+from recsuite.checkpoint.chain import chain_at, suggesting
+from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.checkpoint.restore import restore
-from recsuite.checkpoint.session import checkpointing
-from recsuite.checkpoint.storage.chain import chain_at
-from recsuite.checkpoint.storage.choice import suggesting
+from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns

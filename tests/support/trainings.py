@@ -31,10 +31,9 @@ def train(
 
     Which ratings is known only where batches are made in this process.
     """
-    from recsuite.checkpoint.checkpointer import Checkpointer
-    from recsuite.checkpoint.session import checkpointing
-    from recsuite.checkpoint.storage.directory import newest_in
-    from recsuite.checkpoint.storage.manifest import read_manifest
+    from recsuite.checkpoint.checkpointer import Checkpointer, checkpointing
+    from recsuite.checkpoint.folder import newest_in
+    from recsuite.checkpoint.format import read_manifest
     from recsuite.datasets.opening import open_data
     from recsuite.training import loop as training
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recsuite.checkpoint.session import checkpointing
+from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.presets import PRESETS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from recsuite.checkpoint.session import checkpointing
+from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.presets import PRESETS

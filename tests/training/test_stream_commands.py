@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.storage.directory import deltas_in, newest_in, step_of
-from recsuite.checkpoint.storage.manifest import read_manifest
+from recsuite.checkpoint.folder import deltas_in, newest_in, step_of
+from recsuite.checkpoint.format import read_manifest
 from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
 from recsuite.training.progress import StreamProgress
 from tests.support.launch import EXAMPLE, python, started, succeeded, wait_for

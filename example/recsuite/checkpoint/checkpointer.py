@@ -1,24 +1,51 @@
-"""Callback that writes checkpoints, has the progress where a training begins, and restores the best one."""
+"""Checkpoints of a training: the only writer of its folder, the moments of writing, and compaction.
+
+A training begins anew or continues from the newest checkpoint. Compaction replaces deltas by one full
+checkpoint: it is faster to read, and a training continues from it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import uuid
+from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from recsuite.checkpoint.chain_writer import ChainWriter
-from recsuite.checkpoint.full import Tensors
+from recsuite.checkpoint.chain import CheckpointChain, chain_at, suggesting
+from recsuite.checkpoint.folder import (
+    BEST,
+    LATEST,
+    LOCK,
+    best_in,
+    deltas_in,
+    full_checkpoints_in,
+    full_name,
+    newest_in,
+    point_at,
+    prune,
+    retire,
+    set_aside,
+    step_of,
+    tidying,
+    writing,
+)
+from recsuite.checkpoint.format import CONFIG, Manifest, read_manifest
+from recsuite.checkpoint.recorded import LEARNING_FLAGS, TABLE_FLAGS, read_recorded
 from recsuite.checkpoint.restore import restore
-from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at
-from recsuite.checkpoint.storage.directory import best_in
-from recsuite.checkpoint.storage.manifest import read_manifest
+from recsuite.checkpoint.writer import CheckpointWriter, Tensors
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.streams import check_prefix
+from recsuite.errors import UserError, counted
 from recsuite.runtime.ending import Termination, status_of
-from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0
+from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
+from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.callbacks import Epoch, Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel
@@ -68,13 +95,16 @@ class Checkpointer:
     def changed(self) -> dict[str, torch.Tensor] | None:
         """Rows of the next delta, None for all rows, see `callbacks.CheckpointerProtocol`."""
         # Only these rows are in a delta, and checking all rows of large tables costs far more.
-        return self.writer.touched.get_unique_ids() if self.writer.next_is_delta else None
+        if not self.writer.next_is_delta:
+            return None
+        return {name: table.changed_rows() for name, table in self.writer.tables.items()}
 
     def begin(self, train_state: ShardedModel) -> None:
         """Restore the resumed checkpoint, or write a full checkpoint if deltas need one to build on."""
+        self.model = train_state.model
         if self.resumed is not None:
             restore(self.resumed, train_state, self.columns, self.context)
-        self.writer = ChainWriter(
+        self.writer = CheckpointWriter(
             train_state, self.run, self.resumed, self.columns, self.config, self.context
         )
         # Any delta needs a full checkpoint to build on. A resumed training has one, and continues its chain:
@@ -131,7 +161,7 @@ class Checkpointer:
 
         The loss alone is not enough: it is computed before this step's update of the weights.
         """
-        rows, shares = self.changed, self.writer.dynamic.shares
+        rows, shares = self.changed, dynamic_rows(self.model)
         everyones = all_gather_object(
             lambda: (float(step.loss), unsound(self.tensors, shares, rows)), self.group
         )
@@ -171,3 +201,201 @@ class Checkpointer:
         # A signal came after the last vote: everything is written, and the exit status must show the signal.
         if self.termination.asked:
             raise SystemExit(status_of(self.termination.asked))
+
+
+# --- the only writer of a folder ---
+
+
+@contextlib.contextmanager
+def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> Iterator[Checkpointer]:
+    """Yield the checkpointer of a training as the only writer of --save_dir. Collective: every rank.
+
+    Raises:
+        UserError: when another training writes there, when the ranks do not share the folder, and when the
+            last checkpoint failed.
+    """
+    save_dir = Path(config.checkpoint.save_dir)
+    with writing_together(save_dir, context):
+        # With the lock: from here on no other process writes here, so checkpoints can be moved or chosen.
+        if not config.checkpoint.resume:
+            raise_on_all(lambda: _begin_afresh(save_dir, context) if context.rank == 0 else None)
+        # By one rank: on a network file system ranks see the newest checkpoint at different times, and each
+        # would draw another name for a new run.
+        resumed, run = broadcast_from_rank0(lambda: _find_start(save_dir))
+        if resumed is not None:
+            raise_on_all(lambda: _check_continues(resumed, columns, config, context))
+        checkpointer = Checkpointer(resumed, run, columns, config, context)
+        # From here on a signal is recorded and voted on. Before, it ends the process at once, because there
+        # is nothing to write. `close` is inside, because the last checkpoint may still be under way.
+        with checkpointer.termination.obeyed():
+            yield checkpointer
+            checkpointer.close()
+
+
+@contextlib.contextmanager
+def writing_together(save_dir: Path, context: RuntimeContext) -> Iterator[None]:
+    """Enter `writing` on rank 0 for all ranks. Collective: every rank.
+
+    Raises:
+        UserError: as `writing`, and when the ranks do not share the folder.
+    """
+    with contextlib.ExitStack() as stack:
+        raise_on_all(lambda: stack.enter_context(writing(save_dir)) if context.rank == 0 else None)
+        raise_on_all(lambda: _check_shared(save_dir, context))
+        yield
+
+
+def _check_shared(save_dir: Path, context: RuntimeContext) -> None:
+    # On a machine with a local folder of this name, a rank would write shard files that the others never see,
+    # and rank 0 would publish checkpoints without them.
+    if not (save_dir / LOCK).exists():
+        raise UserError(
+            f"Rank {context.rank} does not see what rank 0 wrote to --save_dir {save_dir}; give a folder "
+            "that all machines share."
+        )
+
+
+def _begin_afresh(save_dir: Path, context: RuntimeContext) -> None:
+    newest = newest_in(save_dir)
+    if newest is not None:
+        context.say(
+            f"{save_dir} held {newest.name} of an earlier training, and all of that is now in "
+            f"{set_aside(save_dir)}; --resume would have continued from it"
+        )
+
+
+def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
+    """Return the checkpoint to continue from, if any, and the name of the run."""
+    newest = newest_in(save_dir)
+    if newest is None:
+        return None, uuid.uuid4().hex
+    return suggesting(newest, lambda: chain_at(newest)), read_manifest(newest).run
+
+
+def _check_continues(
+    chain: CheckpointChain, columns: Columns, config: Config, context: RuntimeContext
+) -> None:
+    """Refuse ratings other than those of the checkpoint, and print the flags that have changed."""
+    manifest = read_manifest(chain.folder)
+    _check_kind(chain, manifest.progress, config)
+    if manifest.progress.stream is not None:
+        _check_stream(chain, manifest.progress, columns)
+    else:
+        _check_ratings(chain, manifest, columns)
+    _say_changes(chain, manifest, config, context)
+
+
+def _check_kind(chain: CheckpointChain, progress: Progress, config: Config) -> None:
+    # Before its first window a stream has no progress yet.
+    is_stream = progress.stream is not None or (progress.step == 0 and config.stream.stream)
+    if is_stream != config.stream.stream:
+        was, given = ("a stream", "without") if is_stream else ("epochs", "with")
+        raise UserError(
+            f"{chain.folder} is of a training in {was}, and cannot go on {given} --stream; leave out "
+            "--resume to train anew."
+        )
+
+
+def _check_stream(chain: CheckpointChain, progress: Progress, columns: Columns) -> None:
+    """Refuse data in which the events learned so far have changed; new events after them are fine."""
+    stream = progress.stream
+    assert stream is not None
+    check_prefix(columns.column("keys"), stream.end, stream.digest, columns.source)
+    if not (stream.begin <= stream.end and progress.samples <= stream.end - stream.begin):
+        raise UserError(
+            f"{chain.folder} says that {progress.samples:,} {columns.schema.labels} of its window are used, "
+            f"and the window has {stream.end - stream.begin:,}; resume from another checkpoint."
+        )
+
+
+def _check_ratings(chain: CheckpointChain, manifest: Manifest, columns: Columns) -> None:
+    # The progress is a position in the order of the ratings: with other ratings, some would be trained on
+    # twice, and others skipped.
+    theirs = manifest.ratings
+    if theirs != columns.digest:
+        # The digests end with the numbers for training and validation.
+        numbers = [digest.split("-")[1:2] for digest in (theirs, columns.digest)]
+        shown = f" ({numbers[0][0]} for training then, {numbers[1][0]} now)" if all(numbers) else ""
+        raise UserError(
+            f"--resume goes on with the {columns.schema.labels} of {chain.folder}, and those of "
+            f"{columns.source} are others{shown}; give the --data_path that its {CONFIG} names, with the "
+            "files as they were, or train anew on all files without --resume; a training with --stream goes "
+            "on with new files."
+        )
+    used = manifest.progress.samples
+    # Only a manifest that no training wrote has this: the number of steps left would be 0 or negative.
+    if used >= columns.num_train:
+        raise UserError(
+            f"{chain.folder} says that {used:,} {columns.schema.labels} of its epoch are used, and an epoch "
+            f"has {columns.num_train:,}; resume from another checkpoint."
+        )
+
+
+def _say_changes(chain: CheckpointChain, manifest: Manifest, config: Config, context: RuntimeContext) -> None:
+    before = read_recorded(chain.folder)
+    changed = [
+        f"--{name} {config.flags[name]} (was {before.get(name)})"
+        for name in (*LEARNING_FLAGS, *TABLE_FLAGS, "seed")
+        if config.flags[name] != before.get(name)
+    ]
+    # The product counts: half as many ranks with twice the --batch_size make the same steps.
+    batch = config.loader.batch_size * context.world_size
+    batch_before = before.get("batch_size", 0) * manifest.world_size
+    if batch != batch_before:
+        changed.append(f"a global batch of {batch:,} (was {batch_before:,})")
+    if changed:
+        context.say(f"continues with other flags than before: {', '.join(changed)}")
+
+
+# --- compaction ---
+
+
+def compact(train_state: ShardedModel, columns: Columns, config: Config, context: RuntimeContext) -> None:
+    """Replace the newest deltas with a full checkpoint, and remove these deltas. Collective: every rank.
+
+    Raises:
+        UserError: when there is no checkpoint, when it is not complete, or when the new one cannot be
+            written.
+    """
+    save_dir = Path(config.checkpoint.save_dir)
+    find = partial(suggesting, save_dir, lambda: chain_at(save_dir))
+    # Before `writing_together` makes the folder for its lock: a mistyped --save_dir creates no folder.
+    broadcast_from_rank0(find)
+    with writing_together(save_dir, context):
+        # Found again, now that no other process writes here.
+        chain = broadcast_from_rank0(find)
+        # Also if there is no delta to merge because a compaction was interrupted: the deltas that the full
+        # checkpoint replaces are removed only if it is whole.
+        manifest = restore(chain, train_state, columns, context)
+        if chain.deltas:
+            writer = CheckpointWriter(train_state, manifest.run, chain, columns, config, context)
+            # It has the step of the last delta, and of equal steps the full checkpoint is the newest. So the
+            # folder is not ambiguous if this process is killed before the deltas are removed.
+            writer.write_full(manifest.progress)
+            writer.close()
+        removed = broadcast_from_rank0(lambda: _retire_compacted(save_dir, config.checkpoint.keep))
+    context.say(f"{save_dir / full_name(step_of(chain.folder))} replaces {counted(removed, 'delta')}")
+
+
+def _retire_compacted(save_dir: Path, keep: int) -> int:
+    """Remove the deltas up to the newest full checkpoint, and bases that only they need; return their number.
+
+    The folders of the best checkpoint are kept.
+    """
+    newest = full_checkpoints_in(save_dir)[-1]
+    run = read_manifest(newest).run
+    older = [path for path in deltas_in(save_dir) if step_of(path) <= step_of(newest)]
+    best = best_in(save_dir)
+    needed = chain_at(best).folders if best else ()
+    merged = [path for path in older if read_manifest(path).run == run and path not in needed]
+    with tidying(save_dir):
+        # If a compaction was interrupted, the links still name a delta.
+        if step_of(newest) > 0:
+            point_at(newest, LATEST)
+        if best:
+            point_at(best, BEST)
+        # The newest first: if this is interrupted, the rest of the chain has no gap.
+        for delta in reversed(merged):
+            retire(delta)
+        prune(save_dir, keep)
+    return len(merged)

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from torch.distributed.checkpoint.api import CheckpointException
+import torch
 
-from recsuite.checkpoint.delta import apply_delta
-from recsuite.checkpoint.dynamic import DynamicTables, check_room, check_tables, load_tables
-from recsuite.checkpoint.full import Tensors, check_fit, dynamic_of, read_full, shapes_of, tensors_of
-from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at, check_whole
-from recsuite.checkpoint.storage.choice import (
+from recsuite.checkpoint.chain import (
+    CheckpointChain,
     asked_for,
+    chain_at,
+    check_whole,
     chosen_chain,
     describe_choice,
     settled,
     suggesting,
     suggestion,
 )
-from recsuite.checkpoint.storage.directory import others_in
-from recsuite.checkpoint.storage.dynamic import opened
-from recsuite.checkpoint.storage.manifest import Manifest
-from recsuite.checkpoint.storage.shards import check_shard_files, reading
+from recsuite.checkpoint.folder import others_in
+from recsuite.checkpoint.format import CONFIG, DynamicRecord, Manifest
+from recsuite.checkpoint.shards import RowReader, check_shard_files, reading, widths_in
+from recsuite.checkpoint.writer import dense_of, digest_of_vocabulary, features_of, shapes_of, tensors_of
 from recsuite.config.sections import CheckpointConfig, ModelConfig
 from recsuite.datasets.columns import Columns
-from recsuite.errors import UserError, counted
+from recsuite.errors import UserError, counted, printable
 from recsuite.models.tasks import TASKS
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
+from recsuite.sharding.dynamic import BUCKET_WIDTH, bucket_of
+from recsuite.sharding.plan import embedding_tables
+from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.progress import Progress, describe_step
 from recsuite.training.state import ShardedModel
+
+Tables = Mapping[str, EmbeddingTable]
 
 
 class _DamagedError(UserError):
@@ -55,7 +59,7 @@ def restore(
 
 
 def _suggesting_together(context: RuntimeContext, load: Callable[[], Manifest]) -> Manifest:
-    """Load like `choice.suggesting`. Collective.
+    """Load like `chain.suggesting`. Collective.
 
     The ranks share the reading of other checkpoints, as they do for the one that is loaded: if one rank read
     everything, the others might wait for longer than --timeout.
@@ -82,8 +86,8 @@ def _load(
     describe: Callable[[Progress], str],
 ) -> Manifest:
     """Restore like `restore`, without the suggestion."""
-    tensors, dynamic = tensors_of(train_state), dynamic_of(train_state)
-    shapes, optimizer = shapes_of(tensors), train_state.optimizer_name
+    tables = embedding_tables(train_state.model)
+    shapes, optimizer = shapes_of(tensors_of(train_state)), train_state.optimizer_name
     widths = train_state.model.module.recommender.widths
     # Each check ends on all ranks before the next begins, and all end before a byte is changed: otherwise one
     # rank could load the checkpoint while another refuses it.
@@ -94,9 +98,14 @@ def _load(
     raise_on_all(lambda: check_fit(chain.folder, manifests[-1], shapes, columns, optimizer, widths))
     # With right digests, a forged file may still hold other tensors than its manifest names.
     raise_on_all(lambda: _check_shards(chain, manifests))
-    raise_on_all(lambda: _check_dynamic(chain, manifests, dynamic))
-    raise_on_all(lambda: _read(chain, manifests, tensors))
-    _load_dynamic(chain, manifests, tensors, dynamic, context)
+    reader = RowReader(chain.folders, manifests)
+    raise_on_all(lambda: check_tables(chain.folder, reader, tables))
+    everyones = all_gather_object(lambda: _read(chain, reader, train_state, tables))
+    for name in tables:
+        dropped = sum(mine[name] for mine in everyones)
+        if dropped:
+            record = reader.record(name)
+            context.say(_describe_dropped(name, dropped, record, tables[name]))
     context.say(_describe_load(chain, manifests[-1], set(shapes), describe))
     return manifests[-1]
 
@@ -143,57 +152,26 @@ def _check_shards(chain: CheckpointChain, manifests: Sequence[Manifest]) -> None
         check_shard_files(folder, manifest)
 
 
-def _read(chain: CheckpointChain, manifests: Sequence[Manifest], tensors: Tensors) -> None:
-    """Fill this rank's shards. After the checks, this only fails if a folder was removed. Not collective."""
-    try:
-        with reading(chain.folder):
-            read_full(chain.base, tensors)
-            # In order: the later of two deltas with the same row counts.
-            for delta, manifest in zip(chain.deltas, manifests[1:], strict=True):
-                apply_delta(delta, manifest, tensors)
-    except CheckpointException as error:
-        # torch raises the same error for a removed folder as for a bug of the program.
-        gone = next((folder for folder in chain.folders if not folder.is_dir()), None)
-        if gone is None:
-            raise
-        raise UserError(f"{gone} was removed while it was read.") from error
+def _read(
+    chain: CheckpointChain, reader: RowReader, train_state: ShardedModel, tables: Tables
+) -> dict[str, int]:
+    """Fill the dense part and this rank's rows; return the number of rows of each table without a place.
 
-
-def _check_dynamic(chain: CheckpointChain, manifests: Sequence[Manifest], dynamic: DynamicTables) -> None:
-    records = manifests[-1].dynamic
-    check_tables(chain.folder, records, dynamic)
-    with reading(chain.folder), opened(chain.folders, manifests) as files:
-        check_room(chain.folder, files, records, dynamic)
-
-
-def _load_dynamic(
-    chain: CheckpointChain,
-    manifests: Sequence[Manifest],
-    tensors: Tensors,
-    dynamic: DynamicTables,
-    context: RuntimeContext,
-) -> None:
-    """Load this rank's rows of dynamic tables, and print how many found no place.
-
-    Collective if there are dynamic tables.
+    After the checks, this fails only if a folder was removed. Not collective.
     """
-    if not dynamic:
-        return
-    scale = next(float(value) for name, value in tensors.items() if name.endswith("row_scale"))
+    with reading(chain.folder):
+        # In place: the model and its optimizer hold these tensors.
+        reader.fill({name: value.detach() for name, value in dense_of(train_state).items()})
+        scale = float(train_state.row_scale)
+        return {name: table.load(reader, scale) for name, table in tables.items()}
 
-    def load() -> dict[str, int]:
-        with reading(chain.folder), opened(chain.folders, manifests) as files:
-            return load_tables(files, manifests[-1].dynamic, dynamic, scale)
 
-    everyones: list[dict[str, int]] = all_gather_object(load)
-    for name, table in dynamic.tables.items():
-        dropped = sum(mine[name] for mine in everyones)
-        if dropped:
-            spec = table.rows.spec
-            context.say(
-                f"{dropped:,} of {manifests[-1].dynamic[name].live:,} rows of {name} found no place among "
-                f"{spec.capacity:,} and were left out by --eviction {spec.evict}"
-            )
+def _describe_dropped(name: str, dropped: int, record: DynamicRecord, table: EmbeddingTable) -> str:
+    ours = table.record() or {}
+    return (
+        f"{dropped:,} of {record.live:,} rows of {name} found no place among {ours['capacity']:,} and were "
+        f"left out by --eviction {ours['evict']}"
+    )
 
 
 def _describe_load(
@@ -210,3 +188,140 @@ def _describe_load(
         f"{sum(optimizer_rows):,} optimizer rows, {len(names)} tensors, missing {missing}, unexpected "
         f"{unexpected}; {describe(manifest.progress)}, written by {counted(manifest.world_size, 'rank')}"
     )
+
+
+# --- checks ---
+
+
+# The fix for data other than those of the training, and the maximum number of features in a message.
+SAME_DATA, MOST_NAMED = f"give the --data_path that its {CONFIG} names", 5
+
+
+def check_fit(
+    folder: Path,
+    manifest: Manifest,
+    shapes: Mapping[str, tuple[list[int], str]],
+    columns: Columns,
+    optimizer: str,
+    widths: Mapping[str, int],
+) -> None:
+    """Refuse a checkpoint of another model, optimizer or data than these.
+
+    shapes: see `shapes_of`; widths: numbers in a row of each table.
+
+    Raises:
+        UserError: names both sides.
+    """
+    # The state of another optimizer may have the same names and shapes.
+    if manifest.optimizer != optimizer:
+        raise UserError(
+            f"{folder} was trained with {manifest.optimizer}, and this program has {optimizer}. Fix: give "
+            "shard or restore the same tables= and dense=."
+        )
+    theirs, ours = manifest.features, features_of(columns)
+    if others := [*(theirs.keys() ^ ours.keys())]:
+        parts = [f"{printable(name)} only {'there' if name in theirs else 'here'}" for name in sorted(others)]
+        shown = ", ".join(parts[:MOST_NAMED])
+        raise UserError(
+            f"{folder} was trained with other features than {columns.source} has: {shown}; "
+            f"{SAME_DATA}, write the same [features] into schema.toml, or train anew."
+        )
+    # Equal shapes are not enough: a table may be of another column with the same number of values.
+    for name, feature in ours.items():
+        if theirs[name] != feature:
+            raise UserError(
+                f"{folder} has the feature {name} as {printable(theirs[name])}, and this program has it as "
+                f"{feature}; {SAME_DATA}, or train anew."
+            )
+    # Rows have only numbers, and with other raw values row 7 belongs to another value.
+    if manifest.vocabulary != digest_of_vocabulary(columns):
+        raise UserError(
+            f"{folder} was trained on other data than {columns.source}: {_describe_rows(manifest, shapes)}; "
+            f"{SAME_DATA}, with the same --split and --seed; for new ids train anew on all files, or from "
+            "the start with --vocabulary dynamic, and with --stream to go on with new files."
+        )
+    # Before the check of all tensors: this message is clearer than one about shapes of the dense part.
+    recorded = widths_in(manifest)
+    for name, width in widths.items():
+        if recorded.get(name, width) != width:
+            raise UserError(
+                f"{folder} has {recorded[name]} numbers in a row of {name}, and this model has {width}; give "
+                "the --embedding_dim of its training, and a model of your own the same embedding_dims."
+            )
+    for name in sorted({*manifest.tensors, *shapes}):
+        if manifest.tensors.get(name) != shapes.get(name):
+            raise UserError(
+                f"{folder} has {_shown(manifest.tensors.get(name))} for {name}, and this model has "
+                f"{_shown(shapes.get(name))}; give the flags and the data that its {CONFIG} names, "
+                "or load it with the script whose model it is."
+            )
+
+
+def _describe_rows(manifest: Manifest, shapes: Mapping[str, tuple[list[int], str]]) -> str:
+    """Describe the first table whose number of rows differs."""
+    for table in manifest.features:
+        name = f"tables.{table}.weight"
+        # A dynamic table has no tensor.
+        rows, here = (found[name][0][0] if name in found else 0 for found in (manifest.tensors, shapes))
+        if rows != here:
+            return f"its table {table} has {rows:,} rows, and here there are {here:,}"
+    return "the ids are others"
+
+
+def _shown(tensor: tuple[list[int], str] | None) -> str:
+    return "nothing" if tensor is None else f"{tensor[1]} {tensor[0]}"
+
+
+def check_tables(folder: Path, reader: RowReader, tables: Tables) -> None:
+    """Refuse a checkpoint whose tables by id are not those of a model, or have too many rows for it.
+
+    Raises:
+        UserError: names both sides.
+    """
+    records = reader.manifests[-1].dynamic
+    found = {name: table.record() for name, table in tables.items()}
+    ours = {name: record for name, record in found.items() if record is not None}
+    if records.keys() != ours.keys():
+        raise UserError(
+            f"{folder} has the dynamic tables {', '.join(sorted(records)) or 'none'}, and this model has "
+            f"{', '.join(sorted(ours)) or 'none'}; give the --vocabulary of its training."
+        )
+    for name, record in records.items():
+        if record.bucket_width != BUCKET_WIDTH:
+            raise UserError(
+                f"{folder} has buckets of {record.bucket_width} places for {name}, and this program has "
+                f"{BUCKET_WIDTH}; load it with the program that wrote it."
+            )
+        unit = ours[name]["unit"]
+        if record.unit != unit and (ours[name]["ttl"] or ours[name]["half_life"]):
+            raise UserError(
+                f"{folder} counts the age of rows of {name} in {record.unit}, and --ttl or --half_life in "
+                f"{unit}; give them in {record.unit}."
+            )
+    with reading(folder):
+        for name, record in records.items():
+            _check_room(folder, name, reader, tables[name].room_after(record.capacity), ours[name]["evict"])
+
+
+def _check_room(folder: Path, name: str, reader: RowReader, capacity: int | None, evict: str) -> None:
+    """Refuse more rows than a table has places, if it may not evict any. capacity: None for enough places."""
+    if capacity is None:
+        return
+    ids = torch.cat([part["ids"] for part in reader.rows_of_ids(name, slots=("ids",))])
+    if _fit(ids, capacity):
+        return
+    step = max(BUCKET_WIDTH, capacity // 64 * BUCKET_WIDTH)
+    written = reader.record(name).capacity
+    smaller = range(capacity, written, step)
+    enough = next((places for places in smaller if _fit(ids, places)), written)
+    raise UserError(
+        f"{folder} has {len(ids):,} rows of {name}, for which the {capacity:,} places of this training are "
+        f"too few with --eviction {evict}; {enough:,} fit: give --capacity {name}={enough}, "
+        "or --eviction lru."
+    )
+
+
+def _fit(ids: torch.Tensor, capacity: int) -> bool:
+    """Return True if every id has a place in its bucket."""
+    num_buckets = capacity // BUCKET_WIDTH
+    return not len(ids) or int(bucket_of(ids, num_buckets).bincount().max()) <= BUCKET_WIDTH

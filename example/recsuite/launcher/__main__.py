@@ -308,7 +308,7 @@ def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments
 def _how_to_continue(arguments: argparse.Namespace) -> str:
     """Return how a launch with the same arguments can continue."""
     # Imported here, because a successful launch does not need it.
-    from recsuite.checkpoint.storage.directory import newest_in
+    from recsuite.checkpoint.folder import newest_in
 
     try:
         config, _ = parse_given(arguments.training_script_args)

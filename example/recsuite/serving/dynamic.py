@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
-from recsuite.checkpoint.storage.dynamic import (
-    ROWS,
-    UNKNOWN,
-    WAITING,
-    Texts,
-    everybody,
-    name_of,
-    opened,
-    replayed,
-    unknown_of,
-    with_texts,
-)
-from recsuite.checkpoint.storage.manifest import DynamicRecord, Manifest
+from recsuite.checkpoint.format import DynamicRecord, Manifest
+from recsuite.checkpoint.shards import ROWS, UNKNOWN, WAITING, RowReader, Texts, name_of
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
 
@@ -141,22 +129,22 @@ def read_tables(folder: Path, manifest: Manifest, named: str) -> dict[str, Conte
 
     named: the table whose ids are shown; the texts of other tables are not kept.
     """
-    with opened([folder], [manifest]) as (files,):
-        return {name: _read(files, name, record, named) for name, record in manifest.dynamic.items()}
+    reader = RowReader([folder], [manifest])
+    return {name: _read(reader, name, record, named) for name, record in manifest.dynamic.items()}
 
 
-def _read(files: Sequence[safe_open], name: str, record: DynamicRecord, named: str) -> Contents:
-    parts = list(replayed([files], name, everybody, ("ids", "seen")))
+def _read(reader: RowReader, name: str, record: DynamicRecord, named: str) -> Contents:
+    parts = list(reader.rows_of_ids(name, slots=("ids", "seen")))
     ids, seen = (torch.cat([part[slot] for part in parts]) for slot in ("ids", "seen"))
     matrix = torch.empty(len(ids) + 1, record.embedding_dim)
-    matrix[UNKNOWN_ROW] = unknown_of(files, name)[0]
+    matrix[UNKNOWN_ROW] = reader.unknown_row(name)[0]
     # One file after the other, in their order: no second copy of a large table is made.
     first = UNKNOWN_ROW + 1
-    for part in replayed([files], name, everybody, ("weight",)):
+    for part in reader.rows_of_ids(name, slots=("weight",)):
         matrix[first : first + len(part["weight"])] = part["weight"]
         first += len(part["weight"])
     order = ids.argsort()
-    texts = with_texts(files, name, Texts.none()) if record.has_texts and name == named else None
+    texts = reader.texts(name) if record.has_texts and name == named else None
     directory = Directory(ids[order], order + UNKNOWN_ROW + 1, seen[order], record, texts)
     return Contents(matrix, directory.without_expired())
 
@@ -208,21 +196,20 @@ def read_changes(
     Raises:
         UserError: when one id stands for two texts.
     """
-    with opened([delta], [manifest]) as (files,):
-        return {
-            name: _read_change(files, name, manifest.dynamic[name], each, named)
-            for name, each in tables.items()
-        }
+    reader = RowReader([delta], [manifest])
+    return {
+        name: _read_change(reader, name, manifest.dynamic[name], each, named) for name, each in tables.items()
+    }
 
 
 def _read_change(
-    files: Sequence[safe_open], name: str, record: DynamicRecord, before: Contents, named: str
+    reader: RowReader, name: str, record: DynamicRecord, before: Contents, named: str
 ) -> Changed:
-    parts = list(replayed([files], name, everybody, ("ids", "seen", "weight")))
+    parts = list(reader.rows_of_ids(name, slots=("ids", "seen", "weight")))
     ids, seen, weights = (torch.cat([part[slot] for part in parts]) for slot in ("ids", "seen", "weight"))
     order = ids.argsort()
     ids, seen, weights = ids[order], seen[order], weights[order]
-    gone = torch.cat([file.get_tensor(name_of(name, "gone")) for file in files])
+    gone = reader.gone_ids(name)
     directory = _without(before.directory, gone)
     rows, (places, is_known) = directory.find(ids), directory.places_of(ids)
     is_new = ~is_known
@@ -232,12 +219,12 @@ def _read_change(
     after = dataclasses.replace(directory, seen=seen_now, record=record)
     after = after.with_others(ids[is_new], rows[is_new], seen[is_new]).without_expired()
     if record.has_texts and name == named:
-        texts = with_texts(files, name, before.directory.texts or Texts.none())
+        texts = reader.texts(name, before.directory.texts)
         after = dataclasses.replace(after, texts=texts.of_ids(after.ids.numpy()))
     return Changed(
         Contents(matrix, after),
         torch.cat([rows, torch.tensor([UNKNOWN_ROW])]),
-        torch.cat([weights, unknown_of(files, name)[0][None]]),
+        torch.cat([weights, reader.unknown_row(name)[0][None]]),
     )
 
 

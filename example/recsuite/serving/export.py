@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from recsuite.checkpoint.storage.choice import asked_for, describe_choice
-from recsuite.checkpoint.storage.manifest import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
-from recsuite.checkpoint.storage.shards import write_shard_file
+from recsuite.checkpoint.chain import asked_for, describe_choice
+from recsuite.checkpoint.format import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
+from recsuite.checkpoint.shards import write_shard_file
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import LISTS, SCHEMA_FILE, record_of
 from recsuite.errors import UserError

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from recsuite.checkpoint.storage.directory import newest_in, step_of
+from recsuite.checkpoint.folder import newest_in, step_of
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.errors import UserError, printable, signed
 from recsuite.runtime.console import say

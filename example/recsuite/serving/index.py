@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from recsuite.checkpoint.storage.manifest import Manifest
-from recsuite.checkpoint.storage.shards import write_shard_file
+from recsuite.checkpoint.format import Manifest
+from recsuite.checkpoint.shards import write_shard_file
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file, plain, typed
 from recsuite.models.retrieval import best_places, ranked

@@ -12,9 +12,9 @@ from typing import Any, get_type_hints
 import torch
 from torch import nn
 
-from recsuite.checkpoint.storage.chain import ChoiceError, check_name
-from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_manifest
-from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of, shard_files_of, widths_in
+from recsuite.checkpoint.chain import ChoiceError, check_name
+from recsuite.checkpoint.format import Manifest, check_files, read_manifest
+from recsuite.checkpoint.shards import RowReader, Slots, check_shard_files, reading, shape_of, widths_in
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.schema import HISTORY, Feature, Schema
 from recsuite.errors import UserError, printable
@@ -161,19 +161,13 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
             shape = shape_of(delta, manifest, f"tables.{name}.weight")
             if shape != list(table.shape):
                 raise UserError(f"{delta} has {shape} for {name}, and the model {list(table.shape)}.")
-        names = dense_names(empty)
-        dense: dict[str, torch.Tensor] = {}
-        tables: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in static}
         # The whole delta is read before anything changes: a model must not hold half of a delta.
-        for file in shard_files_of(delta, manifest):
-            for name, found in tables.items():
-                rows, weights = (file.get_tensor(f"tables.{name}.{slot}") for slot in ("rows", "weight"))
-                found.append((rows, weights))
-            held = set(file.keys())
-            dense |= {name: file.get_tensor(name) for name in names if name in held}
+        reader = RowReader([delta], [manifest])
+        dense = {name: torch.empty(shape_of(delta, manifest, name)) for name in dense_names(empty)}
+        reader.fill(dense)
+        rows = {name: _joined(list(reader.changed_rows(0, name))) for name in static}
         contents = {name: Contents(snapshot.tables[name], each) for name, each in snapshot.dynamic.items()}
         changed = read_changes(delta, manifest, contents, snapshot.schema.item)
-        rows = {name: _joined(found) for name, found in tables.items()}
         rows |= {name: (each.rows, each.weights) for name, each in changed.items()}
         dynamic = {name: each.contents for name, each in changed.items()}
         return Change(manifest, rows, filled(empty, dense), dynamic)
@@ -205,11 +199,10 @@ def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
     return False
 
 
-def _joined(changes: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _joined(changes: Sequence[tuple[torch.Tensor, Slots]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows of a table that all ranks changed, and their weights."""
     # No row is there twice: the check of the headers refuses a delta with one row in two files.
-    rows, weights = (torch.cat(tensors) for tensors in zip(*changes, strict=True))
-    return rows, weights
+    return torch.cat([rows for rows, _ in changes]), torch.cat([slots["weight"] for _, slots in changes])
 
 
 def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:

@@ -6,10 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at, check_chain, check_whole
-from recsuite.checkpoint.storage.choice import chosen_chain, settled, suggesting
-from recsuite.checkpoint.storage.directory import BEST
-from recsuite.checkpoint.storage.manifest import (
+import torch
+
+from recsuite.checkpoint.chain import (
+    CheckpointChain,
+    chain_at,
+    check_chain,
+    check_whole,
+    chosen_chain,
+    settled,
+    suggesting,
+)
+from recsuite.checkpoint.folder import BEST
+from recsuite.checkpoint.format import (
     CONFIG,
     FEATURES_FILE,
     VOCABULARY,
@@ -18,7 +27,7 @@ from recsuite.checkpoint.storage.manifest import (
     link_after,
     read_config,
 )
-from recsuite.checkpoint.storage.shards import read_whole, shape_of
+from recsuite.checkpoint.shards import RowReader, shape_of
 from recsuite.datasets.preparation.vocabulary import Buckets, Encoding, encoding_of
 from recsuite.datasets.schema import (
     BUCKETS,
@@ -99,7 +108,11 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
         vocabulary,
         encodings,
     )
-    tensors = read_whole(folder, manifest, [*tables.values(), *dense_names(head)])
+    # Not initialized: `checked` has found every number of them in a shard.
+    tensors = {
+        name: torch.empty(shape_of(folder, manifest, name)) for name in [*tables.values(), *dense_names(head)]
+    }
+    RowReader([folder], [manifest]).fill(tensors)
     dynamic = read_tables(folder, manifest, schema.item)
     # An export has no configuration of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)

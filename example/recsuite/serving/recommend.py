@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsuite.checkpoint.storage.choice import asked_for, describe_choice
-from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, merged
+from recsuite.checkpoint.chain import asked_for, describe_choice
+from recsuite.checkpoint.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
 from recsuite.config.sections import NEWEST, DataConfig
 from recsuite.datasets.schema import (

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recsuite.checkpoint.storage.chain import chain_at, check_chain
-from recsuite.checkpoint.storage.choice import settled
-from recsuite.checkpoint.storage.directory import BEST, best_in, newest_in, seen_in
-from recsuite.checkpoint.storage.manifest import digest_of_manifest
+from recsuite.checkpoint.chain import chain_at, check_chain, settled
+from recsuite.checkpoint.folder import BEST, best_in, newest_in, seen_in
+from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.files import local
 from recsuite.models.heads import TwoSided

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
+from recsuite.checkpoint.format import Manifest, ParentLink
 from recsuite.datasets.preparation.vocabulary import Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable

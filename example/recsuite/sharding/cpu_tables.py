@@ -44,7 +44,7 @@ from recsuite.ids import UNKNOWN_ID
 from recsuite.models.layers import DistinctRows
 from recsuite.models.rows import SharedRows
 from recsuite.runtime.process import named
-from recsuite.sharding.dynamic import NO_ROW, DynamicRows, DynamicSpec, Placement, rows_per_rank
+from recsuite.sharding.dynamic import NO_ROW, DynamicSpec, DynamicTable, Placement, rows_per_rank
 from recsuite.sharding.exchange import Exchange, open_exchange
 from recsuite.sharding.recommender import of_tables
 from recsuite.sharding.table_rules import TableRule
@@ -127,7 +127,7 @@ class DynamicPart:
     share: maps ids to rows; group: the table group with the rows; first_row: of the share in the group.
     """
 
-    share: DynamicRows
+    share: DynamicTable
     group: TableGroup
     first_row: int
 
@@ -598,13 +598,13 @@ class CpuTables(ShardedEmbeddingCollection):
         rank, world_size = self._env.rank, self._env.world_size
         rows = slice(first_row, first_row + rows_per_rank(spec, world_size))
         state = group.state["momentum1"][rows]
-        share = DynamicRows(spec, rank, world_size, group.weights[rows], state)
+        share = DynamicTable(spec, rank, world_size, group.weights[rows], state)
         if share.unknown is not None:
             # The unknown row is trained like any other row, and starts at zero.
             share.unknown[0].zero_()
         return DynamicPart(share, group, first_row)
 
-    def dynamic_rows(self) -> dict[str, DynamicRows]:
+    def dynamic_rows(self) -> dict[str, DynamicTable]:
         """Return this rank's share of each dynamic table, by its name."""
         return {name: part.share for name, part in self.layout.dynamic.items()}
 

@@ -21,10 +21,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from recsuite.ids import UNKNOWN_ID
+from recsuite.sharding.table import EmbeddingTable, RowSlots, RowSource, largest_of
 
 # Ids with the same bucket, by their hash, compete for its places and for no others.
 BUCKET_WIDTH = 16
@@ -174,6 +176,28 @@ class LiveRows:
     seen: torch.Tensor
     count: torch.Tensor
     waiting: Waiting
+
+    def slots(self) -> RowSlots:
+        """Return the rows and waiting ids as slots of a file."""
+        return {
+            "ids": self.ids,
+            "weight": self.weight,
+            "momentum1": self.state,
+            "seen": self.seen,
+            "count": self.count,
+            "waiting.ids": self.waiting.ids,
+            "waiting.count": self.waiting.count,
+            "waiting.seen": self.waiting.seen,
+        }
+
+    @staticmethod
+    def of_slots(slots: RowSlots, device: torch.device) -> LiveRows:
+        """Return rows and waiting ids from slots of a file."""
+        found = {slot: value.to(device) for slot, value in slots.items()}
+        waiting = Waiting(found["waiting.ids"], found["waiting.count"], found["waiting.seen"])
+        return LiveRows(
+            found["ids"], found["weight"], found["momentum1"], found["seen"], found["count"], waiting
+        )
 
     def of_rows(self, which: torch.Tensor) -> LiveRows:
         """Return the rows selected by an index or a mask, and all waiting ids."""
@@ -689,12 +713,18 @@ class Places:
 CHUNK = 2**18
 
 
-class DynamicRows:
-    """One rank's share of one dynamic table.
+# Counters since the beginning of the training.
+SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")
+
+
+class DynamicTable(EmbeddingTable):
+    """One rank's share of one dynamic table, whose rows are found by id.
 
     weights: float32 [P + 1, D], and state of the optimizer, float32 [P + 1]; row r is that of place r; the
     last row, on rank 0, is the unknown row.
     """
+
+    prefix = "dynamic"
 
     def __init__(
         self,
@@ -705,6 +735,7 @@ class DynamicRows:
         state: torch.Tensor,
     ) -> None:
         self.spec, self.rank, self.world_size = spec, rank, world_size
+        self.name = spec.name
         self.weights, self.state = weights, state
         self.device = weights.device
         self.clock, self.scale = Clock(spec), 1.0
@@ -871,18 +902,82 @@ class DynamicRows:
         gone = of.all_gone()
         return gone[of.match(self._home(gone), gone) < 0].sort().values if len(gone) else gone
 
-    def largest(self, changed: bool) -> tuple[float, float]:
-        """Return the largest magnitude of a number in a row, and of the optimizer state; NaN if any is NaN.
+    def export(self, changed: bool = False) -> RowSlots:
+        """See `EmbeddingTable`; all tensors are copies.
 
-        changed: only the rows that changed since `clear_changes`, and the unknown row.
+        The slots of `LiveRows`; with `changed` also removed ids and waiting ids; on rank 0 the unknown row.
         """
+        if changed:
+            changes = self.changes()
+            slots = changes.rows.slots() | {"gone": changes.gone, "waiting.gone": changes.waiting_gone}
+        else:
+            slots = self.live().slots()
+        if self.unknown is not None:
+            weight, state = (held.detach().clone() for held in self.unknown)
+            slots |= {"unknown.weight": weight[None], "unknown.momentum1": state.view(1)}
+        return slots
+
+    def load(self, source: RowSource, scale: float) -> int:
+        """See `EmbeddingTable`."""
+        record = source.record(self.name)
+        self.clear()
+        # The table is empty, so no row has to move.
+        self.resized(self.capacity_for(record.capacity))
+        self.begin_step(record.now, scale)
+        if self.unknown is not None:
+            for held, value in zip(self.unknown, source.unknown_row(self.name), strict=True):
+                held.copy_(value)
+
+        def is_mine(ids: torch.Tensor) -> torch.Tensor:
+            return self.placement.owner_of(ids) == self.rank
+
+        parts = source.rows_of_ids(self.name, is_mine)
+        dropped = sum(self.put(LiveRows.of_slots(slots, self.device)) for slots in parts)
+        # Remove rows that had expired when the last delta was written: otherwise it would depend on the
+        # number of ranks whether such a row is still there.
+        self.let_expired_go()
+        self.clear_changes()
+        for counter in SINCE_BEGINNING:
+            setattr(self, counter, record.counts.get(counter, 0) if self.rank == 0 else 0)
+        return dropped
+
+    def changed_rows(self) -> torch.Tensor:
+        """See `EmbeddingTable`."""
+        return self.places.touched.nonzero().view(-1)
+
+    def capacity_for(self, written: int) -> int:
+        """Return the capacity for a checkpoint whose table had the capacity `written`."""
+        # A table keeps a capacity that it may have grown to, so a resume continues exactly.
+        grown, spec = self.first_capacity, self.spec
+        while grown < min(written, spec.max_capacity):
+            grown *= 2
+        return written if spec.grow and grown == written <= spec.max_capacity else self.first_capacity
+
+    def room_after(self, capacity: int) -> int | None:
+        """See `EmbeddingTable`."""
+        places = self.capacity_for(capacity)
+        # With the same capacity, or a multiple of it, every row has a place.
+        return places if self.spec.keeps_all and places % capacity else None
+
+    def record(self) -> dict[str, Any]:
+        """See `EmbeddingTable`: the fields of a `DynamicRecord`, without texts and counts.
+
+        Removes expired rows first: they are not written, and a training that continues from here could not
+        count them.
+        """
+        self.let_expired_go()
+        names = ("embedding_dim", "capacity", "distribution", "admit", "evict", "ttl", "half_life", "unit")
+        spec = {name: getattr(self.spec, name) for name in names}
+        return {**spec, "bucket_width": BUCKET_WIDTH, "now": self.clock.now}
+
+    def largest(self, changed: bool = False) -> dict[str, float]:
+        """See `EmbeddingTable`; the unknown row is always included."""
         which = self.places.touched if changed else self.places.flat_ids != EMPTY
         rows = which.nonzero().view(-1)
         if self.unknown is not None:
             rows = torch.cat([rows, rows.new_tensor([len(self.weights) - 1])])
-        held = [self.weights.index_select(0, rows), self.state.index_select(0, rows)]
-        weight, state = (float(max(map(abs, part.aminmax()))) if part.numel() else 0.0 for part in held)
-        return weight, state
+        held = {"weight": self.weights, "momentum1": self.state}
+        return {slot: largest_of(value.index_select(0, rows)) for slot, value in held.items()}
 
     def clear_changes(self) -> None:
         """Forget what changed."""

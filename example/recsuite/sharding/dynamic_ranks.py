@@ -17,8 +17,8 @@ from recsuite.errors import UserError
 from recsuite.sharding.dynamic import (
     BUCKET_WIDTH,
     Counts,
-    DynamicRows,
     DynamicSpec,
+    DynamicTable,
     LiveRows,
     Marks,
     Moving,
@@ -217,7 +217,7 @@ STEPS_BETWEEN_GROWTH = 32
 class DynamicTables(Protocol):
     """Module with dynamic tables."""
 
-    def dynamic_rows(self) -> Mapping[str, DynamicRows]:
+    def dynamic_rows(self) -> Mapping[str, DynamicTable]:
         """Return this rank's share of each table, by its name."""
 
     def on_growth(self) -> None:
@@ -227,7 +227,7 @@ class DynamicTables(Protocol):
         """Handle the end of a training step. Collective: every rank."""
 
 
-def dynamic_rows(model: nn.Module) -> dict[str, DynamicRows]:
+def dynamic_rows(model: nn.Module) -> dict[str, DynamicTable]:
     """Return this rank's share of each dynamic table, by its name. Not collective."""
     return {name: rows for module in dynamic_modules(model) for name, rows in module.dynamic_rows().items()}
 
@@ -237,7 +237,7 @@ def dynamic_modules(model: nn.Module) -> list[DynamicTables]:
     return [module for module in model.modules() if hasattr(module, "dynamic_rows")]  # type: ignore[misc]
 
 
-def begin_step(shares: Mapping[str, DynamicRows], step: int, time: int, scale: float) -> None:
+def begin_step(shares: Mapping[str, DynamicTable], step: int, time: int, scale: float) -> None:
     """Set the time of the next training step, in steps and in event time in seconds, and the row scale.
     shares: see `dynamic_rows`. Not collective.
     """
@@ -275,7 +275,7 @@ def grow(model: nn.Module, step: int) -> list[str]:
     return grown
 
 
-def resize(rows: DynamicRows, capacity: int) -> None:
+def resize(rows: DynamicTable, capacity: int) -> None:
     """Change the capacity of a table, and move every row to the rank of its new bucket. Collective."""
     moving: Moving = rows.resized(capacity)
     rows.settle(exchanged(moving, rows.placement))
@@ -294,7 +294,7 @@ def _summed(numbers: list[int], group: Any = None) -> list[int]:
     return summed
 
 
-def counts_of(shares: Mapping[str, DynamicRows], group: Any = None) -> dict[str, Counts]:
+def counts_of(shares: Mapping[str, Any], group: Any = None) -> dict[str, Counts]:
     """Return the counters of all ranks of a group together, by table. Collective: every rank of it.
 
     shares: see `dynamic_rows`.

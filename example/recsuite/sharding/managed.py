@@ -32,7 +32,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recsuite.sharding.dynamic import EMPTY, NO_ROW, DynamicRows, DynamicSpec
+from recsuite.sharding.dynamic import EMPTY, NO_ROW, DynamicSpec, DynamicTable
 from recsuite.sharding.recommender import of_tables
 
 
@@ -83,7 +83,7 @@ class UnknownRows:
     kernels: FBGEMM's of each table, which updates the rows.
     """
 
-    def __init__(self, shares: Sequence[DynamicRows], kernels: Sequence[Any], group: Any) -> None:
+    def __init__(self, shares: Sequence[DynamicTable], kernels: Sequence[Any], group: Any) -> None:
         self.shares, self.kernels, self.group = shares, kernels, group
         self._before: torch.Tensor | None = None
         for share in shares:
@@ -138,7 +138,7 @@ class Remapping(ManagedCollisionModule):
     """
 
     def __init__(
-        self, first_rows: list[int], rank: int, share: DynamicRows | None, device: torch.device
+        self, first_rows: list[int], rank: int, share: DynamicTable | None, device: torch.device
     ) -> None:
         super().__init__(device, first_rows)
         self.first_rows, self.rank, self.dynamic = first_rows, rank, share
@@ -236,11 +236,11 @@ class ManagedTables(ShardedEmbeddingCollection):
         super().__init__(*arguments, **options)
         # The collisions exchange the ids.
         self._has_uninitialized_input_dist = False
-        self.shares: dict[str, DynamicRows] = {}
+        self.shares: dict[str, DynamicTable] = {}
         remappings, kernels = {}, []
         for kernel, name, weights, state in self._local_tables():
             if name in dynamic:
-                share = DynamicRows(dynamic[name], self._env.rank, self._env.world_size, weights, state)
+                share = DynamicTable(dynamic[name], self._env.rank, self._env.world_size, weights, state)
                 self.shares[name] = share
                 kernels.append(kernel)
             shards = self.module_sharding_plan[name].sharding_spec.shards
@@ -280,7 +280,7 @@ class ManagedTables(ShardedEmbeddingCollection):
         self.collisions.train(mode)
         return super().train(mode)
 
-    def dynamic_rows(self) -> dict[str, DynamicRows]:
+    def dynamic_rows(self) -> dict[str, DynamicTable]:
         """Return this rank's share of each dynamic table, by its name."""
         return self.shares
 

@@ -41,10 +41,11 @@ from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu_tables import CpuTablesSharder
 from recsuite.sharding.data_parallel import FixedBuckets
-from recsuite.sharding.dynamic import DynamicRows, DynamicSpec, rows_per_rank
+from recsuite.sharding.dynamic import DynamicSpec, DynamicTable, rows_per_rank
 from recsuite.sharding.dynamic_ranks import dynamic_rows, specs_of
 from recsuite.sharding.managed import ManagedTablesSharder
 from recsuite.sharding.recommender import TrainableModel, make_head, make_model
+from recsuite.sharding.table import EmbeddingTable, StaticTable
 from recsuite.sharding.table_rules import TableRule, check_rule
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the whole table.
@@ -253,6 +254,19 @@ def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None
         target[start - first_row : end - first_row] = part.to(target.device)
 
 
+def embedding_tables(model: DistributedModelParallel) -> dict[str, EmbeddingTable]:
+    """Return this rank's share of each table of a model, by its name. Not collective."""
+    tensors: dict[str, dict[str, ShardedTensor]] = {}
+    for key, value in model.state_dict().items():
+        if isinstance(value, ShardedTensor):
+            tensors.setdefault(key.split(".")[-2], {})["weight"] = value
+    for key, state in model.fused_optimizer.state_dict()["state"].items():
+        # TorchRec repeats the table's name in its optimizer state.
+        tensors[key.split(".")[-2]] |= {slot.rpartition(".")[2]: value for slot, value in state.items()}
+    static = {name: StaticTable(name, slots) for name, slots in tensors.items()}
+    return {**static, **dynamic_rows(model)}
+
+
 def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
     """Describe each table in a line: rows, dimension, how it is split, on which ranks, MiB of weights."""
     lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
@@ -270,7 +284,7 @@ def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
     return "\n".join(lines)
 
 
-def _describe_dynamic(rows: DynamicRows) -> str:
+def _describe_dynamic(rows: DynamicTable) -> str:
     """Describe the properties that only a dynamic table has."""
     spec = rows.spec
     growth = f", grows to {spec.max_capacity:,}" if spec.max_capacity > spec.capacity else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.checkpoint.storage.recorded import checked_flags
+from recsuite.checkpoint.recorded import checked_flags
 from recsuite.config.config import Config
 from recsuite.config.sections import TOP
 from recsuite.datasets.columns import Columns

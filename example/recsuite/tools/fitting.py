@@ -425,7 +425,7 @@ def _write(
 
 
 def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
-    from recsuite.checkpoint.session import checkpointing
+    from recsuite.checkpoint.checkpointer import checkpointing
     from recsuite.datasets.opening import open_data
     from recsuite.datasets.source import locate, read
     from recsuite.monitoring.callbacks import observing

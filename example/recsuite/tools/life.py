@@ -128,7 +128,7 @@ def open_data(
         with rs.open_data(args, runtime, rs.build_dataloader) as data:
             print(data.columns.num_train)
     """
-    from recsuite.checkpoint.past import reopen_data
+    from recsuite.checkpoint.stream_state import reopen_data
 
     with contextlib.ExitStack() as stack:
         with observers.part("data") if observers else contextlib.nullcontext():
@@ -153,11 +153,11 @@ def checkpointing(
     """
     # The workers start while this imports TorchRec.
     with observers.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
-        from recsuite.checkpoint import session
+        from recsuite.checkpoint import checkpointer as checkpoints
     if not config.checkpoint.writes:
         yield None
         return
-    with session.checkpointing(data.columns, config, context) as checkpointer:
+    with checkpoints.checkpointing(data.columns, config, context) as checkpointer:
         yield checkpointer
 
 
@@ -238,10 +238,10 @@ def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = 
 
         MODES = {**MODES, "compact": lambda config, context: rs.compact(config, context, make_model)}
     """
-    from recsuite.checkpoint.past import reopen_data
+    from recsuite.checkpoint.stream_state import reopen_data
 
     with reopen_data(config, context, trains=False) as data:
-        from recsuite.checkpoint.compaction import compact as merge
+        from recsuite.checkpoint.checkpointer import compact as merge
         from recsuite.training.state import build_train_state
 
         train_state = build_train_state(data.columns, config, context, model, **others)

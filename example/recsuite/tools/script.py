@@ -174,7 +174,7 @@ def joined(
             continue.
     """
     # Not at the top: every data worker imports this file, and does not need checkpoints.
-    from recsuite.checkpoint.storage.directory import newest_in
+    from recsuite.checkpoint.folder import newest_in
 
     recovery = Recovery(config, newest_in)
     try:
@@ -198,7 +198,7 @@ def _agree_on_flags(config: Config, given: frozenset[str], defaults: frozenset[s
     def decided() -> Config:
         if not config.checkpoint.reads:
             return _begun(config, given)
-        from recsuite.checkpoint.storage.recorded import with_recorded
+        from recsuite.checkpoint.recorded import with_recorded
 
         found = with_recorded(config, given - defaults)
         if found is config:

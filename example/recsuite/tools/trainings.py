@@ -103,7 +103,7 @@ def newest(
     Raises:
         UserError: see `have_ended`, and `Follower`.
     """
-    from recsuite.checkpoint.storage.directory import LATEST, newest_in, step_of
+    from recsuite.checkpoint.folder import LATEST, newest_in, step_of
     from recsuite.serving.served import Follower
 
     followers: dict[str, Follower] = {}

@@ -24,7 +24,7 @@ from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.schema import HISTORY
 from recsuite.models.layers import Links, Members, repeated
 from recsuite.runtime.process import STEP, RuntimeContext, named
-from recsuite.sharding.dynamic import DynamicRows
+from recsuite.sharding.dynamic import DynamicTable
 from recsuite.sharding.dynamic_ranks import begin_step, dynamic_modules, dynamic_rows, grow
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.callbacks import Step
@@ -282,7 +282,7 @@ def learn(part: Pass) -> np.ndarray:
     return part.losses
 
 
-def start_clock(shares: Mapping[str, DynamicRows], progress: Progress, scale: float = 1.0) -> None:
+def start_clock(shares: Mapping[str, DynamicTable], progress: Progress, scale: float = 1.0) -> None:
     """Set the time of the next step in dynamic tables; scale: the row scale. Not collective."""
     # The event time moves on from window to window.
     time = progress.stream.begins_at if progress.stream else 0

@@ -18,7 +18,7 @@ from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.errors import UserError
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext, all_gather_object
-from recsuite.sharding.dynamic import DynamicRows, LiveRows
+from recsuite.sharding.dynamic import DynamicTable, LiveRows
 from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.progress import Progress
@@ -37,7 +37,7 @@ OPTIMIZER_SLOTS = ("exp_avg", "exp_avg_sq", "step")
 
 def unsound(
     tensors: Mapping[str, torch.Tensor | ShardedTensor],
-    shares: Mapping[str, DynamicRows],
+    shares: Mapping[str, DynamicTable],
     rows: Mapping[str, torch.Tensor] | None = None,
 ) -> str:
     """Describe a value on this rank that no trained model has; "" if there is none. Not collective.
@@ -62,7 +62,7 @@ def unsound(
             if not largest < limit:
                 return f"{_in_words(name, is_state, value)} has {largest:.3g}"
     for name, share in shares.items():
-        largest, kept = share.largest(changed=rows is not None)
+        largest, kept = share.largest(changed=rows is not None).values()
         if not scale * largest < LARGEST_WEIGHT:
             return f"the table {name} (tables.{name}.weight) has {scale * largest:.3g}"
         if not kept < float("inf"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recsuite.sharding import dynamic_ranks
-from recsuite.sharding.dynamic import Counts, DynamicRows, DynamicSpec, initial_rows
+from recsuite.sharding.dynamic import Counts, DynamicSpec, DynamicTable, initial_rows
 from recsuite.training.weights import unsound
 from tests.support.dynamic_oracle import Oracle, Shares, same
 
@@ -236,11 +236,11 @@ def test_a_smaller_table_keeps_those_that_go_last_whatever_the_order_of_loading(
 class Tables(torch.nn.Module):
     """A module with one dynamic table."""
 
-    def __init__(self, rows: DynamicRows) -> None:
+    def __init__(self, rows: DynamicTable) -> None:
         super().__init__()
         self.rows = rows
 
-    def dynamic_rows(self) -> dict[str, DynamicRows]:
+    def dynamic_rows(self) -> dict[str, DynamicTable]:
         return {"user": self.rows}
 
     def on_growth(self) -> None:

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from recsuite.checkpoint.storage.chain import chain_at
-from recsuite.checkpoint.storage.directory import newest_in
-from recsuite.checkpoint.storage.manifest import VOCABULARY, read_manifest
+from recsuite.checkpoint.chain import chain_at
+from recsuite.checkpoint.folder import newest_in
+from recsuite.checkpoint.format import VOCABULARY, read_manifest
 from recsuite.config.config import Config
 from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data

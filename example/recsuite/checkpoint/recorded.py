@@ -13,10 +13,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from recsuite.checkpoint.storage.chain import ChoiceError, chain_at, check_complete
-from recsuite.checkpoint.storage.choice import settled, suggesting
-from recsuite.checkpoint.storage.directory import newest_in
-from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, read_config
+from recsuite.checkpoint.chain import ChoiceError, chain_at, check_complete, settled, suggesting
+from recsuite.checkpoint.folder import newest_in
+from recsuite.checkpoint.format import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.presets import as_given, in_words
 from recsuite.config.renamed import renamed_flags

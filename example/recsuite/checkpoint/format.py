@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint, and the check of its files against it. Handles files, not tensors.
+"""Format of a checkpoint: its manifest, and the check of its files against it. Handles no tensors.
 
 manifest.json is written last. It holds the format, the progress of the training, its run, name and shape of
 every tensor, size and digest of every file, and, in a delta, the link to its parent. No file is read with
@@ -179,7 +179,7 @@ def _manifest(found: dict[str, Any]) -> Manifest:
     manifest: Manifest = typed(Manifest, held)
     # A file that is named twice could have two digests, and a reader would check only one.
     refuse_twice([entry.name for entry in manifest.files])
-    # A folder is named after the run, see `writer.set_aside`.
+    # A folder is named after the run, see `folder.set_aside`.
     if not manifest.run or "/" in manifest.run:
         raise ValueError(f"run is {manifest.run!r}")
     for name, (shape, dtype) in manifest.tensors.items():

@@ -1,0 +1,618 @@
+"""Shard files of a checkpoint, in safetensors: writing, checks, and reading of rows along a chain.
+
+A file of a full checkpoint or an export has for each table, of its rank's rows:
+
+    tables.user.weight, .momentum1      rows by number; the metadata has their offsets in the whole table
+    dynamic.user.ids, .weight, ...      rows by id, see `ROWS`; ids that wait for admission, see `WAITING`
+
+and the first one also the dense part, "dense.mlp.0.weight" and so on. A file of a delta has for each table
+the rows that changed:
+
+    tables.user.rows, .ids, .weight     numbers of the rows, ascending, and their raw values
+    dynamic.user.gone, .waiting.gone    ids that were removed, besides the rows by id
+
+Raw values that are numbers are int64 or float64; row 0, which has no raw value, gets the smallest number or
+nan. Texts are uint8 [n, longest], in UTF-8 and padded with zeros. A table by id whose ids are of texts has
+these too, see `Texts`. One file has the row of unknown ids of each such table.
+
+Serving reads with this module too, and it needs no process group. Every byte of a file and its header are
+checked before a row is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from recsuite.checkpoint.format import TYPES, DynamicRecord, Manifest
+from recsuite.errors import UserError, printable
+from recsuite.files import LARGEST, FileEntry, explained, flushed, parsed
+from recsuite.ids import UNKNOWN_ID
+
+# Key of the metadata where the reader of torch.distributed.checkpoint finds the offsets of a file's tensors
+# in the whole ones; without it, it takes each for a whole tensor.
+OFFSETS_KEY = "DCP_SHARDING_INFO"
+# Type and number of dimensions of raw values in a delta.
+ID_TYPES = (("int64", 1), ("float64", 1), ("uint8", 2))
+PREFIX = "dynamic."
+# Slots of a table by id, with their types; each slot has one entry for each of the ids.
+ROWS = {"ids": "int64", "weight": "float32", "momentum1": "float32", "seen": "int64", "count": "int32"}
+WAITING = {"waiting.ids": "int64", "waiting.count": "int32", "waiting.seen": "int64"}
+# Slots of the ids of a table and of its removed ids.
+IDS, WAITING_IDS = ("ids", "gone"), ("waiting.ids", "waiting.gone")
+UNKNOWN = ("unknown.weight", "unknown.momentum1")
+TEXTS = {"texts.ids": "int64", "texts.bytes": "uint8", "texts.ends": "int64"}
+# Open files at once: a chain may have more than a process may open.
+MOST_OPEN = 64
+
+# Values of rows by the name of the slot.
+Slots = dict[str, torch.Tensor]
+# Shape and type of a tensor.
+Kind = tuple[list[int], str]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts by their ids. ids: int64 [n], ascending; texts: their UTF-8, object [n]."""
+
+    ids: np.ndarray
+    texts: np.ndarray
+
+    @classmethod
+    def of(cls, ids: np.ndarray, texts: Iterable[bytes]) -> Texts:
+        """Return texts from ids and texts in any order."""
+        held = np.empty(len(ids), object)
+        held[:] = list(texts)
+        order = np.argsort(ids, kind="stable")
+        return cls(ids[order], held[order])
+
+    @classmethod
+    def none(cls) -> Texts:
+        """Return an empty set of texts."""
+        return cls(np.empty(0, np.int64), np.empty(0, object))
+
+    @classmethod
+    def of_arrays(cls, ids: np.ndarray, content: np.ndarray, ends: np.ndarray) -> Texts:
+        """Return texts from the arrays of a file.
+
+        Raises:
+            ValueError: when the ends do not ascend, or are not those of the bytes.
+        """
+        begins = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+        if (ends < begins).any() or (ends[-1:] != len(content)).any() or (not len(ends) and len(content)):
+            raise ValueError("texts do not end where they should")
+        whole = content.tobytes()
+        return cls.of(ids, [whole[begin:end] for begin, end in zip(begins, ends, strict=True)])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the texts as arrays of a file."""
+        ends = np.cumsum([len(text) for text in self.texts], dtype=np.int64)
+        content = np.frombuffer(b"".join(self.texts), np.uint8)
+        return {"texts.ids": self.ids, "texts.bytes": content, "texts.ends": ends}
+
+    def of_ids(self, ids: np.ndarray) -> Texts:
+        """Return the texts of some ids; ids without a text are skipped."""
+        which = np.isin(self.ids, ids)
+        return Texts(self.ids[which], self.texts[which])
+
+    def with_others(self, others: Texts, table: str) -> Texts:
+        """Return these and other texts together.
+
+        Raises:
+            UserError: when one id stands for two texts; names both.
+        """
+        both = Texts.of(np.concatenate([self.ids, others.ids]), np.concatenate([self.texts, others.texts]))
+        ids, texts = both.ids, both.texts
+        same = ids[1:] == ids[:-1]
+        for place in np.flatnonzero(same & (texts[1:] != texts[:-1])):
+            one, other = (printable(text.decode("utf-8", "replace")) for text in texts[place : place + 2])
+            raise UserError(
+                f"{one!r} and {other!r} of {table} have the same id, {ids[place]}; write one otherwise."
+            )
+        first = np.concatenate([np.ones(len(ids[:1]), bool), ~same])
+        return Texts(ids[first], texts[first])
+
+
+def name_of(table: str, slot: str) -> str:
+    """Return the name of a slot of a table by id in a shard file."""
+    return f"{PREFIX}{table}.{slot}"
+
+
+# --- writing ---
+
+
+def shard_file_name(rank: int) -> str:
+    """Return the name of the file that a rank writes."""
+    return f"part-{rank + 1:05d}.safetensors"
+
+
+def write_shard_file(
+    path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str] | None = None
+) -> FileEntry:
+    """Write arrays into one file without copying them, and wait until it is on the disk."""
+    # safetensors makes a file that only its owner can read, but a server may run as another user: the file
+    # gets the mode that the user's umask gives to any new file.
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(arrays, path, metadata=metadata)
+    except SafetensorError as error:
+        raise _as_os_error(error) from error
+    path.chmod(mode)
+    return flushed(path)
+
+
+def _as_os_error(error: SafetensorError) -> Exception:
+    """Return the OSError behind an error of safetensors, which has it only as text; else the same error."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
+
+
+# --- reading ---
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Raise a UserError for errors of the system or of safetensors when reading a file."""
+    try:
+        with explained(f"{folder} cannot be read"):
+            yield
+    except SafetensorError as error:
+        raise UserError(f"{folder} cannot be read ({printable(error)}).") from error
+
+
+class ShardFile:
+    """Open shard file. shapes: of its tensors, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = safe_open(path, framework="pt")
+        names = list(self._file.keys())
+        # This reads the header of the file, not the tensors.
+        self._slices = {name: self._file.get_slice(name) for name in names}
+        self.shapes: dict[str, list[int]] = {name: each.get_shape() for name, each in self._slices.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.shapes
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor of the file."""
+        found: torch.Tensor = self._file.get_tensor(name)
+        return found
+
+    def rows(self, name: str, first: int, end: int) -> torch.Tensor:
+        """Return some rows of a tensor; the others are not read."""
+        found: torch.Tensor = self._slices[name][first:end]
+        return found
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the entries of the tensors in the header."""
+        for name, begin in self.begins.items():
+            dtype = TYPES.get(self._slices[name].get_dtype(), "no type")
+            yield Piece(self.path, name, self.shapes[name], dtype, begin)
+
+    @cached_property
+    def begins(self) -> dict[str, list[int]]:
+        """Offsets of each tensor in the whole one.
+
+        Raises:
+            UserError: when they cannot be.
+        """
+        text = (self._file.metadata() or {}).get(OFFSETS_KEY)
+        # The files of deltas and exports hold whole tensors, and have no offsets.
+        if not text:
+            return {name: [0] * len(shape) for name, shape in self.shapes.items()}
+        try:
+            said = parsed(text.encode())
+            begins = {name: said[name]["saved_offsets"] for name in self.shapes}
+        except (ValueError, LookupError, TypeError) as error:
+            what = f"does not say where its tensors begin ({printable(error)})"
+            raise UserError(f"{self.path} {what}.") from None
+        for name, begin in begins.items():
+            is_list = type(begin) is list and len(begin) == len(self.shapes[name])
+            if not is_list or not all(map(_is_place, begin)):
+                raise UserError(
+                    f"{self.path} has {printable(name)} begin at {printable(begin)}, which is not a place in "
+                    "it."
+                )
+        return begins
+
+
+def _is_place(value: Any) -> bool:
+    # Not isinstance: in Python, True is an int.
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def _shard_paths(folder: Path, manifest: Manifest) -> list[Path]:
+    return [folder / entry.name for entry in manifest.files if entry.name.endswith(".safetensors")]
+
+
+class RowReader:
+    """Reader of the rows in a chain: a full checkpoint or an export, and deltas. Any of them may be first.
+
+    Call `check_shard_files` before: the headers are not checked here. folders, manifests: of the chain, in
+    order.
+    """
+
+    def __init__(self, folders: Sequence[Path], manifests: Sequence[Manifest]) -> None:
+        self.folders, self.manifests = folders, manifests
+        self._paths = [_shard_paths(*each) for each in zip(folders, manifests, strict=True)]
+        self._open = functools.lru_cache(MOST_OPEN)(ShardFile)
+
+    def record(self, table: str) -> DynamicRecord:
+        """Return the record of a table by id, as of the last checkpoint."""
+        return self.manifests[-1].dynamic[table]
+
+    def files(self, number: int) -> Iterator[ShardFile]:
+        """Yield the shard files of a checkpoint of the chain."""
+        return map(self._open, self._paths[number])
+
+    def fill(self, targets: Mapping[str, torch.Tensor]) -> None:
+        """Fill dense tensors with those of the last checkpoint. targets: by their names in the files."""
+        for file in self.files(-1):
+            _fill_pieces(file, targets, 0)
+
+    def fill_rows(self, table: str, slots: Mapping[str, torch.Tensor], first: int = 0) -> None:
+        """Fill tensors with the rows of a table by number, from number `first` on. slots: slot to tensor."""
+        whole = {f"tables.{table}.{slot}": target for slot, target in slots.items()}
+        for number, manifest in enumerate(self.manifests):
+            if manifest.link is None:
+                for file in self.files(number):
+                    _fill_pieces(file, whole, first)
+                continue
+            for rows, values in self.changed_rows(number, table, slots):
+                for slot, target in slots.items():
+                    here = (rows >= first) & (rows < first + len(target))
+                    target[(rows[here] - first).to(target.device)] = values[slot][here].to(target.device)
+
+    def changed_rows(
+        self, number: int, table: str, slots: Iterable[str] = ("weight",)
+    ) -> Iterator[tuple[torch.Tensor, Slots]]:
+        """Yield the rows of a table by number that a delta changed, int64 [n], and their values."""
+        for file in self.files(number):
+            found = {slot: file.tensor(f"tables.{table}.{slot}") for slot in slots}
+            yield file.tensor(f"tables.{table}.rows"), found
+
+    def rows_of_ids(
+        self,
+        table: str,
+        is_wanted: Callable[[torch.Tensor], torch.Tensor] = lambda ids: torch.ones_like(
+            ids, dtype=torch.bool
+        ),
+        slots: Sequence[str] = (*ROWS, *WAITING),
+    ) -> Iterator[Slots]:
+        """Yield the rows of a table by id after all deltas, in parts without common ids.
+
+        is_wanted: ids to a mask, bool [n], by default all. slots: those to read, of ROWS and WAITING.
+        """
+        # From the newest checkpoint back: the newest one with an id has its state, and no row is read that a
+        # later delta replaces.
+        groups = (_NewestRows(table, IDS, ROWS), _NewestRows(table, WAITING_IDS, WAITING))
+        for number in reversed(range(len(self.folders))):
+            for file in self.files(number):
+                yield {
+                    slot: value
+                    for group in groups
+                    for slot, value in group.read(file, is_wanted, slots).items()
+                }
+            for group in groups:
+                group.turn()
+
+    def gone_ids(self, table: str) -> torch.Tensor:
+        """Return the ids of a table that the last delta removed, int64 [n]."""
+        return torch.cat([file.tensor(name_of(table, "gone")) for file in self.files(-1)])
+
+    def unknown_row(self, table: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the row of unknown ids and its optimizer state, float32 [D] and []."""
+        (file,) = (file for file in self.files(-1) if name_of(table, UNKNOWN[0]) in file)
+        weight, state = (file.tensor(name_of(table, slot)) for slot in UNKNOWN)
+        return weight[0], state[0]
+
+    def texts(self, table: str, known: Texts | None = None) -> Texts:
+        """Return the texts of ids in all files together with the known ones.
+
+        Raises:
+            UserError: when they cannot be read, or one id stands for two texts.
+        """
+        known = known or Texts.none()
+        for file in itertools.chain(*map(self.files, range(len(self.folders)))):
+            if name_of(table, "texts.ids") in file:
+                arrays = (file.tensor(name_of(table, slot)).numpy() for slot in TEXTS)
+                try:
+                    known = known.with_others(Texts.of_arrays(*arrays), table)
+                except ValueError as error:
+                    raise UserError(f"The texts of {table} cannot be read ({error}).") from None
+        return known
+
+
+def _fill_pieces(file: ShardFile, targets: Mapping[str, torch.Tensor], first: int) -> None:
+    """Copy the numbers of a file into tensors that hold the rows from `first` on of whole tensors."""
+    for name in targets.keys() & file.shapes.keys():
+        target, (begin, *others), (number, *sizes) = targets[name], file.begins[name], file.shapes[name]
+        low, high = max(first, begin), min(first + len(target), begin + number)
+        if low < high:
+            columns = (slice(other, other + size) for other, size in zip(others, sizes, strict=True))
+            values = file.rows(name, low - begin, high - begin)
+            target[(slice(low - first, high - first), *columns)] = values.to(target.device)
+
+
+class _NewestRows:
+    """Reader that takes each id only from the newest checkpoint that has it.
+
+    names: of the slots with the ids and with the removed ids; kinds: of all slots.
+    """
+
+    def __init__(self, table: str, names: tuple[str, str], kinds: Mapping[str, str]) -> None:
+        self._table, self._names, self._kinds = table, names, kinds
+        self._known = torch.empty(0, dtype=torch.int64)
+        self._new: list[torch.Tensor] = []
+
+    def read(
+        self, file: ShardFile, is_wanted: Callable[[torch.Tensor], torch.Tensor], slots: Sequence[str]
+    ) -> Slots:
+        """Return the slots of wanted ids in a file that no newer checkpoint has."""
+        names = {slot: name_of(self._table, slot) for slot in slots if slot in self._kinds}
+        (ids, which), (gone, _) = (self._unknown(file, slot, is_wanted) for slot in self._names)
+        self._new += [ids, gone]
+        if not len(ids):
+            # Unwanted rows are not read.
+            return {slot: file.rows(name, 0, 0) for slot, name in names.items()}
+        return {slot: file.tensor(name)[which] for slot, name in names.items()}
+
+    def _unknown(
+        self, file: ShardFile, slot: str, is_wanted: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        name = name_of(self._table, slot)
+        # A full checkpoint has no list of removed ids.
+        ids = file.tensor(name) if name in file else self._known[:0]
+        which = is_wanted(ids) & ~torch.isin(ids, self._known)
+        return ids[which], which
+
+    def turn(self) -> None:
+        """Continue with the checkpoint before."""
+        self._known = torch.cat([self._known, *self._new])
+        self._new = []
+
+
+# --- headers of shard files, compared with the manifest ---
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Entry of a tensor in the header of a shard file. begin: its offsets in the whole tensor."""
+
+    path: Path
+    name: str
+    shape: list[int]
+    dtype: str
+    begin: list[int]
+
+    @property
+    def end(self) -> list[int]:
+        """End of the piece in the whole tensor."""
+        return [first + size for first, size in zip(self.begin, self.shape, strict=True)]
+
+    def meets(self, other: Piece) -> bool:
+        """Return True if a number of the whole tensor is in both pieces."""
+        sides = zip(self.begin, self.end, other.begin, other.end, strict=True)
+        return all(max(first, begin) < min(last, end) for first, last, begin, end in sides)
+
+
+def shape_of(folder: Path, manifest: Manifest, name: str) -> list[int]:
+    """Return the shape of a float32 tensor.
+
+    Raises:
+        UserError: when there is none of that name.
+    """
+    shape, dtype = manifest.tensors.get(name, ([], "nothing"))
+    if dtype != "float32":
+        raise UserError(f"A float32 tensor {name} is needed, and {folder} has {dtype}.")
+    return shape
+
+
+def tables_of(manifest: Manifest) -> dict[str, dict[str, Kind]]:
+    """Return table to slot ("weight", "momentum1") to shape and type of the whole tensor."""
+    found: dict[str, dict[str, Kind]] = {}
+    for name, tensor in manifest.tensors.items():
+        if name.startswith("tables."):
+            _, _, rest = name.partition(".")
+            table, _, slot = rest.partition(".")
+            found.setdefault(table, {})[slot] = tensor
+    return found
+
+
+def widths_in(manifest: Manifest) -> dict[str, int]:
+    """Return the numbers in a row of each table; 0 if the shape is not that of a table."""
+    weights = {name: slots["weight"] for name, slots in tables_of(manifest).items() if "weight" in slots}
+    widths = {name: shape[1] if len(shape) == 2 else 0 for name, (shape, _) in weights.items()}
+    return {**widths, **{name: record.embedding_dim for name, record in manifest.dynamic.items()}}
+
+
+def check_shard_files(folder: Path, manifest: Manifest) -> None:
+    """Compare the headers of shard files with the manifest, after their bytes were checked.
+
+    Checks names, types, shapes and offsets, the ids of tables by id, and in a delta also the numbers of the
+    changed rows.
+
+    Raises:
+        UserError: names the file, and what in it does not fit.
+    """
+    with reading(folder):
+        files = [ShardFile(path) for path in _shard_paths(folder, manifest)]
+        pieces = [piece for file in files for piece in file.pieces()]
+        _check_dynamic(folder, manifest, files, pieces)
+        others = [piece for piece in pieces if not piece.name.startswith(PREFIX)]
+        if manifest.link is None:
+            _check_shards(folder, manifest, others)
+        else:
+            _check_changes(folder, manifest, files, others)
+
+
+def _check_shards(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> None:
+    """Check that each number of every tensor in the manifest is there once, and no other tensor."""
+    found: dict[str, list[Piece]] = {name: [] for name in manifest.tensors}
+    for piece in pieces:
+        shape, dtype = _wanted(manifest, piece)
+        if len(piece.shape) != len(shape) or any(map(operator.gt, piece.end, shape)) or piece.dtype != dtype:
+            raise _misfit(piece, f"of a {dtype} {shape}")
+        found[piece.name].append(piece)
+    for name, shards in found.items():
+        missing = math.prod(manifest.tensors[name][0]) - sum(math.prod(shard.shape) for shard in shards)
+        if missing > 0:
+            raise UserError(f"{folder} is not a whole model: of {name} {missing:,} numbers are missing.")
+        # Otherwise a number that is there twice would hide one that is missing.
+        _check_apart(sorted(shards, key=lambda shard: shard.begin))
+
+
+def _check_apart(shards: Sequence[Piece]) -> None:
+    """Refuse a number of the whole tensor that two shards have. shards: sorted by their offsets."""
+    # Each shard is compared only with the next ones until one begins after its end: with many ranks, not all
+    # pairs are compared.
+    for number, shard in enumerate(shards):
+        for later in shards[number + 1 :]:
+            if later.begin[:1] >= shard.end[:1]:
+                break
+            if shard.meets(later):
+                raise _misfit(later, f"which {shard.path.name} has too")
+
+
+def _wanted(manifest: Manifest, piece: Piece) -> Kind:
+    """Return shape and type of the whole tensor of a piece."""
+    if piece.name not in manifest.tensors:
+        raise _misfit(piece, "that its manifest does not name")
+    return manifest.tensors[piece.name]
+
+
+def _misfit(piece: Piece, wanted: str) -> UserError:
+    held = f"{piece.dtype} {piece.shape} from {piece.begin} on for {printable(piece.name)}"
+    return UserError(f"{piece.path} does not fit its manifest: it has {held}, {wanted}.")
+
+
+def _check_changes(
+    folder: Path, manifest: Manifest, files: Sequence[ShardFile], pieces: Sequence[Piece]
+) -> None:
+    """Check that each file has a row for every row number of each table, and one file the dense part."""
+    by_file: dict[Path, dict[str, Piece]] = {file.path: {} for file in files}
+    for piece in pieces:
+        by_file[piece.path][piece.name] = piece
+    tables = tables_of(manifest)
+    for path, own in by_file.items():
+        for table, slots in tables.items():
+            _check_rows(path, table, slots, own)
+    dense = [piece for own in by_file.values() for piece in own.values()]
+    for piece in dense:
+        # The pieces of tables were removed above, so any other piece with such a name is unknown.
+        if piece.name.startswith("tables.") or (piece.shape, piece.dtype) != _wanted(manifest, piece):
+            raise _misfit(piece, "which is not a part of it")
+    names = sorted(piece.name for piece in dense)
+    if names != sorted(name for name in manifest.tensors if not name.startswith("tables.")):
+        raise UserError(f"{folder} has not every tensor of the dense part once, but {len(names)} of them.")
+    for table, slots in tables.items():
+        _check_row_numbers(folder, table, min(shape[0] for shape, _ in slots.values()), files)
+
+
+def _check_rows(path: Path, table: str, slots: dict[str, Kind], own: dict[str, Piece]) -> None:
+    """Check the tensors of a table in a file against the manifest, and remove them from `own`."""
+    found = {slot: own.pop(f"tables.{table}.{slot}", None) for slot in ("rows", "ids", *slots)}
+    for slot, piece in found.items():
+        if piece is None:
+            raise UserError(f"{path} does not fit its manifest: it has no tables.{table}.{slot}.")
+    rows, ids, *held = (piece for piece in found.values() if piece)
+    if rows.dtype != "int64" or len(rows.shape) != 1:
+        raise _misfit(rows, "and numbers of rows are int64 in one dimension")
+    if (ids.dtype, len(ids.shape)) not in ID_TYPES or ids.shape[:1] != rows.shape:
+        raise _misfit(ids, f"which are not raw values of {rows.shape[0]:,} rows")
+    for piece, (shape, dtype) in zip(held, slots.values(), strict=True):
+        if piece.shape != [*rows.shape, *shape[1:]] or not shape or piece.dtype != dtype:
+            raise _misfit(piece, f"which are not {rows.shape[0]:,} rows of a {dtype} {shape}")
+
+
+def _check_row_numbers(folder: Path, table: str, most: int, files: Sequence[ShardFile]) -> None:
+    """Check that row numbers ascend in each file, are there once, and are below `most`."""
+    spans: list[tuple[int, int]] = []
+    for file in files:
+        rows = file.tensor(f"tables.{table}.rows")
+        # A delta may have no changed row of a rank.
+        if len(rows):
+            first, last = int(rows[0]), int(rows[-1])
+            if first < 0 or last >= most or not bool((rows[1:] > rows[:-1]).all()):
+                raise UserError(f"{file.path} has rows of {table} that do not ascend from 0 to {most - 1:,}.")
+            spans.append((first, last))
+    # Each rank has a contiguous range of the rows of a table, so comparing the ranges is enough.
+    for (_, last), (first, _) in itertools.pairwise(sorted(spans)):
+        if first <= last:
+            raise UserError(f"{folder} has row {first:,} of {table} in two shard files.")
+
+
+def _check_dynamic(
+    folder: Path, manifest: Manifest, files: Sequence[ShardFile], pieces: Sequence[Piece]
+) -> None:
+    """Check the tables by id in shard files against the manifest, and their ids."""
+    headers: dict[Path, dict[str, Kind]] = {file.path: {} for file in files}
+    for piece in pieces:
+        if piece.name.startswith(PREFIX):
+            headers[piece.path][piece.name] = (piece.shape, piece.dtype)
+    is_delta = manifest.link is not None
+    for path, held in headers.items():
+        left = dict(held)
+        for table, record in manifest.dynamic.items():
+            _check_slots(path, table, record, is_delta, left)
+        if left:
+            raise UserError(f"{path} does not fit its manifest: it has {min(left)}, which is no part of it.")
+    for table in manifest.dynamic:
+        homes = [path for path, held in headers.items() if name_of(table, UNKNOWN[0]) in held]
+        if len(homes) != 1:
+            raise UserError(f"{folder} has the row of unknown ids of {table} {len(homes)} times, not once.")
+        _check_ids(folder, table, is_delta, files)
+
+
+def _check_slots(
+    path: Path, table: str, record: DynamicRecord, is_delta: bool, left: dict[str, Kind]
+) -> None:
+    """Check the slots of a table in a file against the manifest, and remove them from `left`."""
+    found: dict[str, Kind] = {}
+    kinds = {**ROWS, **WAITING, **(dict.fromkeys((IDS[1], WAITING_IDS[1]), "int64") if is_delta else {})}
+    kinds |= TEXTS if record.has_texts else {}
+    if name_of(table, UNKNOWN[0]) in left:
+        kinds |= dict.fromkeys(UNKNOWN, "float32")
+    for slot, kind in kinds.items():
+        shape, dtype = found[slot] = left.pop(name_of(table, slot), ([], "nothing"))
+        dim = [record.embedding_dim] if slot.endswith("weight") else []
+        if dtype != kind or len(shape) != 1 + len(dim) or shape[1:] != dim:
+            raise UserError(
+                f"{path} does not fit its manifest: it has {dtype} {shape} for {name_of(table, slot)}, "
+                f"which should be {kind} [n{', ' if dim else ''}{', '.join(map(str, dim))}]."
+            )
+    of_texts = {"texts.ids": "", "texts.ends": ""} if record.has_texts else {}
+    for group in (ROWS, WAITING, of_texts):
+        if len({found[slot][0][0] for slot in group}) > 1:
+            raise UserError(f"{path} does not fit its manifest: rows of {table} are not all as many.")
+    if any(found[slot][0][0] != 1 for slot in UNKNOWN if slot in found):
+        raise UserError(f"{path} does not fit its manifest: {table} has not one row for unknown ids.")
+
+
+def _check_ids(folder: Path, table: str, is_delta: bool, files: Sequence[ShardFile]) -> None:
+    """Check that ids ascend in each file, and that each is there once."""
+    for slots in (IDS, WAITING_IDS):
+        parts = [
+            file.tensor(name_of(table, slot)) for file in files for slot in (slots if is_delta else slots[:1])
+        ]
+        ids = torch.cat(parts).sort().values
+        ascend = all(bool((part[1:] > part[:-1]).all()) for part in parts)
+        if not ascend or bool((ids[1:] == ids[:-1]).any()) or bool((ids[:1] == UNKNOWN_ID).any()):
+            raise UserError(f"{folder} has ids of {table} that do not ascend, or one of them twice.")

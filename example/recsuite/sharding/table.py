@@ -1,0 +1,198 @@
+"""Embedding tables as everything but a training step sees them: export and import of rows.
+
+A table has one of two storages. `StaticTable`: rows by number, which a vocabulary gives to values before the
+training. `DynamicTable` in `dynamic.py`: rows by 64-bit id, inserted and evicted during the training. The
+steps of a training run on one of two backends, our CPU kernels (`cpu_tables.py`) or TorchRec's; both keep the
+rows in the same tensors. Checkpoints, deltas, checks and copies know only `EmbeddingTable`.
+
+n: rows; D: numbers in a row.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import nn
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+# Values of n rows by the name of the slot: "weight", float32 [n, D]; the state of the optimizer by the names
+# of its rule, float32 [n] or [n, D]; and what tells which rows they are.
+RowSlots = dict[str, torch.Tensor]
+
+
+class RowSource(Protocol):
+    """Rows of all tables in a checkpoint; `checkpoint.shards.RowReader` is one."""
+
+    def fill_rows(self, table: str, slots: Mapping[str, torch.Tensor], first: int = 0) -> None:
+        """Fill tensors with the rows of a table by number, from number `first` on."""
+
+    def rows_of_ids(
+        self, table: str, is_wanted: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[RowSlots]:
+        """Yield rows of a table by id, in parts without common ids. is_wanted: ids to a mask, bool [n]."""
+
+    def unknown_row(self, table: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the row of unknown ids and its optimizer state, float32 [D] and []."""
+
+    def record(self, table: str) -> Any:
+        """Return what `EmbeddingTable.record` returned when the rows were written, as attributes."""
+
+
+class EmbeddingTable(ABC):
+    """This rank's share of one embedding table.
+
+    prefix: the first word of the names of its tensors in files; name: of the table. Nothing here is
+    collective.
+    """
+
+    prefix: ClassVar[str]
+    name: str
+
+    @property
+    def first(self) -> int:
+        """Number of this rank's first row in the whole table; 0 if rows have no numbers."""
+        return 0
+
+    @property
+    def tensors(self) -> Mapping[str, ShardedTensor]:
+        """The whole table by slot, if its rows have numbers; otherwise empty."""
+        return {}
+
+    @abstractmethod
+    def changed_rows(self) -> torch.Tensor:
+        """Return the rows of this rank that changed since `clear_changes`, int64, counted from 0."""
+
+    @abstractmethod
+    def export(self, changed: bool = False) -> RowSlots:
+        """Return all rows, or those that changed since `clear_changes`; maybe the table's own tensors."""
+
+    @abstractmethod
+    def load(self, source: RowSource, scale: float) -> int:
+        """Replace all rows by those of a checkpoint; return the number of rows without a place.
+
+        scale: a row is its weights times this.
+        """
+
+    @abstractmethod
+    def clear_changes(self) -> None:
+        """Forget which rows changed."""
+
+    @abstractmethod
+    def largest(self, changed: bool = False) -> dict[str, float]:
+        """Return the largest magnitude of each slot, NaN if any is NaN. changed: as for `export`."""
+
+    def room_after(self, capacity: int) -> int | None:
+        """Return the places of a table after a load, if these may be too few for its rows; else None.
+
+        capacity: places of the table when it was written.
+        """
+        return None
+
+    def record(self) -> dict[str, Any] | None:
+        """Return what a checkpoint has to tell besides the rows; None if nothing."""
+        return None
+
+
+class StaticTable(EmbeddingTable):
+    """Table whose rows have numbers.
+
+    tensors: by slot, split by rows over the ranks or whole on one of them; a rank without rows has only the
+    weight. marks: True for changed rows of this rank, bool [n], once `track_changes` was called.
+    """
+
+    prefix = "tables"
+
+    def __init__(self, name: str, tensors: Mapping[str, ShardedTensor]) -> None:
+        self.name, self._tensors = name, tensors
+        self.marks: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> Mapping[str, ShardedTensor]:
+        """See `EmbeddingTable`."""
+        return self._tensors
+
+    @property
+    def shards(self) -> dict[str, Shard]:
+        """This rank's part of each slot; none if it has no rows."""
+        return {slot: shard for slot, value in self.tensors.items() for shard in value.local_shards()}
+
+    @property
+    def first(self) -> int:
+        """See `EmbeddingTable`."""
+        return next((shard.metadata.shard_offsets[0] for shard in self.shards.values()), 0)
+
+    def changed_rows(self) -> torch.Tensor:
+        """See `EmbeddingTable`."""
+        if self.marks is None:
+            return torch.zeros(0, dtype=torch.int64)
+        return self.marks.nonzero().view(-1)
+
+    def export(self, changed: bool = False) -> RowSlots:
+        """See `EmbeddingTable`; "rows": the numbers of changed rows, int64 [n], ascending."""
+        held = {slot: shard.tensor.detach() for slot, shard in self.shards.items()}
+        if not changed:
+            return held
+        rows = self.changed_rows()
+        return {"rows": rows + self.first, **{slot: value[rows] for slot, value in held.items()}}
+
+    def load(self, source: RowSource, scale: float) -> int:
+        """See `EmbeddingTable`."""
+        source.fill_rows(self.name, self.export(), self.first)
+        return 0
+
+    def track_changes(self) -> None:
+        """Mark changed rows from now on, a byte for each row."""
+        for shard in (self.shards[slot] for slot in self.shards.keys() & {"weight"}):
+            self.marks = torch.zeros(len(shard.tensor), dtype=torch.bool, device=shard.tensor.device)
+
+    def mark(self, rows: torch.Tensor) -> None:
+        """Mark some of this rank's rows, int64, counted from 0, in any order and also repeated."""
+        if self.marks is not None:
+            self.marks.index_fill_(0, rows, True)
+
+    def clear_changes(self) -> None:
+        """See `EmbeddingTable`."""
+        if self.marks is not None:
+            self.marks.zero_()
+
+    def largest(self, changed: bool = False) -> dict[str, float]:
+        """See `EmbeddingTable`."""
+        held = self.export(changed)
+        return {slot: largest_of(value) for slot, value in held.items() if slot != "rows"}
+
+
+def largest_of(values: torch.Tensor) -> float:
+    """Return the largest magnitude of numbers, 0 without any; NaN if any is NaN."""
+    # One pass over the numbers for minimum and maximum; aminmax passes a NaN on.
+    return max(map(abs, torch.stack(values.aminmax()).tolist())) if values.numel() else 0.0
+
+
+def track_changes(model: nn.Module, tables: Mapping[str, EmbeddingTable]) -> None:
+    """Mark the rows that training steps look up, which are those that they change, from now on.
+
+    Evaluation changes no row. Not collective.
+    """
+    # Tables by id mark their changes themselves, while they find rows.
+    static = {name: table for name, table in tables.items() if isinstance(table, StaticTable)}
+    for table in static.values():
+        table.track_changes()
+
+    def mark(
+        looked_up: KeyedJaggedTensor, states: torch.Tensor, module: nn.Module, raw_ids: torch.Tensor | None
+    ) -> None:
+        if module.training:
+            # A table has one feature, of the same name. The ids are rows of this rank's shards.
+            for name, jagged in looked_up.to_dict().items():
+                if name in static:
+                    static[name].mark(jagged.values())
+
+    for module in model.modules():
+        if isinstance(module, ShardedEmbeddingCollection):
+            # TorchRec's own trackers are called here too. They keep all ids of all steps, which grow without
+            # a bound and must be sorted in the end.
+            module.register_post_lookup_tracker_fn(mark)
