@@ -69,7 +69,7 @@ from recsuite.runtime.console import stage
 MANIFEST = "manifest.json"
 # Version of the content of columns and of parts of tables. Increase it with every change of a reader, a
 # formula or a file. A test compares the digest of some columns.
-VERSION = 1
+VERSION = 2
 # The place of an event that is not in a list.
 NOWHERE = -1
 # Files whose digests are taken at once.

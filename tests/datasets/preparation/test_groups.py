@@ -11,7 +11,7 @@ import pytest
 
 from recsuite.datasets.preparation import arrays
 from recsuite.datasets.preparation.arrays import grouped
-from recsuite.datasets.preparation.baselines import BASELINE_ROUNDS, DAMPING, fit_biases
+from recsuite.datasets.preparation.baselines import DAMPING, LEAST_CHANGE, MOST_ROUNDS, fit_biases
 
 NUM_EVENTS, NUM_USERS, NUM_ITEMS = 5_000, 300, 70
 
@@ -59,16 +59,27 @@ def test_biases_are_those_of_sums_in_the_order_of_events_to_the_last_bit() -> No
     by_user = grouped(None, user, NUM_USERS, user, item, label)
     by_item = grouped(None, item, NUM_ITEMS, item, user, label)
     numbers = 4_000, NUM_EVENTS
-    for number, found in zip(numbers, fit_biases(by_user, by_item, label, numbers), strict=True):
+    errors: dict[int, list[float]] = {}
+    expected: dict[int, list[np.ndarray]] = {}
+    for number in numbers:
         mean = float(label[:number].mean(dtype=np.float64))
+        rest = label[:number].astype(np.float64) - mean
         sides = ((item[:number], user[:number], NUM_ITEMS), (user[:number], item[:number], NUM_USERS))
-        biases = np.zeros(NUM_USERS)
-        for own, other, size in sides * BASELINE_ROUNDS:
-            sums = np.zeros(size)
-            np.add.at(sums, own, label[:number].astype(np.float64) - mean - biases[other])
-            biases = sums / (DAMPING + np.bincount(own, minlength=size))
-        assert found.mean == mean
-        assert found.user.tobytes() == biases.tobytes()
+        biases, errors[number], expected[number] = np.zeros(NUM_USERS), [np.inf], []
+        for _ in range(MOST_ROUNDS):
+            for own, other, size in sides:
+                sums, before = np.zeros(size), biases
+                np.add.at(sums, own, rest - before[other])
+                biases = sums / (DAMPING + np.bincount(own, minlength=size))
+            errors[number].append(
+                float(np.sqrt(np.mean((rest - before[item[:number]] - biases[user[:number]]) ** 2)))
+            )
+            expected[number].append(biases)
+    changes = -np.diff([errors[number] for number in numbers])
+    rounds = int(np.argmax((changes < LEAST_CHANGE).all(0)))
+    assert 0 < rounds < MOST_ROUNDS - 1
+    found = fit_biases(by_user, by_item, label, numbers)
+    assert [each.user.tobytes() for each in found] == [expected[each][rounds].tobytes() for each in numbers]
 
 
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])

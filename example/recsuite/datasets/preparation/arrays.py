@@ -26,18 +26,21 @@ from recsuite.datasets.schema import Table
 MOST = 2**31 - 1
 # Entries of a chunk. Its temporary arrays take a few tens of megabytes.
 CHUNK = 2**20
+# Arrays of at most so many bytes stay in memory: a first access to a page of a file costs as much as
+# computing its content, and about twenty such arrays exist at once.
+SMALL_BYTES = 2**26
 
 
 def temporary(folder: Path, number: int, dtype: type | np.dtype[Any]) -> np.ndarray:
-    """Return an array [number] in an unnamed file of this folder.
+    """Return an array [number]; a large one is in an unnamed file of this folder.
 
     The file is gone when the array is no longer used, and also when the process is killed.
 
     Raises:
         OSError: when the disk has no room for it.
     """
-    if number == 0:
-        return np.empty(0, dtype)
+    if number * np.dtype(dtype).itemsize <= SMALL_BYTES:
+        return np.empty(number, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
         _reserve(file.fileno(), number * np.dtype(dtype).itemsize)
         return np.memmap(file, dtype, "r+", shape=(number,))
@@ -74,13 +77,13 @@ def chunks(number: int, *columns: np.ndarray) -> Iterator[slice]:
 
 
 def release(*columns: np.ndarray) -> None:
-    """Release the pages of mapped arrays. Arrays in memory are not changed.
+    """Release the pages of large mapped arrays. Arrays in memory are not changed.
 
     A later access gets the same values from the page cache or the disk.
     """
     for column in columns:
         mapping = _mapping_of(column)
-        if mapping is not None:
+        if mapping is not None and len(mapping) > SMALL_BYTES:
             mapping.madvise(mmap.MADV_DONTNEED)
 
 

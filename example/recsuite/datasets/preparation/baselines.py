@@ -235,7 +235,8 @@ def _first_of_time(owner: np.ndarray, time: np.ndarray) -> np.ndarray:
 # Damping of the bias baseline: with this many events, a bias is half of the mean deviation. The usual value;
 # weaker and stronger ones gave a weaker baseline on ml-latest-small.
 DAMPING = 5.0
-BASELINE_ROUNDS = 10
+# Rounds end where the RMSE of the fitted events changes by less than this, and after so many at the latest.
+LEAST_CHANGE, MOST_ROUNDS = 1e-4, 10
 # Share of the time of all baselines.
 SHARE_OF_BIASES = 0.7
 
@@ -447,7 +448,7 @@ def fit_biases(
     numbers: Sequence[int],
     done: Callable[[float], object] = lambda share: None,
 ) -> list[Biases]:
-    """Fit label = mean + user bias + item bias by damped alternating least squares.
+    """Fit label = mean + user bias + item bias by damped alternating least squares, see `LEAST_CHANGE`.
 
     Returns a fit for each of the numbers: of so many of the first events. A user or item without an event has
     bias 0.
@@ -458,12 +459,15 @@ def fit_biases(
     means = [float(label[:number].mean(dtype=np.float64)) for number in numbers]
     release(label)
     users, items = (_Side(groups, means, numbers) for groups in (by_user, by_item))
-    biases = np.zeros((users.number, len(numbers)))
-    # Each line solves for one side exactly with the other fixed.
-    for number in range(1, BASELINE_ROUNDS + 1):
-        of_items = items.solved(biases)
-        biases = users.solved(of_items)
-        done(number / BASELINE_ROUNDS)
+    biases, before = np.zeros((users.number, len(numbers))), np.full(len(numbers), np.inf)
+    for number in range(1, MOST_ROUNDS + 1):
+        # Each line solves for one side exactly with the other fixed.
+        of_items, _ = items.solved(biases)
+        biases, rmse = users.solved(of_items)
+        done(number / MOST_ROUNDS)
+        if (before - rmse < LEAST_CHANGE).all():
+            break
+        before = rmse
     return [Biases(*fitted) for fitted in zip(means, biases.T, of_items.T, strict=True)]
 
 
@@ -482,9 +486,12 @@ class _Side:
 
         groups.each(count)
 
-    def solved(self, biases: np.ndarray) -> np.ndarray:
-        """Biases of this side, float64 [users or items, numbers], given those of the other."""
-        sums = np.empty_like(self.weights)
+    def solved(self, biases: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Biases of this side, float64 [users or items, numbers], given those of the other.
+
+        Also returns the RMSE of the events with both, float64 [numbers].
+        """
+        sums, squares = np.empty_like(self.weights), np.zeros((len(self.groups.ranges), len(self.numbers)))
 
         def add(
             owners: range,
@@ -505,6 +512,10 @@ class _Side:
                 rest -= others[known, place]
                 # Added in the order in which events are stored, whatever the ranges are.
                 sums[owners.start : owners.stop, place] = np.bincount(own[known], rest, len(owners))
+                squares[self.groups.ranges.index(owners), place] = rest @ rest
 
         self.groups.each(add)
-        return sums / self.weights
+        solved = sums / self.weights
+        # The sum of (rest - bias)^2 over the events, without another pass over them.
+        squared = squares.sum(0) + (solved * ((self.weights - DAMPING) * solved - 2 * sums)).sum(0)
+        return solved, np.sqrt(np.maximum(squared, 0) / np.array(self.numbers))
