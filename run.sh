@@ -32,6 +32,7 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
        ./run.sh test [PYTEST ARGS]   run the tests
        ./run.sh soak [PYTEST ARGS]   run the long tests; SOAK_SECONDS for each of them (default: 600)
        ./run.sh lint                 run ruff, mypy and codespell
+       ./run.sh docs                 build the documents as a web site into the folder site
        ./run.sh help                 print this
 
 Environment:
@@ -103,10 +104,13 @@ find_python() {
 
 # --- the installation --------------------------------------------------------------------------------
 
-# set_up [dev]: after this .venv holds the variant's packages, and with "dev" those of test and lint.
+# set_up [dev | docs]: after this .venv holds the variant's packages, with "dev" those of test and lint too; with
+# "docs" those of the site alone.
 set_up() {
   if [[ "$variant" == cuda ]]; then base=requirements-cuda.txt; else base=requirements.txt; fi
-  if is_installed "$base" && { [[ $# == 0 ]] || is_installed requirements-dev.txt; }; then return; fi
+  local lists=("$base") list
+  case "${1:-}" in dev) lists+=(requirements-dev.txt) ;; docs) lists=(requirements-docs.txt) ;; esac
+  if are_installed "${lists[@]}"; then return; fi
   if ! { mkdir -p "$venv" && [[ -w "$venv" ]] && touch "$venv/.lock"; } 2>/dev/null; then
     fail 1 "$(id -un) may not write $venv, where packages are to be installed; make a clone of your own, or" \
       "have its owner call ./run.sh setup$([[ "$variant" == cuda ]] && echo " with VARIANT=cuda")"
@@ -114,8 +118,11 @@ set_up() {
   {
     take_lock
     make_venv
-    is_installed "$base" || install_base
-    [[ $# == 0 ]] || is_installed requirements-dev.txt || install_dev
+    for list in "${lists[@]}"; do
+      # Another call may have installed it before this one had the lock.
+      if is_installed "$list"; then continue; fi
+      if [[ "$list" == "$base" ]]; then install_base; else install_extra "$list"; fi
+    done
   } 9>"$venv/.lock"
   say "installed; ./run.sh trains, ./run.sh test runs the tests, ./run.sh help lists the rest"
 }
@@ -163,10 +170,13 @@ complete_torch() {
   logged "installing NVIDIA's libraries for torch" pip install "$(grep '^torch==' "$here/$base")"
 }
 
-install_dev() {
-  rm -f "$(stamp_of requirements-dev.txt)"
-  install requirements-dev.txt "60 MB" --no-deps
-  write_stamp requirements-dev.txt
+# install_extra LIST: a list of which every package is named.
+install_extra() {
+  local size="60 MB"
+  if [[ "$1" == requirements-docs.txt ]]; then size="25 MB"; fi
+  rm -f "$(stamp_of "$1")"
+  install "$1" "$size" --no-deps
+  write_stamp "$1"
 }
 
 # install LIST SIZE [PIP FLAGS...]
@@ -206,13 +216,22 @@ is_installed() {
   [[ -f "$stamp" && "$(<"$stamp")" == "$(fingerprint "$1")" ]]
 }
 
+are_installed() {
+  local list
+  for list in "$@"; do is_installed "$list" || return 1; done
+}
+
 write_stamp() {
   fingerprint "$1" >"$(stamp_of "$1")"
 }
 
 # The variants share a stamp: .venv holds one of them.
 stamp_of() {
-  if [[ "$1" == requirements-dev.txt ]]; then echo "$venv/.installed-dev"; else echo "$venv/.installed"; fi
+  case "$1" in
+    requirements-dev.txt) echo "$venv/.installed-dev" ;;
+    requirements-docs.txt) echo "$venv/.installed-docs" ;;
+    *) echo "$venv/.installed" ;;
+  esac
 }
 
 fingerprint() {
@@ -327,6 +346,15 @@ lint() {
   check codespell_lib
 }
 
+# The pages are on disk: nothing of the library is imported, so a clone builds the site without torch.
+build_site() {
+  set_up docs
+  cd -- "$here"
+  # mkdocs-material prints an advertisement of its makers on every build unless this is set.
+  NO_MKDOCS_2_WARNING=1 "$venv/bin/python" -m mkdocs build --strict --quiet || fail 1 "docs: the site could not be built"
+  say "the site is in $here/site; to read it: $venv/bin/python -m http.server --directory $here/site"
+}
+
 check() {
   "$venv/bin/python" -m "$@" || fail 1 "lint: $* failed"
 }
@@ -336,14 +364,14 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | dump | inc_dump | load | compact | export | recommend | schema | report | doctor | setup | test | soak | lint)
+    train | dump | inc_dump | load | compact | export | recommend | schema | report | doctor | setup | test | soak | lint | docs)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
     -*) ;;
     *) fail 2 "unknown subcommand $1; './run.sh help' lists them" ;;
   esac
-  case "$command" in setup | lint) [[ $# == 0 ]] || fail 2 "$command takes no arguments; found $1" ;; esac
+  case "$command" in setup | lint | docs) [[ $# == 0 ]] || fail 2 "$command takes no arguments; found $1" ;; esac
   if [[ "$command" == help ]]; then
     usage
     return
@@ -361,6 +389,7 @@ main() {
     test) run_tests "$@" ;;
     soak) soak "$@" ;;
     lint) lint ;;
+    docs) build_site ;;
   esac
 }
 

@@ -4,7 +4,7 @@
     python benchmarks/checkpoint.py --rows 20000 --ratings 20000 --loads 1 --rounds 1 --blocks 1
 
 Prints each figure beside its bar; with --write it also writes docs/checkpoint.json, docs/checkpoint.png and
-the part of docs/checkpoints.md between the checkpoint marks. All else lies in a folder that is removed.
+the part of docs/log/benchmarks.md between the checkpoint marks. All else lies in a folder that is removed.
 Measures; asserts nothing.
 """
 
@@ -26,7 +26,7 @@ from environment import DOCS, describe, finish, make_parser, torchrun
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 
-PAGE = DOCS / "checkpoints.md"
+PAGE = DOCS / "log" / "benchmarks.md"
 MARKS = ("<!-- checkpoint: made by benchmarks/checkpoint.py -->", "<!-- end of checkpoint -->")
 NUM_RANKS = 2
 

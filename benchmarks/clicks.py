@@ -38,7 +38,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics, measure_ranks
 from recsuite.datasets.preparation.cache import open_columns
 
-PAGE = DOCS / "quality.md"
+PAGE = DOCS / "log" / "benchmarks.md"
 MARKS = ("<!-- clicks: made by benchmarks/clicks.py -->", "<!-- end of clicks -->")
 CLICKED_FROM = 4.0
 SPLIT = ("--task", "ranking", "--split", "leave_one_out")

@@ -1,7 +1,7 @@
 """Measure what the places of a dynamic table cost: finding rows, taking ids in, letting others go, and
 memory.
 
-    python benchmarks/dynamic.py --write         docs/dynamic.json and the tables of docs/dynamic.md: minutes
+    python benchmarks/dynamic.py --write         docs/dynamic.json and its tables: minutes
     python benchmarks/dynamic.py --rows 20000 --rounds 3
 
 One core, one share, batches of ids drawn evenly. A table is full when all places of all buckets are taken, so
@@ -38,7 +38,7 @@ from recsuite.sharding.dynamic import (
 )
 
 MARKS = ("<!-- costs -->", "<!-- end of costs -->")
-PAGE = DOCS / "dynamic.md"
+PAGE = DOCS / "log" / "benchmarks.md"
 ONE_MILLION, TEN_MILLION = 1_000_000, 10_000_000
 FOUND, TOUCHED, TAKEN = "found", "found and touched by a step", "taken in, others leave"
 # Ids a second, by live rows.

@@ -1,6 +1,6 @@
 """Measure what a delta of a dynamic table costs, with the ids that left, beside one of a static table.
 
-    python benchmarks/dynamic_delta.py --write      docs/dynamic_delta.json and a table of docs/dynamic.md
+    python benchmarks/dynamic_delta.py --write      docs/dynamic_delta.json and its table
     python benchmarks/dynamic_delta.py --rows 20000 --ratings 20000 --rounds 2
 
 Three tables of as many rows in one training each, all in the same processes, write their deltas in turns:
@@ -28,7 +28,7 @@ from figures import bar, origin, ratio, shown_ratio, table
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 
-PAGE = DOCS / "dynamic.md"
+PAGE = DOCS / "log" / "benchmarks.md"
 MARKS = ("<!-- delta -->", "<!-- end of delta -->")
 STATIC, FULL, HALF_FULL = KINDS = ("static", "full", "half full")
 # The share of the rows that a delta has.

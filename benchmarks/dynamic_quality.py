@@ -29,7 +29,7 @@ from quality import GLOBAL_BATCH, RANDOM, mean, spread
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 
-PAGE = DOCS / "dynamic.md"
+PAGE = DOCS / "log" / "benchmarks.md"
 MARKS = ("<!-- capacity -->", "<!-- end of capacity -->")
 SPLITS = {"random 90/10": RANDOM, "time 80/20": ("--split", "time")}
 STATIC, DYNAMIC = "static", "dynamic"

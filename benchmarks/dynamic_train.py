@@ -1,6 +1,6 @@
 """Measure how fast a training is whose tables take ids in, beside the same training with static tables.
 
-    python benchmarks/dynamic_train.py --write         docs/dynamic_train.json and a table of docs/dynamic.md
+    python benchmarks/dynamic_train.py --write         docs/dynamic_train.json and its table
     python benchmarks/dynamic_train.py --sizes 2000+1000 --batch 256 --rounds 1 --seconds 0.02
 
 Both are variants of the same processes, measured in turns in short blocks. Tables have room for twice their
@@ -22,7 +22,7 @@ from train_dynamic import FILLING, FULL, STATIC, write_ids
 from train_models import TWO_TABLES, make_columns
 from train_team import Order, Team, teams
 
-PAGE = DOCS / "dynamic.md"
+PAGE = DOCS / "log" / "benchmarks.md"
 MARKS = ("<!-- training -->", "<!-- end of training -->")
 RANKS = (1, 2)
 BAR = 0.85

@@ -4,7 +4,7 @@
     python benchmarks/feed.py --quick             a part of it, once
 
 Prints each figure beside its bar; with --write it also writes docs/feed.json, docs/feed.png and the part of
-docs/loader.md between the feed marks. The ratings are drawn into --folder and kept there. Measures; asserts
+docs/log/benchmarks.md at the feed marks. The ratings are drawn into --folder and kept. Measures; asserts
 nothing.
 """
 
@@ -35,7 +35,7 @@ from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.host import keep_freed_memory
 
-PAGE = DOCS / "loader.md"
+PAGE = DOCS / "log" / "benchmarks.md"
 MARKS = ("<!-- feed: made by benchmarks/feed.py -->", "<!-- end of feed -->")
 BATCH_SIZES = (1024, 8192, 65_536)
 # Of the light row, beside which that of one's own tables is measured, and of the heavy one.

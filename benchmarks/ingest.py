@@ -71,7 +71,7 @@ def main() -> None:
     # Of each kind of ids a table of its own.
     name = f"ingest_{flags.ids}"
     marks = f"<!-- {name}: made by benchmarks/ingest.py -->", f"<!-- end of {name} -->"
-    finish(name, result, render(result), flags, page=DOCS / "loader.md", marks=marks)
+    finish(name, result, render(result), flags, page=DOCS / "log" / "benchmarks.md", marks=marks)
 
 
 def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@
     python benchmarks/quality.py --peers --help                   beside other systems
 
 A folder is known by its name: ml-latest-small, ml-100k, ml-1m, ml-10m. --write puts the tables into
-docs/quality.md and what they are made of into docs/quality.json. Trains with the defaults alone; nothing is
+docs/log/benchmarks.md and their values into docs/quality.json. Trains with the defaults alone; nothing is
 chosen by what comes out. Measures; asserts nothing.
 """
 
@@ -28,7 +28,7 @@ from quality_world import ChoosingWorld
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import World, write_synthetic
 
-PAGE, FIGURES = DOCS / "quality.md", DOCS / "quality.json"
+PAGE, FIGURES = DOCS / "log" / "benchmarks.md", DOCS / "quality.json"
 MARKS = ("<!-- quality: made by benchmarks/quality.py -->", "<!-- end of quality -->")
 NUM_RANKS = 2
 NUM_SEEDS = 5

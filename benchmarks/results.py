@@ -1,10 +1,10 @@
-"""Make the picture and the table on the first screen of the README.
+"""Make the picture and the table of docs/quality.md.
 
     python benchmarks/results.py                                    the synthetic ratings
     python benchmarks/results.py --real FOLDER_OF_ML_LATEST_SMALL   and real ones
 
 Trains with the defaults, two processes a run, and writes docs/results.json, docs/curves.png and the part of
-README.md between the result marks. Measures; asserts nothing.
+docs/quality.md between the result marks. Measures; asserts nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from environment import DOCS, EXAMPLE, ROOT, describe_machine, in_words, torchrun, write_between
+from environment import DOCS, EXAMPLE, describe_machine, in_words, torchrun, write_between
 
 NUM_RANKS = 2
-PAGE = ROOT / "README.md"
+PAGE = DOCS / "quality.md"
 MARKS = ("<!-- results: made by benchmarks/results.py -->", "<!-- end of results -->")
 
 

@@ -48,7 +48,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.synthetic import ChainWorld, write_synthetic
 
 SPLITS = ("leave_one_out", "time")
-PAGE = DOCS / "sequential.md"
+PAGE = DOCS / "log" / "benchmarks.md"
 OTHERS = ("implicit", "recbole")
 PLANTED = "chain"
 

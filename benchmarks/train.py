@@ -5,7 +5,7 @@
         --rounds 1 --seconds 0.02
 
 Prints each figure beside its bar; with --write it also writes docs/train.json, docs/train.png and the part of
-docs/performance.md between the train marks. With GPUs both sides train on them; with one there is one
+docs/log/benchmarks.md between the train marks. With GPUs both sides train on them; with one there is one
 process, and none that it could be compared with. All variants of a size are measured in turns, in short
 blocks, because other programs slow a machine down for seconds at a time; between them, what the memory and
 the cores of the machine do at most. Asserts nothing.
@@ -29,7 +29,7 @@ from train_team import COMPILED, Order, Team, teams
 
 from recsuite.runtime.host import allowed_cores
 
-PAGE = DOCS / "performance.md"
+PAGE = DOCS / "log" / "benchmarks.md"
 MARKS = ("<!-- train: made by benchmarks/train.py -->", "<!-- end of train -->")
 # A step of dense Adam goes over all rows, four times: beyond this many it takes seconds.
 MOST_ROWS_DENSE = 2_000_000

@@ -158,17 +158,27 @@ def test_the_trio_is_what_the_requirements_pin(filename: str, wheel: str) -> Non
     assert {name: pins.get(name) for name in trio} == trio
 
 
+def pins_of(python: tuple[int, int], *lists: str) -> list[tuple[str, str]]:
+    """The packages that lists of requirements pin for a version of Python, each with its version."""
+    pins = []
+    for line in "\n".join((REPOSITORY / name).read_text() for name in lists).splitlines():
+        match = re.fullmatch(r"([\w-]+)==(\S+)(?: ; python_version (<|>=) \"3\.(\d+)\")?", line)
+        assert match or not line or line.startswith("#"), line
+        if match and (match[3] is None or (python < (3, int(match[4]))) == (match[3] == "<")):
+            pins.append((match[1].lower().replace("_", "-"), match[2]))
+    return pins
+
+
 @pytest.mark.parametrize("python", [(3, 10), (3, 11), (3, 12), (3, 13), (3, 14)])
 def test_every_python_gets_exactly_one_version_of_every_package(python: tuple[int, int]) -> None:
-    lists = [REPOSITORY / "requirements.txt", REPOSITORY / "requirements-dev.txt"]
-    names = []
-    for line in "\n".join(path.read_text() for path in lists).splitlines():
-        match = re.fullmatch(r"([\w-]+)==\S+(?: ; python_version (<|>=) \"3\.(\d+)\")?", line)
-        assert match or not line or line.startswith("#"), line
-        if match and (match[2] is None or (python < (3, int(match[3]))) == (match[2] == "<")):
-            names.append(match[1].lower().replace("_", "-"))
+    pins = pins_of(python, "requirements.txt", "requirements-dev.txt")
+    names = [name for name, _ in pins]
     assert len(names) == len(set(names))
     assert {"torch", "numpy", "pandas", "networkx", "pytest"} <= set(names)
+    # The site is built with the same versions, so that its installation changes no package of the tests.
+    of_the_site = pins_of(python, "requirements-docs.txt")
+    assert len(dict(of_the_site)) == len(of_the_site)
+    assert not [(name, pin) for name, pin in of_the_site if dict(pins).get(name, pin) != pin]
 
 
 def test_the_two_variants_pin_the_same_versions() -> None:

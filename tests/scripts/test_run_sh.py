@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-COPIED = ("run.sh", "pyproject.toml", "requirements.txt", "requirements-cuda.txt", "requirements-dev.txt")
+LISTS = tuple(f"requirements{kind}.txt" for kind in ("", "-cuda", "-dev", "-docs"))
+COPIED = ("run.sh", "pyproject.toml", *LISTS)
 # All that is needed to check a command line.
 CHECKING = (
     *sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("example/recsuite/config/*.py")),
@@ -235,6 +236,21 @@ def test_lint_runs_every_linter(copy: Copy) -> None:
     copy.run("lint")
     wanted = ["-m|ruff|check|.", "-m|ruff|format|--check|.", "-m|mypy", "-m|codespell_lib"]
     assert copy.calls()[-4:] == wanted
+
+
+def test_docs_installs_its_list_alone_and_builds_the_site(copy: Copy) -> None:
+    _, err = copy.run("docs")
+    assert copy.installs() == ["--no-deps|-r|requirements-docs.txt"]
+    assert copy.calls()[-1] == "-m|mkdocs|build|--strict|--quiet"
+    assert f"{copy.folder}/site" in err
+    copy.run("docs")
+    assert len(copy.installs()) == 1
+
+
+def test_no_other_command_installs_what_the_site_needs(copy: Copy) -> None:
+    for command in ("setup", "test", "lint"):
+        copy.run(command)
+    assert not [line for line in copy.installs() if "docs" in line]
 
 
 # --- train ---

@@ -100,7 +100,7 @@ def _runs(column: np.ndarray, width: int) -> np.ndarray:
 
 # Three rounds with a random function in each cannot be distinguished from a random permutation (Luby and
 # Rackoff, "How to Construct Pseudorandom Permutations from Pseudorandom Functions", 1988). With two rounds
-# the original order is visible; docs/decisions.md has the figures.
+# the original order is visible; docs/log/2026-11.md has the figures.
 ROUNDS = 3
 # Positions are pairs of numbers below 2^16, so that all products fit 32 bits.
 HALF = np.uint32(16)

@@ -15,7 +15,7 @@ from recsuite.datasets.schema import EVENT, ITEM, Codes, Events, Feature, Schema
 from recsuite.datasets.tables.derived import derived
 
 # Largest leakage of the item that a column may have.
-# The choice is in docs/decisions.md.
+# The choice is in docs/log/2026-11.md.
 MOST_TOLD = 0.1
 # Leakage of the label from which on a feature is reported.
 MOST_OF_LABEL = 0.5

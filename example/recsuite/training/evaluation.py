@@ -464,5 +464,5 @@ def describe_spreads(head: CoOccurrence) -> str:
     )
     return (
         "learned from the validation: how many times as far from zero as the prior says rows lie: "
-        f"{', '.join(times)} (docs/quality.md, Who had what)"
+        f"{', '.join(times)} (docs/quality.md, Co-occurrence features)"
     )
