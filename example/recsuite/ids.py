@@ -29,8 +29,8 @@ def ids_of(values: Sequence[Any] | np.ndarray) -> np.ndarray:
     taken = np.flatnonzero(ids == UNKNOWN_ID)
     if len(taken):
         raise UserError(
-            f"The raw id {_shown(values[taken[0]])} cannot be one: {UNKNOWN_ID} marks the empty places of a "
-            "table; give it another one, or let its feature have a vocabulary (--vocabulary fixed)."
+            f"The raw id {_shown(values[taken[0]])} is reserved: {UNKNOWN_ID} marks the empty places of a "
+            "table. Fix: change it, or give --vocabulary fixed."
         )
     return ids
 
@@ -47,8 +47,7 @@ def check_distinct(name: str, values: Sequence[Any] | np.ndarray, ids: np.ndarra
         one, other = (_shown(values[order[place]]) for place in (twice[0], twice[0] + 1))
         raise UserError(
             f"{one} and {other}, two values of {name}, have the same 64-bit id {ids[order[twice[0]]]}, and "
-            "would share a row; rename one of them, or let the feature have a vocabulary (--vocabulary "
-            "fixed)."
+            "would share a row. Fix: rename one of them, or give --vocabulary fixed."
         )
 
 
@@ -64,9 +63,9 @@ def check_kind(name: str, known: Sequence[Any] | None, values: np.ndarray) -> No
         return
     strange = next((value for value in values if not _is_whole(value)), values[0])
     raise UserError(
-        f"The values of {name} were whole numbers of 64 bits when this stream was last read, and now "
-        f"{printable(strange)[:60]!r} is among them, which makes all of them texts; mend it in its file, or "
-        "train anew without --resume."
+        f"The values of {name} must be whole numbers of 64 bits, as when this stream was last read, got "
+        f"{printable(strange)[:60]!r}, which makes all of them texts. Fix: correct its file, or train again "
+        "without --resume."
     )
 
 
@@ -97,8 +96,8 @@ def _numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray:
     for value, whole, kept in zip(values, wholes, ids.tolist(), strict=True):
         if whole != value or whole != kept:
             raise UserError(
-                f"The raw id {_shown(value)} is not a whole number of 64 bits; write it as a text, or let "
-                "its feature have a vocabulary (--vocabulary fixed)."
+                f"The raw id {_shown(value)} must be a whole number of 64 bits. Fix: write it as a text, or "
+                "give --vocabulary fixed."
             )
     return ids
 

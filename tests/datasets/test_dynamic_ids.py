@@ -302,7 +302,7 @@ def test_a_number_that_cannot_be_an_id_is_refused(value: float) -> None:
 def test_the_sentinel_as_a_raw_id_is_refused_in_the_files(config: Config, tmp_path: Path) -> None:
     ends = np.array([UNKNOWN_ID, 2**63 - 1, -5, 7])[np.arange(2_000) % 4]
     config = config.replaced(data_path=str(write_tables(tmp_path / "tables", user_id=ends)))
-    with pytest.raises(UserError, match=f"{UNKNOWN_ID} cannot be one"):
+    with pytest.raises(UserError, match=f"{UNKNOWN_ID} is reserved"):
         open_columns(config)
     write_tables(tmp_path / "tables", user_id=np.where(ends == UNKNOWN_ID, UNKNOWN_ID + 1, ends))
     assert vocabulary_of(open_columns(config))["user"] == [UNKNOWN_ID + 1, -5, 7, 2**63 - 1]

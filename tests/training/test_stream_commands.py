@@ -223,8 +223,8 @@ def test_a_stream_goes_on_where_any_of_its_files_has_grown_and_others_have_come(
         refused = example(data, save_dir, "--resume")
         assert refused.returncode == 2
         assert (
-            "The values of user were whole numbers of 64 bits when this stream was last read, and now "
-            f"{strange!r} is among them"
+            "The values of user must be whole numbers of 64 bits, as when this stream was last read, got "
+            f"{strange!r}"
         ) in refused.stderr
         (data / "z.csv").unlink()
     append("a.csv", new[200:])
