@@ -13,6 +13,7 @@ import pyarrow
 import pytest
 
 from recsuite.config.sections import DataConfig
+from recsuite.datasets.preparation import arrays
 from recsuite.datasets.schema import Codes, Events, RawData
 from recsuite.datasets.tables import parts
 from recsuite.datasets.tables.files import find_tables
@@ -128,8 +129,9 @@ def test_the_number_of_files_and_batches_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = read(write(tmp_path / "whole/a.csv", TABLE))
-    for name, size in (("WAITING_BYTES", 1), ("BLOCK_ROWS", 2), ("LARGE_BYTES", 8)):
-        monkeypatch.setattr(parts, name, size)
+    monkeypatch.setattr(parts, "WAITING_BYTES", 1)
+    monkeypatch.setattr(arrays, "CHUNK", 2)
+    monkeypatch.setattr(arrays, "SMALL_BYTES", 8)
     for row in range(5):
         write(tmp_path / f"parts/part-{row}.csv", TABLE.slice(row, 1))
     several = read(tmp_path / "parts")
@@ -137,7 +139,11 @@ def test_the_number_of_files_and_batches_changes_nothing(
     assert several.skipped == whole.skipped
     # A large column lies on the disk, under no name.
     assert isinstance(several.events.time, np.memmap)
-    assert not [*tmp_path.rglob("column.bin")]
+    assert {path.suffix for path in tmp_path.rglob(".columns/**/*") if path.is_file()} == {
+        ".arrow",
+        ".bin",
+        ".json",
+    }
 
 
 def test_properties_come_from_the_tables_of_users_and_items(tmp_path: Path) -> None:

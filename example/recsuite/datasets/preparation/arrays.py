@@ -28,7 +28,7 @@ MOST = 2**31 - 1
 CHUNK = 2**20
 # Arrays of at most so many bytes stay in memory: a first access to a page of a file costs as much as
 # computing its content, and about twenty such arrays exist at once.
-SMALL_BYTES = 2**26
+SMALL_BYTES = 3 * 2**24
 
 
 def temporary(folder: Path, number: int, dtype: type | np.dtype[Any]) -> np.ndarray:

@@ -13,11 +13,10 @@ import csv
 import io
 import json
 import math
-import queue
 import re
-import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -994,8 +993,6 @@ SOURCES: dict[str, type[Source]] = {
     "parquet": Parquet,
     "arrow": Arrow,
 }
-# Batches that are read ahead: enough for both cores, and few in memory.
-AHEAD = 2
 # Files of a table that are examined to find its columns: the first, the last and some between.
 MOST_SAMPLED = 10
 T = TypeVar("T")
@@ -1045,39 +1042,12 @@ def batches(source: Source, columns: Sequence[str], optional: Collection[str] = 
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield items that a separate thread reads ahead; its exceptions are raised here."""
-    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(AHEAD)
-    ended = threading.Event()
-
-    def offer(item: T | None, error: BaseException | None = None) -> None:
-        while not ended.is_set():
-            with contextlib.suppress(queue.Full):
-                made.put((item, error), timeout=0.1)
-                return
-
-    def run() -> None:
-        try:
-            for item in items:
-                offer(item)
-                if ended.is_set():
-                    return
-            offer(None)
-        except BaseException as error:
-            offer(None, error)
-
-    thread = threading.Thread(target=run, name="reading", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = made.get()
-            if error is not None:
-                raise error
-            if item is None:
-                return
+    """Yield items, while a thread makes the next one; its exceptions are raised here. No item is None."""
+    with ThreadPoolExecutor(1, "reading") as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
             yield item
-    finally:
-        ended.set()
-        thread.join()
 
 
 def names_in(files: Sequence[File]) -> list[str]:

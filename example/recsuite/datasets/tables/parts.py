@@ -32,6 +32,7 @@ import numpy as np
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import VERSION
+from recsuite.datasets.preparation.arrays import chunks, release, temporary
 from recsuite.datasets.schema import EVENT, ITEM, USER
 from recsuite.datasets.tables.derived import derived
 from recsuite.datasets.tables.formats import BadRow, Batch, Faults, Source, ahead, batches, names_of, opened
@@ -74,43 +75,21 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-BLOCK_ROWS = 2**20
-# A column of more bytes is memory-mapped from a file.
-LARGE_BYTES = 2**26
-
-
-def spans(number: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the length of each block of `number` rows."""
-    for first in range(0, number, BLOCK_ROWS):
-        yield first, min(BLOCK_ROWS, number - first)
-
 
 def gathered(blocks: Iterable[np.ndarray], number: int, dtype: str, folder: Path) -> np.ndarray:
-    """Join blocks into one column of `number` rows.
-
-    A large column is written to a file in the folder and mapped. The file's name is removed, so its space is
-    freed when the column is no longer used.
+    """Join blocks into one column of `number` rows, see `temporary`.
 
     Raises:
         UserError: when the disk is full.
     """
-    kind = np.dtype(dtype)
-    if number * kind.itemsize <= LARGE_BYTES:
-        column, first = np.empty(number, kind), 0
+    with explained(f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"):
+        column, first = temporary(folder, number, np.dtype(dtype)), 0
         for block in blocks:
             column[first : first + len(block)] = block
             first += len(block)
-        assert first == number
-        return column
-    path = folder / "column.bin"
-    with explained(f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"):
-        # Written, not filled through a memory map: mapped pages would count as memory of this process.
-        with path.open("wb") as file:
-            for block in blocks:
-                file.write(block.astype(kind, copy=False).tobytes())
-        mapped = np.memmap(path, kind, "r+", shape=(number,))
-        path.unlink()
-    return mapped
+            release(column)
+    assert first == number
+    return column
 
 
 # Bytes of the values that wait to be looked up together.
@@ -452,11 +431,14 @@ class Part:
     faults: Faults = field(default_factory=Faults)
     notes: tuple[str, ...] = ()
 
-    def column(self, wanted: Wanted, first: int, number: int) -> np.ndarray:
-        """Return `number` rows of a column from `first`: plain numbers, or codes."""
-        place = self.wanted.index(wanted)
-        path, dtype = self.folder / f"{place}.bin", wanted.dtype
-        return np.fromfile(path, dtype, number, offset=first * dtype.itemsize)
+    def column(self, wanted: Wanted, rows: slice) -> np.ndarray:
+        """Return a range of rows of a column: plain numbers, or codes."""
+        path, dtype = self.folder / f"{self.wanted.index(wanted)}.bin", wanted.dtype
+        return np.fromfile(path, dtype, rows.stop - rows.start, offset=rows.start * dtype.itemsize)
+
+    def blocks(self, wanted: Wanted) -> Iterator[np.ndarray]:
+        """Yield the column block by block."""
+        return (self.column(wanted, rows) for rows in chunks(self.num_rows))
 
     def values(self, wanted: Wanted) -> pyarrow.RecordBatch:
         """Return the distinct values of a coded column, and their codes: `value` and `code`."""
@@ -791,12 +773,12 @@ def property_of(
     def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield the owner, the value and the time of the rows with a value."""
         for order, part in enumerate(parts):
-            for begin, rows in spans(part.num_rows):
-                places = entity[order][part.column(key, begin, rows)]
-                found = part.column(wanted, begin, rows)
+            for rows in chunks(part.num_rows):
+                places = entity[order][part.column(key, rows)]
+                found = part.column(wanted, rows)
                 found = values.places[order][found] if values else found
                 is_there = found != -1 if values else ~np.isnan(found)
-                times = part.column(time, begin, rows) if time else np.zeros(rows, np.int64)
+                times = part.column(time, rows) if time else np.zeros(len(found), np.int64)
                 yield places[is_there], found[is_there], times[is_there]
 
     for block in blocks():

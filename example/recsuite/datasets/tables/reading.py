@@ -37,7 +37,6 @@ from recsuite.datasets.tables.parts import (
     kept,
     parts_of,
     property_of,
-    spans,
     unfinished,
     wanted_of,
     wanted_of_label,
@@ -259,9 +258,9 @@ class _Reading:
     def _mapped(self, wanted: Wanted, places: Sequence[np.ndarray]) -> np.ndarray:
         """Return the codes of a column as positions among the values of all parts, int32."""
         blocks = (
-            places[order][part.column(wanted, first, rows)]
+            places[order][codes]
             for order, part in enumerate(self.parts[EVENTS])
-            for first, rows in spans(part.num_rows)
+            for codes in part.blocks(wanted)
         )
         return gathered(blocks, self.num_events, "int32", self.folder)
 
@@ -273,11 +272,7 @@ class _Reading:
         return next((each for each in self.wanted[EVENTS] if each.kind == kind), None)
 
     def _column(self, wanted: Wanted, dtype: str) -> np.ndarray:
-        blocks = (
-            part.column(wanted, first, rows)
-            for part in self.parts[EVENTS]
-            for first, rows in spans(part.num_rows)
-        )
+        blocks = (block for part in self.parts[EVENTS] for block in part.blocks(wanted))
         return gathered(blocks, self.num_events, dtype, self.folder)
 
     def _made(self, block: Callable[[slice], np.ndarray], dtype: str, *columns: np.ndarray) -> np.ndarray:
