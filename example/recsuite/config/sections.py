@@ -899,11 +899,10 @@ class MonitoringConfig(Section):
     MOST: ClassVar = {"profile": 10_000}
 
     doctor: bool = False
-    """Examine this machine and print one page: versions, device, cores, memory, whether two processes meet,
-    data; trains nothing."""
+    """Check the packages, the device, the memory and the data on this machine; trains nothing."""
 
     report_dir: str = ""
-    """Folder that gets metrics.json and curves.png; empty means no report."""
+    """Folder that gets metrics.json; empty means no report."""
 
     profile: int = 0
     """Training steps that rank 0 records with PyTorch's profiler after a warm-up, for a table of the
