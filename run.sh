@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the example needs into .venv and runs it; "./run.sh help" tells the rest.
+# Installs what the example needs into .venv and runs it; "./run.sh help" lists the commands.
 set -euo pipefail
 
 here="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
@@ -7,9 +7,6 @@ venv="$here/.venv"
 
 # For what is called before anything is installed, and so that a clone calls its own code.
 export PYTHONPATH="$here/example${PYTHONPATH:+:$PYTHONPATH}"
-
-# Chooses the script that fits --data_path.
-fitting="from recsuite.tools.script import exit_status, print_fitting_command as work; exit(exit_status(work))"
 
 # Long enough for a slow line; a call that waits longer waits for something that hangs.
 lock_deadline=3600
@@ -252,7 +249,7 @@ train() {
   prepare "$@"
   local script=example.py chosen=""
   if [[ " $* " == *" --data_path"[\ =]* ]]; then
-    chosen="$("$venv/bin/python" -c "$fitting" "$@")"
+    chosen="$("$venv/bin/python" -m recsuite.tools.choose_script "$@")"
     # Quoted words: the script, then its flags.
     eval "set -- $chosen"
     script="$1"
@@ -264,7 +261,7 @@ train() {
   fi
   if ((max_restarts > 0)); then
     where+=(--max_restarts="$max_restarts")
-    [[ " $* " == *" --resume "* ]] || say "without --resume each of MAX_RESTARTS=$max_restarts begins anew"
+    [[ " $* " == *" --resume "* ]] || say "without --resume each of MAX_RESTARTS=$max_restarts starts from the beginning"
   fi
   local launched=("${where[@]}" --nproc_per_node="$nproc" "$here/example/$script" "$@")
   [[ -z "$chosen" ]] || say "the command is$(printf ' %q' "$venv/bin/torchrun" "${launched[@]}")"

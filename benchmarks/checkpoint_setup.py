@@ -111,7 +111,9 @@ def training_steps(
         def step() -> float:
             batch = next(batches)
             start = time.perf_counter()
-            state.learn(batch.to(context.device, non_blocking=True))
+            state.table_optimizer.zero_grad()
+            state(batch.to(context.device, non_blocking=True)).backward()
+            state.step()
             return time.perf_counter() - start
 
         yield step

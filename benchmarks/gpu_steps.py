@@ -46,7 +46,7 @@ def measure_workers(
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.monitoring.profiler import Profile
     from recsuite.training.progress import Progress
-    from recsuite.training.state import Falling, build_train_state
+    from recsuite.training.state import Schedule, build_train_state
     from recsuite.training.steps import InputPipeline, Pass, learn
 
     columns = columns_of(folder, DEFAULT)
@@ -58,7 +58,7 @@ def measure_workers(
         def epoch(number: int, on_step: Any = lambda step: None) -> float:
             """Seconds of an epoch: its losses come from the device last."""
             began = time.perf_counter()
-            schedule = Falling(columns.num_train, config.training.epochs)
+            schedule = Schedule(columns.num_train, config.training.epochs)
             learn(Pass(state, inputs, Progress(epoch=number), schedule, config.training, context, on_step))
             return time.perf_counter() - began
 

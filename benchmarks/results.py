@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -49,14 +48,41 @@ def train(flags: list[str], picture: Path | None = None) -> dict[str, Any]:
         command = [*torchrun(NUM_RANKS), str(EXAMPLE), "--report_dir", folder, *flags]
         # What torchrun sets as well, but with a warning; each rank chooses its number of threads itself.
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        if picture:
-            shutil.copyfile(Path(folder) / "curves.png", picture)
         report = json.loads((Path(folder) / "metrics.json").read_text())
     report["data"]["source"] = Path(report["data"]["source"]).name
+    if picture:
+        draw(report, picture)
     for name in ("data_path", "report_dir", "cache_dir"):
         del report["config"][name]
     report["machine"] = describe_machine()
     return report
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Write the curve of the validation RMSE, with the test and the baselines, from metrics.json."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # Without pyplot, which looks for a display and keeps every figure until it is closed.
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    epochs, name = report["epochs"], report["main_metric"]
+    numbers, values = zip(*((each["epoch"], each["validation"][name]) for each in epochs), strict=True)
+    axes.plot(numbers, values, "o-", color="C0", label="validation, after the epoch")
+    best, test = report["test_epoch"], report["test"][name]
+    label = f"test, after epoch {best}: {test:.4f}"
+    axes.plot([best], [test], "*", color="C1", markersize=12, label=label)
+    for (baseline, metrics), style in zip(report["baselines"].items(), (":", "--", "-."), strict=False):
+        color = "C2" if baseline == "oracle" else "C3"
+        label = f"{baseline}, test: {metrics[name]:.4f}"
+        axes.axhline(metrics[name], color=color, linestyle=style, label=label)
+    # Values above all baselines would leave little room for the others.
+    axes.set_ylim(top=max(metrics[name] for metrics in report["baselines"].values()) * 1.02)
+    axes.set(xlabel="epoch", ylabel=f"{report['metrics'][name]} of {report['events']}")
+    axes.set_title(report["data"]["source"])
+    axes.legend()
+    figure.savefig(path)
 
 
 def render(runs: dict[str, Any]) -> str:

@@ -66,7 +66,10 @@ class Here:
             # These lines are what a pass does around a step, with a rate and a row scale that stay.
             set_rates(self.state.optimizer, 1.0, 1.0)
             begin_step(self.shares, self.number, 0, 1.0)
-            loss = self.state.learn(next(self.feeds[batch_size]).to(self.context.device))
+            self.state.table_optimizer.zero_grad()
+            loss = self.state(next(self.feeds[batch_size]).to(self.context.device))
+            loss.backward()
+            self.state.step()
             self.state.row_scale.fill_(1.0)
             self.number += 1
             grow(self.state.model, self.number)

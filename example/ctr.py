@@ -95,7 +95,7 @@ class DCN(ClickModel):
         return self.bias + self.top(torch.cat([x, self.deep(first)], dim=1)).squeeze(1)
 
 
-class LogLoss(nn.Module):
+class ClickLoss(nn.Module):
     """The binary cross entropy; padding has the weight 0."""
 
     def forward(self, logits: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
@@ -114,7 +114,7 @@ def train(model: type[ClickModel], args: rs.Config, runtime: rs.RuntimeContext) 
         rs.checkpointing(data, args, runtime, observers) as checkpoints,
         rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
     ):
-        trained = training.shard(model, loss=LogLoss(), tables=rs.RowWiseAdagrad(args.optimizer.lr))
+        trained = training.shard(model, loss=ClickLoss(), tables=rs.RowWiseAdagrad(args.optimizer.lr))
         for part in training.passes():
             for batch in part:
                 loss = trained(batch)
@@ -138,8 +138,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> int:
         model, others = criteo_log.parse(argv, __doc__, MODELS)
-        trains, loads = functools.partial(train, model), functools.partial(load, model)
-        modes = {"train": trains, "dump": trains, "inc_dump": trains, "load": loads}
+        modes = {"train": functools.partial(train, model), "load": functools.partial(load, model)}
         return rs.run_modes(others, modes, model, DEFAULTS.split(), unread=criteo_log.UNREAD)
 
     return rs.exit_status(run)

@@ -52,7 +52,7 @@ class RatingModel(rs.TwoSided):
         return self.mean_rating + (users[:, 0] + items[:, 0]) + dot + self.mlp(users, items, product)
 
 
-class SquaredError(nn.Module):
+class RatingLoss(nn.Module):
     """The mean squared error; padding has the weight 0."""
 
     def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
@@ -82,7 +82,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     ):
         model = training.shard(
             make_model,
-            loss=SquaredError() if args.model.task == "rating" else None,
+            loss=RatingLoss() if args.model.task == "rating" else None,
             tables=rs.RowWiseAdagrad(args.optimizer.lr),
             dense=dense_optimizer,
         )

@@ -117,7 +117,7 @@ def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         rs.report_test(model, progress, data, args, runtime)
 
 
-MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
+MODES = {"train": train, "load": load}
 
 
 def main(argv: list[str] | None = None) -> int:

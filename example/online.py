@@ -15,10 +15,10 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import recsuite as rs
 from recsuite.errors import UserError
 from recsuite.files import local
 from recsuite.runtime.console import say
-from recsuite.tools import script
 from recsuite.tools.trainings import have_ended, newest, started, working_folder
 from recsuite.training.progress import Progress, StreamProgress
 
@@ -31,7 +31,7 @@ WORLD = ("--dataset", "synthetic", "--synthetic_kind", "drifting", "--synthetic_
 
 def main(argv: list[str] | None = None) -> int:
     """Train, serve and compare; returns the exit status: 2 for a user's mistake."""
-    return script.exit_status(lambda: run(*parse(argv)))
+    return rs.exit_status(lambda: run(*parse(argv)))
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -59,8 +59,8 @@ def run(flags: argparse.Namespace, others: list[str]) -> int:
         for then in [served[0], served[middle]][: 2 if middle else 1]:
             goes_on = rmse_since(stream_of(then), stream_of(served[-1]))
             say(
-                f"beside RMSE {goes_on:.4f} of the training that goes on, a model that nobody trained after "
-                f"window {then.epoch}:"
+                f"RMSE of the same ratings by the model without training after "
+                f"window {then.epoch}, beside {goes_on:.4f} with it:"
             )
             with started({"load": [*command, "--load", "--until", str(then.step)]}) as begun:
                 begun["load"].wait()
@@ -94,4 +94,4 @@ def rmse_since(before: StreamProgress, now: StreamProgress) -> float:
 
 
 if __name__ == "__main__":
-    script.run_script(main)
+    rs.run_script(main)

@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import recsuite as rs
 from recsuite.errors import UserError
 from recsuite.files import local
 from recsuite.runtime.console import say
-from recsuite.tools import script
 from recsuite.tools.trainings import newest, started, working_folder
 
 if TYPE_CHECKING:
     from recsuite.serving.followers import Chain
     from recsuite.serving.served import ServedModel
-    from recsuite.tools.cases import Cases
+    from recsuite.tools.cases import RequestCases
 
 HERE = Path(__file__).parent
 # Script and flags of each training. Both exclude the newest event of each user.
@@ -40,7 +40,7 @@ CLIENTS, ANSWERS = 8, 50
 
 def main(argv: list[str] | None = None) -> int:
     """Train both, serve, and compare. Return the exit status: 2 for a user's mistake."""
-    return script.exit_status(lambda: run(*parse(argv)))
+    return rs.exit_status(lambda: run(*parse(argv)))
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -81,7 +81,7 @@ def serve(save_dir: Path, given: Sequence[object]) -> Chain:
             say("serving " + ", ".join(f"the {name} after epoch {epoch}" for name, epoch in epochs.items()))
             chain = Chain(followers["retriever"].model, followers["ranker"].model)
     if chain is None:
-        raise UserError("There was no checkpoint of both models; leave out flags that train nothing.")
+        raise UserError("There is no checkpoint of both models. Fix: give flags that train.")
     return chain
 
 
@@ -112,7 +112,7 @@ def measure(chain: Chain, data_path: str) -> None:
     say(f"{CLIENTS} clients at once, {chain.num_candidates} candidates: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
 
 
-def ndcg_of(chain: Chain, weight: float, cases: Cases) -> float:
+def ndcg_of(chain: Chain, weight: float, cases: RequestCases) -> float:
     """Return the NDCG@10 of the chain with this weight of the ranker."""
     chain.weight = weight
     return cases.metrics(chain.recommend)["ndcg_at_10"]
@@ -128,4 +128,4 @@ def asked(
 
 
 if __name__ == "__main__":
-    script.run_script(main)
+    rs.run_script(main)

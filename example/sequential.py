@@ -46,8 +46,7 @@ def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         rs.report_test(model, progress, data, args, runtime)
 
 
-# The flags say which checkpoints are written.
-MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
+MODES = {"train": train, "load": load}
 
 
 def show_next(args: rs.Config, runtime: rs.RuntimeContext) -> None:

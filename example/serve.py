@@ -25,12 +25,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import recsuite as rs
 from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, USER
 from recsuite.errors import MAX_CHARACTERS, UserError, printable
 from recsuite.files import local
 from recsuite.runtime.console import say
 from recsuite.runtime.host import descriptor_limit
-from recsuite.tools import script
 
 if TYPE_CHECKING:
     import uvicorn
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None, model: "ModelMaker | None" = None) -> in
 
     model: makes a model of your own, as for the training.
     """
-    return script.exit_status(lambda: serve(parse(argv), model))
+    return rs.exit_status(lambda: serve(parse(argv), model))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -132,7 +132,9 @@ def bound(host: str, number: int) -> contextlib.closing[socket.socket]:
         return contextlib.closing(port)
     except (OSError, OverflowError) as error:
         port.close()
-        raise UserError(f"--host {host} --port {number} cannot be had: {error}; give another one.") from None
+        raise UserError(
+            f"Cannot bind {host}:{number}: {error}. Fix: give another --host or --port."
+        ) from None
 
 
 def service(follower: "Follower", is_following: Callable[[], bool] = lambda: True) -> "FastAPI":
@@ -422,4 +424,4 @@ def protocol() -> type[Any]:
 
 
 if __name__ == "__main__":
-    script.run_script(main)
+    rs.run_script(main)

@@ -24,7 +24,7 @@ from recsuite.config.parser import parse_given
 from recsuite.datasets import opening
 from recsuite.datasets.opening import OF_A_MACHINE
 from recsuite.errors import UserError
-from recsuite.tools import life, script
+from recsuite.tools import script
 from tests.support.launch import EXAMPLE, python, succeeded
 from tests.support.tiny_dumps import add_dump, add_file
 
@@ -397,11 +397,11 @@ def test_a_default_of_a_script_does_not_go_before_the_flags_of_a_checkpoint(
     monkeypatch.setattr(script, "broadcast_from_rank0", lambda decided: decided())
     monkeypatch.setattr(opening, "check_same_flags", lambda config: None)
     begun: list[Any] = []
-    monkeypatch.setattr(life, "run", lambda *given: begun.extend(given))
+    monkeypatch.setattr(script, "run", lambda *given: begun.extend(given))
     monkeypatch.setattr(script, "check_machine", lambda: None)
     defaults = ("--task", "ranking", "--preset", "ranking", "--negatives", "512")
     flags = ["--resume", "--negatives", "5", "--save_dir", trained.checkpoint.save_dir]
-    life.run_modes(flags, {}, defaults=defaults)
+    script.run_modes(flags, {}, defaults=defaults)
     config, given, *_, added = begun
     assert added == {"task", "preset"}
     # What was given is still held against the checkpoint.

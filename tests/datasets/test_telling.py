@@ -16,7 +16,7 @@ from recsuite.datasets.telling import (
     telling,
     told_by_features,
 )
-from recsuite.monitoring.results import describe_leaks
+from recsuite.monitoring.report import describe_leaks
 
 FEATURES = (
     Feature("user", USER, "user"),

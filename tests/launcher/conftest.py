@@ -14,7 +14,7 @@ import example
 from recsuite.config.config import Config
 from recsuite.runtime.process import all_gather_object
 from recsuite.runtime.process import cleanup_runtime, init_runtime
-from recsuite.tools import life
+from recsuite.tools import script
 folder = Path({folder!r})
 
 def run(config, given, *others):
@@ -25,7 +25,7 @@ def run(config, given, *others):
     print("told", all_gather_object(lambda: context.rank))
     cleanup_runtime()
 
-life.run = run
+script.run = run
 if __name__ == "__main__":
     sys.exit(example.main([]))
 """

@@ -92,7 +92,7 @@ def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 
 
 def main() -> int:
-    modes = {"train": train, "dump": train, "inc_dump": train, "load": load}
+    modes = {"train": train, "load": load}
     return rs.exit_status(lambda: rs.run_modes(None, modes, make_model))
 
 

@@ -182,8 +182,6 @@ def test_what_is_left_of_the_memory_is_read_at_this_moment(
     # A limit above the memory of the machine limits nothing.
     (tmp_path / "memory.max").write_text("9223372036854771712\n")
     assert machine.cgroup_memory() is None
-    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "nowhere")
-    assert machine.shared_memory() == (0, 0)
 
 
 def test_a_gpu_without_kernels_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +230,7 @@ import sys, time
 import example
 from recsuite.runtime.process import once_per_node
 from recsuite.runtime.process import cleanup_runtime, init_runtime
-from recsuite.tools import life
+from recsuite.tools import script
 
 def run(config, given, *others):
     context = init_runtime(config)
@@ -241,7 +239,7 @@ def run(config, given, *others):
     finally:
         cleanup_runtime()
 
-life.run = run
+script.run = run
 if __name__ == "__main__":
     sys.exit(example.main([]))
 """
@@ -253,7 +251,7 @@ import example
 from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.runtime.process import init_runtime, cleanup_runtime
-from recsuite.tools import life
+from recsuite.tools import script
 import torch.distributed as dist
 
 def train(config, given, *others):
@@ -266,7 +264,7 @@ def train(config, given, *others):
     finally:
         cleanup_runtime()
 
-life.run = train
+script.run = train
 if __name__ == "__main__":
     sys.exit(example.main([]))
 """

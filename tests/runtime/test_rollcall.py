@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from recsuite.errors import LostPeerError
 from recsuite.runtime import peers
-from recsuite.runtime.peers import Peer, Peers
+from recsuite.runtime.peers import Peers, RemoteRank
 
 HOST = socket.gethostname()
 
@@ -44,10 +44,10 @@ def test_faults_are_told_apart_by_machine_and_kind(monkeypatch: pytest.MonkeyPat
         closed.close()
         # Of a name that no resolver knows, as of a machine that is not there.
         alone.others = [
-            Peer(1, HOST, "127.0.0.1", ports[0]),
-            Peer(2, HOST, "127.0.0.1", ports[1]),
-            Peer(3, f"{HOST}.invalid", "127.0.0.1", ports[0]),
-            Peer(4, f"{HOST}.invalid", "127.0.0.1", ports[1]),
+            RemoteRank(1, HOST, "127.0.0.1", ports[0]),
+            RemoteRank(2, HOST, "127.0.0.1", ports[1]),
+            RemoteRank(3, f"{HOST}.invalid", "127.0.0.1", ports[0]),
+            RemoteRank(4, f"{HOST}.invalid", "127.0.0.1", ports[1]),
         ]
         assert alone.fault() == (
             f"rank 1 on {HOST} does not answer; rank 2 on {HOST} has ended; "

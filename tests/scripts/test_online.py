@@ -16,7 +16,9 @@ pytestmark = pytest.mark.soak
 ONLINE = ROOT / "example" / "online.py"
 
 
-def test_a_server_follows_a_stream_and_what_goes_on_is_better_than_what_does_not(tmp_path: Path) -> None:
+def test_a_server_follows_a_stream_and_a_training_that_continues_is_better_than_one_that_ended(
+    tmp_path: Path,
+) -> None:
     write_synthetic(tmp_path / "ratings", 12_000, seed=0, world=MovingWorld())
     flags = ("--data_path", tmp_path / "ratings", "--save_dir", tmp_path / "dumps", "--window", "90d")
     output = succeeded(python(ONLINE, *flags))
@@ -24,7 +26,7 @@ def test_a_server_follows_a_stream_and_what_goes_on_is_better_than_what_does_not
     assert ages
     assert int(ages[-1][0]) == 12
     assert all(float(age) >= 0 for _, age, _ in ages)
-    goes_on = re.findall(r"beside RMSE (\S+) of the training that goes on", output)
+    goes_on = re.findall(r"without training after window \d+, beside (\S+) with it:", output)
     others = re.findall(r"none of them learned, predicted with RMSE (\S+)", output)
     assert len(goes_on) == 2
     assert len(others) >= 1

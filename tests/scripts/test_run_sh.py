@@ -30,8 +30,11 @@ OWN_VARIABLES = (*SETTINGS, "OMP_NUM_THREADS", "CDPATH")
 FAKE_PYTHON = r"""#!/usr/bin/env bash
 case "$1" in
   -V) echo "Python ${FAKE_VERSION:-3.11.7}"; exit ;;
-  -c) if (($# > 2)); then echo "$FAKE_COMMAND"; fi; [[ -z "${FAKE_OLD:-}" ]]; exit ;;
-  -m) if [[ "$2" == recsuite.config ]]; then exec "$REAL_PYTHON" "$@"; fi ;;
+  -c) [[ -z "${FAKE_OLD:-}" ]]; exit ;;
+  -m)
+    if [[ "$2" == recsuite.config ]]; then exec "$REAL_PYTHON" "$@"; fi
+    if [[ "$2" == recsuite.tools.choose_script ]]; then echo "$FAKE_COMMAND"; exit; fi
+    ;;
 esac
 (IFS='|'; echo "$*" >>"$CALLS")
 case "$*" in
@@ -334,7 +337,7 @@ def test_machines_may_come_and_go_and_ranks_start_again(
 
 def test_restarts_that_begin_anew_are_said_to(copy: Copy) -> None:
     _, err = copy.run("--dump", env={"MAX_RESTARTS": "3"})
-    assert "run.sh: without --resume each of MAX_RESTARTS=3 begins anew\n" in err
+    assert "run.sh: without --resume each of MAX_RESTARTS=3 starts from the beginning\n" in err
 
 
 def test_a_bad_flag_stops_before_anything_is_installed_or_launched(copy: Copy) -> None:

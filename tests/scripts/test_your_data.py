@@ -20,7 +20,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables.description import read_schema, write_schema
 from recsuite.datasets.tables.proposal import propose
 from recsuite.errors import UserError
-from recsuite.tools.script import fitting_command
+from recsuite.tools.choose_script import fitting_command
 from tests.support.launch import EXAMPLE, ROOT, python, read_json, succeeded, torchrun
 
 sys.path.append(str(ROOT / "example"))

@@ -10,7 +10,7 @@ import torch
 from recsuite.errors import UserError
 from recsuite.serving.followers import Chain
 from recsuite.serving.served import ServedModel
-from recsuite.tools.cases import Cases, latencies
+from recsuite.tools.cases import RequestCases, latencies
 from tests.support.random_model import ITEMS, snapshot_of
 
 USERS: dict[str, list[Any]] = {
@@ -86,7 +86,7 @@ def test_what_came_counts_by_its_place_among_ten() -> None:
         assert k == 10
         return [[(1, 2.0), (2, 1.0)] for _ in values["user"]]
 
-    cases = Cases({"user": [7, 8, 9]}, [[], [], []], [1, 2, 3])
+    cases = RequestCases({"user": [7, 8, 9]}, [[], [], []], [1, 2, 3])
     found = cases.metrics(first_two)
     assert found["hr_at_10"] == pytest.approx(2 / 3)
     assert found["ndcg_at_10"] == pytest.approx((1 + 1 / torch.tensor(3.0).log2().item()) / 3)
@@ -97,4 +97,4 @@ def test_what_fails_for_a_client_is_raised() -> None:
         raise UserError("nobody is there.")
 
     with pytest.raises(UserError, match="nobody is there"):
-        latencies(Cases({"user": [1]}, [[]], [1]), fails, clients=2, answers=1)
+        latencies(RequestCases({"user": [1]}, [[]], [1]), fails, clients=2, answers=1)

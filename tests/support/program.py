@@ -40,10 +40,7 @@ from typing import Any, NoReturn
 import recsuite
 from tests.support.starting import REAL_WORKERS, spawn, start, words_of
 
-IMPORTED = (
-    *("pandas", "torch", "torch.distributed.run", "torch.utils.data", "torchrec", "fbgemm_gpu"),
-    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
-)
+IMPORTED = ("pandas", "torch", "torch.distributed.run", "torch.utils.data", "torchrec", "fbgemm_gpu")
 
 
 @contextlib.contextmanager

@@ -252,13 +252,14 @@ def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContex
     """How many modules TorchRec's pipeline takes over, of tables of three widths."""
     from recsuite.training.steps import Overlap
     from tests.support.several_widths import several_widths
+    from tests.support.steps import make_step
 
     train_state, input_pipeline = build(columns, config, context, maker=several_widths)
     overlap = Overlap(train_state.model, train_state.optimizer, context.device)
     train_state.after_forward = overlap.after_forward
     # To the end, for it exchanges the ids of batches ahead.
     for batch in overlap.taken(input_pipeline.batches("test", epoch=0)):
-        train_state.learn(batch)
+        make_step(train_state, batch)
     return len(overlap._pipelined_modules)
 
 

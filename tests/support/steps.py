@@ -22,8 +22,18 @@ def train_epoch(
     train_state: Any, input_pipeline: Any, progress: Any, config: Any, context: Any, *on_step: Any
 ) -> Any:
     """Train on the rest of an epoch; returns the losses, float32 [steps]. Collective: every rank."""
-    from recsuite.training.state import Falling
+    from recsuite.training.state import Schedule
     from recsuite.training.steps import Pass, learn
 
-    schedule = Falling(len(input_pipeline.loader.dataset.ranges["train"]), config.epochs)
+    schedule = Schedule(len(input_pipeline.loader.dataset.ranges["train"]), config.epochs)
     return learn(Pass(train_state, input_pipeline, progress, schedule, config, context, *on_step))
+
+
+def make_step(train_state: Any, batch: Any) -> Any:
+    """Make a complete step on a batch on the device; returns the loss, detached. Collective: every rank."""
+    # Here TorchRec passes the tables' rate to their kernel.
+    train_state.table_optimizer.zero_grad()
+    loss = train_state(batch)
+    loss.backward()
+    train_state.step()
+    return loss.detach()

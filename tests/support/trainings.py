@@ -107,6 +107,7 @@ def advance(
 
     from recsuite.training.progress import Progress
     from recsuite.training.state import set_rates
+    from tests.support.steps import make_step
 
     input_pipeline = input_pipeline_of(columns, config, context)
     train_state.model.train()
@@ -116,7 +117,7 @@ def advance(
         sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples)
         for size in sizes[: num_steps - len(losses)]:
             set_rates(train_state.optimizer, 1.0, float(train_state.row_scale), progress.step)
-            loss = train_state.learn(next(batches).to(context.device)).clone()
+            loss = make_step(train_state, next(batches).to(context.device)).clone()
             dist.all_reduce(loss)
             losses.append(float(loss) / context.world_size)
             progress = Progress(progress.step + 1, progress.epoch, progress.samples + size)

@@ -165,7 +165,7 @@ def test_a_signal_to_the_whole_group_harms_no_worker_however_young(
 
 
 def test_a_server_of_forks_that_is_gone_is_named(tmp_path: Path) -> None:
-    assert "The server that forks workers is gone" in first_pool(tmp_path, "forkserver", signal.SIGKILL)
+    assert "The server that forks workers has ended" in first_pool(tmp_path, "forkserver", signal.SIGKILL)
 
 
 def test_a_closed_pool_refuses_instead_of_giving_nothing() -> None:
@@ -244,7 +244,7 @@ def fail(fault: str, **options: Any) -> tuple[WorkerError, float]:
         ),
         (
             *("bus error", "forkserver", WorkerDiedError),
-            ["signal 7 (SIGBUS)", "/dev/shm:", "slots of at most", "_bus_error"],
+            ["signal 7 (SIGBUS)", "Memory now:", "batches take at most", "_bus_error"],
         ),
         (
             *("crash", "spawn", WorkerDiedError),
@@ -361,7 +361,10 @@ def test_too_few_file_descriptors_are_said_in_one_sentence() -> None:
     ("number", "sentence"),
     [
         (errno.EMFILE, r"2 data workers need about 8 more file descriptors"),
-        (errno.EAGAIN, r"2 data workers are more processes than .* a smaller --num_workers"),
+        (
+            errno.EAGAIN,
+            r"Cannot start 2 data workers: the process limit of this user is .* a smaller --num_workers",
+        ),
         (errno.ENOMEM, r"The batches of 2 data workers take up to .* a smaller --batch_size"),
     ],
 )

@@ -883,10 +883,9 @@ class MonitoringConfig(Section):
 
     doctor: bool = flag(
         False,
-        "Check this machine (versions, device, cores, memory, communication between two processes, data), "
-        "print a report, and exit.",
+        "Check the packages, the device, the memory and the data on this machine; trains nothing.",
     )
-    report_dir: str = flag("", "Folder for metrics.json and curves.png; empty means no report.")
+    report_dir: str = flag("", "Folder that gets metrics.json; empty means no report.")
     profile: int = flag(
         0,
         "Training steps that rank 0 records with PyTorch's profiler after a warm-up, for a table of the "

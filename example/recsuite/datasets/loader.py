@@ -115,7 +115,6 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
             timeout=config.worker_timeout,
             mp_context=config.mp_context,
             rank=launch.rank,
-            local_world_size=launch.local_world_size,
         )
 
     def _finished(self, arrays: Sequence[np.ndarray]) -> Batch:

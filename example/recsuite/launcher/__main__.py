@@ -11,7 +11,6 @@ without a deadline, and neither a signal nor the end of its ranks would reach it
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import logging
 import os
@@ -35,7 +34,6 @@ from recsuite.runtime.host import (
     check_descriptors,
     gib,
     memory_in_words,
-    oom_kills,
 )
 from recsuite.runtime.peers import is_said, state_of
 from recsuite.runtime.process import Recovery, end_process
@@ -58,7 +56,7 @@ LOOK_SECONDS = 1.0
 
 
 def end_when_stuck(script_args: Sequence[str]) -> None:
-    """Start a thread that ends this launcher when its main thread is stuck.
+    """Start a thread that ends this launcher when its main thread is stuck. On Linux only.
 
     It is stuck if it is inside one call for longer than the ranks' --timeout and their time to end. The
     kernel then ends the remaining ranks. The thread also ends a rank that was stopped for --timeout, because
@@ -70,18 +68,20 @@ def end_when_stuck(script_args: Sequence[str]) -> None:
     given = parser.parse_known_args(list(script_args))[0].timeout
     # A user's script may have another meaning of --timeout.
     timeout = float(given) if str(given).isdigit() else float(Config().runtime.timeout)
-    threading.Thread(target=_watch, args=(timeout,), name="stuck", daemon=True).start()
+    if sys.platform == "linux":
+        threading.Thread(target=_watch, args=(timeout,), name="stuck", daemon=True).start()
 
 
 def _watch(timeout: float) -> None:
-    seen = time.monotonic()
-    pulse = _Pulse()
+    # A thread inside a call that does not return uses no CPU time; torchrun's loop uses some in each turn.
+    clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+    seen, used = time.monotonic(), time.clock_gettime(clock)
     stopped: dict[int, float] = {}
     while True:
         time.sleep(LOOK_SECONDS)
-        now = time.monotonic()
-        ranks = _children()
-        if pulse.was_taken():
+        now, used_before = time.monotonic(), used
+        ranks, used = _children(), time.clock_gettime(clock)
+        if used > used_before:
             seen = now
         elif now - seen > timeout + PATIENCE + (0.0 if ranks else MEETING_SECONDS):
             _end(now - seen)
@@ -90,30 +90,6 @@ def _watch(timeout: float) -> None:
             if now - since > timeout + STOPPED_SECONDS:
                 say(f"process {pid} was stopped for --timeout {timeout:.0f} seconds, and is ended")
                 os.kill(pid, signal.SIGKILL)
-
-
-class _Pulse:
-    """Check that the main thread runs: it executes a pending call between two of its instructions.
-
-    A signal would work too, but would interrupt the system calls of a healthy thread.
-    """
-
-    def __init__(self) -> None:
-        self._is_taken = True
-        self._note = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._take)
-
-    def _take(self, _: int | None) -> int:
-        self._is_taken = True
-        return 0
-
-    def was_taken(self) -> bool:
-        """Return true if the main thread has run since this last returned true."""
-        if self._is_taken:
-            self._is_taken = False
-            # Requested again only after the last one ran: requests would pile up behind a stuck main thread.
-            ctypes.pythonapi.Py_AddPendingCall(self._note, None)
-            return True
-        return False
 
 
 def _children() -> list[int]:
@@ -202,8 +178,6 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     from torch.distributed.run import run
 
-    # The kernel only has a counter. The difference shows if it killed a rank of this launch.
-    kills_before = oom_kills()
     try:
         run(arguments)
     except (SignalException, UnboundLocalError) as error:
@@ -225,7 +199,7 @@ def _run(arguments: argparse.Namespace) -> int:
         # A killed rank cannot print anything, so this launcher prints what is known.
         if first.exitcode == -signal.SIGKILL:
             ranks = [rank for rank, failure in error.failures.items() if failure is first]
-            say(_killed_rank(ranks, first.pid, kills_before, arguments))
+            say(_killed_rank(ranks, first.pid, arguments))
             return 1
         # torchrun's own report, with the traceback that the rank has left.
         if not is_said(first.message):
@@ -286,22 +260,14 @@ def _check_processes(arguments: argparse.Namespace) -> None:
         )
 
 
-def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments: argparse.Namespace) -> str:
+def _killed_rank(ranks: list[int], pid: int, arguments: argparse.Namespace) -> str:
     """Return why a rank was probably killed, the available memory, and how to continue."""
-    kills = oom_kills()
-    memory = "where memory was short give fewer processes, a smaller --batch_size or a higher limit; "
-    if kills is None or kills_before is None:
-        why = "most often by the kernel, when the memory limit is reached, or else by somebody"
-    elif kills > kills_before:
-        ended = counted(kills - kills_before, "process", "processes")
-        why = f"by the kernel, which has ended {ended} for want of memory meanwhile"
-    else:
-        memory = ""
-        why = "but not for want of memory: the kernel has not ended any process for that meanwhile"
     return (
-        f"rank {', '.join(map(str, ranks))} (pid {pid}) was killed by signal 9 (SIGKILL), {why}.\n"
+        f"rank {', '.join(map(str, ranks))} (pid {pid}) was killed by signal 9 (SIGKILL), most often by the "
+        "kernel when the memory limit is reached; `dmesg` names what it killed.\n"
         f"{memory_in_words()}\n"
-        f"What to do: {memory}{_how_to_continue(arguments)}."
+        "What to do: where memory was short give fewer processes, a smaller --batch_size or a higher limit; "
+        f"{_how_to_continue(arguments)}."
     )
 
 

@@ -69,8 +69,7 @@ class Task(ABC):
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
     which two models are compared; epoch_metrics: those in the line of an epoch; evaluation: "predictions"
     compared with labels, "ranks" of the chosen items, or probabilities compared with yes/no "answers", for
-    the metrics and the baselines; curve_unit: text that the label of the main metric's axis adds, with
-    {labels} for the noun of the data; score_label: name of a recommendation's number, with {answer} for the
+    the metrics and the baselines; score_label: name of a recommendation's number, with {answer} for the
     meaning of a yes; reads_order: True if histories are read in their order, by the rows of the items
     themselves.
     """
@@ -81,7 +80,6 @@ class Task(ABC):
     epoch_metrics: ClassVar[tuple[str, ...]]
     # A word and not a method: an evaluation needs ranks and batches, which a task does not know.
     evaluation: ClassVar[Literal["predictions", "ranks", "answers"]]
-    curve_unit: ClassVar[str] = ""
     score_label: ClassVar[str]
     reads_order: ClassVar[bool] = False
 
@@ -136,7 +134,6 @@ class Rating(Task):
     # For labels the RMSE is enough.
     epoch_metrics = ("rmse",)
     evaluation = "predictions"
-    curve_unit = " of {labels}"
     score_label = "predicted"
 
     def make_model(self, data: ModelData, args: ModelConfig) -> Interaction:

@@ -1,9 +1,10 @@
-"""Report of a training on disk: metrics.json and curves.png. Computes no metric."""
+"""Report of a training: metrics.json, and lines and a table on rank 0's output. Computes no metric."""
 
 from __future__ import annotations
 
-import io
 import json
+import math
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,18 +12,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.config.sections import ModelConfig
-from recsuite.datasets.metrics import Metrics, finite
+from recsuite.config.sections import ModelConfig, TrainingConfig
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics, finite
+from recsuite.datasets.telling import MOST_OF_LABEL
+from recsuite.errors import an, counted, four_places, markdown
 from recsuite.files import explained, replace_file
-from recsuite.monitoring.results import describe_nothing_left, say_results, say_stream
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Epoch, Run, TrainedWindow
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from recsuite.models.tasks import Task
+
+# Difference between validation and test, by the value of --split.
+DIFFERENCES = {
+    "time": "the test is newer than all training {labels}, and the validation is drawn from among them",
+    "leave_one_out": "the test has the newest {label} of each user, and the validation the one before it of "
+    "a few",
+}
+# Minimum difference in the share of new users or items for a printed line.
+MOST_DIFFERENCE = 0.1
 
 
 def make_report_dir(folder: Path) -> None:
@@ -46,7 +56,7 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
     Raises:
         UserError: when the report cannot be written.
     """
-    # Without an epoch there is nothing to draw, and the existing report of the training would be overwritten.
+    # Without an epoch the existing report of the training would be overwritten.
     if run.is_stream:
         if context.rank == 0 and config.monitoring.report_dir and run.epochs:
             write_report(run, seconds, config, context)
@@ -60,7 +70,7 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
 
 
 def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
-    """Write metrics.json and curves.png into --report_dir, each in one rename. Call on rank 0.
+    """Write metrics.json into --report_dir, in one rename. Call on rank 0.
 
     Raises:
         UserError: when the folder cannot be written.
@@ -70,11 +80,10 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
     with explained(f"The report cannot be written to {folder}", advice):
         report = {**_report(run, config, context), "time": seconds}
         replace_file(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
-        replace_file(folder / "curves.png", _draw(run, config.model))
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    # Imported here, as in `results.py`, because a task imports torch.
+    # Imported here: a task imports torch, which is slow, and the report's folder is checked before.
     from recsuite.models.tasks import TASKS
 
     columns, task = run.columns, TASKS[config.model.task]
@@ -143,48 +152,168 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
     }
 
 
-def _draw(run: Run, config: ModelConfig) -> bytes:
-    """Return the curves as PNG: the validation after each epoch, the test at the end, baselines as lines."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+def say_results(
+    when: str,
+    test: Metrics,
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+    validation: Metrics | None = None,
+) -> None:
+    """Print a model beside the baselines, the better baselines, and the difference between validation and
+    test. when: the epoch or step of the model.
+    """
     from recsuite.models.tasks import TASKS
 
-    # Without pyplot, which looks for a display and keeps every figure until it is closed.
-    figure, content = Figure(figsize=(8, 4.5), dpi=120, layout="constrained"), io.BytesIO()
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    (_draw_windows if run.is_stream else _draw_epochs)(axes, run, TASKS[config.task])
-    axes.set_title(Path(run.columns.source).name)
-    axes.legend()
-    figure.savefig(content)
-    return content.getvalue()
+    task = TASKS[config.model.task]
+    for sentence in describe_leaks(columns):
+        context.say(sentence)
+    context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
+    for sentence in (
+        *describe_failures(columns, task, test),
+        *describe_difference(columns, task, test, validation or {}, config.data.split),
+    ):
+        context.say(sentence)
 
 
-def _draw_epochs(axes: Axes, run: Run, task: Task) -> None:
-    name = task.main_metric
-    numbers = [epoch.number for epoch in run.epochs]
-    values = [epoch.validation[name] for epoch in run.epochs]
-    axes.plot(numbers, values, "o-", color="C0", label="validation, after the epoch")
-    label = f"test, after epoch {run.test_epoch}: {run.test[name]:.4f}"
-    axes.plot([run.test_epoch], [run.test[name]], "*", color="C1", markersize=12, label=label)
-    baselines = run.columns.baselines[task.evaluation]
-    # Not strict: no task has more than three baselines, and most data sets have no oracle.
-    for (baseline, metrics), style in zip(baselines.items(), (":", "--", "-."), strict=False):
-        color = "C2" if baseline == "oracle" else "C3"
-        label = f"{baseline}, test: {metrics[name]:.4f}"
-        axes.axhline(metrics[name], color=color, linestyle=style, label=label)
-    unit = task.curve_unit.format(labels=run.columns.schema.labels)
-    axes.set(xlabel="epoch", ylabel=f"{task.main_label}{unit}")
-    # Values above all baselines would leave little room for the others.
-    if task.lower_is_better:
-        axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)
+def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
+    """Print the metrics of a stream's predictions, each made before training on its window."""
+    from recsuite.models.tasks import TASKS
+
+    task, unit, number = TASKS[config.task], run.columns.schema.labels, run.num_epochs
+    empty = counted(run.num_empty, f"window without {unit} was", f"windows without {unit} were")
+    passed = f"; {empty} passed over" if run.num_empty else ""
+    learned = counted(number, "window of the stream is", "windows of the stream are")
+    context.say(f"{learned} learned{passed}")
+    name = f"predicted before learned, {counted(number, 'window')}"
+    context.say(results_table(run.columns, task, name, run.test, "stream"), tagged=False)
 
 
-def _draw_windows(axes: Axes, run: Run, task: Task) -> None:
-    """Draw the progressive error of a stream: of each window, and of all windows up to it."""
-    name, numbers = task.main_metric, [window.number for window in run.epochs]
-    axes.plot(numbers, [window.validation[name] for window in run.epochs], ".", color="0.65", label="window")
-    overall = [window.overall[name] for window in run.epochs if isinstance(window, TrainedWindow)]
-    axes.plot(numbers, overall, color="C0", label="all windows up to it")
-    axes.set(xlabel="window", ylabel=f"{task.main_label}, predicted before learned")
+def describe_leaks(columns: Columns) -> list[str]:
+    """Return sentences on features with leakage of the label, to print above metrics."""
+    return [
+        f"the feature {name} of the event says {share:.0%} of what there is to know of the "
+        f"{columns.schema.label}: unless it is known before that, the metrics below are too good; take "
+        f"[features.{name}] out of schema.toml"
+        for name, share in columns.label_told.items()
+        if share > MOST_OF_LABEL
+    ]
+
+
+def describe_nothing_left(result: Run, config: TrainingConfig) -> str:
+    """Return one line on a resumed training that had no epoch left."""
+    epochs = config.epochs
+    if result.num_epochs > epochs:
+        done = counted(result.num_epochs, "epoch")
+        return (
+            f"nothing is left to train: the checkpoint has done {done}, and --epochs {epochs} asks "
+            "for fewer; give more"
+        )
+    stopped = ", and --patience stopped it there" if result.stopped_early else ""
+    return f"nothing is left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
+
+
+def results_table(
+    columns: Columns,
+    task: Task,
+    name: str,
+    test: Metrics,
+    of: str = "test",
+    validation: Metrics | None = None,
+) -> str:
+    """Return a table of a model and its baselines on the test ratings; "-" is an undefined metric."""
+    baselines = dict(columns.baselines[task.evaluation])
+    oracle = baselines.pop("oracle", None)
+    labels = task.labels_for(test)
+    rows = {name: _shown(labels, metrics) for name, metrics in baselines.items()}
+    rows[name] = _shown(labels, test)
+    for before, metrics in (("", test), ("validation: ", validation)):
+        # A load without a validation, and a stream, have none.
+        if isinstance(metrics, Measured) and metrics.intervals:
+            if before:
+                rows["its validation"] = _shown(labels, metrics)
+            which = f"{before}95 % interval, {counted(metrics.cases, columns.schema.label)}"
+            rows[which] = [_interval(metrics, key) for key in labels]
+    # The oracle comes last, because it is a bound, not a baseline.
+    if oracle is not None:
+        rows["oracle (knows the planted world)"] = _shown(labels, oracle)
+    heading = [f"{of} {columns.schema.labels}", *labels.values()]
+    return markdown([heading, *([name, *row] for name, row in rows.items())])
+
+
+def _shown(labels: Mapping[str, str], metrics: Metrics) -> list[str]:
+    return [four_places(metrics.get(key)) for key in labels]
+
+
+def _interval(metrics: Measured, key: str) -> str:
+    low, high = map(four_places, metrics.intervals.get(key, (float("nan"), float("nan"))))
+    return "-" if low == "-" else f"{low} to {high}"
+
+
+def describe_failures(columns: Columns, task: Task, test: Metrics) -> list[str]:
+    """Return lines on the baselines that predict the test better than a model; also for users with and
+    without training events. Empty if the model is better than all of them.
+    """
+    labels, label = columns.schema.labels, task.main_label
+    whole = _better(columns.baselines[task.evaluation], task, test, labels)
+    value = four_places(test[task.main_metric])
+    lines = [f"this model is worse than {whole}: its test {label} is {value}"] if whole else []
+    parts: Mapping[str, Measured] = getattr(test, "parts", {})
+    of_parts = {
+        part: _better(columns.baselines.get(task.evaluation + part, {}), task, metrics, labels)
+        for part, metrics in parts.items()
+    }
+    if not whole and not any(of_parts.values()):
+        return []
+    of_whom = {KNOWN: f"users with training {labels}", NEW: "other users"}
+    for part, better in of_parts.items():
+        value = four_places(parts[part][task.main_metric])
+        cases = counted(parts[part].cases, columns.schema.label)
+        worse = f"worse than {better}" if better else "better than all baselines"
+        lines.append(f"{of_whom[part]} ({cases}): its test {label} is {value}, {worse}")
+    return lines
+
+
+def _better(baselines: Mapping[str, Metrics], task: Task, found: Metrics, labels: str) -> str:
+    """Return the better baselines, with their values; "" if there are none."""
+    name, sign = task.main_metric, 1 if task.lower_is_better else -1
+    names = {"global mean": f"the mean of all {labels}", "share of yes": "the share of yes"}
+    # A result that is not a number is worse than all.
+    return " and ".join(
+        f"{names.get(known, known)} ({four_places(metrics[name])})"
+        for known, metrics in baselines.items()
+        if known != "oracle"
+        and math.isfinite(metrics[name])
+        and not sign * (found[name] - metrics[name]) <= 0
+    )
+
+
+def describe_difference(
+    columns: Columns, task: Task, test: Metrics, validation: Metrics, split: str
+) -> Iterator[str]:
+    """Yield lines if validation and test differ beyond chance, or in the share of new users and items."""
+    if not (isinstance(test, Measured) and isinstance(validation, Measured)):
+        return
+    name, schema = task.main_metric, columns.schema
+    ends = [each.intervals.get(name, (float("nan"), float("nan"))) for each in (test, validation)]
+    differs = ends[0][0] > ends[1][1] or ends[1][0] > ends[0][1]
+    shares = {
+        schema.user: (test.new_users, validation.new_users),
+        schema.item: (test.new_items, validation.new_items),
+    }
+    reasons = [
+        f"{of_test:.0%} of the test {schema.labels} and {of_validation:.0%} of those for validation have "
+        f"{an(noun)} without a training {schema.label}"
+        for noun, (of_test, of_validation) in shares.items()
+        if abs(of_test - of_validation) >= MOST_DIFFERENCE
+    ]
+    if not differs and not reasons:
+        return
+    if split in DIFFERENCES:
+        reasons.insert(0, DIFFERENCES[split].format(labels=schema.labels, label=schema.label))
+    values = " and ".join(
+        f"{which} {task.main_label} {four_places(each[name])}"
+        for which, each in (("validation", validation), ("test", test))
+    )
+    how = "differ by more than chance" if differs else "are of different kinds of events"
+    yield f"{values} {how}" + (f": {'; '.join(reasons)}" if reasons else "")

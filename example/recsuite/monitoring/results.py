@@ -1,210 +1,21 @@
-"""Results of a training or an evaluation, as lines and a table on rank 0's output; comparison of runs."""
+"""Comparison of runs on the same test, by their metrics.json, for `./run.sh report`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from recsuite.config.config import Config
 from recsuite.config.renamed import renamed_flags
-from recsuite.config.sections import ModelConfig, TrainingConfig
-from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics
-from recsuite.datasets.telling import MOST_OF_LABEL
-from recsuite.errors import LINES, UserError, an, counted, four_places, harmless, markdown, printable
+from recsuite.errors import LINES, UserError, four_places, harmless, markdown, printable
 from recsuite.files import local, reason_of
 from recsuite.runtime.console import end_when_unread
 from recsuite.runtime.host import check_descriptors
-from recsuite.runtime.process import RuntimeContext
-
-if TYPE_CHECKING:
-    from recsuite.models.tasks import Task
-    from recsuite.training.callbacks import Run
-
-# Difference between validation and test, by the value of --split.
-DIFFERENCES = {
-    "time": "the test is newer than all training {labels}, and the validation is drawn from among them",
-    "leave_one_out": "the test has the newest {label} of each user, and the validation the one before it of "
-    "a few",
-}
-# Minimum difference in the share of new users or items for a printed line.
-MOST_DIFFERENCE = 0.1
-
-
-def say_results(
-    when: str,
-    test: Metrics,
-    columns: Columns,
-    config: Config,
-    context: RuntimeContext,
-    validation: Metrics | None = None,
-) -> None:
-    """Print a model beside the baselines, the better baselines, and the difference between validation and
-    test. when: the epoch or step of the model.
-    """
-    # Imported here: a task imports torch, which is slow, and the report's folder is checked before.
-    from recsuite.models.tasks import TASKS
-
-    task = TASKS[config.model.task]
-    for sentence in describe_leaks(columns):
-        context.say(sentence)
-    context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
-    for sentence in (
-        *describe_failures(columns, task, test),
-        *describe_difference(columns, task, test, validation or {}, config.data.split),
-    ):
-        context.say(sentence)
-
-
-def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
-    """Print the metrics of a stream's predictions, each made before training on its window."""
-    from recsuite.models.tasks import TASKS
-
-    task, unit, number = TASKS[config.task], run.columns.schema.labels, run.num_epochs
-    empty = counted(run.num_empty, f"window without {unit} was", f"windows without {unit} were")
-    passed = f"; {empty} passed over" if run.num_empty else ""
-    learned = counted(number, "window of the stream is", "windows of the stream are")
-    context.say(f"{learned} learned{passed}")
-    name = f"predicted before learned, {counted(number, 'window')}"
-    context.say(results_table(run.columns, task, name, run.test, "stream"), tagged=False)
-
-
-def describe_leaks(columns: Columns) -> list[str]:
-    """Return sentences on features with leakage of the label, to print above metrics."""
-    return [
-        f"the feature {name} of the event says {share:.0%} of what there is to know of the "
-        f"{columns.schema.label}: unless it is known before that, the metrics below are too good; take "
-        f"[features.{name}] out of schema.toml"
-        for name, share in columns.label_told.items()
-        if share > MOST_OF_LABEL
-    ]
-
-
-def describe_nothing_left(result: Run, config: TrainingConfig) -> str:
-    """Return one line on a resumed training that had no epoch left."""
-    epochs = config.epochs
-    if result.num_epochs > epochs:
-        done = counted(result.num_epochs, "epoch")
-        return (
-            f"nothing is left to train: the checkpoint has done {done}, and --epochs {epochs} asks "
-            "for fewer; give more"
-        )
-    stopped = ", and --patience stopped it there" if result.stopped_early else ""
-    return f"nothing is left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
-
-
-def results_table(
-    columns: Columns,
-    task: Task,
-    name: str,
-    test: Metrics,
-    of: str = "test",
-    validation: Metrics | None = None,
-) -> str:
-    """Return a table of a model and its baselines on the test ratings; "-" is an undefined metric."""
-    baselines = dict(columns.baselines[task.evaluation])
-    oracle = baselines.pop("oracle", None)
-    labels = task.labels_for(test)
-    rows = {name: _shown(labels, metrics) for name, metrics in baselines.items()}
-    rows[name] = _shown(labels, test)
-    for before, metrics in (("", test), ("validation: ", validation)):
-        # A load without a validation, and a stream, have none.
-        if isinstance(metrics, Measured) and metrics.intervals:
-            if before:
-                rows["its validation"] = _shown(labels, metrics)
-            which = f"{before}95 % interval, {counted(metrics.cases, columns.schema.label)}"
-            rows[which] = [_interval(metrics, key) for key in labels]
-    # The oracle comes last, because it is a bound, not a baseline.
-    if oracle is not None:
-        rows["oracle (knows the planted world)"] = _shown(labels, oracle)
-    heading = [f"{of} {columns.schema.labels}", *labels.values()]
-    return markdown([heading, *([name, *row] for name, row in rows.items())])
-
-
-def _shown(labels: Mapping[str, str], metrics: Metrics) -> list[str]:
-    return [four_places(metrics.get(key)) for key in labels]
-
-
-def _interval(metrics: Measured, key: str) -> str:
-    low, high = map(four_places, metrics.intervals.get(key, (float("nan"), float("nan"))))
-    return "-" if low == "-" else f"{low} to {high}"
-
-
-def describe_failures(columns: Columns, task: Task, test: Metrics) -> list[str]:
-    """Return lines on the baselines that predict the test better than a model; also for users with and
-    without training events. Empty if the model is better than all of them.
-    """
-    labels, label = columns.schema.labels, task.main_label
-    whole = _better(columns.baselines[task.evaluation], task, test, labels)
-    value = four_places(test[task.main_metric])
-    lines = [f"this model is worse than {whole}: its test {label} is {value}"] if whole else []
-    parts: Mapping[str, Measured] = getattr(test, "parts", {})
-    of_parts = {
-        part: _better(columns.baselines.get(task.evaluation + part, {}), task, metrics, labels)
-        for part, metrics in parts.items()
-    }
-    if not whole and not any(of_parts.values()):
-        return []
-    of_whom = {KNOWN: f"users with training {labels}", NEW: "other users"}
-    for part, better in of_parts.items():
-        value = four_places(parts[part][task.main_metric])
-        cases = counted(parts[part].cases, columns.schema.label)
-        worse = f"worse than {better}" if better else "better than all baselines"
-        lines.append(f"{of_whom[part]} ({cases}): its test {label} is {value}, {worse}")
-    return lines
-
-
-def _better(baselines: Mapping[str, Metrics], task: Task, found: Metrics, labels: str) -> str:
-    """Return the better baselines, with their values; "" if there are none."""
-    name, sign = task.main_metric, 1 if task.lower_is_better else -1
-    names = {"global mean": f"the mean of all {labels}", "share of yes": "the share of yes"}
-    # A result that is not a number is worse than all.
-    return " and ".join(
-        f"{names.get(known, known)} ({four_places(metrics[name])})"
-        for known, metrics in baselines.items()
-        if known != "oracle"
-        and math.isfinite(metrics[name])
-        and not sign * (found[name] - metrics[name]) <= 0
-    )
-
-
-def describe_difference(
-    columns: Columns, task: Task, test: Metrics, validation: Metrics, split: str
-) -> Iterator[str]:
-    """Yield lines if validation and test differ beyond chance, or in the share of new users and items."""
-    if not (isinstance(test, Measured) and isinstance(validation, Measured)):
-        return
-    name, schema = task.main_metric, columns.schema
-    ends = [each.intervals.get(name, (float("nan"), float("nan"))) for each in (test, validation)]
-    differs = ends[0][0] > ends[1][1] or ends[1][0] > ends[0][1]
-    shares = {
-        schema.user: (test.new_users, validation.new_users),
-        schema.item: (test.new_items, validation.new_items),
-    }
-    reasons = [
-        f"{of_test:.0%} of the test {schema.labels} and {of_validation:.0%} of those for validation have "
-        f"{an(noun)} without a training {schema.label}"
-        for noun, (of_test, of_validation) in shares.items()
-        if abs(of_test - of_validation) >= MOST_DIFFERENCE
-    ]
-    if not differs and not reasons:
-        return
-    if split in DIFFERENCES:
-        reasons.insert(0, DIFFERENCES[split].format(labels=schema.labels, label=schema.label))
-    values = " and ".join(
-        f"{which} {task.main_label} {four_places(each[name])}"
-        for which, each in (("validation", validation), ("test", test))
-    )
-    how = "differ by more than chance" if differs else "are of different kinds of events"
-    yield f"{values} {how}" + (f": {'; '.join(reasons)}" if reasons else "")
-
 
 # A metric is an error, the smaller the better, if its name contains one of these; the others are scores.
 ERRORS = ("rmse", "mae", "loss")
@@ -212,15 +23,15 @@ ERRORS = ("rmse", "mae", "loss")
 
 @dataclass(frozen=True)
 class RunReport:
-    """One run with the metric that decides; None is an undefined value.
+    """Run with its main metric; None is an undefined value.
 
-    test_of: a key that is equal for all runs on the same test; interval: the 95 % interval of the test.
+    title: of the table of its test; test_of: a key that is equal for all runs on the same test; interval: the
+    95 % interval of the test; order: by which runs are sorted, the best one first.
     """
 
     name: str
-    test_of: str
     title: str
-    metric: str
+    test_of: str
     label: str
     validation: float | None
     test: float | None
@@ -228,12 +39,7 @@ class RunReport:
     baselines: dict[str, float | None]
     seconds: float
     flags: dict[str, str]
-
-    @property
-    def badness(self) -> tuple[bool, float]:
-        """Sort key of runs: the best by validation first, those without validation last."""
-        value = self.validation or 0.0
-        return self.validation is None, value if lower_is_better(self.metric) else -value
+    order: tuple[bool, float]
 
 
 def lower_is_better(name: str) -> bool:
@@ -276,39 +82,37 @@ def read_report(path: Path, name: str) -> RunReport:
 
 def _of_report(name: str, report: dict[str, Any]) -> RunReport:
     metric, config, data = report["main_metric"], renamed_flags(report["config"]), report["data"]
+
+    def value_in(metrics: dict[str, Any]) -> float | None:
+        return None if metrics.get(metric) is None else float(metrics[metric])
+
     # A resumed run may have tested weights of an epoch that is not in its report.
     tested = [epoch for epoch in report["epochs"] if epoch["epoch"] == report["test_epoch"]]
-    source, split = printable(Path(data["source"]).name), printable(config["split"])
+    validation = value_in(tested[0]["validation"]) if tested else None
     events = f"{data['num_test']:,} {report['events']} in the test"
     # Each event of a stream is predicted before the training on it.
-    test = "--stream" if config.get("stream") else f"--split {split}, {events}"
+    test = "--stream" if config.get("stream") else f"--split {printable(config['split'])}, {events}"
     return RunReport(
         name,
+        f"{printable(Path(data['source']).name)}, {test}",
         # Baselines depend only on the data and the split, so they reveal other events under the same name.
         json.dumps([data, report["baselines"], test, metric], sort_keys=True),
-        f"{source}, {test}",
-        metric,
         report["metrics"][metric],
-        _number(tested[0]["validation"].get(metric)) if tested else None,
-        _number(report["test"].get(metric)),
+        validation,
+        value_in(report["test"]),
         [float(end) for end in report.get("intervals", {}).get("test", {}).get(metric, ())],
-        {printable(name): _number(values.get(metric)) for name, values in report["baselines"].items()},
+        {printable(name): value_in(values) for name, values in report["baselines"].items()},
         sum(report["time"].values()),
         # The folder of a report does not count as a difference.
         {name: printable(value) for name, value in config.items() if name != "report_dir"},
+        (validation is None, (validation or 0.0) * (1 if lower_is_better(metric) else -1)),
     )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def compare(runs: Sequence[RunReport]) -> str:
     """Return a table of runs on the same test, with the flags that differ and the baselines."""
-    runs, names = (
-        sorted(runs, key=lambda run: run.badness),
-        dict.fromkeys(n for run in runs for n in run.flags),
-    )
+    runs = sorted(runs, key=lambda run: run.order)
+    names = dict.fromkeys(name for run in runs for name in run.flags)
     differ = [name for name in names if len({run.flags.get(name) for run in runs}) > 1]
     label = runs[0].label
     rows = [["run", f"validation {label}", f"test {label}", "95 % interval", "seconds"]]
@@ -326,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the reports and print their table.
 
     Raises:
-        UserError: for runs that are of no use.
+        UserError: when there is no run, or a report cannot be read.
     """
     parser = argparse.ArgumentParser(prog="report", description="Compare the reports of runs.")
     parser.add_argument(

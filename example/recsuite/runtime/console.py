@@ -161,8 +161,8 @@ class _Pipe(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            with open(os.devnull, "wb") as nobody:
-                os.dup2(nobody.fileno(), self.fileno())
+            with open(os.devnull, "wb") as sink:
+                os.dup2(sink.fileno(), self.fileno())
         handler = signal.getsignal(signal.SIGTERM)
         # If SIGTERM has a handler, the training ends after a step and a checkpoint. Its further output is
         # discarded.
@@ -247,7 +247,7 @@ class Stage:
         )
 
 
-class Clock:
+class StageClock:
     """The open stages of this process, and the time of its last line."""
 
     def __init__(self, interval: float) -> None:
@@ -274,7 +274,7 @@ class Clock:
 
 
 # Global, so that code deep in the work can report without a clock argument.
-_clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
+_clock: ContextVar[StageClock | None] = ContextVar("clock", default=None)
 
 
 @contextlib.contextmanager
@@ -283,7 +283,7 @@ def shown(interval: float = INTERVAL_SECONDS) -> Iterator[None]:
     if _clock.get() is not None:
         yield
         return
-    clock = Clock(interval)
+    clock = StageClock(interval)
     token = _clock.set(clock)
     try:
         yield

@@ -27,12 +27,8 @@ from recsuite.files import checkout
 ONE_MACHINE = ("1", "1:1")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
-VMSTAT = Path("/proc/vmstat")
-# Files of cgroups of version 2 and 1.
-OOM_COUNTERS = ("memory.events", "memory.oom_control")
 # A single rank opens some 40: libraries, sockets, columns.
 LEAST_DESCRIPTORS = 64
-SHARED_MEMORY = Path("/dev/shm")
 PR_SET_PDEATHSIG = 1
 # Options of glibc's mallopt; the first is at most 32 MiB.
 M_MMAP_THRESHOLD = -3
@@ -140,15 +136,6 @@ def cgroup_memory() -> tuple[int, int] | None:
     return usage, limit
 
 
-def shared_memory() -> tuple[int, int]:
-    """Bytes in use and the size of /dev/shm; both 0 if there is none."""
-    try:
-        status = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return 0, 0
-    return (status.f_blocks - status.f_bfree) * status.f_frsize, status.f_blocks * status.f_frsize
-
-
 def descriptor_limit() -> int:
     """Maximum number of open file descriptors of this process."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -166,26 +153,6 @@ def check_descriptors() -> None:
             f"This process may open {limit} files (ulimit -n), and needs {LEAST_DESCRIPTORS} at least; call "
             "`ulimit -n 1024` first, or raise the hard limit if that is refused."
         )
-
-
-def oom_kills() -> int | None:
-    """Number of processes of this cgroup, or else of this machine, that the kernel killed for lack of memory;
-    None if unknown.
-    """
-    files = [folder / name for folder in _cgroup_folders("memory") for name in OOM_COUNTERS]
-    for group in (files, [VMSTAT]):
-        counts = [count for count in map(_oom_count, group) if count is not None]
-        if counts:
-            return max(counts)
-    return None
-
-
-def _oom_count(path: Path) -> int | None:
-    try:
-        counts = dict(line.split() for line in path.read_text().splitlines())
-        return int(counts["oom_kill"])
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def process_limit() -> str:
@@ -371,7 +338,7 @@ def _minor(version: str | None) -> str | None:
 
 def _mend(wheels: list[str], everything: bool = False) -> str:
     """Commands that install the three pinned packages, or all pinned packages."""
-    # A single fbgemm wheel tells which kind is wanted. With both or none, torch tells it: its CUDA build
+    # A single fbgemm wheel shows which kind is wanted. With both or none, torch shows it: its CUDA build
     # requires NVIDIA's libraries.
     wheel = wheels[0] if len(wheels) == 1 else FBGEMM_WHEELS[0 if _torch_wants_cuda() else 1]
     cuda = wheel == "fbgemm-gpu"

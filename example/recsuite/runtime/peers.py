@@ -71,7 +71,7 @@ PLURAL = {UNREACHABLE: UNREACHABLE, ENDED: "have ended", SILENT: "do not answer"
 
 
 @dataclass(frozen=True)
-class Peer:
+class RemoteRank:
     """A rank, the name of its machine, and the address where it answers."""
 
     rank: int
@@ -125,14 +125,14 @@ class Peers:
         # The kernel chooses the port; the others find it in the store.
         self._server = socket.create_server((bound, 0), family=family, backlog=128)
         threading.Thread(target=self._answer, name="answers", daemon=True).start()
-        self.mine = Peer(rank, socket.gethostname(), address, self._server.getsockname()[1])
+        self.mine = RemoteRank(rank, socket.gethostname(), address, self._server.getsockname()[1])
         self.others = self._meet(store, world_size, deadline)
 
     def fault(self) -> str:
         """Return the ranks that do not answer, and their machines. Takes some seconds. Not collective."""
         # In parallel, because each silent rank takes the full three seconds.
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            faults = pool.map(Peer.fault, self.others)
+            faults = pool.map(RemoteRank.fault, self.others)
             asked = zip(self.others, faults, strict=True)
             found = [(peer.host, fault, peer.rank) for peer, fault in asked if fault]
         if not found:
@@ -165,7 +165,7 @@ class Peers:
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
-    def _meet(self, store: dist.Store, world_size: int, deadline: float) -> list[Peer]:
+    def _meet(self, store: dist.Store, world_size: int, deadline: float) -> list[RemoteRank]:
         mine = self.mine
         store.set(f"peer/{mine.rank}", json.dumps([mine.host, mine.address, mine.port]))
         keys = [f"peer/{rank}" for rank in range(world_size)]
@@ -181,7 +181,7 @@ class Peers:
                 f"{_named(missing)} of {world_size} never came: rank {mine.rank} on {mine.host} waited "
                 f"{seconds:.0f} s"
             ) from error
-        peers = [Peer(rank, *json.loads(told)) for rank, told in enumerate(map(store.get, keys))]
+        peers = [RemoteRank(rank, *json.loads(address)) for rank, address in enumerate(map(store.get, keys))]
         return [peer for peer in peers if peer.rank != mine.rank]
 
     def _answer(self) -> None:

@@ -30,7 +30,7 @@ AT_ONCE = 256
 
 
 @dataclass(frozen=True)
-class Cases:
+class RequestCases:
     """n events. values: of the features of their users, and of the user histories, see `ServedModel.score`;
     seen: the raw ids of the items that must not be recommended; items: the raw ids of the chosen items.
     """
@@ -58,7 +58,7 @@ class Cases:
         return measure_ranks(np.array(ranks))
 
 
-def latencies(cases: Cases, recommend: Recommender, clients: int, answers: int) -> list[float]:
+def latencies(cases: RequestCases, recommend: Recommender, clients: int, answers: int) -> list[float]:
     """Return the seconds of each answer, ascending, for parallel clients that ask for one user at a time."""
     seconds: list[float] = []
 
@@ -76,7 +76,7 @@ def latencies(cases: Cases, recommend: Recommender, clients: int, answers: int) 
     return sorted(seconds)
 
 
-def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[Cases]:
+def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[RequestCases]:
     """Yield the validation events and the test events that the trainings of all models share. Also give the
     models the features of their items.
 
@@ -99,7 +99,7 @@ def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[C
         yield cases_of(columns[0], raws[-1], split, max(config.data.history for config in configs))
 
 
-def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Cases:
+def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> RequestCases:
     """Return the events of "validation" or "test". raw: the data of the columns; longest: of a history.
 
     Features of the events themselves are omitted: a model treats them as unknown.
@@ -126,4 +126,4 @@ def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Cases:
     ]
     ends = ends if schema.excludes_seen else begins
     had = [ids[seen[begin:end]].tolist() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
-    return Cases(values, had, ids[rows["item"]].tolist())
+    return RequestCases(values, had, ids[rows["item"]].tolist())

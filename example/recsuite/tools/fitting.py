@@ -275,8 +275,8 @@ def fit(
     _check_launch()
     if is_path and not schema is users is items is None:
         raise UserError(
-            "Beside the path of tables lie their schema.toml and the tables of users and items; leave out "
-            "schema, users and items."
+            "A path of tables includes their schema.toml and the tables of users and items. Fix: do not "
+            "give schema, users and items."
         )
     tables = {} if is_path else _frames(events, users, items)
     _check_schema(schema)

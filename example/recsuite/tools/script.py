@@ -1,23 +1,23 @@
-"""Start and end of every script, and the agreement of its ranks on the flags."""
+"""Parts that all scripts share: start and end, modes, agreement of the ranks, data, checkpoints, results.
+
+Has no heavy imports at module level.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import re
-import shlex
 import signal
-import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from recsuite.config.config import Config
-from recsuite.config.parser import parse_given
+from recsuite.config.config import ALONE, TRAINING, Config
+from recsuite.config.parser import check_read, parse_given, present_words, unread_flags
 from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
 from recsuite.config.sections import DataConfig, require
 from recsuite.errors import BrokenLaunchError, UserError
-from recsuite.runtime.console import end_when_unread, say, shown
+from recsuite.runtime.console import end_when_unread, say, shown, stage
 from recsuite.runtime.ending import (
     name_lost_peers,
     record_crash,
@@ -34,19 +34,34 @@ from recsuite.runtime.process import (
     cleanup_runtime,
     end_with,
     init_runtime,
+    raise_on_all,
     read_launch,
 )
 from recsuite.workers.pool import WorkerError
 
 if TYPE_CHECKING:
+    from recsuite.datasets.opening import Data
     from recsuite.models.tasks import ModelMaker
+    from recsuite.monitoring.callbacks import Observers
+    from recsuite.training.callbacks import CheckpointerProtocol, Run
+    from recsuite.training.progress import Progress
+    from recsuite.training.state import ShardedModel
 
 SYNTHETIC_NOTICE = (
     "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
 )
 
-# Scripts of tasks for which example.py, whose own model predicts ratings, uses a model of the library.
-SCRIPTS = {"ranking": "retrieval.py", "sequence": "sequential.py"}
+# A mode of a script. Collective: every rank calls it.
+Mode = Callable[[Config, RuntimeContext], None]
+READING = {"--load", "--compact", "--export", "--recommend"}
+WITH_TRAINING = {f"--{name}" for name in (*TRAINING, "incremental_dump")}
+# Printed after a training without any flag, which is the first command of the README.
+NEXT = (
+    "next: ./run.sh dump keeps the model, ./run.sh train --data_path FOLDER learns from your own tables, "
+    "./run.sh help lists the rest"
+)
+# Flags of modes that write or read checkpoints, or do not need any.
+WITH_CHECKPOINTS = (WITH_TRAINING | READING | {f"--{name}" for name in ALONE}) - {"--train"}
 
 
 def run_script(main: Callable[[], int]) -> None:
@@ -92,6 +107,78 @@ def exit_status(work: Callable[[], int]) -> int:
     except Exception as error:
         record_crash(error)
         raise
+
+
+def run_modes(
+    argv: list[str] | None,
+    modes: Mapping[str, Mode],
+    model: ModelMaker | None = None,
+    defaults: Sequence[str] = (),
+    after: Mode | None = None,
+    unread: Sequence[str] = (),
+) -> int:
+    """Parse a command line, check it, and run the modes that it names; return the exit status. Collective:
+    every rank.
+
+    argv: the flags, those of `sys.argv` when None; modes: the functions of a script by the names "train" and
+    "load". There may be others for "dump", "inc_dump" (without them "train" is called) and "compact" (if it
+    needs an optimizer); model: makes the model of a script, for "compact" and the modes of a single process;
+    defaults: flags before those of the command line, which override them; after: work of a script after the
+    modes. It needs a checkpoint: if no flag writes or reads one, deltas are written, and with --train alone
+    it is skipped; unread: unused flags, or sections of them: --help omits them, and they are refused.
+
+    Raises:
+        UserError: for a flag that cannot be, and whatever a mode raises.
+
+        MODES = {"train": train, "load": load}
+        rs.run_modes(None, MODES, make_model, defaults=("--epochs", "4"))
+    """
+    flags, without = present_words(argv), unread_flags(unread)
+    check_read(flags, without)
+    named = {word.partition("=")[0] for word in flags}
+    if after is not None and not named & WITH_CHECKPOINTS:
+        # The training alone if --train is named, else also the script's own work after it.
+        after = None if "--train" in named else after
+        flags += [] if after is None else ["--inc_dump"]
+    # A checkpoint contains its own flags.
+    if not named & READING or named & WITH_TRAINING:
+        flags = [*defaults, *flags]
+    added = frozenset(word[2:] for word in {*defaults} - named if word.startswith("--"))
+    config, given = parse_once(flags, without)
+    if config.is_alone:
+        return run_alone(config, given, model)
+    check_machine()
+    with shown():
+        run(config, given, modes, after, model, added)
+    return 0
+
+
+def run(
+    config: Config,
+    given: frozenset[str],
+    modes: Mapping[str, Mode],
+    after: Mode | None,
+    model: ModelMaker | None,
+    defaults: frozenset[str],
+) -> None:
+    """Run the modes of a configuration, see `run_modes`. Collective: every rank.
+
+    given: the flags of the command line; defaults: see `joined`.
+    """
+    # With a checkpoint this is known only after its flags are read: then `joined` prints it.
+    if not config.checkpoint.reads:
+        say_if_synthetic(config.data)
+    with joined(config, given, defaults) as (config, context):
+        modes = {"compact": lambda config, context: compact(config, context, model), **modes}
+        section = config.checkpoint
+        kind = "inc_dump" if section.inc_dump else "dump" if section.dump else "train"
+        for name in config.modes:
+            modes[kind if name == "train" and kind in modes else name](config, context)
+        if not given:
+            context.say(NEXT)
+        if after is not None:
+            # One rank may fail in work that the others do not have, and all must end with its message.
+            raise_on_all(lambda: after(config, context))
 
 
 def parse_once(argv: list[str] | None, unread: Collection[str] = ()) -> tuple[Config, frozenset[str]]:
@@ -226,7 +313,7 @@ def _begun(config: Config, given: frozenset[str]) -> Config:
     Raises:
         UserError: when one that is given cannot be with them.
     """
-    (config, name), reason = _fitted(config, given), ""
+    (config, name), reason = fitted_to_data(config, given), ""
     if config.model.preset == AUTO:
         if name == NONE:
             return config
@@ -239,7 +326,7 @@ def _begun(config: Config, given: frozenset[str]) -> Config:
     return with_preset(config, given, world_size)
 
 
-def _fitted(config: Config, given: frozenset[str]) -> tuple[Config, str]:
+def fitted_to_data(config: Config, given: frozenset[str]) -> tuple[Config, str]:
     """Return the flags fitted to the tables of a new training, and the name of the preset that fits them."""
     from recsuite.datasets.opening import fitted_to_tables
 
@@ -248,80 +335,146 @@ def _fitted(config: Config, given: frozenset[str]) -> tuple[Config, str]:
     return config, fitting_preset(config, given) if config.model.preset == AUTO else config.model.preset
 
 
-def print_fitting_command() -> int:
-    """Print the script that fits the flags of this process and the labels of their data, and its flags, for a
-    shell. Other output goes to standard error. Not collective.
-
-    Raises:
-        UserError: when a flag cannot be, or asks for what the tables do not say.
-    """
-    with contextlib.redirect_stdout(sys.stderr):
-        command = shlex.join(fitting_command(sys.argv[1:]))
-    print(command)
-    return 0
-
-
-def fitting_command(argv: list[str]) -> list[str]:
-    """Return the script that fits flags and the labels of their data, and its flags: the given ones, and
-    those of task and preset, so that the script does not choose them itself.
-
-    Raises:
-        UserError: see `print_fitting_command`.
-    """
-    config, given = parse_given(argv)
-    if script := _script_of_labels(config.data):
-        return [script, *argv]
-    # Given flags would override those of the checkpoint.
-    if config.checkpoint.reads:
-        return ["example.py", *argv]
-    fitted, name = _fitted(config, given)
-    # Impossible flags are refused here, so that the error names the flags that were given.
-    with_preset(fitted.replaced(preset=name), given)
-    script, added, found = SCRIPTS.get(fitted.model.task, "example.py"), list[str](), {"preset": name}
-    if fitted.data.split != config.data.split:
-        found["split"] = fitted.data.split
-    if script == "example.py":
-        found["task"] = fitted.model.task
-    else:
-        # The other scripts have one task each, and no flag for it.
-        pairs = zip(["", *argv], argv, strict=False)
-        argv = [word for before, word in pairs if "--task" not in (before, word.partition("=")[0])]
-        # No file is written without a request.
-        if not config.checkpoint.writes and "train" not in given:
-            added.append("--train")
-    for flag, value in found.items():
-        added += [] if flag in given else [f"--{flag}", value]
-    return [script, *argv, *added]
-
-
-def _script_of_labels(config: DataConfig) -> str:
-    """Return the script for several binary labels, or for a log like Criteo's, whose events have no users: 40
-    columns without names, or a schema that gives all events the same user; "" for other data.
-    """
-    from recsuite.datasets.source import is_own
-    from recsuite.datasets.tables.description import given_in
-    from recsuite.datasets.tables.files import find_tables
-    from recsuite.datasets.tables.formats import TextFile
-    from recsuite.datasets.tables.schema_file import schema_path
-
-    if not is_own(config):
-        return ""
-    written = schema_path(config.data_path)
-    if written.exists():
-        _, given = given_in(written)
-        labels = [given.get("label", {}), *given.get("more_labels", ())]
-        if any(label.get("kind") != "yes_no" for label in labels):
-            return ""
-        has_no_users = any(each.startswith("user=") for each in given.get("files", {}).get("constants", ()))
-        return "multitask.py" if len(labels) > 1 else "ctr.py" if has_no_users else ""
-    # The guess of the schema reports errors in the tables.
-    with contextlib.suppress(UserError):
-        lines = (TextFile(file).head.splitlines()[0] for file in find_tables(config.data_path).events)
-        return "ctr.py" if all(re.fullmatch(rb"[01](\t[^\t]*){39}", line) for line in lines) else ""
-    return ""
-
-
 def say_if_synthetic(config: DataConfig) -> None:
     """Print from rank 0 if the ratings are synthetic. Not collective."""
     if config.is_synthetic and read_launch().rank == 0:
         say(SYNTHETIC_NOTICE)
+
+
+@contextlib.contextmanager
+def open_data(
+    config: Config,
+    context: RuntimeContext,
+    build: Callable[..., Any],
+    observers: Observers | None = None,
+) -> Iterator[Data]:
+    """Open the data of a training, or with --load those of a checkpoint, and the loader of their batches. A
+    context manager; on exit the workers end. Collective: every rank.
+
+    config, context: flags and process; build: makes the loader, see `build_dataloader`; observers: of a
+    training; None for a load.
+
+    Raises:
+        UserError: when the data cannot be read, differ between machines, or the workers cannot start.
+
+        with rs.open_data(args, runtime, rs.build_dataloader) as data:
+            print(data.columns.num_train)
+    """
+    from recsuite.checkpoint.stream_state import reopen_data
+
+    with contextlib.ExitStack() as stack:
+        with observers.part("data") if observers else contextlib.nullcontext():
+            data = stack.enter_context(reopen_data(config, context, observers is not None, build))
+        yield data
+
+
+@contextlib.contextmanager
+def checkpointing(
+    data: Data, config: Config, context: RuntimeContext, observers: Observers
+) -> Iterator[CheckpointerProtocol | None]:
+    """Open the writer of checkpoints, which knows where the training begins. It is None if the flags request
+    no checkpoint: then memory keeps the best weights. A context manager. Collective: every rank.
+
+    data: see `open_data`; config, context: flags and process; observers: see `observing`.
+
+    Raises:
+        UserError: when another training writes there, and when the last checkpoint failed.
+
+        with rs.checkpointing(data, args, runtime, observers) as checkpoints:
+            training = rs.begin_training(data, args, runtime, checkpoints)
+    """
+    # The workers start while this imports TorchRec.
+    with observers.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
+        from recsuite.checkpoint import checkpointer as checkpoints
+    if not config.checkpoint.writes:
+        yield None
+        return
+    with checkpoints.checkpointing(data.columns, config, context) as checkpointer:
+        yield checkpointer
+
+
+def report(result: Run, config: Config, context: RuntimeContext, observers: Observers) -> None:
+    """Print the results of a training, and write its report if --report_dir is given. Not collective.
+
+    result: of `Training.finish`; config, context: flags and process; observers: see `observing`.
+
+    Raises:
+        UserError: when the report cannot be written.
+
+        result = training.finish()
+        rs.report(result, args, runtime, observers)
+    """
+    from recsuite.monitoring.report import report_run
+
+    report_run(result, observers.split(), config, context)
+
+
+def restore(
+    data: Data, config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any
+) -> tuple[ShardedModel, Progress]:
+    """Return a model with the weights of a checkpoint, and the progress of its training. Collective: every
+    rank.
+
+    data: see `open_data`; config, context: flags and process, --load names the checkpoint; model: makes it,
+    as for `Training.shard`; None for that of --task; others: its loss, tables,
+    dense and metrics, likewise.
+
+    Raises:
+        UserError: when the checkpoint is missing, damaged or of another model.
+
+        model, progress = rs.restore(data, args, runtime, make_model)
+        print(progress.step)
+    """
+    from recsuite.checkpoint.restore import restore_chosen
+    from recsuite.training.state import build_train_state
+
+    train_state = build_train_state(data.columns, config, context, model, **others)
+    restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
+    return train_state, restored.progress
+
+
+def report_test(
+    model: ShardedModel, progress: Progress, data: Data, config: Config, context: RuntimeContext
+) -> None:
+    """Test a restored model, and print the results. Collective: every rank.
+
+    model, progress: of `restore`; data: see `open_data`; config, context: flags and process.
+
+    Raises:
+        UserError: when a stream has lost events that the model has learned.
+
+        model, progress = rs.restore(data, args, runtime, make_model)
+        rs.report_test(model, progress, data, args, runtime)
+    """
+    from recsuite.monitoring.report import say_results
+    from recsuite.training.evaluation import make_evaluator
+    from recsuite.training.progress import describe_step
+    from recsuite.training.steps import InputPipeline
+    from recsuite.training.stream import say_rest
+
+    evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
+    if config.stream.stream:
+        say_rest(evaluator, model.model, progress, data.columns, context)
+        return
+    test = evaluator.test(model.model, progress.epoch)
+    say_results(describe_step(progress), test, data.columns, config, context)
+
+
+def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:
+    """Merge deltas into one full checkpoint. Collective: every rank.
+
+    config, context: flags and process; model, others: see `restore`.
+
+    Raises:
+        UserError: when a checkpoint is missing, damaged or of another model.
+
+        MODES = {**MODES, "compact": lambda config, context: rs.compact(config, context, make_model)}
+    """
+    from recsuite.checkpoint.stream_state import reopen_data
+
+    with reopen_data(config, context, trains=False) as data:
+        from recsuite.checkpoint.checkpointer import compact as merge
+        from recsuite.training.state import build_train_state
+
+        train_state = build_train_state(data.columns, config, context, model, **others)
+        merge(train_state, data.columns, config, context)

@@ -281,7 +281,7 @@ def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.nda
     return torch.stack(everyones, dim=1).flatten(0, 2)[:number].cpu().numpy()
 
 
-class Cases:
+class RankedCases:
     """Cases of a rank: the events of its batches of a split, each with the items that its user has seen.
 
     items: positions of the chosen items, int64 [n], in the order of the batches. Seen items are those of the
@@ -331,7 +331,8 @@ class RankingEvaluator:
         self.context = context
         # Both splits now: the training may outlive the files.
         self.cases = {
-            split: Cases(columns, input_pipeline.loader.dataset, split) for split in ("validation", "test")
+            split: RankedCases(columns, input_pipeline.loader.dataset, split)
+            for split in ("validation", "test")
         }
         self.users, self.num_items = Users(columns), columns.num_items
 

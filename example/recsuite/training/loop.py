@@ -51,9 +51,8 @@ from recsuite.training.evaluation import (
 )
 from recsuite.training.progress import Progress, StreamProgress
 from recsuite.training.state import (
-    Constant,
     DenseOptimizer,
-    Falling,
+    Schedule,
     ShardedModel,
     build_train_state,
     has_epochs_left,
@@ -445,7 +444,7 @@ class TrainingPass(Pass):
             training.train_state,
             training.input_pipeline,
             training.progress,
-            Falling(num_train, config.epochs) if window is None else Constant(),
+            Schedule(num_train, config.epochs) if window is None else Schedule(),
             config,
             training.context,
             lambda step: training.after_step(step, is_last=step.progress.samples == num_events),

@@ -14,7 +14,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,42 +90,23 @@ def _make_state(optimizer: KeyedOptimizerWrapper) -> None:
                 state[name].fill_(start)
 
 
-class Schedule(Protocol):
-    """Schedule of the learning rates.
+@dataclass(frozen=True)
+class Schedule:
+    """Schedule of the learning rates: they fall linearly to zero, or are constant in a stream.
 
-    num_events: the tables decay by --weight_decay over so many events.
+    num_events: of an epoch; in a stream those over which the tables decay by --weight_decay. epochs: after
+    which the rates are zero, None for constant ones.
     """
 
-    @property
-    def num_events(self) -> int:
-        """Number of events, see the class."""
+    num_events: int = EVENTS_OF_DECAY
+    epochs: int | None = None
 
     def left(self, progress: Progress) -> float:
         """Return the factor of the initial rates in the next step."""
-
-
-@dataclass(frozen=True)
-class Falling:
-    """Rates that fall to zero over some epochs of so many events each."""
-
-    num_events: int
-    epochs: int
-
-    def left(self, progress: Progress) -> float:
-        """Return the remaining share of the run, in events."""
+        if self.epochs is None:
+            return 1.0
         # Of the configured epochs, so an early stop ends at a rate above zero.
         return 1 - (progress.epoch + progress.samples / self.num_events) / self.epochs
-
-
-@dataclass(frozen=True)
-class Constant:
-    """Constant rates: a stream has no end to fall to."""
-
-    num_events: int = EVENTS_OF_DECAY
-
-    def left(self, progress: Progress) -> float:
-        """Return 1: the rates do not change."""
-        return 1.0
 
 
 def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int = 0) -> None:
@@ -256,18 +237,6 @@ class ShardedModel:
         with named("optimizer"):
             self.optimizer.step()
             self.dense_optimizer.zero_grad()
-
-    def learn(self, batch: ModelInput) -> torch.Tensor:
-        """Make a complete step on a batch on the device. Collective: every rank.
-
-        Returns the loss, detached.
-        """
-        # Here TorchRec passes the tables' rate to their kernel.
-        self.table_optimizer.zero_grad()
-        loss = self(batch)
-        loss.backward()
-        self.step()
-        return loss.detach()
 
     @property
     def dense_optimizer(self) -> Any:

@@ -170,7 +170,7 @@ def describe_growth(before: Columns, columns: Columns) -> str:
     late = columns.num_late - before.num_late
     if late:
         were = counted(late, "other", "others")
-        said += f", and {were} older than what was trained, left out"
+        said += f", and {were} older than the learned events, skipped"
     held = [note for note in columns.notes if " held back until " in note and note not in before.notes]
     said = "; ".join([said, *held])
     return said + (f" ({', '.join(unknown)})" if unknown else "")

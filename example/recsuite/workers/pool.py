@@ -36,16 +36,15 @@ from recsuite.runtime.host import (
     mib,
     num_descriptors,
     process_limit,
-    shared_memory,
 )
 from recsuite.workers.worker import (
     STACK_SIGNALS,
     AnonymousFile,
     BatchSource,
+    BatchTask,
     Failed,
     Made,
     Ring,
-    Task,
     Worker,
     birth,
     serve,
@@ -53,8 +52,6 @@ from recsuite.workers.worker import (
 
 # Exit code from multiprocessing for a forked worker whose server is gone.
 SERVER_GONE = 255
-# Share of /dev/shm in use. Not 1: some of it may have been freed since the signal.
-NEARLY_FULL = 0.9
 
 
 @dataclass(frozen=True)
@@ -67,8 +64,6 @@ class WorkerFailure:
     # The oldest unanswered request.
     request: Any
     ring_bytes: int
-    num_slots: int
-    local_world_size: int
     mp_context: str
 
     def __str__(self) -> str:
@@ -128,8 +123,8 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
         )
     if exitcode == SERVER_GONE and failure.mp_context == "forkserver":
         return (
-            "The server that forks workers is gone, and took the worker with it.",
-            "find out who ended it (a signal to the whole process group, most often), and start again.",
+            "The server that forks workers has ended, and the worker with it.",
+            "find out which process ended it (most often a signal to the process group), and start again.",
         )
     if exitcode >= 0:
         return (
@@ -142,43 +137,29 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
     # Real-time signals have no name.
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
     fact = f"It was killed by signal {number} ({name})"
+    smaller = "a smaller --batch_size, --prefetch_factor or --num_workers"
     if number == signal.SIGKILL:
         return (
             f"{fact}: most often the kernel, when the memory limit is reached.\n{memory_in_words()}",
-            "give a smaller --batch_size, --prefetch_factor or --num_workers, or raise the memory limit; "
-            "`dmesg` names what the kernel killed. "
-            "Where memory is left, somebody else sent the signal: start again.",
+            f"give {smaller}, or raise the memory limit; `dmesg` names what the kernel killed. If memory is "
+            "left, another process sent the signal: start again.",
         )
     if number == signal.SIGBUS:
-        used, size = shared_memory()
-        full = used > NEARLY_FULL * size
         return (
-            f"{fact}: a page of mapped memory could not be had. Either a file was cut while it was read, or "
-            f"the memory is full.\n{shared_memory_in_words(failure)}\n{memory_in_words()}",
-            "leave the files of the data set alone while it is used (those cut are made again at the next "
-            "start); where memory is full, give a smaller --batch_size, --prefetch_factor or --num_workers"
-            + ("; /dev/shm is full: make room, or docker run --shm-size=1g." if full else "."),
+            f"{fact}: a page of mapped memory was missing. Either a file was truncated while it was read, or "
+            f"the memory is full, of which batches take at most {mib(failure.ring_bytes)} on each rank.\n"
+            f"{memory_in_words()}",
+            "do not change the files of the data set while it is used (truncated ones are made again at the "
+            f"next start); where memory is full, give {smaller}.",
         )
     # Python itself raises none of these; they come from compiled code.
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
         return (
             f"{fact}: a crash in native code.",
-            "the stack shows the call; packages that do not belong together are the usual reason: "
+            "the stack shows the call; packages that do not match are the usual reason: "
             f"{script_name()} --doctor checks them.",
         )
-    return f"{fact}, which somebody sent.", "find out who sent it, and start again."
-
-
-def shared_memory_in_words(failure: WorkerFailure) -> str:
-    """Return the use of /dev/shm, and the need of the batches, as text."""
-    used, size = shared_memory()
-    slot = failure.ring_bytes // failure.num_slots
-    need = failure.ring_bytes * failure.local_world_size
-    return (
-        f"/dev/shm: {mib(used)} of {mib(size)} in use, by others: the batches lie in anonymous memory, "
-        f"{failure.num_slots} slots of at most {mib(slot)} for each of {failure.local_world_size} ranks, "
-        f"{mib(need)} in all."
-    )
+    return f"{fact}, which another process sent.", "find out which one, and start again."
 
 
 CLOSE_SECONDS = 2.0
@@ -204,7 +185,7 @@ class WorkerHandle:
     crash_log: AnonymousFile
     # The thread that frees the last view of a slot returns the slot; append and pop are atomic.
     free_slots: deque[int]
-    tasks: deque[Task] = field(default_factory=deque)
+    tasks: deque[BatchTask] = field(default_factory=deque)
     # Wakes up when it has answered, or when any worker is gone. Kept between batches, because registering
     # costs system calls; and poll, unlike select, supports descriptors above 1,023.
     poll: select.poll = field(default_factory=select.poll)
@@ -311,9 +292,8 @@ def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
             ) from None
         if error.errno == errno.EAGAIN:
             raise UserError(
-                f"{num_workers} data workers are more processes than this machine lets its user start, who "
-                f"may have {process_limit()}; raise the limit with ulimit -u, or give a smaller "
-                "--num_workers."
+                f"Cannot start {num_workers} data workers: the process limit of this user is "
+                f"{process_limit()}; raise it with ulimit -u, or give a smaller --num_workers."
             ) from None
         if error.errno in (errno.ENOMEM, errno.EFBIG):
             raise UserError(
@@ -362,7 +342,6 @@ class WorkerPool:
         timeout: float,
         mp_context: str,
         rank: int = 0,
-        local_world_size: int = 1,
     ) -> None:
         if num_workers < 1:
             raise ValueError(f"a pool of {num_workers} workers makes no batch; without workers call `make`")
@@ -372,7 +351,6 @@ class WorkerPool:
         # traceback from the start of a worker.
         check_pickle(source, mp_context)
         self.rank = rank
-        self.local_world_size = local_world_size
         self.prefetch_factor = prefetch_factor
         self.timeout = timeout
         self.mp_context = mp_context
@@ -452,7 +430,7 @@ class WorkerPool:
             return next_worker
         worker = self._workers[next_worker]
         # The slot freed last, because it is still in the cache.
-        task = Task(worker.free_slots.pop(), request)
+        task = BatchTask(worker.free_slots.pop(), request)
         try:
             worker.connection.send(task)
         except OSError:
@@ -486,7 +464,7 @@ class WorkerPool:
         worker.free_slots.append(task.slot)
         return arrays
 
-    def _answer(self, worker: WorkerHandle) -> tuple[Task, Made | Failed]:
+    def _answer(self, worker: WorkerHandle) -> tuple[BatchTask, Made | Failed]:
         """Return the oldest task of a worker and its answer."""
         task = worker.tasks[0]
         ready = [descriptor for descriptor, _ in worker.poll.poll(self.timeout * 1000)]
@@ -521,15 +499,13 @@ class WorkerPool:
         failure = self._failure(worker, worker.tasks[0] if worker.tasks else None)
         return WorkerDiedError(failure, worker.process.exitcode, worker.stack())
 
-    def _failure(self, worker: WorkerHandle, task: Task | None) -> WorkerFailure:
+    def _failure(self, worker: WorkerHandle, task: BatchTask | None) -> WorkerFailure:
         return WorkerFailure(
             rank=self.rank,
             worker_id=self._workers.index(worker),
             pid=worker.process.pid,
             request=task.request if task else None,
             ring_bytes=self.ring.num_bytes,
-            num_slots=self.ring.num_slots,
-            local_world_size=self.local_world_size,
             mp_context=self.mp_context,
         )
 

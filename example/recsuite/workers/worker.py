@@ -195,7 +195,7 @@ class BatchSource(Protocol):
         """Return the arrays of a batch, best allocated by `empty`, which takes `np.empty`'s arguments."""
 
 
-class Task(NamedTuple):
+class BatchTask(NamedTuple):
     """Request of a batch, and the slot that the worker may use until it has answered."""
 
     slot: int
@@ -247,7 +247,7 @@ def serve(worker: Worker, source: BatchSource, ring: Ring, connection: Connectio
             connection.send(_answer(task, source, ring))
 
 
-def _answer(task: Task, source: BatchSource, ring: Ring) -> Made | Failed:
+def _answer(task: BatchTask, source: BatchSource, ring: Ring) -> Made | Failed:
     try:
         # The data set writes into the slot itself, through `empty`, so most batches are never copied.
         writer = ring.writer(task.slot)
