@@ -31,7 +31,7 @@ from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, plain, written_aside
 from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.console import say
-from recsuite.serving.index import Lists, write_lists
+from recsuite.serving.index import ItemLists, write_lists
 from recsuite.serving.reader import read_settled
 from recsuite.serving.snapshot import Snapshot
 
@@ -59,7 +59,7 @@ def export(source: CheckpointConfig, target: Path, model: ModelMaker | None = No
     say(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
 
 
-def write_export(snapshot: Snapshot, target: Path, lists: Lists | None = None) -> int:
+def write_export(snapshot: Snapshot, target: Path, lists: ItemLists | None = None) -> int:
     """Write a model into a new folder, and return its size in bytes.
 
     lists: of an index of its items, written too.
@@ -78,7 +78,7 @@ def _check_free(target: Path) -> None:
         raise UserError(f"{target} is there already; give a new folder, or remove that one.")
 
 
-def _write_beside(snapshot: Snapshot, target: Path, lists: Lists | None = None) -> int:
+def _write_beside(snapshot: Snapshot, target: Path, lists: ItemLists | None = None) -> int:
     """Write the folder under another name, rename it when all is on the disk, and return its bytes."""
     aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
     with explained(f"{target} cannot be written", "give another folder"):

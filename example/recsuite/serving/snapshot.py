@@ -24,7 +24,7 @@ from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import TASKS, ModelMaker, Task, predictions_of
-from recsuite.serving.index import Lists
+from recsuite.serving.index import ItemLists
 from recsuite.serving.request import (
     HISTORY_AGES,
     HISTORY_RATINGS,
@@ -428,7 +428,7 @@ class Snapshot:
     follows: ParentLink
     trained: Path
     config: dict[str, Any]
-    lists: Lists | None = None
+    lists: ItemLists | None = None
     task_name: str = "rating"
     maker: ModelMaker | None = None
 
