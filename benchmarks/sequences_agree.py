@@ -19,8 +19,7 @@ from recsuite.config.sections import TOP
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import ITEM, USER, RawData, with_columns
-from recsuite.serving.display import Told, Viewer, ages_in
-from recsuite.serving.recommend import open_viewer
+from recsuite.serving.recommend import Told, Viewer, ages_in, open_viewer
 from recsuite.serving.request import HISTORY_AGES
 from recsuite.serving.served import ServedModel
 

@@ -29,13 +29,13 @@ class Wired(Here):
         """What this rank has to send in a step: keys, rows, gradients of rows and of the dense part."""
         from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-        from recsuite.sharding.cpu_tables import CpuTables, Rows
+        from recsuite.sharding.cpu_tables import CpuTables, RowLookup
 
         (tables,) = (module for module in self.state.model.modules() if isinstance(module, CpuTables))
         rank, ranks = self.context.rank, self.context.world_size
         row_bytes = 4 * tables._embedding_dim
         sent = dict.fromkeys(("keys", "rows", "gradients of rows", "dense gradients"), 0.0)
-        looked_up = Rows.apply
+        looked_up = RowLookup.apply
 
         def look_up(anchor: Any, owner: Any, request: Any) -> Any:
             wanted = sum(request.sent) - request.sent[rank]
@@ -45,7 +45,7 @@ class Wired(Here):
             sent["gradients of rows"] += wanted * row_bytes
             return looked_up(anchor, owner, request)
 
-        with mock.patch.object(Rows, "apply", look_up):
+        with mock.patch.object(RowLookup, "apply", look_up):
             self.steps(number, batch_size)
         dense = [value for _, value in in_backward_optimizer_filter(self.state.model.named_parameters())]
         # Each number of a sum has to leave every rank but one, and to come back to it.

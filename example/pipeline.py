@@ -24,7 +24,7 @@ from recsuite.runtime.console import say
 from recsuite.tools.trainings import newest, started, working_folder
 
 if TYPE_CHECKING:
-    from recsuite.serving.followers import Chain
+    from recsuite.serving.followers import ModelChain
     from recsuite.serving.served import ServedModel
     from recsuite.tools.cases import RequestCases
 
@@ -65,9 +65,9 @@ def run(flags: argparse.Namespace, others: Sequence[str]) -> int:
     return 0
 
 
-def serve(save_dir: Path, given: Sequence[object]) -> Chain:
+def serve(save_dir: Path, given: Sequence[object]) -> ModelChain:
     """Train both, and serve the newest of each until both have ended. Return the final chain."""
-    from recsuite.serving.followers import Chain
+    from recsuite.serving.followers import ModelChain
 
     folders = {"retriever": save_dir / "retriever", "ranker": save_dir / "ranker"}
     commands = {
@@ -79,13 +79,13 @@ def serve(save_dir: Path, given: Sequence[object]) -> Chain:
         for followers in newest(folders, begun):
             epochs = {name: each.model.progress.epoch for name, each in followers.items()}
             say("serving " + ", ".join(f"the {name} after epoch {epoch}" for name, epoch in epochs.items()))
-            chain = Chain(followers["retriever"].model, followers["ranker"].model)
+            chain = ModelChain(followers["retriever"].model, followers["ranker"].model)
     if chain is None:
         raise UserError("There is no checkpoint of both models. Fix: give flags that train.")
     return chain
 
 
-def measure(chain: Chain, data_path: str) -> None:
+def measure(chain: ModelChain, data_path: str) -> None:
     """Choose the weight of the ranker by validation, and print the test metrics of each part and of the
     chain.
     """
@@ -112,7 +112,7 @@ def measure(chain: Chain, data_path: str) -> None:
     say(f"{CLIENTS} clients at once, {chain.num_candidates} candidates: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
 
 
-def ndcg_of(chain: Chain, weight: float, cases: RequestCases) -> float:
+def ndcg_of(chain: ModelChain, weight: float, cases: RequestCases) -> float:
     """Return the NDCG@10 of the chain with this weight of the ranker."""
     chain.weight = weight
     return cases.metrics(chain.recommend)["ndcg_at_10"]

@@ -24,7 +24,7 @@ from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 
 if TYPE_CHECKING:
-    from recsuite.serving.display import Viewer
+    from recsuite.serving.recommend import Viewer
     from recsuite.serving.served import Follower, ServedModel
 
 # Sampled negatives are added to those of the batch, in which rare items are rare.

@@ -127,7 +127,7 @@ def test_every_forged_manifest_is_a_sentence_or_a_load_of_what_was_written(
         trained.load(path.parent)
         assert differing(tensors_of(trained.train_state), step) == []
 
-    whole = ServedModel.open(path.parent).snapshot.tables["user"].clone()
+    whole = ServedModel.open(path.parent).snapshot.tables["user"].matrix.clone()
     for number in range(count if is_sealed else count // 3):
         forged = forge(found, chance)
         path.write_text(json.dumps(sealed(forged) if is_sealed else forged))
@@ -135,7 +135,7 @@ def test_every_forged_manifest_is_a_sentence_or_a_load_of_what_was_written(
         loads += ends_well(load)
         served = []
         if ends_well(lambda: served.append(ServedModel.open(path.parent))):  # noqa: B023
-            assert torch.equal(served[0].snapshot.tables["user"], whole), shown
+            assert torch.equal(served[0].snapshot.tables["user"].matrix, whole), shown
             assert served[0].age is not None
         if number % 10 == 0:
             ends_well(lambda: Follower(trained.folder, checkpoint="latest").refresh())
@@ -352,10 +352,10 @@ def test_a_delta_whose_files_are_not_what_its_manifest_says_changes_nothing(
     rewrite(trained.folder / DELTA / PART, OF_DELTAS[change])
     refused_by_restore_and_reader(trained, trained.folder / DELTA)
     model = ServedModel.open(trained.folder / "step-000000002")
-    before = model.snapshot.tables["movie"].clone()
+    before = model.snapshot.tables["movie"].matrix.clone()
     with pytest.raises(UserError, match=DELTA):
         model.apply(trained.folder / DELTA)
-    assert torch.equal(model.snapshot.tables["movie"], before)
+    assert torch.equal(model.snapshot.tables["movie"].matrix, before)
 
 
 def split_part(folder: Path, second_begins: int) -> None:

@@ -207,8 +207,8 @@ def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_s
     copy = rs.ServedModel.open(tmp_path / "exported", model=own.make_model)
     assert copy.score({name: given[-200:] for name, given in values.items()}).tolist() == scores.tolist()
     # The videos have a width of their own, which a model of another one is not given.
-    assert model.snapshot.tables["video"].shape == (26, 16)
-    assert model.snapshot.tables["user"].shape == (41, 32)
+    assert model.snapshot.tables["video"].matrix.shape == (26, 16)
+    assert model.snapshot.tables["user"].matrix.shape == (41, 32)
 
     def narrower(data: rs.ModelData, args: rs.ModelConfig) -> Any:
         made = own.make_model(data, args)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recsuite.errors import UserError
-from recsuite.serving.followers import Chain
+from recsuite.serving.followers import ModelChain
 from recsuite.serving.served import ServedModel
 from recsuite.tools.cases import RequestCases, latencies
 from tests.support.random_model import ITEMS, snapshot_of
@@ -21,8 +21,10 @@ USERS: dict[str, list[Any]] = {
 
 
 @pytest.fixture(scope="module")
-def chain() -> Chain:
-    return Chain(ServedModel(snapshot_of("sequence")), ServedModel(snapshot_of("ranking", seed=1)), 40, 0.7)
+def chain() -> ModelChain:
+    return ModelChain(
+        ServedModel(snapshot_of("sequence")), ServedModel(snapshot_of("ranking", seed=1)), 40, 0.7
+    )
 
 
 def scores_of(model: ServedModel, number: int) -> dict[int, float]:
@@ -32,7 +34,7 @@ def scores_of(model: ServedModel, number: int) -> dict[int, float]:
     return dict(zip(items, model.score({**values, "movie": items}).tolist(), strict=True))
 
 
-def test_the_best_are_those_of_the_candidates_with_the_highest_sums(chain: Chain) -> None:
+def test_the_best_are_those_of_the_candidates_with_the_highest_sums(chain: ModelChain) -> None:
     answers = chain.recommend(USERS, k=7)
     for number, answer in enumerate(answers):
         first, second = (scores_of(model, number) for model in (chain.retriever, chain.ranker))
@@ -44,20 +46,20 @@ def test_the_best_are_those_of_the_candidates_with_the_highest_sums(chain: Chain
         assert all(sums[item] == pytest.approx(score, abs=1e-4) for item, score in answer)
 
 
-def test_with_a_ranker_that_counts_for_nothing_the_retriever_alone_decides(chain: Chain) -> None:
-    alone = Chain(chain.retriever, chain.ranker, 40, weight=0.0)
+def test_with_a_ranker_that_counts_for_nothing_the_retriever_alone_decides(chain: ModelChain) -> None:
+    alone = ModelChain(chain.retriever, chain.ranker, 40, weight=0.0)
     expected = chain.retriever.recommend(USERS, 5)
     assert [[item for item, _ in mine] for mine in alone.recommend(USERS, 5)] == [
         [item for item, _ in mine] for mine in expected
     ]
 
 
-def test_more_may_be_asked_for_than_there_are_candidates(chain: Chain) -> None:
+def test_more_may_be_asked_for_than_there_are_candidates(chain: ModelChain) -> None:
     assert [len(mine) for mine in chain.recommend(USERS, k=60)] == [60, 60, 60]
 
 
-def test_an_item_that_the_ranker_does_not_know_is_left_out(chain: Chain) -> None:
-    few = Chain(chain.retriever, ServedModel(snapshot_of("ranking", items=50)), num_candidates=ITEMS)
+def test_an_item_that_the_ranker_does_not_know_is_left_out(chain: ModelChain) -> None:
+    few = ModelChain(chain.retriever, ServedModel(snapshot_of("ranking", items=50)), num_candidates=ITEMS)
     assert {item for mine in few.recommend(USERS, ITEMS) for item, _ in mine} <= {*range(3, 151, 3)}
 
 
@@ -69,14 +71,14 @@ def test_an_item_that_the_ranker_does_not_know_is_left_out(chain: Chain) -> None
         ({}, "A chain takes the values of users by their names, and got none"),
     ],
 )
-def test_what_no_model_takes_is_refused_in_a_sentence(chain: Chain, users: Any, sentence: str) -> None:
+def test_what_no_model_takes_is_refused_in_a_sentence(chain: ModelChain, users: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         chain.recommend(users)
 
 
-def test_a_model_that_predicts_labels_is_no_part_of_a_chain(chain: Chain) -> None:
+def test_a_model_that_predicts_labels_is_no_part_of_a_chain(chain: ModelChain) -> None:
     with pytest.raises(UserError, match="The ranker none predicts labels, and a chain ranks by scores"):
-        Chain(chain.retriever, ServedModel(snapshot_of("rating")))
+        ModelChain(chain.retriever, ServedModel(snapshot_of("rating")))
 
 
 def test_what_came_counts_by_its_place_among_ten() -> None:

@@ -22,6 +22,7 @@ from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
 from recsuite.serving.export import export
 from recsuite.serving.served import Follower, ServedModel
+from recsuite.serving.snapshot import IdTable
 from tests.support.raw_values import raw_test_values
 
 STEPS = (0, 2, 4, 6, 8, 10, 12, 14, 16)
@@ -61,7 +62,9 @@ def publish_state(dumps: Path, step: int, save_dir: Path) -> None:
 
 def ids_at(dumps: Path, step: int, feature: str) -> set[int]:
     """Who has a row after a step, as the files say."""
-    return {*ServedModel.open(state(dumps, step)).snapshot.dynamic[feature].ids.tolist()}
+    table = ServedModel.open(state(dumps, step)).snapshot.tables[feature]
+    assert isinstance(table, IdTable)
+    return {*table.ids.tolist()}
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -132,7 +135,9 @@ def test_an_item_that_came_is_recommended_and_one_that_left_is_not(dumps: Path) 
 
 def test_serving_takes_nobody_in(dumps: Path, values: dict[str, list[Any]]) -> None:
     model = ServedModel.open(dumps)
-    before = {name: each.ids.clone() for name, each in model.snapshot.dynamic.items()}
+    tables = model.snapshot.tables
+    before = {name: each.ids.clone() for name, each in tables.items() if isinstance(each, IdTable)}
+    assert {"user", "movie", "history"} <= before.keys()
     strangers: dict[str, list[Any]] = {"user": [-5, 2**62], "movie": [-9, -8], "history": [[-1], [-2, -3]]}
     scores = model.score({**strangers, "history_ratings": [[4.0], [4.0, 4.0]]})
     nobody: dict[str, list[Any]] = {"user": [None, float("nan")], "movie": [None, None]}
@@ -142,7 +147,9 @@ def test_serving_takes_nobody_in(dumps: Path, values: dict[str, list[Any]]) -> N
     assert not torch.equal(scores, model.score({"user": values["user"][:2], "movie": values["movie"][:2]}))
     model.recommend([-5], events=[[(-9, 3.0)]])
     for name, ids in before.items():
-        assert torch.equal(model.snapshot.dynamic[name].ids, ids)
+        after = model.snapshot.tables[name]
+        assert isinstance(after, IdTable)
+        assert torch.equal(after.ids, ids)
 
 
 def test_an_export_serves_the_same_scores_and_a_follower_begins_with_it(

@@ -14,10 +14,19 @@ import pytest
 import torch
 
 from recsuite.checkpoint.format import DynamicRecord, Manifest, ParentLink
-from recsuite.checkpoint.shards import ROWS, WAITING, Texts, name_of, shard_file_name, write_shard_file
+from recsuite.checkpoint.shards import (
+    ROWS,
+    WAITING,
+    RowReader,
+    Texts,
+    name_of,
+    shard_file_name,
+    write_shard_file,
+)
 from recsuite.errors import UserError
-from recsuite.serving.dynamic import Changed, Contents, arrays_of, check_records, read_changes, read_tables
+from recsuite.serving.reader import check_same_tables
 from recsuite.serving.request import ids_of_values
+from recsuite.serving.snapshot import IdTable, TableChange
 from recsuite.training.progress import Progress
 from tests.support.dynamic_checkpoints import SPEC, Table, advance
 
@@ -25,24 +34,28 @@ RECORD = DynamicRecord(2, 64, 16, "continuous", 1, "lru", 0, 0, "steps", False, 
 LINK = ParentLink("step-000000000", "digest", 1, 0)
 
 
-def put(changed: Changed) -> Contents:
+def read_table(folder: Path, manifest: Manifest, keeps_texts: bool = False) -> IdTable:
+    return IdTable.read(RowReader([folder], [manifest]), "user", keeps_texts)
+
+
+def change_of(table: IdTable, folder: Path, manifest: Manifest) -> TableChange:
+    return table.after(RowReader([folder], [manifest]), "user", keeps_texts=True)
+
+
+def after(table: IdTable, folder: Path, manifest: Manifest) -> IdTable:
     """The table after a delta, written as a server does it."""
-    changed.contents.matrix[changed.rows] = changed.weights
-    return changed.contents
+    found = change_of(table, folder, manifest).put()
+    assert isinstance(found, IdTable)
+    return found
 
 
-def after(contents: Contents, folder: Path, manifest: Manifest) -> Contents:
-    return put(read_changes(folder, manifest, {"user": contents}, "user")["user"])
-
-
-def content(contents: Contents) -> tuple[list[int], list[list[float]], list[float]]:
+def content(table: IdTable) -> tuple[list[int], list[list[float]], list[float]]:
     """Ids, their rows, and the row of somebody whom nobody knows."""
-    rows = contents.directory.find(contents.directory.ids)
-    unknown = contents.directory.find(torch.tensor([2**62]))
+    unknown = table.rows_of(torch.tensor([2**62]))
     return (
-        contents.directory.ids.tolist(),
-        contents.matrix[rows].tolist(),
-        contents.matrix[unknown][0].tolist(),
+        table.ids.tolist(),
+        table.matrix[table.rows_of(table.ids)].tolist(),
+        table.matrix[unknown][0].tolist(),
     )
 
 
@@ -60,13 +73,13 @@ def test_a_base_and_its_deltas_are_served_as_the_full_dump_bit_for_bit(
         manifest = table.write(tmp_path / f"{number}", is_delta=number > 0)
         full = table.write(tmp_path / f"full{number}", is_delta=False)
         if number == 0:
-            served = read_tables(tmp_path / "0", manifest, "movie")["user"]
+            served = read_table(tmp_path / "0", manifest)
         else:
             served = after(served, tmp_path / f"{number}", manifest)
-        anew = read_tables(tmp_path / f"full{number}", full, "movie")["user"]
+        anew = read_table(tmp_path / f"full{number}", full)
         assert content(served) == content(anew)
-        live = {*served.directory.ids.tolist()}
-        known = served.directory.find(torch.tensor(sorted(ever | live))) != 0
+        live = {*served.ids.tolist()}
+        known = served.rows_of(torch.tensor(sorted(ever | live))) != 0
         assert known.tolist() == [each in live for each in sorted(ever | live)]
         ever |= live
     # Some have left.
@@ -102,11 +115,11 @@ def write(
 
 
 def test_an_id_that_left_has_the_row_of_the_unknown_until_it_comes_back(tmp_path: Path) -> None:
-    served = read_tables(tmp_path / "0", write(tmp_path / "0", {1: 0.5, -7: 0.25}), "user")["user"]
+    served = read_table(tmp_path / "0", write(tmp_path / "0", {1: 0.5, -7: 0.25}), keeps_texts=True)
     ids = torch.tensor([-7, 1, 2, -(2**63)])
 
     def rows() -> list[float]:
-        return served.matrix[served.directory.find(ids)][:, 0].tolist()
+        return served.matrix[served.rows_of(ids)][:, 0].tolist()
 
     assert rows() == [0.25, 0.5, -1, -1]
     served = after(served, tmp_path / "1", write(tmp_path / "1", {2: 0.75}, gone=[-7]))
@@ -122,12 +135,12 @@ def test_an_id_that_left_has_the_row_of_the_unknown_until_it_comes_back(tmp_path
 
 def test_who_expired_by_the_clock_of_the_record_is_not_there(tmp_path: Path) -> None:
     base = write(tmp_path / "0", {1: 0.5, 2: 0.25}, seen=10, ttl=5, now=15)
-    served = read_tables(tmp_path / "0", base, "user")["user"]
-    assert served.directory.ids.tolist() == [1, 2]
-    assert len(read_tables(tmp_path / "0", forged(base, now=16), "user")["user"].directory) == 0
+    served = read_table(tmp_path / "0", base, keeps_texts=True)
+    assert served.ids.tolist() == [1, 2]
+    assert len(read_table(tmp_path / "0", forged(base, now=16), keeps_texts=True).ids) == 0
     # A training that goes on with a shorter time to live lets rows go where it loads them, unsaid.
     delta = write(tmp_path / "1", {2: 0.75}, gone=[], seen=16, ttl=5, now=16)
-    assert after(served, tmp_path / "1", delta).directory.ids.tolist() == [2]
+    assert after(served, tmp_path / "1", delta).ids.tolist() == [2]
 
 
 def forged(manifest: Manifest, **changes: Any) -> Manifest:
@@ -137,43 +150,45 @@ def forged(manifest: Manifest, **changes: Any) -> Manifest:
 
 
 def test_nothing_of_a_table_changes_before_a_delta_is_put_into_it(tmp_path: Path) -> None:
-    served = read_tables(tmp_path / "0", write(tmp_path / "0", {1: 0.5, 2: 0.25}), "user")["user"]
+    served = read_table(tmp_path / "0", write(tmp_path / "0", {1: 0.5, 2: 0.25}), keeps_texts=True)
     before = content(served)
     delta = write(tmp_path / "1", {1: 9.0, 3: 9.0, 4: 9.0}, gone=[2])
-    changed = read_changes(tmp_path / "1", delta, {"user": served}, "user")["user"]
+    changed = change_of(served, tmp_path / "1", delta)
     assert content(served) == before
-    assert content(put(changed))[0] == [1, 3, 4]
+    put = changed.put()
+    assert isinstance(put, IdTable)
+    assert content(put)[0] == [1, 3, 4]
 
 
 def test_texts_come_with_the_ids_that_a_delta_brings_and_leave_with_those_that_go(tmp_path: Path) -> None:
     base = write(tmp_path / "0", {5: 0.5, 1: 0.25}, texts={5: "five", 1: "one"})
-    served = read_tables(tmp_path / "0", base, "user")["user"]
-    assert served.directory.raw_values() == ["one", "five"]
+    served = read_table(tmp_path / "0", base, keeps_texts=True)
+    assert served.raw_values() == ["one", "five"]
     delta = write(tmp_path / "1", {3: 0.5}, gone=[1], texts={3: "drei\u00df"})
     served = after(served, tmp_path / "1", delta)
-    assert served.directory.raw_values() == ["drei\u00df", "five"]
-    assert served.directory.texts is not None
-    assert len(served.directory.texts.ids) == 2
+    assert served.raw_values() == ["drei\u00df", "five"]
+    assert served.texts is not None
+    assert len(served.texts.ids) == 2
     other = write(tmp_path / "2", {5: 0.5}, gone=[], texts={5: "fuenf"})
     with pytest.raises(UserError, match="'five' and 'fuenf' of user have the same id, 5"):
         after(served, tmp_path / "2", other)
     # Of tables whose ids nobody is shown no texts are kept.
-    assert read_tables(tmp_path / "0", base, "movie")["user"].directory.texts is None
+    assert read_table(tmp_path / "0", base).texts is None
 
 
 def test_what_an_export_writes_is_read_as_it_was(tmp_path: Path) -> None:
     base = write(tmp_path / "0", {5: 0.5, 1: 0.25, -3: 1.0}, texts={5: "five", 1: "one", -3: "x"}, seen=4)
     served = after(
-        read_tables(tmp_path / "0", base, "user")["user"],
+        read_table(tmp_path / "0", base, keeps_texts=True),
         tmp_path / "1",
         write(tmp_path / "1", {7: 3.0}, gone=[1], texts={7: "seven"}),
     )
     (tmp_path / "2").mkdir()
-    entry = write_shard_file(tmp_path / "2" / shard_file_name(0), arrays_of("user", served))
-    again = read_tables(tmp_path / "2", dataclasses.replace(base, files=(entry,)), "user")["user"]
+    entry = write_shard_file(tmp_path / "2" / shard_file_name(0), served.arrays("user"))
+    again = read_table(tmp_path / "2", dataclasses.replace(base, files=(entry,)), keeps_texts=True)
     assert content(again) == content(served)
-    assert again.directory.raw_values() == served.directory.raw_values() == ["x", "five", "seven"]
-    assert torch.equal(again.directory.seen, served.directory.seen)
+    assert again.raw_values() == served.raw_values() == ["x", "five", "seven"]
+    assert torch.equal(again.seen, served.seen)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +205,15 @@ def test_what_an_export_writes_is_read_as_it_was(tmp_path: Path) -> None:
 def test_a_delta_with_other_tables_is_refused(
     change: Callable[[Manifest], Manifest], sentence: str, tmp_path: Path
 ) -> None:
-    served = read_tables(tmp_path / "0", write(tmp_path / "0", {1: 0.5}), "user")["user"]
+    served = read_table(tmp_path / "0", write(tmp_path / "0", {1: 0.5}), keeps_texts=True)
     delta = change(write(tmp_path / "1", {1: 9.0}, gone=[]))
+
+    def take() -> None:
+        check_same_tables(tmp_path / "1", delta, {"user": served})
+        change_of(served, tmp_path / "1", delta)
+
     with pytest.raises(UserError, match=sentence):
-        check_records(tmp_path / "1", delta.dynamic, {"user": served.directory})
+        take()
 
 
 @pytest.mark.parametrize("value", [-(2**63), 2**63, -(10**30), 1.5, float("inf"), float("-inf"), 1e300])
@@ -217,7 +237,7 @@ def test_a_delta_of_a_large_table_copies_no_rows_and_takes_less_time_than_the_ta
     number, few = 300_000, 3_000
     write_large(tmp_path / "0", np.arange(number) * 3, None)
     begin = time.perf_counter()
-    served = read_tables(tmp_path / "0", large(tmp_path / "0"), "movie")["user"]
+    served = read_table(tmp_path / "0", large(tmp_path / "0"))
     whole = time.perf_counter() - begin
     took, matrices = [], {served.matrix.data_ptr()}
     for delta in range(1, 9):
@@ -228,7 +248,7 @@ def test_a_delta_of_a_large_table_copies_no_rows_and_takes_less_time_than_the_ta
         served = after(served, tmp_path / f"{delta}", large(tmp_path / f"{delta}", LINK))
         took.append(time.perf_counter() - begin)
         matrices.add(served.matrix.data_ptr())
-    assert len(served.directory) == number
+    assert served.num_values == number
     assert len(matrices) == 1
     assert len(served.matrix) == number + 1
     print(f"delta {min(took):.4f} s, table {whole:.4f} s")
@@ -238,7 +258,7 @@ def test_a_delta_of_a_large_table_copies_no_rows_and_takes_less_time_than_the_ta
         write_large(tmp_path / f"{delta}", np.arange(few) * 3 + 2 + 3 * few * delta, np.arange(0))
         served = after(served, tmp_path / f"{delta}", large(tmp_path / f"{delta}", LINK))
         matrices.add(served.matrix.data_ptr())
-    assert len(served.directory) == number + 6 * few
+    assert served.num_values == number + 6 * few
     assert len(matrices) == 2
 
 

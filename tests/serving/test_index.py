@@ -16,11 +16,10 @@ import torch
 
 from recsuite.checkpoint.format import DynamicRecord, read_manifest
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
-from recsuite.serving.dynamic import Directory
 from recsuite.serving.export import write_export
 from recsuite.serving.index import FILE, NOTHING, NearestItems, curve_lines, recall_curve
 from recsuite.serving.served import ServedModel
-from recsuite.serving.snapshot import Snapshot
+from recsuite.serving.snapshot import IdTable, Snapshot
 from tests.support.killed_writer import run_until_call
 from tests.support.random_model import DIM, NAMES, snapshot_of
 
@@ -203,15 +202,16 @@ def test_what_is_left_out_makes_room_for_others_up_to_k() -> None:
 def with_ids(snapshot: Snapshot, ids: list[int], rows: list[int]) -> Snapshot:
     """The same model with a dynamic table of items. ids: ascending."""
     record = DynamicRecord(DIM, 512, 16, "hash", 1, "lru", 0, 0, "steps", False, 0, len(ids))
-    directory = Directory(
-        torch.tensor(ids), torch.tensor(rows), torch.zeros(len(ids), dtype=torch.int64), record
-    )
+    places = torch.tensor(rows)
+
+    def table_of(name: str) -> IdTable:
+        matrix = snapshot.tables[name].matrix
+        return IdTable(matrix, torch.tensor(ids), places, torch.zeros_like(places), record)
+
+    tables = {**snapshot.tables, "movie": table_of("movie"), "history": table_of("history")}
     vocabulary = {name: rows for name, rows in snapshot.vocabulary.items() if name != "movie"}
     return dataclasses.replace(
-        snapshot,
-        vocabulary=vocabulary,
-        dynamic={"movie": directory, "history": directory},
-        head=copy.deepcopy(snapshot.head),
+        snapshot, vocabulary=vocabulary, tables=tables, head=copy.deepcopy(snapshot.head)
     )
 
 

@@ -19,16 +19,25 @@ import torch
 
 import recsuite
 from recsuite.checkpoint.folder import publish
-from recsuite.checkpoint.format import CONFIG
+from recsuite.checkpoint.format import CONFIG, DynamicRecord
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import COUNT, RATING, Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend
-from recsuite.serving.display import DAMPING, MOST_SHOWN, Told, Viewer, popular
-from recsuite.serving.recommend import _check_ids, open_viewer, page
+from recsuite.serving.recommend import (
+    DAMPING,
+    MOST_SHOWN,
+    Told,
+    Viewer,
+    _check_ids,
+    open_viewer,
+    page,
+    popular,
+)
 from recsuite.serving.served import ServedModel
+from recsuite.serving.snapshot import IdTable
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded
 from tests.support.raw_ids import items_of, users_of
 from tests.support.states import FLAGS
@@ -229,7 +238,10 @@ def test_data_without_anybody_of_a_table_that_takes_ids_in_are_refused(tmp_path:
     def known(name: str, ids: list[int]) -> torch.Tensor:
         return torch.tensor([each == 3 for each in ids])
 
-    model = Mock(**{"snapshot.vocabulary": {}, "snapshot.dynamic": {"user": [3]}, "snapshot.known": known})
+    record = DynamicRecord(1, 16, 16, "hash", 1, "lru", 0, 0, "steps", False, 0, 1)
+    one = torch.tensor([1])
+    table = IdTable(torch.zeros(2, 1), ids=torch.tensor([3]), rows=one, seen=one, of=record)
+    model = Mock(**{"snapshot.tables": {"user": table}, "snapshot.known": known})
     _check_ids(tmp_path, model, "user", [1, 3])
     refused = (
         rf"^{tmp_path} has no user that the model was trained on; give the --data_path of its training\.$"

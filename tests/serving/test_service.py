@@ -30,6 +30,7 @@ from recsuite.serving import followers
 from recsuite.serving.followers import follow, of_one_moment
 from recsuite.serving.recommend import open_viewer, recommend
 from recsuite.serving.served import Follower, ServedModel
+from recsuite.serving.snapshot import VocabularyTable
 from tests.support.launch import ROOT, free_port, started, wait_for
 from tests.support.random_model import ITEMS, snapshot_of
 
@@ -705,7 +706,11 @@ def test_a_lone_surrogate_is_a_mistake_of_the_request(text: bytes) -> None:
 def test_what_a_model_does_not_know_is_repeated_shortened() -> None:
     follower, long = random_follower(), "x" * 1_000_000
     snapshot = follower.model.snapshot
-    snapshot.vocabulary["user"] = {str(user): row for user, row in snapshot.vocabulary["user"].items()}
+    users = snapshot.tables["user"]
+    assert isinstance(users, VocabularyTable)
+    texts = {str(user): row for user, row in users.rows.items()}
+    tables = {**snapshot.tables, "user": dataclasses.replace(users, rows=texts)}
+    follower.model.replace(dataclasses.replace(snapshot, tables=tables))
     with answering(serve.service(follower)) as (client, _):
         for path, body in (
             ("/score", {long: [1]}),

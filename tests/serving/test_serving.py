@@ -39,7 +39,7 @@ from recsuite.files import FileEntry, digest_of, sealed
 from recsuite.serving import request
 from recsuite.serving import served as serving
 from recsuite.serving.export import MODEL, export
-from recsuite.serving.model_files import Change, read_change
+from recsuite.serving.reader import ModelChange, read_change
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
 from recsuite.training.progress import Progress
@@ -433,8 +433,8 @@ def test_deltas_in_place_equal_opening_the_checkpoint_anew(trained: Trained, exp
         assert model.apply(state(trained, step))
         anew = ServedModel.open(state(trained, step))
         assert model.progress == anew.progress
-        for name, rows in model.snapshot.tables.items():
-            assert torch.equal(rows, anew.snapshot.tables[name])
+        for name, table in model.snapshot.tables.items():
+            assert torch.equal(table.matrix, anew.snapshot.tables[name].matrix)
         assert torch.equal(model.score(trained.few), anew.score(trained.few))
         # Once more changes nothing.
         assert not model.apply(state(trained, step))
@@ -512,13 +512,13 @@ def test_a_follower_takes_deltas_full_checkpoints_and_compactions(trained: Train
     follower = Follower(save_dir, checkpoint="latest")
     assert not follower.refresh()
     for step in (4, 6, 8, 10):
-        tables = follower.model.snapshot.tables
+        matrix = follower.model.snapshot.tables["user"].matrix
         publish_state(trained, step, save_dir)
         assert follower.refresh()
         assert not follower.refresh()
         assert trained.step_of(follower.model.score(trained.few)) == step
         # A full checkpoint is read as a whole, a delta changes the tables in place.
-        assert (follower.model.snapshot.tables is tables) == (step != 8)
+        assert (follower.model.snapshot.tables["user"].matrix is matrix) == (step != 8)
     # The trainer removes what nobody needs any more.
     for folder in (*reversed(deltas_in(save_dir)[:3]), full_checkpoints_in(save_dir)[0]):
         retire(folder)
@@ -626,7 +626,7 @@ def hammered(model: ServedModel, values: dict[str, list[Any]]) -> Iterator[list[
 def test_a_reader_only_ever_sees_a_whole_model(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_slowly(delta: Path, snapshot: Snapshot) -> Change | None:
+    def read_slowly(delta: Path, snapshot: Snapshot) -> ModelChange | None:
         change = read_change(delta, snapshot)
         return change and dataclasses.replace(change, tables=Slowly(change.tables))
 

@@ -194,7 +194,8 @@ def test_a_description_that_cannot_be_is_refused_and_changes_nothing(described: 
 
 
 def test_similar_items_are_those_with_the_highest_cosines_of_their_factors(model: ServedModel) -> None:
-    tables, weights = model.snapshot.tables, model.snapshot.head.weights
+    tables = {name: table.matrix for name, table in model.snapshot.tables.items()}
+    weights = model.snapshot.head.weights
     factors = tables["movie"][1:, 1:] + weights.get("year", 1) * tables["year"][0, 1:]
     factors = (factors + weights.get("genres", 1) * tables["genres"][0, 1:]).double()
     for item, mine in zip([6, 633], model.similar_items([6, 633], k=ITEMS), strict=True):

@@ -14,7 +14,7 @@ from recsuite.config.sections import ModelConfig
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks import TASKS, ModelData
-from recsuite.serving.snapshot import Snapshot
+from recsuite.serving.snapshot import Snapshot, VocabularyTable
 from recsuite.training.progress import Progress
 
 USERS, ITEMS, DIM = 40, 211, 8
@@ -56,7 +56,10 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
         folder=Path("none"),
         schema=SCHEMA,
         features=features,
-        tables=tables,
+        tables={
+            name: VocabularyTable(matrix, vocabulary[SCHEMA.vocabulary_of(name)])
+            for name, matrix in tables.items()
+        },
         head=head.eval().requires_grad_(False),
         vocabulary=vocabulary,
         encodings={},

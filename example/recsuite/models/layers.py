@@ -125,7 +125,7 @@ def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> t
     lengths = lengths.to(torch.int64)
     # Divides the weights and not the rows: a weight is one number, a row has D.
     shares = weights / repeated(lengths.clamp(min=1), lengths, len(weights))
-    sums: torch.Tensor = _WeightedSums.apply(rows, shares, lengths)
+    sums: torch.Tensor = _WeightedSums.apply(rows, shares.unsqueeze(0), lengths)
     return sums
 
 
@@ -155,25 +155,38 @@ def scaled(held: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 class _WeightedSums(torch.autograd.Function):
-    """Sum of each list of rows times weights; the weights get no gradient.
+    """Sum of each list of rows times weights, float32 [B, D]. weights: of each of H parts of a row, [H, V].
 
-    On a CPU it takes a twentieth of the time of torch.segment_reduce, and of embedding_bag's own backward.
+    A function of its own: on a CPU it takes a twentieth of the time of torch.segment_reduce, and of the
+    backward of embedding_bag.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(weights, lengths)
-        # The rows are looked up already: embedding_bag is only a fast sum over lists of row 0, 1, 2, ...
-        return summed(rows, torch.arange(len(rows), device=rows.device), weights, lengths)
+        # Rows are needed only for a gradient of the weights.
+        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weights, lengths)
+        # Each row as H rows of a part of the width: neither they nor their products are copied. The rows are
+        # looked up already: embedding_bag is only a fast sum over lists of row 0, 1, 2, ...
+        num_parts, width = len(weights), rows.size(1) // len(weights)
+        first = num_parts * torch.arange(len(rows), device=rows.device)
+        places = torch.cat([first + part for part in range(num_parts)])
+        parts = rows.reshape(num_parts * len(rows), width)
+        sums = summed(parts, places, weights.reshape(-1), lengths.repeat(num_parts))
+        return sums.view(num_parts, len(lengths), width).transpose(0, 1).flatten(1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        weights, lengths = ctx.saved_tensors
-        return repeated(gradient, lengths, len(weights)) * weights.unsqueeze(1), None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        rows, weights, lengths = ctx.saved_tensors
+        (num_parts, num_rows), dim = weights.shape, gradient.size(1)
+        # Numbers and not -1: a batch may have no lists.
+        shape = num_rows, num_parts, dim // num_parts
+        each = repeated(gradient, lengths, num_rows).view(shape)
+        of_weights = None if rows is None else (each * rows.view(shape)).sum(dim=2).t()
+        return each.mul_(weights.t().unsqueeze(2)).view(num_rows, dim), of_weights, None
 
 
 class _Scale(torch.autograd.Function):
-    """See `scaled`."""
+    """See `scaled`: its gradient is not that of its output."""
 
     @staticmethod
     def forward(ctx: Any, held: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -283,7 +296,10 @@ def held_by_prior(rows: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
 
 
 class _SharedSums(torch.autograd.Function):
-    """See `shared_sums`. Neither rows nor gradients are copied for each value."""
+    """See `shared_sums`. Neither rows nor gradients are copied for each value.
+
+    A function of its own: its gradient is not that of its output, because it is centred over the ranks.
+    """
 
     @staticmethod
     def forward(
@@ -343,7 +359,7 @@ class _SharedSums(torch.autograd.Function):
 
 
 class _HeldByPrior(torch.autograd.Function):
-    """See `held_by_prior`."""
+    """See `held_by_prior`: its gradient is not that of its output."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
@@ -401,31 +417,7 @@ class Recency(nn.Module):
             weight = of_place.index_select(0, places) + of_gap.index_select(0, members.gaps)
             weights.append(weight.clamp(max=MOST_LOG_WEIGHT).exp())
             sums.append(rows.new_zeros(len(lengths)).index_add(0, event, weights[-1]))
-        halves: torch.Tensor = _WeightedHalves.apply(rows, torch.stack(weights), lengths)
+        halves: torch.Tensor = _WeightedSums.apply(rows, torch.stack(weights), lengths)
         scales = (torch.stack(sums, dim=1) + LEAST_SUM).rsqrt().unsqueeze(2)
         width = rows.size(1) // NUM_HALVES
         return (halves.view(len(lengths), NUM_HALVES, width) * scales).flatten(1)
-
-
-class _WeightedHalves(torch.autograd.Function):
-    """Sum of each list of rows, with a weight for each half of a row: float32 [B, D]."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(rows, weights, lengths)
-        # Each row as two rows of half the width: neither they nor their products are copied.
-        first = NUM_HALVES * torch.arange(len(rows), device=rows.device)
-        places = torch.cat([first + half for half in range(NUM_HALVES)])
-        # A number and not -1: a batch may have no histories.
-        width = rows.size(1) // NUM_HALVES
-        halves = rows.reshape(NUM_HALVES * len(rows), width)
-        sums = summed(halves, places, weights.reshape(-1), lengths.repeat(NUM_HALVES))
-        return sums.view(NUM_HALVES, len(lengths), width).transpose(0, 1).flatten(1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        rows, weights, lengths = ctx.saved_tensors
-        shape = len(rows), NUM_HALVES, rows.size(1) // NUM_HALVES
-        each = repeated(gradient, lengths, len(rows)).view(shape)
-        of_weights = (each * rows.view(shape)).sum(dim=2).t()
-        return each.mul_(weights.t().unsqueeze(2)).view(rows.shape), of_weights, None

@@ -191,7 +191,11 @@ class JoinedRows(dict[str, LookedUp]):
 
 
 class _SharedSum(torch.autograd.Function):
-    """Sum of some features over the distinct rows; weights get no gradient."""
+    """Sum of some features over the distinct rows; weights get no gradient.
+
+    A function of its own: the backward sums the gradients of all features in the order of the rows, which the
+    exchange of ids has found already. A backward for each feature would write as many arrays of all rows.
+    """
 
     @staticmethod
     def forward(

@@ -23,7 +23,7 @@ from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import first_label
 from recsuite.serving.index import KeptIndex, NearestItems
 from recsuite.serving.request import check_ids, members_of
-from recsuite.serving.snapshot import Found, Rows, Snapshot
+from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
 # Entities whose features describe an item.
 OF_ITEMS = (ITEM, AUDIENCE)
@@ -49,10 +49,10 @@ class Pairs:
         found: dict[str, Any] = {}
         for (rows, _), places in ((self.users, users), (self.items, items)):
             for name, each in rows.found.items():
-                found[name] = Rows(each.values(), each.lengths()).at(places)
+                found[name] = ServedRows(each.values(), each.lengths()).at(places)
         (rows, told), described = self.users, self.items[1]
         lengths = rows.found[HISTORY].lengths() if HISTORY in rows.found else users[:0]
-        parts = (Rows(each, lengths).at(users).found if len(each) else each for each in told.members)
+        parts = (ServedRows(each, lengths).at(users).found if len(each) else each for each in told.members)
         # The numbers of the items are NaN on the users' side, and the other way round.
         numbers = torch.where(told.numbers[users].isnan(), described.numbers[items], told.numbers[users])
         inputs = Inputs(Members(*parts), numbers)
@@ -68,7 +68,7 @@ class Pairs:
 class Items:
     """Items in the order in which equal scores are listed.
 
-    ids: raw ids; keys: of the items, int64 [N], see `Found`; vectors: float32 [N, D], of `head`, or
+    ids: raw ids; keys: of the items, int64 [N], see `FoundKeys`; vectors: float32 [N, D], of `head`, or
     positions, int64 [N], see `Pairs`; kind: type of the raw ids in the training; kept: the index, shared with
     other models; None if these are candidates and not all items; side: inputs of a model without vectors.
     """
@@ -199,7 +199,7 @@ class Located:
 
     holder: object
     ids: list[Any]
-    found: dict[str, Found]
+    found: dict[str, FoundKeys]
     numbers: torch.Tensor
 
     def only(self, which: torch.Tensor, holder: object) -> Located:
@@ -239,7 +239,7 @@ class Catalogue:
         return self._items
 
     def _locate(self, snapshot: Snapshot) -> Located:
-        known = snapshot.known_items
+        known = snapshot.item_table.identity
         if self._located is None or self._located.holder is not known:
             described, item = self._describe(snapshot), snapshot.schema.item
             # The model has no trained row for any other item.
@@ -252,12 +252,12 @@ class Catalogue:
         if values is not None and self._described and self._described.holder is snapshot.vocabulary:
             return self._described
         if values is None:
-            values = {item: snapshot.items()}
+            values = {item: snapshot.item_table.raw_values()}
         # Another training may have had other features.
         names = snapshot.names_of(OF_ITEMS)
         values = {name: given for name, given in values.items() if name in names}
         found, numbers = snapshot.find(values, OF_ITEMS), snapshot.numbers_of(values)
-        ids = snapshot.originals(values[item], found[item].keys)
+        ids = snapshot.item_table.originals(values[item], found[item].keys)
         self._described = Located(snapshot.vocabulary, ids, found, numbers)
         return self._described
 

@@ -20,19 +20,18 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from recsuite.checkpoint.chain import asked_for, describe_choice
 from recsuite.checkpoint.format import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
-from recsuite.checkpoint.shards import write_shard_file
+from recsuite.checkpoint.shards import PREFIX, write_shard_file
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import LISTS, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, plain, written_aside
 from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.console import say
-from recsuite.serving.dynamic import Contents, arrays_of
-from recsuite.serving.index import Lists, write_lists
+from recsuite.serving.index import ItemLists, write_lists
 from recsuite.serving.reader import read_settled
 from recsuite.serving.snapshot import Snapshot
 
@@ -60,7 +59,7 @@ def export(source: CheckpointConfig, target: Path, model: ModelMaker | None = No
     say(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
 
 
-def write_export(snapshot: Snapshot, target: Path, lists: Lists | None = None) -> int:
+def write_export(snapshot: Snapshot, target: Path, lists: ItemLists | None = None) -> int:
     """Write a model into a new folder, and return its size in bytes.
 
     lists: of an index of its items, written too.
@@ -79,7 +78,7 @@ def _check_free(target: Path) -> None:
         raise UserError(f"{target} is there already; give a new folder, or remove that one.")
 
 
-def _write_beside(snapshot: Snapshot, target: Path, lists: Lists | None = None) -> int:
+def _write_beside(snapshot: Snapshot, target: Path, lists: ItemLists | None = None) -> int:
     """Write the folder under another name, rename it when all is on the disk, and return its bytes."""
     aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
     with explained(f"{target} cannot be written", "give another folder"):
@@ -99,7 +98,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
     encodings = {name: dataclasses.asdict(encoding) for name, encoding in snapshot.encodings.items()}
     schema = snapshot.schema
     tables = [
-        {**plain(schema.recorded(feature)), "rows": _num_rows(snapshot, feature.name)}
+        {**plain(schema.recorded(feature)), "rows": snapshot.table_of(feature.name).num_values + 1}
         for feature in snapshot.features
         if feature.has_table
     ]
@@ -112,40 +111,39 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
-    arrays = {name: tensor.numpy() for name, tensor in _tensors_of(snapshot).items()}
-    for name, directory in snapshot.dynamic.items():
-        arrays |= arrays_of(name, Contents(snapshot.tables[name], directory))
-    return (write_shard_file(folder / MODEL, arrays), *(flushed(folder / name) for name in texts))
+    entry = write_shard_file(folder / MODEL, _arrays_of(snapshot))
+    return entry, *(flushed(folder / name) for name in texts)
 
 
-def _num_rows(snapshot: Snapshot, table: str) -> int:
-    """Return the number of rows of a table, including the unknown row."""
-    held = snapshot.table_of(table)
-    return len(snapshot.dynamic.get(held, snapshot.tables[held][1:])) + 1
-
-
-def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
-    """Return all weights except those of dynamic tables, under their names in a checkpoint."""
-    dense = snapshot.head.state_dict()
-    static = {name: rows for name, rows in snapshot.tables.items() if name not in snapshot.dynamic}
-    return {
-        **{f"tables.{name}.weight": rows for name, rows in static.items()},
-        # A checkpoint has no tensor of 0 dimensions either.
-        **{f"dense.{name}": value if value.dim() else value.view(1) for name, value in dense.items()},
+def _arrays_of(snapshot: Snapshot) -> dict[str, np.ndarray]:
+    """Return all weights under their names in a checkpoint."""
+    # A checkpoint has no tensor of 0 dimensions either.
+    dense = {
+        f"dense.{name}": (value if value.dim() else value.view(1)).numpy()
+        for name, value in snapshot.head.state_dict().items()
     }
+    rows = {
+        slot: array for name, table in snapshot.tables.items() for slot, array in table.arrays(name).items()
+    }
+    return rows | dense
 
 
 def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...], index: dict[str, Any]) -> Manifest:
     manifest = snapshot.manifest
     # Only what describes the model: nothing about a delta or the ranks of the training.
     about = {name: manifest.about.get(name) for name in ("versions", "model")}
+    arrays = _arrays_of(snapshot).items()
+    records = {name: table.record for name, table in snapshot.tables.items()}
     return dataclasses.replace(
         manifest,
-        tensors={name: (list(value.shape), "float32") for name, value in _tensors_of(snapshot).items()},
+        # Tables by id have a record instead.
+        tensors={
+            name: (list(array.shape), "float32") for name, array in arrays if not name.startswith(PREFIX)
+        },
         files=files,
         optimizer=NO_OPTIMIZER,
         about={**about, **index, "follows": dataclasses.asdict(snapshot.follows)},
-        dynamic={name: directory.record for name, directory in snapshot.dynamic.items()},
+        dynamic={name: record for name, record in records.items() if record},
         # An export is read on its own. "follows" says which delta may come next.
         link=None,
     )

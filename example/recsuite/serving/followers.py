@@ -114,7 +114,7 @@ def of_one_moment(follower: Follower, ask: Callable[[], Answer]) -> tuple[Answer
 CANDIDATES, WEIGHT = 300, 1.0
 
 
-class Chain:
+class ModelChain:
     """Chain of two models: a retriever finds candidates, and a ranker scores them.
 
     num_candidates: for each user. weight: see `WEIGHT`.

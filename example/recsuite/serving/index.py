@@ -97,7 +97,7 @@ MOST_LONGER = 0.01
 
 
 @dataclass(frozen=True)
-class Lists:
+class ItemLists:
     """Centres of lists, and the items in each list.
 
     Each vector gets one more number, which makes all vectors equally long; a user's number is 0. A large
@@ -135,7 +135,7 @@ class Lists:
         """Return the vectors as lists hold them, float16 [N, D]: products are right to 1 in 2,000."""
         return (vectors / self.length).to(torch.float16)
 
-    def after(self, keys: torch.Tensor, vectors: torch.Tensor) -> tuple[Lists, torch.Tensor] | None:
+    def after(self, keys: torch.Tensor, vectors: torch.Tensor) -> tuple[ItemLists, torch.Tensor] | None:
         """Return the lists of a new set of items, and a mask of the new or changed ones, bool [N].
 
         None if so many have changed that the centres may no longer fit, or if the vectors have another width.
@@ -180,7 +180,7 @@ class Lists:
         return torch.cat([found.indices, always], dim=1), torch.nn.functional.pad(found.values, (0, 1))
 
 
-def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> Lists:
+def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> ItemLists:
     """Make lists for items, with centres by k-means. Takes seconds for every 100,000 items.
 
     keys: int64 [N], ascending; vectors: float32 [N, D].
@@ -193,7 +193,7 @@ def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> Lists:
     nobody = torch.empty(0, dtype=torch.int64)
     if not len(keys):
         centre = torch.zeros(1, vectors.shape[1] + 1)
-        return Lists(centre, 1.0, 0, 0, nobody, nobody, nobody)
+        return ItemLists(centre, 1.0, 0, 0, nobody, nobody, nobody)
     number = max(1, min(round(LISTS_PER_ROOT * math.sqrt(len(keys))), len(keys) // LEAST))
     # If all vectors are 0, any unit will do.
     length = float(vectors.square().sum(dim=1).amax().sqrt()) or 1.0
@@ -206,7 +206,7 @@ def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> Lists:
         max_points_per_centroid=SAMPLES,
     )
     means.train(longer(vectors / length).numpy())
-    lists = Lists(torch.from_numpy(means.centroids), length, len(keys), 0, keys, nobody, nobody)
+    lists = ItemLists(torch.from_numpy(means.centroids), length, len(keys), 0, keys, nobody, nobody)
     numbers, prints = lists._nearest(vectors), prints_of(lists.units_of(vectors))
     return dataclasses.replace(lists, numbers=numbers, prints=prints)
 
@@ -233,8 +233,8 @@ TENSORS = ("centres", "keys", "numbers", "prints")
 
 
 @dataclass(frozen=True)
-class Written:
-    """Record of an index in a manifest: its file, and the fields of its `Lists` that are not tensors."""
+class IndexRecord:
+    """Record of an index in a manifest: its file, and the fields of its `ItemLists` that are not tensors."""
 
     file: FileEntry
     length: float
@@ -242,14 +242,14 @@ class Written:
     came: int
 
 
-def write_lists(folder: Path, lists: Lists) -> dict[str, Any]:
+def write_lists(folder: Path, lists: ItemLists) -> dict[str, Any]:
     """Write lists into a folder, wait until they are on the disk, and return the entry for its manifest."""
     arrays = {name: getattr(lists, name).contiguous().numpy() for name in TENSORS}
     entry = write_shard_file(folder / FILE, arrays)
-    return {INDEX: plain(Written(entry, lists.length, lists.made_of, lists.came))}
+    return {INDEX: plain(IndexRecord(entry, lists.length, lists.made_of, lists.came))}
 
 
-def read_lists(folder: Path, manifest: Manifest) -> Lists | None:
+def read_lists(folder: Path, manifest: Manifest) -> ItemLists | None:
     """Read the lists that were written with a model; None if there are none.
 
     Also None, with a printed line, if they are damaged.
@@ -263,17 +263,17 @@ def read_lists(folder: Path, manifest: Manifest) -> Lists | None:
         return None
 
 
-def _read(folder: Path, told: Any) -> Lists:
-    written: Written = typed(Written, told)
+def _read(folder: Path, told: Any) -> ItemLists:
+    written: IndexRecord = typed(IndexRecord, told)
     check_file(folder, written.file)
     with safe_open(folder / written.file.name, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in TENSORS}
-    lists = Lists(length=written.length, made_of=written.made_of, came=written.came, **tensors)
+    lists = ItemLists(length=written.length, made_of=written.made_of, came=written.came, **tensors)
     _check(lists)
     return lists
 
 
-def _check(lists: Lists) -> None:
+def _check(lists: ItemLists) -> None:
     """Refuse lists that do not fit together: a wrong number would make faiss read outside of its memory."""
     keys, numbers = lists.keys, lists.numbers
     whole = [tensor.dtype == torch.int64 and tensor.ndim == 1 for tensor in (keys, numbers, lists.prints)]
@@ -313,7 +313,7 @@ class NearestItems:
     """
 
     def __init__(
-        self, keys: torch.Tensor, vectors: torch.Tensor, lists: Lists | None = None, index: Any = None
+        self, keys: torch.Tensor, vectors: torch.Tensor, lists: ItemLists | None = None, index: Any = None
     ) -> None:
         """Make an index of items, from the previous model's index if there is one and little has changed.
 
@@ -408,7 +408,7 @@ class NearestItems:
 class KeptIndex:
     """Index of the newest model that was asked for one; the index of the next model is made from it."""
 
-    def __init__(self, lists: Lists | None = None) -> None:
+    def __init__(self, lists: ItemLists | None = None) -> None:
         """Start without an index. lists: those that were written with a model."""
         self._lists = lists
         self._newest: NearestItems | None = None
@@ -439,7 +439,7 @@ class KeptIndex:
 def _empty_index(dim: int, num_lists: int) -> Any:
     faiss = _faiss()
     width = -(-dim // WIDTH) * WIDTH
-    # The quantizer is not used: `Lists.near` chooses the lists. 16 bits, because memory limits the speed.
+    # The quantizer is not used: `ItemLists.near` chooses the lists. 16 bits, because memory limits the speed.
     index = faiss.IndexIVFScalarQuantizer(
         faiss.IndexFlatIP(width),
         width,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
+from torch import nn
 
 from recsuite.checkpoint.chain import (
     CheckpointChain,
+    ChoiceError,
     chain_at,
     check_chain,
+    check_name,
     check_whole,
     chosen_chain,
     settled,
@@ -24,14 +30,16 @@ from recsuite.checkpoint.format import (
     VOCABULARY,
     Manifest,
     ParentLink,
+    check_files,
     link_after,
     read_config,
+    read_manifest,
 )
-from recsuite.checkpoint.shards import RowReader, shape_of
+from recsuite.checkpoint.shards import RowReader, check_shard_files, reading, shape_of, widths_in
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.preparation.vocabulary import Buckets, Encoding, encoding_of
 from recsuite.datasets.schema import (
     BUCKETS,
-    DENSE,
     ENTITIES,
     EVENT,
     HISTORY,
@@ -42,23 +50,16 @@ from recsuite.datasets.schema import (
     Schema,
     schema_of,
 )
+from recsuite.datasets.schema import (
+    DENSE as DENSE_NUMBER,
+)
 from recsuite.datasets.source import FIRST_SCHEMA
 from recsuite.errors import UserError, an, printable
-from recsuite.files import parsed, typed
-from recsuite.models.tasks import ModelMaker
-from recsuite.serving.dynamic import read_tables
+from recsuite.files import LARGEST, parsed, typed
+from recsuite.models.rows import with_row_scale
+from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
 from recsuite.serving.index import read_lists
-from recsuite.serving.model_files import (
-    checked,
-    dense_names,
-    empty_head,
-    filled,
-    model_of,
-    put,
-    read_change,
-    with_tables,
-)
-from recsuite.serving.snapshot import Snapshot
+from recsuite.serving.snapshot import IdTable, ServedTable, Snapshot, TableChange, VocabularyTable
 
 
 def read_snapshot(chain: CheckpointChain, maker: ModelMaker | None = None) -> Snapshot:
@@ -96,8 +97,6 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
     features = _read_features(folder, manifest, schema)
     model = model_of(folder, manifest)[0]
     held = with_tables(features, model.reads_order)
-    static = [feature.name for feature in held if not feature.is_dynamic]
-    tables = {name: f"tables.{name}.weight" for name in static}
     head = empty_head(folder, schema, features, manifest, maker)
     vocabulary, encodings = _read_vocabulary(folder, manifest)
     _check_rows(
@@ -108,28 +107,30 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
         vocabulary,
         encodings,
     )
-    # Not initialized: `checked` has found every number of them in a shard.
-    tensors = {
-        name: torch.empty(shape_of(folder, manifest, name)) for name in [*tables.values(), *dense_names(head)]
-    }
-    RowReader([folder], [manifest]).fill(tensors)
-    dynamic = read_tables(folder, manifest, schema.item)
+    reader = RowReader([folder], [manifest])
+    tables: dict[str, ServedTable] = {}
+    for name in (feature.name for feature in held):
+        if name in manifest.dynamic:
+            tables[name] = IdTable.read(reader, name, keeps_texts=name == schema.item)
+        else:
+            # Not initialized: `checked` has found every number of it in a shard.
+            matrix = torch.empty(shape_of(folder, manifest, f"tables.{name}.weight"))
+            reader.fill_rows(name, {"weight": matrix})
+            tables[name] = VocabularyTable(matrix, vocabulary.get(schema.vocabulary_of(name), {}))
     # An export has no configuration of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
     return Snapshot(
         folder=folder,
         schema=schema,
         features=features,
-        tables={name: tensors[held] for name, held in tables.items()}
-        | {name: each.matrix for name, each in dynamic.items()},
-        head=filled(head, tensors),
+        tables=tables,
+        head=read_head(reader, head),
         vocabulary=vocabulary,
         encodings=encodings,
         manifest=manifest,
         follows=_follows(folder, manifest),
         trained=folder,
         config=read_config(folder) if named else {},
-        dynamic={name: each.directory for name, each in dynamic.items()},
         lists=read_lists(folder, manifest),
         task_name=model.task,
         maker=maker,
@@ -210,7 +211,7 @@ def _check_rows(
     """Check that each table has a row per raw value or bucket plus one, and each dense number a scale."""
     for feature in features:
         encoding = encodings.get(feature.name)
-        if (BUCKETS if isinstance(encoding, Buckets) else DENSE if encoding else "") != feature.number:
+        if (BUCKETS if isinstance(encoding, Buckets) else DENSE_NUMBER if encoding else "") != feature.number:
             raise UserError(
                 f"{folder / VOCABULARY} does not say how {feature.name} is encoded, as the model needs it."
             )
@@ -275,3 +276,196 @@ def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
     if len({feature.name for feature in features}) < len(features):
         raise UserError(f"{path} has a feature twice.")
     return features
+
+
+# --- parts of a model ---
+
+DENSE = "dense."
+OWN = (
+    "for a model of your own, use the script that trained it, or give the function that made it: "
+    "ServedModel.open(folder, model=...)."
+)
+
+
+@contextlib.contextmanager
+def checked(folder: Path) -> Iterator[Manifest]:
+    """Check every byte and header of a folder, and at the end that the folder was not replaced meanwhile."""
+    with reading(folder):
+        manifest = read_manifest(folder)
+        check_files(folder, manifest)
+        check_shard_files(folder, manifest)
+        yield manifest
+        if read_manifest(folder) != manifest:
+            raise UserError(f"{folder} was replaced while it was read.")
+
+
+def model_of(folder: Path, manifest: Manifest) -> tuple[ModelConfig, int]:
+    """Return the flags of a model and the length of a history.
+
+    Raises:
+        UserError: when the manifest does not say them.
+    """
+    try:
+        recorded = typed(dict[str, Any], manifest.about.get("model"), "model")
+        history = typed(int, recorded.pop("history", 0), "history")
+        kinds = get_type_hints(ModelConfig)
+        # A flag may be negative here; `validate` refuses it with a message of its own.
+        config = ModelConfig(
+            **{name: typed(kinds[name], value, name, -LARGEST) for name, value in recorded.items()}
+        )
+        config.validate()
+        return config, history
+    except (KeyError, TypeError, ValueError, UserError) as error:
+        raise UserError(
+            f"{folder} does not say which model it has ({printable(str(error))}); write it again with the "
+            "program that trained it."
+        ) from None
+
+
+def with_tables(features: Sequence[Feature], reads_order: bool) -> list[Feature]:
+    """Return the features that have a table of their own."""
+    return [each for each in features if each.has_table and not (reads_order and each.name == HISTORY)]
+
+
+def empty_head(
+    folder: Path,
+    schema: Schema,
+    features: Sequence[Feature],
+    manifest: Manifest,
+    maker: ModelMaker | None = None,
+) -> nn.Module:
+    """Return the model that the flags of a folder describe, on the device "meta".
+
+    maker: makes the model; None for the maker of the task.
+    """
+    config, history = model_of(folder, manifest)
+    data = ModelData(schema, features, 0.0, history)
+    # A tensor on "meta" has a shape and no numbers, so the widths in the manifest are compared with the model
+    # before any memory is allocated.
+    with torch.device("meta"):
+        empty = with_row_scale((maker or TASKS[config.task].make_model)(data, config))
+    tables = [feature.name for feature in with_tables(features, config.reads_order)]
+    recorded = widths_in(manifest)
+    for name, width in widths_of(empty, tables, config.embedding_dim).items():
+        if recorded.get(name) != width:
+            raise ChoiceError(
+                f"{folder} has {recorded.get(name, 'no')} numbers in a row of {name}, and its model {width}; "
+                f"{OWN}"
+            )
+    wanted = {f"{DENSE}{name}": list(value.shape) or [1] for name, value in empty.state_dict().items()}
+    found = {name: shape_of(folder, manifest, name) for name in manifest.tensors if _is_weight(name, wanted)}
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise ChoiceError(
+                f"{folder} has {found.get(name, 'nothing')} for {name}, and its model "
+                f"{wanted.get(name, 'nothing')}; {OWN}"
+            )
+    return empty.eval().requires_grad_(False)
+
+
+def _is_weight(name: str, wanted: Mapping[str, object]) -> bool:
+    """True for a tensor of the dense part, but not for the state of its optimizer."""
+    return name.startswith(DENSE) and (name in wanted or name.rpartition(".")[0] not in wanted)
+
+
+def read_head(reader: RowReader, empty: nn.Module) -> nn.Module:
+    """Return the head with the dense part of a checkpoint. empty: see `empty_head`."""
+    # A checkpoint has no tensor of 0 dimensions.
+    shapes = {name: list(value.shape) or [1] for name, value in empty.state_dict().items()}
+    tensors = {f"{DENSE}{name}": torch.empty(shape) for name, shape in shapes.items()}
+    reader.fill(tensors)
+    values = {
+        name: tensors[f"{DENSE}{name}"].reshape(value.shape).to(value.dtype)
+        for name, value in empty.state_dict().items()
+    }
+    # assign=True: a tensor on "meta" has no memory to copy into.
+    empty.load_state_dict(values, assign=True)
+    return empty.requires_grad_(False)
+
+
+# --- deltas ---
+
+
+@dataclass(frozen=True)
+class ModelChange:
+    """Changes that a delta makes to a model. tables: by name, of all tables."""
+
+    manifest: Manifest
+    tables: dict[str, TableChange]
+    head: nn.Module
+
+
+def read_change(delta: Path, snapshot: Snapshot) -> ModelChange | None:
+    """Return the changes that a delta makes to a model; None if the model already has the delta.
+
+    Raises:
+        UserError: when it does not come next, is damaged, or does not fit; names both sides.
+    """
+    # The manifest alone is enough to tell, so a delta that the model already has is not read again.
+    if _is_there(delta, read_manifest(delta), snapshot):
+        return None
+    with checked(delta) as manifest:
+        check_same_tables(delta, manifest, snapshot.tables)
+        # A new dense part instead of the old one changed: other threads may be scoring with the old one.
+        empty = empty_head(delta, snapshot.schema, snapshot.features, manifest, snapshot.maker)
+        # The whole delta is read before anything changes: a model must not hold half of a delta.
+        reader = RowReader([delta], [manifest])
+        tables = {
+            name: table.after(reader, name, keeps_texts=name == snapshot.schema.item)
+            for name, table in snapshot.tables.items()
+        }
+        return ModelChange(manifest, tables, read_head(reader, empty))
+
+
+def check_same_tables(delta: Path, manifest: Manifest, tables: Mapping[str, ServedTable]) -> None:
+    """Refuse a delta whose dynamic tables are not those of a model.
+
+    Raises:
+        UserError: names both sides.
+    """
+    ours = {name for name, table in tables.items() if table.record}
+    if manifest.dynamic.keys() != ours:
+        theirs, mine = (", ".join(sorted(names)) or "none" for names in (manifest.dynamic, ours))
+        raise UserError(f"{delta} has the dynamic tables {theirs}, and the model {mine}.")
+
+
+def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
+    """Return True if a model already has a delta; refuse a delta that does not come next."""
+    check_name(delta, manifest)
+    link, follows = manifest.link, snapshot.follows
+    if link is None:
+        raise UserError(f"{delta} is a full checkpoint, not a delta; open it instead.")
+    if manifest.run != snapshot.manifest.run:
+        raise UserError(f"{delta} is of run {manifest.run}, and the model of run {snapshot.manifest.run}.")
+    # Rows are changed by their numbers, and another vocabulary gives the same numbers to other values.
+    if manifest.vocabulary != snapshot.manifest.vocabulary:
+        raise UserError(f"{delta} was trained on other data than the model; open it instead.")
+    if link.base_digest != follows.base_digest:
+        raise UserError(
+            f"{delta} builds on a {link.base} with digest {link.base_digest}, and the model on a "
+            f"{follows.base} with {follows.base_digest}."
+        )
+    if link.sequence < follows.sequence:
+        return True
+    if (link.sequence, link.from_step) != (follows.sequence, follows.from_step):
+        raise UserError(
+            f"{delta} is number {link.sequence} and begins at step {link.from_step}, and what comes next is "
+            f"number {follows.sequence} after step {follows.from_step}."
+        )
+    return False
+
+
+def put(snapshot: Snapshot, delta: Path, change: ModelChange) -> Snapshot:
+    """Return the model after a delta; the rows of the model before are changed in place."""
+    # In place: a copy of the tables for every delta would take twice their memory. `read_change` has checked
+    # that the rows are within their tables.
+    tables = {name: each.put() for name, each in change.tables.items()}
+    assert change.manifest.link is not None
+    return dataclasses.replace(
+        snapshot,
+        folder=delta,
+        tables=tables,
+        head=change.head,
+        manifest=change.manifest,
+        follows=change.manifest.link.after(change.manifest.progress.step),
+    )

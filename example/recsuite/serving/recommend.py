@@ -1,16 +1,21 @@
 """Recommendations for one user on the command line, with titles; --follow prints them for newer checkpoints.
 
-An item is recommended if it was in the training and, unless --seen allows it, the user has not had it; see
-`display.Viewer`.
+The features and histories of users and items come from the data of the training. An item is recommended if it
+was in the training and, unless --seen allows it, the user has not had it.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 import signal
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from recsuite.checkpoint.chain import asked_for, describe_choice
 from recsuite.checkpoint.recorded import checked_flags, data_flags_of, merged
@@ -22,18 +27,312 @@ from recsuite.datasets.schema import (
     COUNT,
     ENTITIES,
     HISTORY,
+    ITEM,
     RATING,
     USER,
     YES_NO,
     RawData,
+    Schema,
 )
 from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, duration, printable
 from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.console import say
-from recsuite.serving.display import DAMPING, HAPPENINGS, Listing, Told, Viewer, best_for, popular
 from recsuite.serving.followers import follow, wait_for_first
+from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS, type_of
 from recsuite.serving.served import Follower, ServedModel
+from recsuite.serving.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def last_of(number: int, longest: int | None) -> slice:
+    """Return the slice of the last `longest` of `number` entries; None for all."""
+    # Not [-longest:], which takes all of them if longest is 0.
+    return slice(0 if longest is None else max(0, number - longest), None)
+
+
+class EventsOf:
+    """Items of each user, or users of each item: positions and labels, the oldest first.
+
+    owners, others: positions of users and of items, or vice versa, int32 [events]. number: of owners.
+    """
+
+    def __init__(self, owners: np.ndarray, others: np.ndarray, raw: RawData, number: int) -> None:
+        order = np.lexsort([raw.events.time, owners])
+        self._others, self._labels, self._times = (
+            column[order] for column in (others, raw.events.label, raw.events.time)
+        )
+        counts = np.bincount(owners, minlength=number)
+        self._ends = np.concatenate([[0], np.cumsum(counts)])
+
+    def of(
+        self, place: int, longest: int | None = None, before: int | None = None, without: int = -1
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return positions, labels and times of the last events of an owner, at most `longest`.
+
+        place: position of the owner; -1 for an unknown one, without events. before: keep only events strictly
+        before this time, in seconds since 1970. without: position to skip.
+        """
+        first, end = self._ends[place : place + 2] if place >= 0 else (0, 0)
+        if before is not None:
+            end = first + np.searchsorted(self._times[first:end], before)
+        others, *rest = (column[first:end] for column in (self._others, self._labels, self._times))
+        kept = others != without
+        others, labels, times = (column[kept] for column in (others, *rest))
+        last = last_of(len(others), longest)
+        return others[last], labels[last], times[last]
+
+
+def ages_in(times: np.ndarray, before: int | None = None) -> list[int]:
+    """Return the ages of a user's earlier events, in seconds before an event.
+
+    times: of the earlier events, int64 [n], the oldest first. before: time of the event; None for the time of
+    the newest earlier one.
+    """
+    if before is None:
+        before = int(times[-1]) if len(times) else 0
+    ages: list[int] = (before - times).tolist()
+    return ages
+
+
+class Known:
+    """Features of users or items from the tables of the data."""
+
+    def __init__(self, frame: pandas.DataFrame, schema: Schema, entity: str) -> None:
+        self.name = schema.name_of(entity)
+        self.values = {
+            feature.name: [None if _is_missing(value) else value for value in frame[feature.column].tolist()]
+            for feature in schema.features
+            if feature.entity == entity and feature.column in frame
+        }
+        self.ids: list[Any] = self.values[self.name]
+        self.places = {each: place for place, each in enumerate(self.ids)}
+
+    def of(self, ids: Sequence[Any]) -> dict[str, Any]:
+        """Return the features of some ids; only the id for an id that is not in the data."""
+        places, found = [self.places.get(each) for each in ids], dict[str, Any]()
+        for name, values in self.values.items():
+            nothing: Any = [] if isinstance(next(iter(values), None), list) else None
+            found[name] = [nothing if place is None else values[place] for place in places]
+        return {**found, self.name: [*ids]}
+
+
+def _is_missing(value: Any) -> bool:
+    return isinstance(value, float) and np.isnan(value)
+
+
+class Told:
+    """Features and histories of users and items from the data of a training.
+
+    longest: maximum length of the histories, by their names; None for no maximum.
+    """
+
+    def __init__(self, raw: RawData, schema: Schema, longest: Mapping[str, int | None]) -> None:
+        self._raw, self.longest, self._shown = raw, longest, schema.shown
+        self.users, self.items = Known(raw.users, schema, USER), Known(raw.items, schema, ITEM)
+        self._events = EventsOf(raw.events.user, raw.events.item, raw, len(raw.users))
+
+    @functools.cached_property
+    def _audiences(self) -> EventsOf:
+        return EventsOf(self._raw.events.item, self._raw.events.user, self._raw, len(self._raw.items))
+
+    def of_users(
+        self,
+        users: Sequence[Any],
+        snapshot: Snapshot,
+        ends: Sequence[int | None] | None = None,
+        items: Sequence[Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the features of users, and their item histories if the model takes them.
+
+        ends: the time before which each history ends, in seconds since 1970; None for all of it. items: one
+        item for each history, which is removed from it.
+        """
+        names = snapshot.names_of((USER,))
+        values = {name: given for name, given in self.users.of(users).items() if name in names}
+        if not snapshot.takes_history:
+            return values
+        ends, ids = ends or [None] * len(users), self.items.ids
+        found = self._lists(HISTORY, users, ends, items)
+        values[HISTORY] = [[ids[place] for place in places.tolist()] for places, _, _ in found]
+        values[HISTORY_RATINGS] = [
+            [self._shown(label) for label in labels.tolist()] for _, labels, _ in found
+        ]
+        if snapshot.takes_ages:
+            values[HISTORY_AGES] = [
+                ages_in(times, end) for (_, _, times), end in zip(found, ends, strict=True)
+            ]
+        return values
+
+    def had(self, users: Sequence[Any]) -> list[list[Any]]:
+        """Return all items of each user, also more than an item history takes."""
+        return [[self.items.ids[place] for place in self.events(user)[0].tolist()] for user in users]
+
+    def events(self, user: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return all events of a user, see `EventsOf.of`."""
+        return self._events.of(self.users.places.get(user, -1))
+
+    def users_of(
+        self,
+        items: Sequence[Any],
+        ends: Sequence[int | None] | None = None,
+        users: Sequence[Any] | None = None,
+    ) -> list[list[Any]]:
+        """Return the user history of each item. ends, users: as for `of_users`."""
+        found = self._lists(AUDIENCE, items, ends or [None] * len(items), users)
+        return [[self.users.ids[place] for place in places.tolist()] for places, _, _ in found]
+
+    def _lists(
+        self, name: str, ids: Sequence[Any], ends: Sequence[int | None], others: Sequence[Any] | None
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Return item histories of users, or user histories of items, see `EventsOf.of`.
+
+        others: one entry to remove from each history.
+        """
+        events, known, listed = self._events, self.users, self.items
+        if name == AUDIENCE:
+            events, known, listed = self._audiences, self.items, self.users
+        return [
+            events.of(known.places.get(each, -1), self.longest[name], end, listed.places.get(other, -1))
+            for each, end, other in zip(ids, ends, others or [None] * len(ids), strict=True)
+        ]
+
+    def of_items(
+        self, snapshot: Snapshot, items: Sequence[Any] | None = None, *others: Sequence[Any] | None
+    ) -> dict[str, list[Any]]:
+        """Return what a model takes of some items, or of all items. others: see `users_of`."""
+        names, ids = snapshot.names_of((ITEM, AUDIENCE)), self.items.ids if items is None else items
+        values = {name: given for name, given in self.items.of(ids).items() if name in names}
+        return {**values, AUDIENCE: self.users_of(ids, *others)} if AUDIENCE in names else values
+
+
+DAMPING = 20
+MOST_SHOWN = 5
+# Labels that say that something happened, or how often, but not how it was rated.
+HAPPENINGS = (CLICKS, COUNT)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Items in an order: positions in `RawData.items`, int64 [n], and a number for each, [n]."""
+
+    items: np.ndarray
+    numbers: np.ndarray
+
+
+class Viewer:
+    """One user, in the data or not, and the user's events. told: features and histories of the data."""
+
+    def __init__(self, raw: RawData, schema: Schema, user: str, told: Told) -> None:
+        self.raw = raw
+        self.schema = schema
+        self.name = user
+        self.told = told
+        # If the ids of the data set are texts, any name is an id.
+        self.id = user if type_of(told.users.ids) is str else _id_of(user)
+        # The oldest first: positions in `RawData.items`.
+        self.items, self.labels, self.times = told.events(self.id)
+        self._shown = np.array([schema.shown(label) for label in self.labels.tolist()])
+
+    def others(self, number: int, least: int) -> list[Viewer]:
+        """Return up to `number` users from across the same data, each with at least `least` items.
+
+        Raises:
+            UserError: when nobody had so many.
+        """
+        counts = np.bincount(self.raw.events.user, minlength=len(self.told.users.ids))
+        found = np.flatnonzero(counts >= least)
+        if not len(found):
+            raise UserError(f"No {self.schema.user} had {counted(least, self.schema.item)}; give more data.")
+        some = found[np.linspace(0, len(found) - 1, min(number, len(found))).astype(np.int64)]
+        names = [str(self.told.users.ids[place]) for place in some]
+        return [Viewer(self.raw, self.schema, name, self.told) for name in names]
+
+    @property
+    def item_ids(self) -> np.ndarray:
+        """Raw ids of the user's items, the oldest first."""
+        return self.raw.items[self.schema.column_of(ITEM)].to_numpy()[self.items]
+
+    def liked(self) -> Listing:
+        """Return the items with the highest labels, each with its newest label or the sum of its counts.
+
+        Of equal labels the newest comes first.
+        """
+        items, newest, which = np.unique(self.items[::-1], return_index=True, return_inverse=True)
+        numbers = self._shown[::-1]
+        totals = np.bincount(which, numbers) if self.schema.label_kind == COUNT else numbers[newest]
+        best = np.lexsort([newest, -totals])[:MOST_SHOWN]
+        return Listing(items[best], totals[best])
+
+    def latest(self) -> Listing:
+        """Return the newest items, the newest first."""
+        return Listing(self.items[::-1][:MOST_SHOWN], self._shown[::-1][:MOST_SHOWN])
+
+    def is_known_to(self, model: ServedModel) -> bool:
+        """Return True if the user was in a model's training, or has a history that the model takes."""
+        return model.knows(self.schema.user, self.id) or (
+            model.snapshot.takes_history and len(self.labels) > 0
+        )
+
+    def unseen(self, model: ServedModel) -> np.ndarray:
+        """Return the items that may be shown, int64 [n]: in the training, and not seen by the user."""
+        # The model has no trained row for any other item.
+        trained = model.snapshot.known(self.schema.item, self.told.items.ids).numpy()
+        trained[self.items] &= not self.schema.excludes_seen
+        return np.flatnonzero(trained)
+
+    def values(self, snapshot: Snapshot) -> dict[str, list[Any]]:
+        """Return the features and the history of this user for a model."""
+        return self.told.of_users([self.id], snapshot)
+
+
+def _id_of(user: str) -> int | None:
+    """Return the id in a user's name, a 64-bit integer, as 5 or 5.0; None for other names."""
+    # At most 19 digits: Python refuses to parse an integer of some thousand digits.
+    found = re.fullmatch(r"([+-]?)0*(\d{1,19})(?:\.0+)?", user.strip(), re.ASCII)
+    number = int(found[1] + found[2]) if found else 2**63
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = False) -> Listing:
+    """Return the items with the highest predictions for a user of the data that the model uses.
+
+    approximate: see `ServedModel.recommend`.
+    """
+    (found,) = model.recommend([viewer.id], top, approximate=approximate)
+    places = np.array([viewer.told.items.places[item] for item, _ in found], np.int64)
+    scores = np.array([score for _, score in found], np.float32)
+    schema = model.snapshot.schema
+    if schema.label_kind == RATING and model.snapshot.task.evaluation == "predictions":
+        # Ranked by the predictions; only the numbers shown are clipped to the range of labels.
+        scores = scores.clip(schema.lowest_label, schema.highest_label)
+    return Listing(places, scores)
+
+
+def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
+    """Return the items with the highest damped mean, or with the most events for clicks and counts.
+
+    Only items that may be shown to the user are returned.
+    """
+    events, number = viewer.raw.events, len(viewer.raw.items)
+    counts = np.bincount(events.item, minlength=number)
+    unseen = viewer.unseen(model)
+    if viewer.schema.label_kind in HAPPENINGS:
+        return _highest(unseen, counts[unseen], top)
+    sums = np.bincount(events.item, weights=events.label, minlength=number)
+    mean = events.label.mean(dtype=np.float64)
+    return _highest(unseen, ((sums + DAMPING * mean) / (counts + DAMPING))[unseen], top)
+
+
+def _highest(items: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
+    # Stable: of equal items the one with the lower id comes first on every machine, as `read` orders them.
+    order = np.argsort(-numbers, kind="stable")[:top]
+    return Listing(items[order], numbers[order])
+
+
+# --- pages ---
 
 # Words for a user's items by the kind of the label: what the user did, and which come first, see
 # `Viewer.liked`.
@@ -134,19 +433,15 @@ def _data_of(model: ServedModel, config: Config, given: Collection[str]) -> Conf
 
 def _check_ids(folder: Path, model: ServedModel, name: str, ids: list[Any]) -> None:
     """Refuse data that cannot be those of the training. ids: of all users or all items; name: their name."""
-    trained, dynamic = model.snapshot.vocabulary.get(name, {}), model.snapshot.dynamic.get(name, ())
+    table, where = model.snapshot.tables[name], "give the --data_path of its training"
     # In one direction only: data that have grown since the training still have all ids of the training.
-    strange = trained.keys() - set(ids)
-    if strange:
+    missing = table.missing_in(ids)
+    if missing:
         raise UserError(
-            f"{folder} has no {name} {printable(min(strange))}, and the model was trained on one; give the "
-            "--data_path of its training."
+            f"{folder} has no {name} {printable(min(missing))}, and the model was trained on one; {where}."
         )
-    # Some ids with a row in a dynamic table may no longer be in the data, but not all of them.
-    if dynamic and not bool(model.snapshot.known(name, ids).any()):
-        raise UserError(
-            f"{folder} has no {name} that the model was trained on; give the --data_path of its training."
-        )
+    if table.num_values and not bool(model.snapshot.known(name, ids).any()):
+        raise UserError(f"{folder} has no {name} that the model was trained on; {where}.")
 
 
 def _with_data_of(written: Path, recorded: dict[str, Any], config: Config, given: Collection[str]) -> Config:

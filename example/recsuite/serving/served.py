@@ -35,8 +35,7 @@ from recsuite.models.rows import Inputs
 from recsuite.models.tasks import ModelMaker
 from recsuite.serving.catalogue import Catalogue, Items, described
 from recsuite.serving.index import KeptIndex
-from recsuite.serving.model_files import put, read_change
-from recsuite.serving.reader import read_settled, read_snapshot
+from recsuite.serving.reader import put, read_change, read_settled, read_snapshot
 from recsuite.serving.request import (
     AS_TRAINED,
     HISTORY_AGES,
@@ -55,7 +54,7 @@ from recsuite.serving.snapshot import Snapshot
 from recsuite.training.progress import Progress
 
 if TYPE_CHECKING:
-    from recsuite.serving.display import Told
+    from recsuite.serving.recommend import Told
 
 LABELLED_HISTORY = {HISTORY, HISTORY_RATINGS, HISTORY_AGES}
 WITHOUT_HISTORIES = (

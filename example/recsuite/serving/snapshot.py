@@ -1,27 +1,30 @@
 """Whole model of one checkpoint in memory. Needs no process group and no TorchRec.
 
-Shapes: B ratings, D numbers in a table row.
+Shapes: B ratings, D numbers in a table row, n values or ids.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from recsuite.checkpoint.format import Manifest, ParentLink
+from recsuite.checkpoint.format import DynamicRecord, Manifest, ParentLink
+from recsuite.checkpoint.shards import ROWS, UNKNOWN, WAITING, RowReader, Texts, name_of, shape_of
 from recsuite.datasets.preparation.vocabulary import Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import TASKS, ModelMaker, Task, predictions_of
-from recsuite.serving.dynamic import Directory
-from recsuite.serving.index import Lists
+from recsuite.serving.index import ItemLists
 from recsuite.serving.request import (
     HISTORY_AGES,
     HISTORY_RATINGS,
@@ -35,10 +38,335 @@ from recsuite.serving.request import (
 
 # Entities that a model may have features of.
 EVERYTHING = (*ENTITIES, EVENT, *LISTS)
+# Share of its rows by which a matrix that is too small grows: memory that is not written to costs nothing.
+SPARE = 0.25
 
 
 @dataclass(frozen=True)
-class Rows:
+class ServedTable(ABC):
+    """Rows of a table in memory, and the row of each raw value.
+
+    A value has a key, which no delta changes, and a key has a row. Row UNKNOWN_ROW is that of all other keys.
+    matrix: float32 [rows, D], maybe with unused rows.
+    """
+
+    matrix: torch.Tensor
+
+    @property
+    @abstractmethod
+    def kind(self) -> type[Any] | None:
+        """Type of the raw values; None if no value was seen."""
+
+    @property
+    @abstractmethod
+    def num_values(self) -> int:
+        """Number of values with a row."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> object:
+        """Object whose identity changes if other values have a row, or if they have another order."""
+
+    @property
+    def record(self) -> DynamicRecord | None:
+        """Record in a manifest; None if the manifest has the shapes of the table instead."""
+        return None
+
+    @abstractmethod
+    def keys_of(self, name: str, values: Sequence[Any]) -> torch.Tensor:
+        """Return the keys of raw values, int64 [n].
+
+        Raises:
+            UserError: when one cannot be an id; names the feature.
+        """
+
+    @abstractmethod
+    def rows_of(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return the rows of keys, int64 [n]."""
+
+    @abstractmethod
+    def raw_values(self) -> list[Any]:
+        """Return the raw values with a row, in the order in which equal scores are listed."""
+
+    @abstractmethod
+    def originals(self, values: Sequence[Any], keys: torch.Tensor) -> list[Any]:
+        """Return raw values with the type of the training; None for those out of vocabulary. keys: theirs."""
+
+    @abstractmethod
+    def missing_in(self, values: Sequence[Any]) -> list[Any]:
+        """Return raw values of the training that its data must have, and that are not among these."""
+
+    @abstractmethod
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """Return the arrays of the table for an export, by their names in a shard file."""
+
+    @abstractmethod
+    def after(self, reader: RowReader, name: str, keeps_texts: bool) -> TableChange:
+        """Return the change by a delta; nothing is changed yet. keeps_texts: the values are shown.
+
+        Raises:
+            UserError: when the delta does not fit, or one id stands for two texts.
+        """
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """Table after a delta: the weights, float32 [n, D], are still to be written into its rows, int64 [n]."""
+
+    table: ServedTable
+    rows: torch.Tensor
+    weights: torch.Tensor
+
+    def put(self) -> ServedTable:
+        """Write the weights in place, and return the table."""
+        self.table.matrix[self.rows] = self.weights
+        return self.table
+
+
+@dataclass(frozen=True)
+class VocabularyTable(ServedTable):
+    """Table of a fixed vocabulary. rows: raw value to row, which is also the key; empty for buckets."""
+
+    rows: Mapping[Any, int]
+
+    @property
+    def kind(self) -> type[Any] | None:
+        """See `ServedTable`."""
+        return type_of(self.rows)
+
+    @property
+    def num_values(self) -> int:
+        """See `ServedTable`."""
+        return len(self.matrix) - 1
+
+    @property
+    def identity(self) -> object:
+        """See `ServedTable`."""
+        return self.rows
+
+    def keys_of(self, name: str, values: Sequence[Any]) -> torch.Tensor:
+        """See `ServedTable`."""
+        return torch.tensor([self.rows.get(value, UNKNOWN_ROW) for value in values], dtype=torch.int64)
+
+    def rows_of(self, keys: torch.Tensor) -> torch.Tensor:
+        """See `ServedTable`."""
+        return keys
+
+    def raw_values(self) -> list[Any]:
+        """See `ServedTable`."""
+        return list(self.rows)
+
+    def originals(self, values: Sequence[Any], keys: torch.Tensor) -> list[Any]:
+        """See `ServedTable`."""
+        known = [None, *self.rows]
+        return [known[row] for row in keys.tolist()]
+
+    def missing_in(self, values: Sequence[Any]) -> list[Any]:
+        """See `ServedTable`."""
+        return [*(self.rows.keys() - set(values))]
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """See `ServedTable`."""
+        return {f"tables.{name}.weight": self.matrix.numpy()}
+
+    def after(self, reader: RowReader, name: str, keeps_texts: bool) -> TableChange:
+        """See `ServedTable`."""
+        delta, manifest = reader.folders[-1], reader.manifests[-1]
+        shape = shape_of(delta, manifest, f"tables.{name}.weight")
+        if shape != list(self.matrix.shape):
+            raise UserError(f"{delta} has {shape} for {name}, and the model {list(self.matrix.shape)}.")
+        # No row is there twice: the check of the headers refuses a delta with one row in two files.
+        parts = [(rows, slots["weight"]) for rows, slots in reader.changed_rows(-1, name)]
+        rows, weights = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return TableChange(self, rows, weights)
+
+
+@dataclass(frozen=True)
+class IdTable(ServedTable):
+    """Table of a dynamic vocabulary, after one checkpoint. The key of a value is its id.
+
+    ids: those with a row, int64 [n], ascending. rows: of the ids, int64 [n], never UNKNOWN_ROW, which is the
+    trained unknown row. seen: when each was last seen, int64 [n], in the unit of `of`, the record of the
+    table. texts: texts of ids, if these are shown.
+    """
+
+    ids: torch.Tensor
+    rows: torch.Tensor
+    seen: torch.Tensor
+    of: DynamicRecord
+    texts: Texts | None = None
+
+    @classmethod
+    def read(cls, reader: RowReader, name: str, keeps_texts: bool) -> IdTable:
+        """Read a table from a full checkpoint or an export that was checked. keeps_texts: see `after`."""
+        record = reader.record(name)
+        parts = list(reader.rows_of_ids(name, slots=("ids", "seen")))
+        ids, seen = (torch.cat([part[slot] for part in parts]) for slot in ("ids", "seen"))
+        matrix = torch.empty(len(ids) + 1, record.embedding_dim)
+        matrix[UNKNOWN_ROW] = reader.unknown_row(name)[0]
+        # One file after the other, in their order: no second copy of a large table is made.
+        first = UNKNOWN_ROW + 1
+        for part in reader.rows_of_ids(name, slots=("weight",)):
+            matrix[first : first + len(part["weight"])] = part["weight"]
+            first += len(part["weight"])
+        order = ids.argsort()
+        texts = reader.texts(name) if record.has_texts and keeps_texts else None
+        table = cls(matrix, ids[order], order + UNKNOWN_ROW + 1, seen[order], record, texts)
+        return table._without_expired()
+
+    @property
+    def record(self) -> DynamicRecord:
+        """See `ServedTable`."""
+        return self.of
+
+    @property
+    def kind(self) -> type[Any] | None:
+        """See `ServedTable`."""
+        return str if self.of.has_texts else int if len(self.ids) else None
+
+    @property
+    def num_values(self) -> int:
+        """See `ServedTable`."""
+        return len(self.ids)
+
+    @property
+    def identity(self) -> object:
+        """See `ServedTable`."""
+        return self.ids
+
+    def keys_of(self, name: str, values: Sequence[Any]) -> torch.Tensor:
+        """See `ServedTable`."""
+        return torch.from_numpy(ids_of_values(name, values))
+
+    def rows_of(self, keys: torch.Tensor) -> torch.Tensor:
+        """See `ServedTable`."""
+        places, is_there = self._places_of(keys)
+        found = torch.full_like(keys, UNKNOWN_ROW)
+        found[is_there] = self.rows[places]
+        return found
+
+    def _places_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return positions in `self.ids` of the ids found there, int64 [number], and a mask, bool [m]."""
+        places = torch.searchsorted(self.ids, ids)
+        is_there = places < len(self.ids)
+        is_there[is_there.clone()] = self.ids[places[is_there]] == ids[is_there]
+        return places[is_there], is_there
+
+    def raw_values(self) -> list[Any]:
+        """See `ServedTable`: in the order of the ids; ids without a known text are skipped."""
+        if self.texts is None:
+            found: list[Any] = self.ids.tolist()
+            return found
+        known = self.texts.of_ids(self.ids.numpy())
+        return [text.decode("utf-8", "surrogatepass") for text in known.texts]
+
+    def originals(self, values: Sequence[Any], keys: torch.Tensor) -> list[Any]:
+        """See `ServedTable`."""
+        both = zip(values, keys.tolist(), strict=True)
+        return [value if isinstance(value, str) else key for value, key in both]
+
+    def missing_in(self, values: Sequence[Any]) -> list[Any]:
+        """See `ServedTable`: some ids with a row may no longer be in the data."""
+        return []
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """See `ServedTable`: without optimizer state and ids before admission."""
+        slots: dict[str, np.ndarray] = {
+            slot: np.zeros(0 if slot in WAITING else len(self.ids), kind)
+            for slot, kind in {**ROWS, **WAITING}.items()
+        }
+        slots |= {"ids": self.ids.numpy(), "seen": self.seen.numpy()}
+        slots |= {"weight": self.matrix[self.rows].numpy()}
+        slots |= dict(zip(UNKNOWN, (self.matrix[:1].numpy(), np.zeros(1, np.float32)), strict=True))
+        if self.of.has_texts:
+            slots |= (self.texts or Texts.none()).arrays()
+        return {name_of(name, slot): value for slot, value in slots.items()}
+
+    def after(self, reader: RowReader, name: str, keeps_texts: bool) -> TableChange:
+        """See `ServedTable`."""
+        record = reader.record(name)
+        self._check(reader.folders[-1], name, record)
+        parts = list(reader.rows_of_ids(name, slots=("ids", "seen", "weight")))
+        ids, seen, weights = (torch.cat([part[slot] for part in parts]) for slot in ("ids", "seen", "weight"))
+        order = ids.argsort()
+        ids, seen, weights = ids[order], seen[order], weights[order]
+        stays = torch.ones(len(self.ids), dtype=torch.bool)
+        # Some of the removed ids may not be here.
+        stays[self._places_of(reader.gone_ids(name))[0]] = False
+        table = self._only(stays)
+        rows, (places, is_known) = table.rows_of(ids), table._places_of(ids)
+        is_new = ~is_known
+        matrix, rows[is_new] = table._with_room(int(is_new.sum()))
+        seen_now = table.seen.clone()
+        seen_now[places] = seen[is_known]
+        table = dataclasses.replace(table, matrix=matrix, seen=seen_now, of=record)
+        table = table._with_others(ids[is_new], rows[is_new], seen[is_new])._without_expired()
+        if record.has_texts and keeps_texts:
+            texts = reader.texts(name, self.texts)
+            table = dataclasses.replace(table, texts=texts.of_ids(table.ids.numpy()))
+        unknown, _ = reader.unknown_row(name)
+        return TableChange(
+            table, torch.cat([rows, torch.tensor([UNKNOWN_ROW])]), torch.cat([weights, unknown[None]])
+        )
+
+    def _check(self, delta: Path, name: str, record: DynamicRecord) -> None:
+        """Refuse a delta whose table is not this one."""
+        if record.embedding_dim != self.of.embedding_dim:
+            raise UserError(
+                f"{delta} has {record.embedding_dim} numbers in a row of {name}, and the model "
+                f"{self.of.embedding_dim}."
+            )
+        if record.has_texts != self.of.has_texts and len(self.ids):
+            kinds = [("numbers", "texts")[each.has_texts] for each in (record, self.of)]
+            raise UserError(f"{delta} has {kinds[0]} for ids of {name}, and the model {kinds[1]}.")
+
+    def _without_expired(self) -> IdTable:
+        """Return the table without the ids whose time to live has passed."""
+        return self._only(self.seen >= self.of.now - self.of.ttl) if self.of.ttl else self
+
+    def _only(self, which: torch.Tensor) -> IdTable:
+        """Return the table with some of the ids. which: bool [n]."""
+        # The same tensors if all ids stay: a catalogue compares them to see that the ids have not changed.
+        if bool(which.all()):
+            return self
+        return dataclasses.replace(self, ids=self.ids[which], rows=self.rows[which], seen=self.seen[which])
+
+    def _with_room(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a matrix with at least `number` unused rows, and their positions, int64 [number]."""
+        matrix = self.matrix
+        if not number:
+            return matrix, torch.empty(0, dtype=torch.int64)
+        is_free = torch.ones(len(matrix), dtype=torch.bool)
+        is_free[UNKNOWN_ROW] = False
+        is_free[self.rows] = False
+        free = is_free.nonzero().view(-1)
+        if len(free) < number:
+            size = max(len(matrix) + number - len(free), round(len(matrix) * (1 + SPARE)))
+            larger = torch.empty(size, matrix.shape[1])
+            larger[: len(matrix)] = matrix
+            free, matrix = torch.cat([free, torch.arange(len(matrix), size)]), larger
+        return matrix, free[:number]
+
+    def _with_others(self, ids: torch.Tensor, rows: torch.Tensor, seen: torch.Tensor) -> IdTable:
+        """Return the table with more ids. ids: new ones, int64 [m], ascending; rows, seen: int64 [m]."""
+        if not len(ids):
+            return self
+        # Merged, not sorted: a delta has few ids, and the table may have many.
+        is_new = torch.zeros(len(self.ids) + len(ids), dtype=torch.bool)
+        is_new[torch.searchsorted(self.ids, ids) + torch.arange(len(ids))] = True
+
+        def merged(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+            both = torch.empty(len(is_new), dtype=torch.int64)
+            both[is_new], both[~is_new] = theirs, ours
+            return both
+
+        return dataclasses.replace(
+            self, ids=merged(self.ids, ids), rows=merged(self.rows, rows), seen=merged(self.seen, seen)
+        )
+
+
+@dataclass(frozen=True)
+class ServedRows:
     """Rows of one feature for B ratings, see `rows.LookedUp`."""
 
     found: torch.Tensor
@@ -52,15 +380,15 @@ class Rows:
         """Return the number of rows of each rating, int64 [B]."""
         return self.counts
 
-    def at(self, ratings: torch.Tensor) -> Rows:
+    def at(self, ratings: torch.Tensor) -> ServedRows:
         """Return the rows of some ratings. ratings: int64 [n]; a rating may be there several times."""
         counts, starts = self.counts[ratings], (self.counts.cumsum(0) - self.counts)[ratings]
         first = (starts - (counts.cumsum(0) - counts)).repeat_interleave(counts)
-        return Rows(self.found[first + torch.arange(len(first))], counts)
+        return ServedRows(self.found[first + torch.arange(len(first))], counts)
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundKeys:
     """Keys of the rows of one feature for B ratings. A delta does not change them.
 
     keys: rows of a table with a fixed vocabulary, or ids of a dynamic one, int64 [number of keys]; counts:
@@ -70,9 +398,9 @@ class Found:
     keys: torch.Tensor
     counts: torch.Tensor
 
-    def only(self, which: torch.Tensor) -> Found:
+    def only(self, which: torch.Tensor) -> FoundKeys:
         """Return the keys of some ratings. which: bool [B]."""
-        return Found(self.keys[which.repeat_interleave(self.counts)], self.counts[which])
+        return FoundKeys(self.keys[which.repeat_interleave(self.counts)], self.counts[which])
 
 
 # Frozen: each delta makes a new one, so `ServedModel.apply` can see whether the model changed meanwhile.
@@ -81,19 +409,18 @@ class Snapshot:
     """Whole model in memory.
 
     schema: of the data of its training; features: of the model, in the order in which it adds them up;
-    tables: name to all rows, float32 [rows, D], in dynamic tables also unused rows; vocabulary: feature to
-    raw value to row, without dynamic features; encodings: feature to the encoding of its numbers as rows or
-    inputs; manifest: of the checkpoint; follows: the link that the next delta must have; config: of the
-    training, empty in an export; trained: the folder with that config; folder: the folder it was read from;
-    dynamic: name of a dynamic table to the directory of its ids; lists: of the index of items that was
-    written with it, or with the checkpoint that deltas were applied to; task_name: the --task of the
-    training; maker: makes the model, if it is not the task's.
+    tables: by name; vocabulary: feature to raw value to row, without dynamic features; encodings: feature to
+    the encoding of its numbers as rows or inputs; manifest: of the checkpoint; follows: the link that the
+    next delta must have; config: of the training, empty in an export; trained: the folder with that config;
+    folder: the folder it was read from; lists: of the index of items that was written with it, or with the
+    checkpoint that deltas were applied to; task_name: the --task of the training; maker: makes the model, if
+    it is not the task's.
     """
 
     folder: Path
     schema: Schema
     features: tuple[Feature, ...]
-    tables: dict[str, torch.Tensor]
+    tables: Mapping[str, ServedTable]
     head: Any
     vocabulary: dict[str, dict[Any, int]]
     encodings: dict[str, Encoding]
@@ -101,8 +428,7 @@ class Snapshot:
     follows: ParentLink
     trained: Path
     config: dict[str, Any]
-    dynamic: Mapping[str, Directory] = field(default_factory=dict)
-    lists: Lists | None = None
+    lists: ItemLists | None = None
     task_name: str = "rating"
     maker: ModelMaker | None = None
 
@@ -151,7 +477,7 @@ class Snapshot:
 
     def find(
         self, values: Mapping[str, Sequence[Any]], entities: Collection[str] = EVERYTHING
-    ) -> dict[str, Found]:
+    ) -> dict[str, FoundKeys]:
         """Return the keys of the rows of raw values, see `look_up`. A delta does not change them.
 
         Raises:
@@ -191,10 +517,10 @@ class Snapshot:
         numbers = numbers_of(feature.name, [None] * size if given is None else given)
         return torch.from_numpy(self.encodings[feature.name].encode(numbers))
 
-    def _find(self, feature: Feature, given: Sequence[Any] | None, size: int) -> Found:
+    def _find(self, feature: Feature, given: Sequence[Any] | None, size: int) -> FoundKeys:
         if feature.number:
             rows_of_numbers = self._encoded(feature, given, size).to(torch.int64)
-            return Found(rows_of_numbers, torch.ones(size, dtype=torch.int64))
+            return FoundKeys(rows_of_numbers, torch.ones(size, dtype=torch.int64))
         if given is None:
             given = [[] if feature.multi else None] * size
         check_types(feature, given, self.kind_of(feature.name), self.schema)
@@ -202,7 +528,7 @@ class Snapshot:
         empty = [] if feature.name in LISTS else [None]
         lists = [list(value) or empty if feature.multi else [value] for value in given]
         keys = self.keys_of(feature.name, [value for values in lists for value in values])
-        return Found(keys, torch.tensor([len(values) for values in lists], dtype=torch.int64))
+        return FoundKeys(keys, torch.tensor([len(values) for values in lists], dtype=torch.int64))
 
     def kind_of(self, name: str) -> type[Any] | None:
         """Return the type of the raw values of a categorical feature; None if the training has seen none.
@@ -211,27 +537,25 @@ class Snapshot:
             UserError: when the model has no such feature.
         """
         known = self.schema.vocabulary_of(name) if isinstance(name, str) else ""
-        if known in self.dynamic:
-            return self.dynamic[known].kind
-        if known not in self.vocabulary:
-            names = sorted({*map(self.schema.vocabulary_of, self.dynamic)})
-            raise UserError(
-                f"There is no feature {printable(name)}; the model has "
-                f"{', '.join([*self.vocabulary, *names])}."
-            )
-        return type_of(self.vocabulary[known])
+        if known in self._categorical:
+            return self.tables[known].kind
+        raise UserError(
+            f"There is no feature {printable(name)}; the model has {', '.join(self._categorical)}."
+        )
+
+    @property
+    def _categorical(self) -> list[str]:
+        """Names of the vocabularies, the dynamic ones last."""
+        dynamic = {self.schema.vocabulary_of(name) for name, table in self.tables.items() if table.record}
+        return [*self.vocabulary, *sorted(dynamic)]
 
     def keys_of(self, name: str, values: Sequence[Any]) -> torch.Tensor:
-        """Return the keys of the rows of raw values, int64 [n], see `Found`.
+        """Return the keys of the rows of raw values, int64 [n], see `FoundKeys`.
 
         Raises:
             UserError: when one cannot be an id.
         """
-        known = self.schema.vocabulary_of(name)
-        if known in self.dynamic:
-            return torch.from_numpy(ids_of_values(name, values))
-        rows = self.vocabulary[known]
-        return torch.tensor([rows.get(value, UNKNOWN_ROW) for value in values], dtype=torch.int64)
+        return self.tables[self.schema.vocabulary_of(name)].keys_of(name, values)
 
     def known(self, name: str, values: Sequence[Any]) -> torch.Tensor:
         """Return a mask of the raw values of a categorical feature that have a trained row, bool [n].
@@ -243,49 +567,27 @@ class Snapshot:
         return self.is_known(name, self.keys_of(name, values))
 
     def is_known(self, name: str, keys: torch.Tensor) -> torch.Tensor:
-        """Return a mask of the keys that have a trained row, bool [n]. keys: int64 [n], see `Found`."""
-        return self._rows(self.schema.vocabulary_of(name), keys) != UNKNOWN_ROW
+        """Return a mask of the keys that have a trained row, bool [n]. keys: int64 [n], see `FoundKeys`."""
+        return self.tables[self.schema.vocabulary_of(name)].rows_of(keys) != UNKNOWN_ROW
 
-    def originals(self, items: Sequence[Any], keys: torch.Tensor) -> list[Any]:
-        """Return the raw ids of items with the type of the training; None for ids out of vocabulary.
-
-        keys: of the items, int64 [n].
-        """
-        name = self.schema.item
-        if name not in self.dynamic:
-            known = [None, *self.vocabulary[name]]
-            return [known[row] for row in keys.tolist()]
-        return [
-            item if isinstance(item, str) else key for item, key in zip(items, keys.tolist(), strict=True)
-        ]
-
-    def table_of(self, name: str) -> str:
+    def table_of(self, name: str) -> ServedTable:
         """Return the table with the rows of a feature: its own, or the items' table for a history."""
-        return name if name in self.tables else self.schema.vocabulary_of(name)
+        return self.tables[name if name in self.tables else self.schema.vocabulary_of(name)]
 
     @property
     def takes_history(self) -> bool:
         """True if the model takes the item history of a user."""
         return HISTORY in [feature.name for feature in self.features]
 
-    def _rows(self, name: str, keys: torch.Tensor) -> torch.Tensor:
-        table = self.table_of(name)
-        return self.dynamic[table].find(keys) if table in self.dynamic else keys
-
-    def rows_of(self, found: Mapping[str, Found]) -> FeatureRows:
+    def rows_of(self, found: Mapping[str, FoundKeys]) -> FeatureRows:
         """Return the rows of keys, copied out of their tables."""
-        rows = {
-            name: Rows(self.tables[self.table_of(name)][self._rows(name, each.keys)], each.counts)
-            for name, each in found.items()
-        }
+        rows = {}
+        for name, each in found.items():
+            table = self.table_of(name)
+            rows[name] = ServedRows(table.matrix[table.rows_of(each.keys)], each.counts)
         return FeatureRows(rows, self.head.row_scale, {each.name for each in self.features if each.multi})
 
     @property
-    def known_items(self) -> object:
-        """Object whose identity changes if other items have a row, or if the vocabulary has another order."""
-        return self.dynamic[self.schema.item].ids if self.schema.item in self.dynamic else self.vocabulary
-
-    def items(self) -> list[Any]:
-        """Return the raw ids of the items with a row, in the order in which equal scores are listed."""
-        name = self.schema.item
-        return self.dynamic[name].raw_values() if name in self.dynamic else list(self.vocabulary[name])
+    def item_table(self) -> ServedTable:
+        """Table of the items."""
+        return self.tables[self.schema.item]

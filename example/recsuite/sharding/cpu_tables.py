@@ -391,7 +391,7 @@ class KeysExchange(Awaitable[LookupRequest]):
             return self.request
 
 
-class Wanted(NamedTuple):
+class RowRequests(NamedTuple):
     """Requests of this rank.
 
     keys: keys and ids, int64 [n], rank after rank and within a rank part after part; inverse: for each id of
@@ -406,7 +406,7 @@ class Wanted(NamedTuple):
     by_rows: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
-def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
+def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> RowRequests:
     """Return the requests for static tables."""
     values = features.values().split(features.length_per_key())
     # Distinct: a row travels once for all its ids. Sorted: the keys of one rank and table group are
@@ -415,10 +415,10 @@ def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
     nothing = [0] * len(layout.groups)
     if layout.num_keys <= len(keys):
         found, inverse = marked_distinct(keys, layout.num_keys)
-        return Wanted(found, inverse, _counts_of_groups(layout, found), nothing)
+        return RowRequests(found, inverse, _counts_of_groups(layout, found), nothing)
     by_key = sorted_distinct(keys, layout.key_dtype)
     sent = _counts_of_groups(layout, by_key.keys)
-    return Wanted(by_key.keys, by_key.inverse, sent, nothing, (by_key.order, by_key.starts))
+    return RowRequests(by_key.keys, by_key.inverse, sent, nothing, (by_key.order, by_key.starts))
 
 
 def marked_distinct(keys: torch.Tensor, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -437,7 +437,7 @@ def _counts_of_groups(layout: TableLayout, keys: torch.Tensor) -> torch.Tensor:
     return ends.diff(prepend=ends.new_zeros(1)).view(-1, len(layout.groups))
 
 
-def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
+def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> RowRequests:
     """Return the requests for static and dynamic tables."""
     names = features.keys()
     values = dict(zip(names, features.values().split(features.length_per_key()), strict=True))
@@ -471,7 +471,7 @@ def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
         # The unknown id was appended last.
         found[name] = moved[:-1]
         unknowns.append(int(starts[0, number]))
-    return Wanted(message, torch.cat([found[name] for name in names]), all_sent, unknowns)
+    return RowRequests(message, torch.cat([found[name] for name in names]), all_sent, unknowns)
 
 
 def _by_rank(ids: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -638,7 +638,7 @@ class CpuTables(ShardedEmbeddingCollection):
             self._track(request)
         names = request.features.keys()
         lengths = dict(zip(names, request.features.lengths().view(len(names), -1), strict=True))
-        *rows, distinct = Rows.apply(self.anchor, self, request)
+        *rows, distinct = RowLookup.apply(self.anchor, self, request)
         shared = shared_in(names)
         expanded = [name for name in names if name not in shared]
         found: dict[str, Any] = {
@@ -695,7 +695,7 @@ def expanded_in(request: LookupRequest) -> list[torch.Tensor]:
     return [part for name, part in parts if name not in shared_in(names)]
 
 
-class Rows(torch.autograd.Function):
+class RowLookup(torch.autograd.Function):
     """Rows of features; the backward updates the tables.
 
     Features that are not shared: float32 [its ids, D] each. All shared ones: their distinct rows, float32

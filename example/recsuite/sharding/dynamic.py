@@ -76,7 +76,7 @@ SIGHTING = 2**8
 MOST_COUNTED = 2**31 - 1 - SIGHTING
 
 
-class Clock:
+class TableClock:
     """Time of a table, in the unit of its spec; set `now` to move it."""
 
     def __init__(self, spec: DynamicSpec) -> None:
@@ -738,7 +738,7 @@ class DynamicTable(EmbeddingTable):
         self.name = spec.name
         self.weights, self.state = weights, state
         self.device = weights.device
-        self.clock, self.scale = Clock(spec), 1.0
+        self.clock, self.scale = TableClock(spec), 1.0
         # All ids last seen before this time were removed already: finding them reads all places.
         self._looked_for = NEVER
         # Capacity before all growth.

@@ -213,7 +213,7 @@ BUFFER_BYTES = len(CHANNELS) * SLOTS * SLOT_BYTES
 HEADER_BYTES = 2**16
 
 
-class Peer(NamedTuple):
+class BufferOwner(NamedTuple):
     """Description of a rank's buffer for the others: path and name of its file, and the rank's process."""
 
     path: str
@@ -245,7 +245,7 @@ def data_of(buffer: torch.Tensor, slot: int, shape: torch.Size, dtype: torch.dty
     return buffer[first : first + size].view(dtype).view(shape)
 
 
-def map_buffers(group: Any) -> tuple[list[torch.Tensor | None], list[list[bool]], list[Peer]]:
+def map_buffers(group: Any) -> tuple[list[torch.Tensor | None], list[list[bool]], list[BufferOwner]]:
     """Make the buffer of this rank, and map those of all ranks. Collective: every rank.
 
     Returns rank to buffer, None for one that this rank cannot map; for each rank True for the buffers that it
@@ -255,8 +255,8 @@ def map_buffers(group: Any) -> tuple[list[torch.Tensor | None], list[list[bool]]
     # this name tells the right file.
     name = f"exchange-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
-        mine = Peer(_make_file(name, stack), name, os.getpid())
-        peers: list[Peer] = all_gather_object(lambda: mine, group)
+        mine = BufferOwner(_make_file(name, stack), name, os.getpid())
+        peers: list[BufferOwner] = all_gather_object(lambda: mine, group)
         buffers = [map_file(peer.path, peer.name) for peer in peers]
         # The file descriptors close here, after all ranks have mapped the files: a mapping keeps its file.
         # The result goes to all ranks, so that all decide alike how to exchange.

@@ -43,10 +43,10 @@ from recsuite.sharding.cpu_tables import CpuTablesSharder
 from recsuite.sharding.data_parallel import FixedBuckets
 from recsuite.sharding.dynamic import DynamicSpec, DynamicTable, rows_per_rank
 from recsuite.sharding.dynamic_ranks import dynamic_rows, specs_of
-from recsuite.sharding.managed import ManagedTablesSharder
 from recsuite.sharding.recommender import TrainableModel, make_head, make_model
 from recsuite.sharding.table import EmbeddingTable, StaticTable
 from recsuite.sharding.table_rules import TableRule, check_rule
+from recsuite.sharding.torchrec_tables import TorchRecTablesSharder
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the whole table.
 INIT_BLOCK_ROWS = 4096
@@ -141,7 +141,7 @@ def make_sharder(
         if cpu_tables != TrainingConfig.cpu_tables:
             context.say(f"--cpu_tables {cpu_tables} changes nothing on a GPU")
     if specs:
-        return ManagedTablesSharder(fused_params, specs)
+        return TorchRecTablesSharder(fused_params, specs)
     # FBGEMM has no CPU kernel for distinct ids.
     return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=not is_cpu)
 
@@ -166,8 +166,8 @@ def make_plan(
     Raises:
         UserError: when the tables do not fit the memory of the ranks.
     """
-    # TorchRec's managed collisions do not support a table that is whole on one rank.
-    splits_all = isinstance(sharder, ManagedTablesSharder)
+    # With one kind of sharding there is one exchange of ids, see `torchrec_tables`.
+    splits_all = isinstance(sharder, TorchRecTablesSharder)
     large = ROWS_PER_RANK_WORTH_SPLITTING * context.world_size
     split = {name for name, rows in num_rows.items() if splits_all or name in specs or rows >= large}
     constraints = {

@@ -18,8 +18,7 @@ from recsuite.datasets.metrics import Metrics, measure_ranks
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import HISTORY, ITEM, USER, RawData
 from recsuite.errors import UserError
-from recsuite.serving.display import Known
-from recsuite.serving.recommend import tell
+from recsuite.serving.recommend import Known, tell
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
 from recsuite.serving.served import ServedModel
 

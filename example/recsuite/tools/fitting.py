@@ -52,8 +52,8 @@ from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, local, typed
 from recsuite.runtime.host import stat_fields
 from recsuite.runtime.process import launch_name, read_launch
-from recsuite.serving.display import Told
 from recsuite.serving.export import write_export
+from recsuite.serving.recommend import Told
 from recsuite.serving.request import check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
