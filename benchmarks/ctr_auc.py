@@ -1,13 +1,13 @@
-"""Train the models of ctr.py on its synthetic log, and hold their AUC against the best possible one.
+"""Train the models of ctr.py on its synthetic log, and compare their AUC with the best possible one.
 
     PYTHONPATH=example python benchmarks/ctr_auc.py --write      docs/ctr.md: three minutes
 
-Each model is trained once, on one process, with the flags that the script has by itself. Measures; asserts
-nothing.
+Each model is trained once, on one process, with the defaults of the script.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -15,39 +15,34 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from environment import DOCS, EXAMPLE, describe, finish, in_words, make_parser
-from figures import bar
+from common import DOCS, EXAMPLE, bar, describe, finish, make_parser, origin, table, train
 
-PAGE, MARKS = DOCS / "ctr.md", ("<!-- ctr: made by benchmarks/ctr_auc.py -->", "<!-- end of ctr -->")
+PAGE = DOCS / "ctr.md"
 MODELS = ("dlrm", "dcn", "linear")
-# How far from the best AUC a model with crosses may be, and one without is.
+# Largest distance from the best AUC of a model with crosses, and least of one without.
 NEAR, FAR = 0.002, 0.01
 
 
 def main() -> None:
-    """Measure and show."""
-    flags = make_parser(__doc__).parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        result: dict[str, Any] = {"about": describe(), **measure(Path(name))}
-    result["bars"] = judge(result)
-    finish("ctr_auc", result, render(result), flags, page=PAGE, marks=MARKS)
+    """Measure and show, and write if that is asked for."""
+    finish("ctr_auc", make_parser(__doc__).parse_args(), measure, judge, render, PAGE, mark="ctr")
 
 
-def measure(folder: Path) -> dict[str, Any]:
-    """Metrics of each model on the test, the seconds of its epochs, and what is known of the log."""
-    log = folder / "log"
-    subprocess.run([sys.executable, EXAMPLE.with_name("criteo_log.py"), log], check=True)
-    models = {}
-    for model in MODELS:
-        command: list[str | Path] = [EXAMPLE.with_name("ctr.py"), "--model", model, "--data_path", log]
-        subprocess.run([sys.executable, *command, "--report_dir", folder / model], check=True)
-        report = json.loads((folder / model / "metrics.json").read_text())
-        models[model] = {**report["test"], "seconds": sum(epoch["seconds"] for epoch in report["epochs"])}
-    return {"oracle": json.loads((log / "_oracle.json").read_text()), "models": models}
+def measure(flags: argparse.Namespace) -> dict[str, Any]:
+    """Test metrics of each model, the seconds of its epochs, and the oracle of the log."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        subprocess.run([sys.executable, EXAMPLE.with_name("criteo_log.py"), log], check=True)
+        models = {}
+        for model in MODELS:
+            report = train("--model", model, "--data_path", log, script=EXAMPLE.with_name("ctr.py"))
+            models[model] = {**report["test"], "seconds": sum(each["seconds"] for each in report["epochs"])}
+        oracle = json.loads((log / "_oracle.json").read_text())
+    return {"about": describe(), "oracle": oracle, "models": models}
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was asked for beside what was measured."""
+    """Each bar beside its figure."""
     best = result["oracle"]["auc"]
     below = {name: best - found["auc"] for name, found in result["models"].items()}
     return [
@@ -64,19 +59,16 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of the page."""
+    """Table and origin."""
     best = result["oracle"]["auc"]
-    lines = [
-        "| `--model` | AUC | below the best | log loss | calibration | training |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-        f"| the probabilities that were drawn from | {best:.4f} | 0 | | | |",
-        *(
-            f"| `{name}` | {found['auc']:.4f} | {best - found['auc']:.4f} | {found['log_loss']:.4f} | "
-            f"{found['calibration']:.3f} | {found['seconds']:.0f} s |"
-            for name, found in result["models"].items()
-        ),
-    ]
-    return "\n".join([*lines, "", f"One process, seed 0; {in_words(result['about'])}"])
+    heads = ["`--model`", "AUC", "below the best", "log loss", "calibration", "training"]
+    lines = [["the probabilities that were drawn from", f"{best:.4f}", "0", "", "", ""]]
+    for name, found in result["models"].items():
+        metrics = [found["auc"], best - found["auc"], found["log_loss"]]
+        cells = [*(f"{value:.4f}" for value in metrics), f"{found['calibration']:.3f}"]
+        lines.append([f"`{name}`", *cells, f"{found['seconds']:.0f} s"])
+    about = origin(result["about"], fbgemm=True)
+    return f"{table(heads, lines)}\n\nOne process, seed 0; {about}."
 
 
 if __name__ == "__main__":

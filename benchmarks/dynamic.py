@@ -1,30 +1,29 @@
-"""Measure what the places of a dynamic table cost: finding rows, taking ids in, letting others go, and
-memory.
+"""Measure the costs of a dynamic table: lookups, insertions, evictions and memory.
 
     python benchmarks/dynamic.py --write         docs/dynamic.json and its tables: minutes
     python benchmarks/dynamic.py --rows 20000 --rounds 3
 
 One core, one share, batches of ids drawn evenly. A table is full when all places of all buckets are taken, so
-every id that comes in makes another one leave. Times are of the table alone, with the initial rows of those
-that come in; there is no model. Prints each figure beside its bar; asserts nothing.
+that every inserted id evicts another one. Times are of the table alone, with the initial rows of inserted
+ids; there is no model.
+
+Two modules of TorchRec are measured beside it. The module of sorted ids inserts ids only every
+`eviction_interval` steps, when it sorts all of its ids; ids of the steps between are on average without a row
+for half of that time. Of the multi-probe module (`HashZchManagedCollisionModule`) only the lookup runs on a
+CPU, so its table is filled by hand.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
-import os
 import time
-from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from environment import DOCS, describe, finish, make_parser
-from figures import bar, origin, table
-from torchrec_collisions import STEPS_BETWEEN, rates_of_multi_probe, rates_of_sorted
+from common import DOCS, bar, describe, finish, make_parser, origin, resident_memory, table, timed
+from torchrec.modules.mc_modules import LRU_EvictionPolicy, MCHManagedCollisionModule
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsuite.runtime.host import allowed_cores
 from recsuite.sharding.dynamic import (
@@ -37,46 +36,50 @@ from recsuite.sharding.dynamic import (
     turns,
 )
 
-MARKS = ("<!-- costs -->", "<!-- end of costs -->")
 PAGE = DOCS / "log" / "benchmarks.md"
 ONE_MILLION, TEN_MILLION = 1_000_000, 10_000_000
+# Names in the JSON and in the table.
 FOUND, TOUCHED, TAKEN = "found", "found and touched by a step", "taken in, others leave"
 # Ids a second, by live rows.
 BARS = {(FOUND, TEN_MILLION): 8e6, (FOUND, ONE_MILLION): 12e6, (TAKEN, TEN_MILLION): 2e6}
 PUT_AT_A_TIME = 2**18
+STEPS_BETWEEN = 10
+# Insertions of the sorted module: at ten million rows each takes seconds.
+TIMES = 2
+# Slots that are tried for an id, as in the documentation of the multi-probe module; and batches of lookups.
+PROBES, LOOKUPS = 128, 60
+FREE = -1
 
 
 def main() -> None:
     """Measure and show, and write if that is asked for."""
-    flags = _parse_flags()
-    torch.set_num_threads(1)
-    sizes = [measure(rows, flags) for rows in flags.rows]
-    result = {**describe(), "batch": flags.batch, "embedding_dim": flags.embedding_dim, "sizes": sizes}
-    result["bars"] = judge(result)
-    finish("dynamic", result, render(result), flags, page=PAGE, marks=MARKS)
-
-
-def _parse_flags() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[ONE_MILLION, TEN_MILLION], help="live rows")
     parser.add_argument("--batch", type=int, default=8192, help="ids at a time")
     parser.add_argument("--embedding_dim", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=60, help="batches of each kind")
-    return parser.parse_args()
+    finish("dynamic", parser.parse_args(), measure, judge, render, PAGE, mark="costs")
 
 
-def measure(rows: int, flags: argparse.Namespace) -> dict[str, Any]:
-    """Ids a second of a full table, batch by batch, and the bytes that it takes."""
+def measure(flags: argparse.Namespace) -> dict[str, Any]:
+    """All results of a run."""
+    torch.set_num_threads(1)
+    sizes = [measure_size(rows, flags) for rows in flags.rows]
+    return {**describe(), "batch": flags.batch, "embedding_dim": flags.embedding_dim, "sizes": sizes}
+
+
+def measure_size(rows: int, flags: argparse.Namespace) -> dict[str, Any]:
+    """Ids a second of a full table, batch by batch, and its bytes."""
     num_buckets = -(-rows // BUCKET_WIDTH)
     places = num_buckets * BUCKET_WIDTH
     spec = DynamicSpec("user", flags.embedding_dim, places, places)
     ids = ids_that_fill(places)
-    # Not all alike: who was seen last decides who leaves.
+    # Of different ages, which decide on evictions.
     seen = ids % 1000
-    before, num_rows = _resident(), places + 1
+    before, num_rows = resident_memory(), places + 1
     share = DynamicTable(spec, 0, 1, torch.empty(num_rows, spec.embedding_dim), torch.empty(num_rows))
     put_ids(share, ids, seen)
-    resident, weights = _resident() - before, num_rows * (spec.embedding_dim + 1) * 4
+    resident, weights = resident_memory() - before, num_rows * (spec.embedding_dim + 1) * 4
     found = {
         "rows": rows,
         "bytes": {"rows": weights, "places": share.places.nbytes, "resident": resident},
@@ -93,13 +96,13 @@ def measure(rows: int, flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def ids_that_fill(capacity: int) -> torch.Tensor:
-    """Ids for every place of a table, int64 [capacity]."""
+    """Ids that fill every place of a table, int64 [capacity]."""
     num_buckets, generator = capacity // BUCKET_WIDTH, torch.Generator().manual_seed(0)
     drawn = draw_ids(4 * capacity // 2 + 64 * BUCKET_WIDTH, generator).unique()
     buckets, order = bucket_of(drawn, num_buckets).sort()
     _, _, turn = turns(buckets)
     ids = drawn[order[turn < BUCKET_WIDTH]]
-    # Some bucket may have had less luck; ids are drawn for it until it is full.
+    # Until the last bucket is full.
     while len(ids) < capacity:
         more = torch.cat([ids, draw_ids(capacity, generator)]).unique()
         buckets, order = bucket_of(more, num_buckets).sort()
@@ -107,27 +110,32 @@ def ids_that_fill(capacity: int) -> torch.Tensor:
     return ids
 
 
-def put_ids(share: DynamicTable, ids: torch.Tensor, seen: torch.Tensor) -> None:
-    """Give ids rows of zeros, as a load does. seen: when each was last seen, int64 [n]."""
+def put_ids(share: DynamicTable, ids: torch.Tensor, seen: torch.Tensor, spread: float = 0.0) -> None:
+    """Insert ids, as a load does.
+
+    Args:
+        seen: step at which each was last seen, int64 [n].
+        spread: of the rows, which are drawn evenly between it and its negative.
+    """
     for part, when in zip(ids.split(PUT_AT_A_TIME), seen.split(PUT_AT_A_TIME), strict=True):
-        rows = torch.zeros(1, share.spec.embedding_dim).expand(len(part), -1)
+        rows = torch.empty(len(part), share.spec.embedding_dim).uniform_(-spread, spread)
         once = torch.full_like(part, 256, dtype=torch.int32)
         share.put(LiveRows(part, rows, torch.zeros(len(part)), when, once, Waiting.none()))
 
 
 def draw_ids(number: int, generator: torch.Generator) -> torch.Tensor:
-    """Any ids, int64 [n]; hardly any is drawn twice."""
+    """Ids, int64 [n], hardly any of them twice."""
     return torch.randint(-(2**63) + 1, 2**63 - 1, (number,), generator=generator)
 
 
 def rates(share: DynamicTable, ids: torch.Tensor, flags: argparse.Namespace) -> dict[str, list[float]]:
-    """Ids a second of each kind of call, batch by batch, in turns."""
+    """Ids a second of each kind of call, in turns."""
     generator = torch.Generator().manual_seed(1)
     found: dict[str, list[float]] = {FOUND: [], TOUCHED: [], TAKEN: []}
 
     def there() -> torch.Tensor:
         some = ids[torch.randint(len(ids), (2 * flags.batch,), generator=generator)]
-        # Others have left since the beginning.
+        # Some were evicted since the beginning.
         return some[share.find(some) >= 0][: flags.batch].unique()
 
     for number in range(flags.rounds):
@@ -137,30 +145,17 @@ def rates(share: DynamicTable, ids: torch.Tensor, flags: argparse.Namespace) -> 
             (TOUCHED, share.take_in, there()),
             (TAKEN, share.take_in, draw_ids(flags.batch, generator).unique()),
         ):
-            found[name].append(len(batch) / _seconds(call, batch))
+            found[name].append(len(batch) / timed(call, batch)[0])
     return found
 
 
-def _seconds(call: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor) -> float:
-    start = time.perf_counter()
-    call(batch)
-    return time.perf_counter() - start
-
-
 def places_that_wait(spec: DynamicSpec) -> dict[str, int]:
-    """Bytes of a table for the ids that wait for admission, as counted and as the kernel sees them."""
-    before = _resident()
+    """Bytes for ids that wait for admission, as counted and as resident memory."""
+    before = resident_memory()
     empty = torch.empty(spec.capacity + 1, 0), torch.empty(0)
     share = DynamicTable(DynamicSpec("user", 0, spec.capacity, spec.capacity, admit=2), 0, 1, *empty)
-    resident = _resident() - before - share.places.nbytes
+    resident = resident_memory() - before - share.places.nbytes
     return {"counted": share.waiting.nbytes, "resident": resident}
-
-
-def _resident() -> int:
-    """Bytes of this process, without those that the allocator keeps though nothing uses them."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -186,9 +181,9 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """A line for each size."""
+    """Table with rows for each size, of this project and of TorchRec."""
     head = ["rows", *(f"{name}, million ids/s" for name in (FOUND, TOUCHED, TAKEN)), "MiB", "of it places"]
-    lines = [[*head, "of ids that wait"], ["---:"] * (len(head) + 1)]
+    lines = []
     for size in result["sizes"]:
         speeds = [
             f"{median(found) / 1e6:.1f} (best {max(found) / 1e6:.1f})" for found in size["rates"].values()
@@ -206,7 +201,88 @@ def render(result: dict[str, Any]) -> str:
         "sorts all of its ids then; its multi-probe module takes none in on a CPU, and was filled by hand to "
         f"{size['multi-probe']['share of slots taken']:.0%}. {origin(result)}."
     )
-    return f"{table(lines)}\n\n{about}"
+    return f"{table([*head, 'of ids that wait'], lines, left=())}\n\n{about}"
+
+
+def rates_of_sorted(rows: int, batch: int) -> tuple[list[float], list[float]]:
+    """Ids a second of the sorted module when it is full: lookups by batch, insertions by interval."""
+    generator = torch.Generator().manual_seed(0)
+    module = MCHManagedCollisionModule(
+        rows, torch.device("cpu"), LRU_EvictionPolicy(), eviction_interval=STEPS_BETWEEN
+    )
+    ids = _draw(2 * rows, generator).unique()[: rows - 1]
+    # The last place is for all ids without one.
+    module._mch_sorted_raw_ids[:-1] = ids
+    found, taken = [], []
+    for _ in range(TIMES):
+        module.eval()
+        for _ in range(STEPS_BETWEEN):
+            some = ids[torch.randint(len(ids), (batch,), generator=generator)].unique()
+            begin = time.perf_counter()
+            module.remap({"user": _jagged(some)})
+            found.append(len(some) / (time.perf_counter() - begin))
+        module.train()
+        new = [_draw(batch, generator).unique() for _ in range(STEPS_BETWEEN)]
+        begin = time.perf_counter()
+        for some in new:
+            module.profile({"user": _jagged(some)})
+        taken.append(sum(map(len, new)) / (time.perf_counter() - begin))
+        if module.evict() is None:
+            raise RuntimeError("TorchRec's table inserted nothing")
+        ids = module._mch_sorted_raw_ids[:-1].clone()
+    return found, taken
+
+
+def rates_of_multi_probe(rows: int, batch: int) -> tuple[list[float], float]:
+    """Ids a second of lookups in the multi-probe module, batch by batch, and its share of taken slots.
+
+    As many ids as slots are inserted; some find no free slot.
+    """
+    generator = torch.Generator().manual_seed(0)
+    identities, _ = torch.ops.fbgemm.create_zch_buffer(
+        rows, support_evict=False, device=torch.device("cpu"), long_type=True
+    )
+    ids = _fill(identities, _draw(rows, generator).unique())
+    found = []
+    for _ in range(LOOKUPS):
+        some = ids[torch.randint(len(ids), (batch,), generator=generator)].unique()
+        begin = time.perf_counter()
+        slots = _probe(identities, some, PROBES)
+        found.append(len(some) / (time.perf_counter() - begin))
+        if not torch.equal(identities.view(-1)[slots], some):
+            raise RuntimeError("TorchRec's table did not find ids that it holds")
+    return found, len(ids) / rows
+
+
+def _probe(identities: torch.Tensor, ids: torch.Tensor, probes: int) -> torch.Tensor:
+    """Slot of each id, int64 [n]; the last one tried for an id that is not there."""
+    slots: torch.Tensor = torch.ops.fbgemm.zero_collision_hash(
+        input=ids, identities=identities, max_probe=probes, circular_probe=True, readonly=True
+    )[0]
+    return slots
+
+
+def _fill(identities: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Insert ids where a lookup finds them and return those with a slot."""
+    flat, home = identities.view(-1), _probe(identities, ids, 1)
+    left = torch.arange(len(ids))
+    for probe in range(PROBES):
+        slots = (home[left] + probe) % len(flat)
+        # Of several writes to a slot the last one counts.
+        wants = (flat[slots] == FREE).nonzero().view(-1)
+        flat[slots[wants]] = ids[left[wants]]
+        left = left[flat[slots] != ids[left]]
+    has_slot = torch.ones(len(ids), dtype=torch.bool)
+    has_slot[left] = False
+    return ids[has_slot]
+
+
+def _draw(number: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(2**62, (number,), generator=generator)
+
+
+def _jagged(ids: torch.Tensor) -> JaggedTensor:
+    return JaggedTensor(values=ids, lengths=torch.ones(len(ids), dtype=torch.int32))
 
 
 if __name__ == "__main__":

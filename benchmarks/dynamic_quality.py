@@ -1,13 +1,12 @@
-"""Measure what room for ids is worth: the test error with dynamic tables of several capacities beside static
-ones, on the ratings of a MovieLens folder.
+"""Measure the value of capacity: the test error with dynamic tables of several capacities beside static ones.
 
     python benchmarks/dynamic_quality.py --data FOLDER --write    docs/dynamic_quality.json and two tables
     python benchmarks/dynamic_quality.py --data FOLDER --seeds 1 --epochs 1
 
-Each training is one process with the global batch of the defaults, and each core has its own. A seed draws
-the random split and the initial weights, and all kinds of tables share it: differences are between trainings
-of one seed. Years and genres always have room. Nothing is chosen by what comes out. Prints each figure beside
-its bar; asserts nothing.
+FOLDER has a MovieLens set. Each training is one process with the global batch of the defaults, on a core of
+its own. A seed draws the random split and the initial weights, and all kinds of tables share it: differences
+are between trainings of one seed. Years and genres always have room. No setting is chosen by the results.
+Prints each figure beside its bar.
 """
 
 from __future__ import annotations
@@ -21,21 +20,18 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from environment import DOCS, describe, finish, make_parser
-from figures import bar, origin, table
-from online_quality import train
-from quality import GLOBAL_BATCH, RANDOM, mean, spread
+from common import DOCS, bar, describe, finish, make_parser, mean, origin, spread, table, train
+from quality import GLOBAL_BATCH, RANDOM
 
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 
 PAGE = DOCS / "log" / "benchmarks.md"
-MARKS = ("<!-- capacity -->", "<!-- end of capacity -->")
 SPLITS = {"random 90/10": RANDOM, "time 80/20": ("--split", "time")}
 STATIC, DYNAMIC = "static", "dynamic"
-# Of the ids of the data; the default is two places for each.
+# Share of the ids that has a place; the default is two places for each id.
 ROOMS = {"all": None, "1/2": 2, "1/4": 4, "1/8": 8}
-# Those that grow with the data, and the history has a row for each movie too.
+# Tables that grow with the data; the history has a row for each movie too.
 TABLES = ("user", "movie", "history")
 TIGHT = (
     "--vocabulary",
@@ -50,25 +46,23 @@ TIGHT = (
 
 
 def main() -> None:
-    """Train, compare and show, and write if that is asked for."""
-    flags = _parse_flags()
-    with tempfile.TemporaryDirectory() as folder:
-        result = {**describe(), **measure(flags, Path(folder))}
-    result["bars"] = judge(result)
-    finish("dynamic_quality", result, render(result), flags, page=PAGE, marks=MARKS)
-
-
-def _parse_flags() -> argparse.Namespace:
+    """Measure and show, and write if that is asked for."""
     parser = make_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of MovieLens files")
     parser.add_argument("--seeds", type=int, default=3, help="of each training (default: 3)")
     epochs = Config().training.epochs
     parser.add_argument("--epochs", type=int, default=epochs, help=f"of a training (default: {epochs})")
-    return parser.parse_args()
+    finish("dynamic_quality", parser.parse_args(), measure, judge, render, PAGE, mark="capacity")
 
 
-def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The test error of every kind of tables, by split and then by seed."""
+def measure(flags: argparse.Namespace) -> dict[str, Any]:
+    """Test error of every kind of tables, by split and then by seed."""
+    with tempfile.TemporaryDirectory() as folder:
+        return {**describe(), **compare(flags, Path(folder))}
+
+
+def compare(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Train with every kind of tables."""
     ids = ids_of_tables(flags.data, folder)
     common = ("--batch_size", str(GLOBAL_BATCH), "--epochs", str(flags.epochs))
     trainings = {
@@ -77,16 +71,17 @@ def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for split in SPLITS
         for kind, kind_flags in kinds(ids).items()
     }
-    # Two at once on a core each are sooner there than one after the other on both.
+    # A training on each core is faster than one after the other on all.
     cores: SimpleQueue[int] = SimpleQueue()
     for core in os.sched_getaffinity(0):
         cores.put(core)
 
     def on_a_core(of_training: Sequence[str]) -> float:
         core = cores.get()
-        # That of this thread, which what it starts inherits.
+        # Of this thread; the process that it starts inherits it.
         os.sched_setaffinity(0, {core})
-        report = train(flags.data, folder / str(core), of_training)
+        places = ("--data_path", flags.data, "--cache_dir", folder / str(core))
+        report = train(*places, *of_training)
         cores.put(core)
         return float(report["test"]["rmse"])
 
@@ -99,13 +94,13 @@ def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def ids_of_tables(data: Path, folder: Path) -> dict[str, int]:
-    """How many ids the data have for each of the tables."""
+    """Number of ids in the data for each of the tables."""
     config = Config.of(data_path=str(data), cache_dir=str(folder / "ids"), vocabulary="dynamic", split="time")
     return {table.name: table.rows - 1 for table in open_columns(config).tables if table.name in TABLES}
 
 
 def kinds(ids: dict[str, int]) -> dict[str, tuple[str, ...]]:
-    """The flags of each kind of tables."""
+    """Flags of each kind of tables."""
     found: dict[str, tuple[str, ...]] = {
         STATIC: ("--vocabulary", "fixed"),
         DYNAMIC: ("--vocabulary", "dynamic"),
@@ -117,12 +112,12 @@ def kinds(ids: dict[str, int]) -> dict[str, tuple[str, ...]]:
 
 
 def differences(errors: dict[str, list[float]], kind: str) -> list[float]:
-    """Of a kind of tables to static ones, seed by seed."""
+    """Differences of a kind of tables to static ones, seed by seed."""
     return [error - static for error, static in zip(errors[kind], errors[STATIC], strict=True)]
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The bar: with room for all, dynamic tables differ from static ones by no more than seeds do."""
+    """Bar: with room for all ids, dynamic tables differ from static ones by no more than seeds do."""
     bars = []
     for split, errors in result["rmse"].items():
         found = abs(mean(differences(errors, DYNAMIC)))
@@ -134,24 +129,24 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """A table of static and dynamic tables, and one of capacities."""
+    """Table of static and dynamic tables, and table of capacities."""
     return f"{_beside(result)}\n\n{_curve(result)}\n\n{_about(result)}"
 
 
 def _beside(result: dict[str, Any]) -> str:
-    lines = [["split", "static, RMSE", "dynamic, RMSE", "difference", "by seed"], ["---", *["---:"] * 4]]
+    lines = []
     for split, errors in result["rmse"].items():
         apart = differences(errors, DYNAMIC)
         of_seeds = ", ".join(f"{value:+.4f}" for value in apart)
         lines.append(
             [split, spread(errors[STATIC]), spread(errors[DYNAMIC]), f"{mean(apart):+.4f}", of_seeds]
         )
-    return table(lines)
+    return table(["split", "static, RMSE", "dynamic, RMSE", "difference", "by seed"], lines)
 
 
 def _curve(result: dict[str, Any]) -> str:
     heads = [head for split in result["rmse"] for head in (f"{split}, RMSE", "difference to static")]
-    lines = [["room for", "places of users", "of movies", *heads], ["---", *["---:"] * (2 + len(heads))]]
+    lines = []
     for room, part in ROOMS.items():
         places = [f"{result['ids'][name] // part:,}" if part else "auto" for name in TABLES[:2]]
         cells = [
@@ -160,7 +155,7 @@ def _curve(result: dict[str, Any]) -> str:
             for cell in (spread(errors[room]), f"{mean(differences(errors, room)):+.4f}")
         ]
         lines.append([f"{room} of the ids" if part else "all ids", *places, *cells])
-    return table(lines)
+    return table(["room for", "places of users", "of movies", *heads], lines)
 
 
 def _about(result: dict[str, Any]) -> str:

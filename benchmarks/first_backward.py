@@ -1,9 +1,9 @@
-"""Count what of the library runs before the first `backward` of example.py, with columns that are cached.
+"""Count files and functions of the library that run before the first `backward` of example.py.
 
     PYTHONPATH=example python benchmarks/first_backward.py --data_path FOLDER --dataset synthetic
 
-The flags are those of example.py. The first call makes the columns, the second one counts. A function counts
-once, however often it is called; one process, without workers.
+The flags are those of example.py. The first training makes the columns, the second one counts. A function
+counts once, however often it is called; one process, without workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIBRARY = Path(recsuite.__file__).parent
 
 
 class FirstBackward(BaseException):
-    """The end of the count; no handler of errors takes it for one."""
+    """End of the count; no handler of errors catches it."""
 
 
 def count(flags: list[str]) -> set[CodeType]:
@@ -54,7 +54,7 @@ def main() -> None:
     files: dict[str, int] = {}
     for code in count(sys.argv[1:]):
         name = str(Path(code.co_filename).relative_to(LIBRARY))
-        # What a comprehension makes is no function.
+        # A comprehension is no function.
         files[name] = files.get(name, 0) + (not code.co_name.startswith("<") or code.co_name == "<lambda>")
     print(f"{len(files)} files, {sum(files.values())} functions until the first backward")
     for name, number in sorted(files.items(), key=lambda each: -each[1]):

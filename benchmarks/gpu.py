@@ -1,116 +1,119 @@
-"""Measure all that is to be seen on one GPU, in one command of less than nine minutes.
+"""Measure one GPU, in one command of less than nine minutes.
 
-    python benchmarks/gpu.py --report FOLDER            everything; FOLDER/gpu.json grows as figures come
+    python benchmarks/gpu.py --report FOLDER            everything; FOLDER/gpu.json grows with each result
     python benchmarks/gpu.py --only commands steps      some sections
-    python benchmarks/gpu.py --small                    the miniature, which a CPU runs too
-    python benchmarks/gpu.py --figures gpu.json --write what was measured elsewhere, into the documents
+    python benchmarks/gpu.py --small                    the miniature, which runs on a CPU too
+    python benchmarks/gpu.py --figures gpu.json --write results of another machine, into the documents
 
-A section is a process of its own with a time of its own: one that fails leaves what went wrong beside what it
-found until then, and one that is cut off leaves what it found. Needs no network; 16 GB of memory and 64 GB on
-the disk of --folder are used where they are there. Measures; asserts nothing.
+A section is a process of its own with a time of its own: one that fails leaves its error beside its results,
+and one that is ended early leaves its results. Needs no network; uses up to 16 GB of memory and 64 GB on the
+disk of --folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import os
+import queue
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import IO, Any
 
-from environment import DOCS, describe, finish, make_parser
-from gpu_device import Settings
-from gpu_runner import Section, run_sections
-from gpu_tables import judge, render
+from common import DOCS, Result, bar, describe, finish, make_parser, origin, ratio, table
+from gpu_sections import HERE, READY, SectionSettings
 
 from recsuite.files import replace_file
 
 PAGE = DOCS / "performance.md"
-MARKS = ("<!-- gpu: made by benchmarks/gpu.py -->", "<!-- end of gpu -->")
-# A command that may take ten minutes has to end by itself.
+# A command with a limit of ten minutes has to end by itself.
 SECONDS = 520.0
-# What a section may take to end by itself.
+# Seconds for a section to end by itself.
 MARGIN = 2.0
-# In the order of how much each tells: its script, and seconds.
+# Script and seconds of each section, the most important first.
 SECTIONS = {
-    "machine": ("gpu_device.py", 60),
+    "machine": ("gpu_sections.py", 60),
     "doctor": ("gpu_commands.py", 40),
     "commands": ("gpu_commands.py", 130),
-    "steps": ("gpu_steps.py", 60),
-    "training": ("gpu_training.py", 140),
-    "ncf": ("gpu_training.py", 45),
-    "lookup": ("gpu_lookup.py", 40),
-    "disk": ("gpu_disk.py", 90),
+    "steps": ("gpu_sections.py", 60),
+    "training": ("gpu_sections.py", 140),
+    "ncf": ("gpu_sections.py", 45),
+    "lookup": ("gpu_sections.py", 40),
+    "disk": ("gpu_sections.py", 90),
 }
-# Always measured: without it the other figures are of no known device.
+# Always measured: it names the device.
 FIRST = "machine"
+# Least time of a section: the import of TorchRec alone takes as long.
+FEWEST_SECONDS = 10.0
+# Last characters of the errors of a failed section that are kept.
+LAST_CHARACTERS = 2_000
+# Bars, see `judge`.
+MOST_DIFFERENCE, MOST_WAITED, LEAST_HIDDEN = 1e-3, 0.02, 0.9
+LEAST_OF_PLAIN, LEAST_OF_PLAIN_LARGE, LARGE = 1.0, 1.5, 10_000_000
+LEAST_NCF, LEAST_OF_COPY, LEAST_OF_DISK = 20e6, 0.6, 0.7
 
 
 def main() -> None:
     """Measure and show, and write if that is asked for."""
-    flags = _parse_flags()
-    if flags.figures:
-        result = json.loads(flags.figures.read_text())
-        result["bars"] = judge(result)
-    else:
-        result = measure(flags)
-    if flags.write and (result["small"] or kind_of(result) != "cuda"):
-        sys.exit("gpu.py: these figures are of no GPU or of the miniature, and no document tells of such")
-    finish("gpu", result, render(result), flags, page=PAGE, marks=MARKS)
-
-
-def _parse_flags() -> argparse.Namespace:
     parser = make_parser(__doc__)
     names = [name for name in SECTIONS if name != FIRST]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these sections alone")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="after which it ends (default: 520)")
-    parser.add_argument("--small", action="store_true", help="the miniature: its figures mean nothing")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; the default is that of /tmp")
-    parser.add_argument("--figures", type=Path, help="show what is in this JSON, and measure nothing")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time limit (default: 520)")
+    parser.add_argument("--small", action="store_true", help="the miniature: its results mean nothing")
+    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary one)")
     flags = parser.parse_args()
     if flags.write and flags.small:
-        parser.error("the figures of --small mean nothing, and --write would put them into the documents")
-    if not flags.figures:
-        # What was measured elsewhere is in its file already.
+        parser.error("--write requires a run without --small, whose results mean nothing")
+    if flags.figures:
+        shown = json.loads(flags.figures.read_text())
+        if flags.write and (shown["small"] or kind_of(shown) != "cuda"):
+            sys.exit("gpu.py: --write requires results of a GPU without --small")
+    else:
         flags.report = flags.report or Path(".")
-    return flags
+    finish("gpu", flags, measure, judge, render, PAGE)
 
 
-def measure(flags: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one run, which lie in the JSON of --report as soon as they are there."""
+def measure(flags: argparse.Namespace) -> Result:
+    """All results of a run; each one is in the JSON of --report at once."""
     end = time.monotonic() + flags.seconds
-    result: dict[str, Any] = {**describe(), "small": flags.small, "sections": {}, "bars": []}
+    result: Result = {**describe(), "small": flags.small, "sections": {}, "bars": []}
     flags.report.mkdir(parents=True, exist_ok=True)
     keep = partial(_keep, result, flags.report / "gpu.json")
     with tempfile.TemporaryDirectory(prefix="gpu-", dir=flags.folder) as folder:
         sections = [_section(name, Path(folder), flags.small) for name in (FIRST, *flags.only)]
         run_sections(sections[:1], flags.seconds, keep)
         if kind_of(result) == "cpu" and not flags.small:
-            sys.exit("gpu.py: torch sees no GPU; give --small for the miniature, which a CPU runs too")
+            sys.exit("gpu.py: torch sees no GPU; give --small for the miniature, which runs on a CPU too")
         run_sections(sections[1:], end - time.monotonic(), keep)
     return result
 
 
-def _section(name: str, folder: Path, small: bool) -> Section:
+def _section(name: str, folder: Path, small: bool) -> GpuSection:
     script, seconds = SECTIONS[name]
 
     def command(left: float) -> Sequence[str]:
         mine = folder / name
         mine.mkdir()
-        settings = Settings(name, str(mine), left - MARGIN, small)
+        settings = SectionSettings(name, str(mine), left - MARGIN, small)
         path = Path(__file__).parent / script
         return [sys.executable, str(path), json.dumps(dataclasses.asdict(settings))]
 
-    return Section(name, command, seconds)
+    return GpuSection(name, command, seconds)
 
 
 def _keep(result: dict[str, Any], path: Path, name: str, found: dict[str, Any]) -> None:
-    """Write all that is known now, in one rename: whoever is cut off after this has it."""
+    """Write all results so far, in one rename: a run that is killed later leaves them."""
     result["sections"][name] = found
     result["bars"] = judge(result)
     replace_file(path, f"{json.dumps(result, indent=1)}\n".encode())
@@ -121,9 +124,378 @@ def _keep(result: dict[str, Any], path: Path, name: str, found: dict[str, Any]) 
 
 
 def kind_of(result: dict[str, Any]) -> str:
-    """The kind of the device that was measured; "unknown" where that failed."""
+    """Kind of the measured device; "unknown" where that failed."""
     machine = result["sections"].get(FIRST, {"results": []})
     return str(next((each["device"]["kind"] for each in machine["results"] if "device" in each), "unknown"))
+
+
+# --- sections ---
+
+
+@dataclass(frozen=True)
+class GpuSection:
+    """Part of a measurement.
+
+    command: of a process that prints results in lines of JSON, from the seconds left; seconds: time limit.
+    """
+
+    name: str
+    command: Callable[[float], Sequence[str]]
+    seconds: float
+
+
+def run_sections(
+    sections: Sequence[GpuSection],
+    seconds: float,
+    keep: Callable[[str, dict[str, Any]], None],
+    fewest_seconds: float = FEWEST_SECONDS,
+) -> None:
+    """Run sections one after the other; one that fails, crashes or takes too long leaves its error.
+
+    Args:
+        seconds: for all of them.
+        keep: gets the name of a section and its results, after each one and, with its seconds, at its end.
+        fewest_seconds: a section with less time is skipped.
+    """
+    end = time.monotonic() + seconds
+    for section in sections:
+        left = min(section.seconds, end - time.monotonic())
+        if left < min(fewest_seconds, section.seconds):
+            keep(section.name, {"results": [], "error": f"not begun: the {seconds:.0f} s were used up"})
+            continue
+        _run(section, left, keep)
+
+
+def _run(section: GpuSection, seconds: float, keep: Callable[[str, dict[str, Any]], None]) -> None:
+    """Run a section."""
+    found: dict[str, Any] = {"results": []}
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            section.command(seconds),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            # All that it starts ends with it.
+            start_new_session=True,
+        )
+        try:
+            for line in _lines(process, began + seconds):
+                result = _parsed(line)
+                if "error" in result:
+                    found["error"] = result["error"]
+                else:
+                    found["results"].append(result)
+                keep(section.name, found)
+            status = process.poll() if process.poll() is not None else _waited(process)
+            if status is None:
+                found["error"] = f"ended after {seconds:.0f} s, its time"
+            elif status != 0:
+                found.setdefault("error", f"status {status}")
+                found["output"] = _last(errors)
+        finally:
+            _kill(process)
+    found["seconds"] = round(time.monotonic() - began, 1)
+    keep(section.name, found)
+
+
+def _lines(process: subprocess.Popen[str], end: float) -> Any:
+    """Lines of a process, until it ends or its time is over."""
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    # In a thread, because a read has no time limit.
+    threading.Thread(target=read, daemon=True).start()
+    with contextlib.suppress(queue.Empty):
+        while (line := lines.get(timeout=max(0.0, end - time.monotonic()))) is not None:
+            yield line
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """Result in a line; a line of another kind is kept as text."""
+    try:
+        result = json.loads(line)
+    except ValueError:
+        result = None
+    return result if isinstance(result, dict) else {"printed": line.rstrip("\n")}
+
+
+def _waited(process: subprocess.Popen[str]) -> int | None:
+    """Status of a process that closed its output; None if it goes on."""
+    try:
+        return process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    # Its session may outlive it.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _last(errors: IO[str]) -> str:
+    errors.seek(0)
+    return errors.read()[-LAST_CHARACTERS:]
+
+
+# --- bars and tables; computed from the JSON alone, which may lack any section ---
+
+
+def judge(result: Result) -> list[dict[str, Any]]:
+    """Each bar beside its figure, if that was measured."""
+    return [
+        each
+        for find in (_doctor, _commands, _steps, _training, _ncf, _lookup, _disk)
+        for each in find(result)
+    ]
+
+
+def results(result: Result, name: str) -> list[Result]:
+    """Results of a section."""
+    found: list[Result] = result["sections"].get(name, {}).get("results", [])
+    return found
+
+
+def _doctor(result: Result) -> Iterator[Result]:
+    for found in results(result, "doctor"):
+        # A doctor that crashed has written no fault.
+        yield none("faults on the doctor's page", found["faults"] or int(found["status"] != 0))
+
+
+def none(name: str, number: int) -> Result:
+    """Bar of a number that should be 0."""
+    return bar(name, number, 0, str(number), "0", at_most=True)
+
+
+def _commands(result: Result) -> Iterator[Result]:
+    checks = results(result, "commands")
+    for found in checks:
+        if "difference" in found:
+            name = f"{found['check']}, largest difference of a metric between GPU and CPU"
+            measured = found["difference"]
+            yield bar(
+                name, measured, MOST_DIFFERENCE, f"{measured:.1e}", f"{MOST_DIFFERENCE:g}", at_most=True
+            )
+    if checks:
+        passed = sum("failed" not in found for found in checks if "check" in found)
+        number = next(found["checks"] for found in checks if "checks" in found)
+        yield none("commands of the example that failed or did not end", number - passed)
+
+
+def _steps(result: Result) -> Iterator[Result]:
+    found = results(result, "steps")
+    profiles = [each for each in found if "workers" in each]
+    for each in profiles:
+        name = f"the default model, {each['workers']} workers"
+        yield none(f"{name}, waits for the device in {each['steps']} steps", sum(each["waits"].values()))
+        hidden = each["share hidden"]
+        if hidden is not None:
+            limit = f"{LEAST_HIDDEN:.0%}"
+            yield bar(f"{name}, copies hidden under kernels", hidden, LEAST_HIDDEN, f"{hidden:.1%}", limit)
+        strangers = len(set(each["processes"]["open"])) - each["processes"]["ranks"]
+        yield none(f"{name}, processes on the device beside its ranks", max(0, strangers))
+    if profiles:
+        waited = min(each["share waited"] for each in profiles)
+        limit = f"{MOST_WAITED:.0%}"
+        yield bar(
+            "the default model with the better number of workers, waiting for batches",
+            waited,
+            MOST_WAITED,
+            f"{waited:.1%}",
+            limit,
+            True,
+        )
+    for each in found:
+        if "fork is refused" in each:
+            yield none("workers forked after CUDA was in use", int(not each["fork is refused"]))
+
+
+def _training(result: Result) -> Iterator[Result]:
+    for (dim, users, items), batches in _by_size(results(result, "training")).items():
+        found = [value for rates in batches.values() if (value := of_best_plain(rates)) is not None]
+        if found:
+            limit = LEAST_OF_PLAIN_LARGE if users + items >= LARGE else LEAST_OF_PLAIN
+            name = (
+                f"dimension {dim}, {users:,} + {items:,} rows, here / the best plain one, at the worst batch"
+            )
+            yield bar(name, min(found), limit, f"{min(found):.2f}", f"{limit}")
+
+
+def _by_size(found: list[Result]) -> dict[tuple[int, int, int], dict[int, dict[str, list[float]]]]:
+    """Rates by dimension, users and items, and then by batch; groups of variants are joined."""
+    sizes: dict[tuple[int, int, int], dict[int, dict[str, list[float]]]] = {}
+    for each in found:
+        if "batch" in each:
+            batches = sizes.setdefault((each["dim"], each["users"], each["items"]), {})
+            batches.setdefault(each["batch"], {}).update(each["samples a second"])
+    return sizes
+
+
+def of_best_plain(rates: dict[str, list[float]]) -> float | None:
+    """Ratio to the best plain variant; None if either side is missing."""
+    plain = [values for name, values in rates.items() if name.startswith("plain")]
+    return ratio(rates[HERE], max(plain, key=median)) if plain and HERE in rates else None
+
+
+def _ncf(result: Result) -> Iterator[Result]:
+    found = [
+        median(values)
+        for each in results(result, "ncf")
+        for name, values in each.get("samples a second", {}).items()
+        # Training on batches in memory is no realistic training.
+        if name.startswith(HERE) and not name.startswith(READY)
+    ]
+    if found:
+        name = "NCF's shape on ml-20m's sizes, million samples a second"
+        yield bar(name, max(found), LEAST_NCF, f"{max(found) / 1e6:.1f}", f"{LEAST_NCF / 1e6:.0f}")
+
+
+def of_copy(found: Result) -> float:
+    """Bytes a second of a lookup and an update, as a share of a copy."""
+    parts = [found[part] for part in ("lookup", "update", "whole") if part in found]
+    rate = sum(part["bytes"] for part in parts) / sum(part["seconds"] for part in parts)
+    return float(rate / found["copy bytes a second"])
+
+
+def _lookup(result: Result) -> Iterator[Result]:
+    for each in results(result, "lookup"):
+        name = f"lookup and update, {each['of']}, dimension {each['dim']}, of a copy's bytes a second"
+        yield bar(name, of_copy(each), LEAST_OF_COPY, f"{of_copy(each):.2f}", f"{LEAST_OF_COPY}")
+
+
+def _disk(result: Result) -> Iterator[Result]:
+    found = results(result, "disk")
+    plain = next((each for each in found if each["of"] == "plain"), None)
+    for each in found:
+        if each["of"] == "checkpoint" and plain:
+            verb = "write" if each["what"] == "dump" else "read"
+            share = each["bytes a second"] / plain[f"{verb} bytes a second"]
+            name = f"{each['what']} of {each['bytes'] / 1e9:.1f} GB, of the disk's own bytes a second"
+            yield bar(name, share, LEAST_OF_DISK, f"{share:.2f}", f"{LEAST_OF_DISK}")
+
+
+def render(result: Result) -> str:
+    """Tables, errors and origin."""
+    blocks = [block for show in TABLES for block in show(result)]
+    for name, section in result["sections"].items():
+        skipped = [each["skipped"] for each in section["results"] if "skipped" in each]
+        if "error" in section:
+            blocks.append(f"The section {name} did not end: {section['error'].splitlines()[0]}")
+        blocks += [f"The section {name} left out: {each}." for each in dict.fromkeys(skipped)]
+    return "\n\n".join([*blocks, f"{describe_origin(result)}."])
+
+
+def describe_origin(result: Result) -> str:
+    """Device, machine, versions and date in a line."""
+    machine = {key: value for each in results(result, "machine") for key, value in each.items()}
+    device = machine.get("device", {"kind": "unknown"})
+    named = device["kind"]
+    if named == "cuda":
+        named = (
+            f"one {device['name']}, driver {device['driver']}, CUDA {device['cuda']}, nccl {device['nccl']}"
+        )
+    copied = machine.get("copy bytes a second")
+    copies = f", which copies {copied / 1e9:,.0f} GB/s within itself (read and written)" if copied else ""
+    return f"{named[0].upper()}{named[1:]}{copies}; {origin(result)}; {result['versions']['fbgemm']}"
+
+
+def _command_table(result: Result) -> Iterator[str]:
+    lines = []
+    for found in results(result, "commands"):
+        said = [
+            f"{key}: {value}" for key, value in found.items() if key not in ("check", "after", "cpu", "gpu")
+        ]
+        main = [_main_metric(found[where]["test"]) if where in found else "-" for where in ("cpu", "gpu")]
+        lines.append([found["check"], *main, "; ".join(said).replace("\n", " ")[:200]])
+    if lines:
+        yield table(["command", "CPU", "GPU", "found"], lines, left=(0, 3))
+
+
+def _main_metric(metrics: dict[str, float]) -> str:
+    name, value = next(iter(metrics.items()))
+    return f"{name} {value:.4f}"
+
+
+def _step_table(result: Result) -> Iterator[str]:
+    found = [each for each in results(result, "steps") if "workers" in each]
+    shown: dict[str, Callable[[Result], str]] = {
+        "samples a second": lambda each: f"{each['samples a second']:,.0f}",
+        "waiting for batches": lambda each: f"{each['share waited']:.1%}",
+        "ms of a step, recorded": lambda each: f"{each['ms of a step']:.2f}",
+        "the device works": lambda each: f"{each['share that the device works'] or 0:.0%} of it",
+        "copies hidden under kernels": lambda each: (
+            "-" if each["share hidden"] is None else f"{each['share hidden']:.1%}"
+        ),
+        "waits for the device": lambda each: f"{sum(each['waits'].values())} in {each['steps']} steps",
+        "numbers read from it": lambda each: f"{each['reads that wait']}",
+        "processes on it": lambda each: f"{len(each['processes']['open'])}",
+    }
+    if found:
+        titles = ["a step of the default model", *(f"{each['workers']} workers" for each in found)]
+        lines = [[name, *map(show, found)] for name, show in shown.items()]
+        yield table(titles, lines)
+
+
+def _training_table(result: Result, section: str, title: str) -> Iterator[str]:
+    sizes = _by_size(results(result, section))
+    names = list(
+        dict.fromkeys(name for batches in sizes.values() for rates in batches.values() for name in rates)
+    )
+    lines = []
+    for (dim, users, items), batches in sizes.items():
+        for batch, rates in batches.items():
+            best = of_best_plain(rates)
+            cells = [f"{median(rates[name]) / 1e6:.2f}" if name in rates else "-" for name in names]
+            of_plain = "-" if best is None else f"**{best:.2f}**"
+            lines.append([f"{dim}, {users:,} + {items:,}, {batch:,}", *cells, of_plain])
+    if lines:
+        titles = [title, *names, "here / best plain"]
+        yield table(titles, lines)
+
+
+def _lookup_table(result: Result) -> Iterator[str]:
+    lines = []
+    for each in results(result, "lookup"):
+        shown = [
+            f"{part}: {each[part]['bytes'] / each[part]['seconds'] / 1e9:,.0f} GB/s"
+            for part in ("lookup", "update", "whole")
+            if part in each
+        ]
+        about = f"{each['of']}, {each['rows']:,} rows of {each['dim']}, {each['ids']:,} ids"
+        lines.append([about, "; ".join(shown), f"{of_copy(each):.2f}"])
+    if lines:
+        yield table(["tables alone", "moved", "of a copy"], lines)
+
+
+def _disk_table(result: Result) -> Iterator[str]:
+    lines = []
+    for each in results(result, "disk"):
+        if each["of"] == "plain":
+            for verb in ("write", "read"):
+                rate = each[f"{verb} bytes a second"] / 1e9
+                lines.append([f"{verb} of {each['bytes'] / 1e9:.1f} GB, plain", f"{rate:.2f}"])
+        else:
+            rate = each["bytes a second"] / 1e9
+            lines.append([f"{each['what']} of {each['bytes'] / 1e9:.1f} GB of tables", f"{rate:.2f}"])
+    if lines:
+        yield table(["checkpoints", "GB/s"], lines)
+
+
+TABLES: tuple[Callable[[Result], Iterator[str]], ...] = (
+    _command_table,
+    _step_table,
+    lambda result: _training_table(result, "training", "million samples a second: dimension, rows, batch"),
+    lambda result: _training_table(result, "ncf", "NCF's shape: dimension, rows, batch"),
+    _lookup_table,
+    _disk_table,
+)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The example's own commands on one GPU, beside the same commands on the CPU: two sections of
-benchmarks/gpu.py, the doctor's page and a life of checkpoints.
+"""Commands of the example on one GPU, beside the same commands on the CPU.
+
+gpu_commands.py SETTINGS    a section of benchmarks/gpu.py: "doctor" or "commands"
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import EXAMPLE, ROOT, torchrun
-from gpu_device import Deadline, Emit, Settings, run_section
+from common import EXAMPLE, ROOT, torchrun
+from gpu_sections import Deadline, Emit, SectionSettings, run_section
 
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.host import allowed_cores
 
 RATINGS, SMALL_RATINGS = 200_000, 3_000
-# Cores for one command: a rank on the CPU uses all that it may.
+# Cores for one command.
 CORES_OF_A_COMMAND = 4
-# Of what a command wrote to its errors before it failed.
+# Last characters of the output of a failed command that are kept.
 LAST_CHARACTERS = 1_500
 TERMINATED = 128 + signal.SIGTERM
 
 
 class CommandError(Exception):
-    """A command of the example ended otherwise than it should."""
+    """A command of the example ended with another status than expected."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs the example on some synthetic ratings, on the GPU or hidden from it."""
+    """Commands of the example on synthetic ratings, on the GPU or hidden from it."""
 
     folder: Path
     ratings: int
@@ -48,47 +49,47 @@ class Runner:
 
     @property
     def data(self) -> tuple[str, ...]:
-        """The flags that name the ratings."""
+        """Flags that name the ratings."""
         return (
             *("--dataset", "synthetic", "--synthetic_ratings", str(self.ratings)),
             *("--data_path", str(self.folder / "ratings")),
         )
 
     def __call__(self, where: str, *flags: str, launched: bool = False) -> str:
-        """What a command prints. where: "gpu", which is the CPU where there is none, or "cpu"."""
+        """Run a command and return its output. where: "cpu", or "gpu", which is the CPU if there is none."""
         with tempfile.TemporaryFile("w+") as errors:
             process = self.start(where, *flags, launched=launched, errors=errors)
             try:
                 output, _ = process.communicate(timeout=max(1.0, self.deadline.left))
             except subprocess.TimeoutExpired:
                 process.kill()
-                raise CommandError(f"no time was left for {' '.join(flags)} on {where}") from None
+                raise CommandError(f"no time left for {' '.join(flags)} on {where}") from None
             check(process.returncode, 0, flags, output, errors)
         return output
 
     def start(self, where: str, *flags: str, errors: Any, launched: bool = False) -> subprocess.Popen[str]:
-        """A command that runs."""
+        """Start a command."""
         env = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if where == "cpu" else {})}
         command = [*(torchrun(1) if launched else [sys.executable]), str(EXAMPLE), *self.data, *flags]
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True)
 
     def train(self, where: str, name: str, *flags: str, launched: bool = False) -> dict[str, Any]:
-        """The test metrics of a training, and the device that it names."""
+        """Train, and return the test metrics and the name of the device."""
         report = self.folder / f"report-{name}-{where}"
         self(where, *flags, "--report_dir", str(report), launched=launched)
         found = json.loads((report / "metrics.json").read_text())
         return {"device": found["device"], "test": found["test"]}
 
     def dumps(self, name: str, where: str) -> Path:
-        """A folder of checkpoints."""
+        """Folder of checkpoints."""
         return self.folder / f"dumps-{name}-{where}"
 
 
 def check(status: int, expected: int, flags: Iterable[str], output: str, errors: Any) -> None:
-    """Refuse another exit status than was to come.
+    """Check the exit status of a command.
 
     Raises:
-        CommandError: with what the command said last.
+        CommandError: with the end of its output.
     """
     if status != expected:
         errors.seek(0)
@@ -96,16 +97,16 @@ def check(status: int, expected: int, flags: Iterable[str], output: str, errors:
         raise CommandError(f"{' '.join(flags)}: status {status}, not {expected}: {last}")
 
 
-def doctor(settings: Settings, emit: Emit) -> None:
-    """The page of the doctor, and how many faults are on it."""
+def doctor(settings: SectionSettings, emit: Emit) -> None:
+    """Section "doctor": its page, and the number of faults on it."""
     result = subprocess.run([sys.executable, str(EXAMPLE), "--doctor"], capture_output=True, text=True)
     page = result.stdout.replace(str(ROOT), ".").splitlines()
     faults = sum(line.startswith("fault") for line in page)
     emit({"status": result.returncode, "faults": faults, "page": page, "errors": result.stderr[-1000:]})
 
 
-def commands(settings: Settings, emit: Emit) -> None:
-    """All checks, several at a time; what one finds is told when it ends, and one that fails is told of."""
+def commands(settings: SectionSettings, emit: Emit) -> None:
+    """Section "commands": all checks, several at a time; each result is emitted when it ends."""
     folder, deadline = Path(settings.folder), Deadline(settings.seconds)
     run = Runner(folder, settings.small_or(SMALL_RATINGS, RATINGS), deadline)
     # Made before: the commands only map the columns.
@@ -125,14 +126,14 @@ def commands(settings: Settings, emit: Emit) -> None:
         for future in as_completed(started):
             try:
                 found = future.result()
-            # Of any kind: the other checks are still to be told of.
+            # Of any kind: the other checks go on.
             except Exception as error:
                 found = {"failed": f"{type(error).__name__}: {error}"}
             emit({"check": started[future], "after": round(time.monotonic() - began, 1), **found})
 
 
 def compared(name: str, *flags: str, launched: bool = False) -> Callable[[Runner], dict[str, Any]]:
-    """A check that trains on both devices, with the same flags."""
+    """Return a check that trains on both devices with the same flags."""
 
     def run_both(run: Runner) -> dict[str, Any]:
         both = {
@@ -145,17 +146,17 @@ def compared(name: str, *flags: str, launched: bool = False) -> Callable[[Runner
 
 
 def saving(run: Runner, name: str, where: str, flags: Iterable[str]) -> tuple[str, ...]:
-    """Where checkpoints go, if there are to be any."""
+    """Flags of the folder of checkpoints, if the command writes any."""
     return ("--save_dir", str(run.dumps(name, where))) if "--dump" in flags else ()
 
 
 def beside(both: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What was found on both devices, and by how much it differs at most."""
+    """Results of both devices, and their largest difference."""
     return {**both, "difference": difference(both["cpu"]["test"], both["gpu"]["test"])}
 
 
 def difference(some: Mapping[str, float | None], others: Mapping[str, float | None]) -> float:
-    """The largest difference of two sets of metrics; infinite where one has what the other has not."""
+    """Largest difference of two sets of metrics; infinite if one lacks a metric of the other."""
     if some.keys() != others.keys():
         return float("inf")
     pairs = [(some[name], others[name]) for name in some]
@@ -166,7 +167,7 @@ def difference(some: Mapping[str, float | None], others: Mapping[str, float | No
 
 
 def asynchronous(run: Runner) -> dict[str, Any]:
-    """Dumps beside the training: it learns what it learns without them, and a CPU reads what was written."""
+    """Check that --async_dump changes no metric, and that a CPU reads the checkpoint."""
     flags = ("--epochs", "1", "--dump")
     both = {
         "cpu": run.train("gpu", "beside-not", *flags, "--save_dir", str(run.dumps("beside-not", "gpu"))),
@@ -179,7 +180,7 @@ def asynchronous(run: Runner) -> dict[str, Any]:
 
 
 def resumed(run: Runner) -> dict[str, Any]:
-    """Deltas, and a training that goes on from them."""
+    """Check deltas, and a training that resumes from them, on both devices."""
     both = {}
     for where in ("cpu", "gpu"):
         flags = ("--inc_dump", "--dump_every", "20", "--save_dir", str(run.dumps("resumed", where)))
@@ -189,9 +190,7 @@ def resumed(run: Runner) -> dict[str, Any]:
 
 
 def there_and_back(run: Runner) -> dict[str, Any]:
-    """Deltas of either device, merged by both: each gives the same tensors, and the CPU reads what the GPU
-    has merged.
-    """
+    """Check that both devices merge the deltas of either one into the same tensors, and read each other's."""
     found: dict[str, Any] = {}
     for wrote in ("cpu", "gpu"):
         source = run.dumps("merged", wrote)
@@ -199,7 +198,7 @@ def there_and_back(run: Runner) -> dict[str, Any]:
         merged = {}
         for where in ("cpu", "gpu"):
             merged[where] = run.dumps(f"merged-{wrote}", where)
-            # The best one is a link to another.
+            # The best checkpoint is a link to another.
             shutil.copytree(source, merged[where], symlinks=True)
             run(where, "--compact", "--save_dir", str(merged[where]))
         found[f"written on {wrote}, bit for bit"] = same_tensors(merged["cpu"], merged["gpu"])
@@ -209,10 +208,10 @@ def there_and_back(run: Runner) -> dict[str, Any]:
 
 
 def same_tensors(folder: Path, other: Path) -> int:
-    """How many tensors the newest full checkpoints of two folders have, all the same bit for bit.
+    """Number of tensors in the newest full checkpoints of two folders, which are equal bit for bit.
 
     Raises:
-        CommandError: when one differs, or is in one of them alone.
+        CommandError: when a tensor differs, or is missing in one of them.
     """
     mine, theirs = (_tensors(each) for each in (folder, other))
     different = sorted(mine.keys() ^ theirs.keys())
@@ -234,12 +233,12 @@ def _tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 def terminated(run: Runner) -> dict[str, Any]:
-    """A SIGTERM in the middle of a training: a checkpoint, the exit status that says so, and it is read."""
+    """Check the checkpoint and the exit status of a training that got SIGTERM."""
     save_dir = run.dumps("terminated", "gpu")
     flags = ("--dump", "--epochs", "1000", "--patience", "0", "--save_dir", str(save_dir))
     with tempfile.TemporaryFile("w+") as errors:
         process = run.start("gpu", *flags, errors=errors)
-        # A training that steps has written one after its first epoch.
+        # The first checkpoint is that of the first epoch.
         while not list(save_dir.glob("step-*")) and process.poll() is None and run.deadline.left > 0:
             time.sleep(0.05)
         process.terminate()
@@ -248,14 +247,14 @@ def terminated(run: Runner) -> dict[str, Any]:
             output, _ = process.communicate(timeout=max(1.0, run.deadline.left))
         except subprocess.TimeoutExpired:
             process.kill()
-            raise CommandError("a training that was told to end did not") from None
+            raise CommandError("a training did not end after SIGTERM") from None
         seconds = time.monotonic() - began
         check(process.returncode, TERMINATED, flags, output, errors)
     run("cpu", "--load", "--checkpoint", "latest", "--save_dir", str(save_dir))
     return {"status": TERMINATED, "seconds to end": seconds}
 
 
-# In the order of how much each tells.
+# The most important first.
 CHECKS: dict[str, Callable[[Runner], dict[str, Any]]] = {
     "rating": compared("rating", "--epochs", "2", "--dump", launched=True),
     "checkpoints there and back": there_and_back,

@@ -1,18 +1,17 @@
-"""Measure how fast columns are made from Parquet, beside how fast pyarrow reads it, and in how much memory.
+"""Measure how fast columns are made from Parquet, beside the reader of pyarrow, and in how much memory.
 
     python benchmarks/ingest.py                                       2 million events: a minute
     python benchmarks/ingest.py --events 100000000 --rounds 1 --ids texts      10 GB of disk, half an hour
 
 Writes the events itself: users and items of a skewed popularity, a label, and times that rise but for a day.
-In each round pyarrow reads them and columns are made of them, in turns, each in a process of its own; what it
-reads lies in the page cache by then. Prints each figure beside its bar. Measures; asserts nothing.
+In each round pyarrow reads them and columns are made of them, in turns, each in a process of its own, from
+the page cache. Prints each figure beside its bar.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import statistics
 import subprocess
@@ -20,14 +19,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from drawn_events import DAY, FIRST_TIME, YEAR, blocks_of, skewed_ids, write_parquet
-from environment import DOCS, describe, finish, make_parser
-from figures import bar, origin, ratio, shown_ratio, table
+from common import (
+    DAY,
+    DOCS,
+    FIRST_TIME,
+    YEAR,
+    bar,
+    blocks_of,
+    describe,
+    finish,
+    in_turns,
+    make_parser,
+    origin,
+    peak_memory,
+    ratio,
+    shown_ratio,
+    skewed_ids,
+    table,
+    write_parquet,
+)
 
 from recsuite.config.config import Config
 from recsuite.datasets.preparation import cache
@@ -52,12 +68,13 @@ EVENTS_PER_USER, EVENTS_PER_ITEM = 100, 500
 STAGES = ("reading", "columns", "all")
 LEAST_SHARE = 0.5
 MOST_MEMORY = 2 * 2**30
+PAGE = DOCS / "log" / "benchmarks.md"
 
 
 def main() -> None:
-    """Measure and show, or be one of the processes that are measured."""
+    """Measure and show, and write if that is asked for; or be one of the measured processes."""
     parser = make_parser(__doc__)
-    parser.add_argument("--events", type=int, default=2_000_000, help="how many are written")
+    parser.add_argument("--events", type=int, default=2_000_000, help="number of events")
     parser.add_argument("--ids", choices=("numbers", "texts"), default="texts", help="of users and items")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each, in turns")
     parser.add_argument("--folder", type=Path, help="on a disk with room; emptied again (default: temporary)")
@@ -66,37 +83,30 @@ def main() -> None:
     if flags.measure:
         print(json.dumps(MEASURES[flags.measure](flags.folder)))
         return
-    with tempfile.TemporaryDirectory(dir=flags.folder, prefix="ingest-") as folder:
-        result = measure(flags, Path(folder))
-    # Of each kind of ids a table of its own.
-    name = f"ingest_{flags.ids}"
-    marks = f"<!-- {name}: made by benchmarks/ingest.py -->", f"<!-- end of {name} -->"
-    finish(name, result, render(result), flags, page=DOCS / "log" / "benchmarks.md", marks=marks)
+    # Each kind of ids has a table of its own.
+    finish(f"ingest_{flags.ids}", flags, measure, judge, render, PAGE)
 
 
-def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All figures of one run."""
-    write_events(folder / "events.parquet", flags.events, flags.ids == "texts")
-    (folder / "schema.toml").write_text(SCHEMA)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in MEASURES}
-    for _ in range(flags.rounds):
-        for name, runs in found.items():
-            command = [sys.executable, __file__, "--measure", name, "--folder", str(folder)]
+def measure(flags: argparse.Namespace) -> dict[str, Any]:
+    """All results of a run."""
+    with tempfile.TemporaryDirectory(dir=flags.folder, prefix="ingest-") as name:
+        folder = Path(name)
+        write_events(folder / "events.parquet", flags.events, flags.ids == "texts")
+        (folder / "schema.toml").write_text(SCHEMA)
+
+        def run(kind: str) -> dict[str, float]:
+            command = [sys.executable, __file__, "--measure", kind, "--folder", str(folder)]
             output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
-            runs.append(json.loads(output.splitlines()[-1]))
-    result = {
-        **describe(),
-        "events": flags.events,
-        "ids": flags.ids,
-        "file bytes": (folder / "events.parquet").stat().st_size,
-        **found,
-    }
-    result["bars"] = judge(result)
-    return result
+            found: dict[str, float] = json.loads(output.splitlines()[-1])
+            return found
+
+        size = (folder / "events.parquet").stat().st_size
+        found = in_turns({kind: partial(run, kind) for kind in MEASURES}, flags.rounds)
+    return {**describe(), "events": flags.events, "ids": flags.ids, "file bytes": size, **found}
 
 
 def write_events(path: Path, number: int, has_texts: bool) -> None:
-    """Write so many events, drawn from a seed."""
+    """Write events that are drawn from a seed."""
     draw = np.random.default_rng(0)
     write_parquet(path, (_events(draw, part, number, has_texts) for part in blocks_of(number)))
 
@@ -114,7 +124,7 @@ def _events(draw: np.random.Generator, places: range, number: int, has_texts: bo
 
 
 def _texts(prefix: str, ids: np.ndarray) -> Any:
-    """Ids of ten characters, as shops have them."""
+    """Text ids of ten characters."""
     import pyarrow
     from pyarrow import compute
 
@@ -123,7 +133,7 @@ def _texts(prefix: str, ids: np.ndarray) -> Any:
 
 
 def read_alone(folder: Path) -> dict[str, float]:
-    """How long pyarrow takes to read the columns, batch by batch, on all cores."""
+    """Read the columns by pyarrow, batch by batch, on all cores; return seconds."""
     from pyarrow import dataset
 
     start, cpu = time.perf_counter(), time.process_time()
@@ -133,9 +143,7 @@ def read_alone(folder: Path) -> dict[str, float]:
 
 
 def ingest(folder: Path) -> dict[str, float]:
-    """How long it takes from `open_columns` to finished columns, of that to read the files and to make the
-    columns, and the most memory that the process had.
-    """
+    """Make columns; return seconds in all, of reading and of making columns, and the peak memory."""
     import pandas  # noqa: F401
     import pyarrow.dataset  # noqa: F401
 
@@ -167,13 +175,6 @@ def _timed(work: Callable[..., Any], seconds: dict[str, float], stage: str) -> C
     return timed
 
 
-def peak_memory() -> int:
-    """The most bytes that this process had at once, of its own and of mapped files."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
-
-
 MEASURES: dict[str, Callable[[Path], dict[str, float]]] = {"pyarrow": read_alone, "ingest": ingest}
 
 
@@ -182,7 +183,7 @@ def _seconds(result: dict[str, Any], name: str, stage: str) -> list[float]:
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each bar beside what was measured."""
+    """Each bar beside its figure."""
     alone = _seconds(result, "pyarrow", "all")
     shares = {stage: ratio(alone, _seconds(result, "ingest", stage)) for stage in STAGES}
     names = {"reading": "reading the files and settling what is repeated", "all": "from files to columns"}
@@ -196,22 +197,21 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """All figures, and where they come from."""
-    lines = [["", "seconds", "million events/s", "of pyarrow's rate"], ["---", "---:", "---:", "---:"]]
-    lines += list(_lines(result))
+    """Table, memory and origin."""
+    heads = ["", "seconds", "million events/s", "of pyarrow's rate"]
     peak, imported = (max(_seconds(result, "ingest", name)) for name in ("peak", "imported"))
     memory = (
         f"{peak / 2**20:,.0f} MiB at most, mapped files included, of which {imported / 2**20:,.0f} MiB were "
         f"there before the first event: {(peak - imported) / result['events']:.1f} bytes an event."
     )
-    # Of a machine that others use too they say more than the seconds.
+    # On a shared machine they are more exact than the clock.
     cpu = [statistics.median(_seconds(result, name, "cpu")) for name in MEASURES]
     cores = f"Seconds of a processor: {cpu[0]:.1f} for pyarrow, {cpu[1]:.1f} for all."
     about = (
         f"{result['events']:,} events with {result['ids']} as ids, {result['file bytes'] / 1e6:,.0f} MB of "
         f"Parquet, medians of {len(result['ingest'])} rounds: "
     )
-    return "\n\n".join([about, table(lines), cores, memory, f"{origin(result)}."])
+    return "\n\n".join([about, table(heads, _lines(result)), cores, memory, f"{origin(result)}."])
 
 
 def _lines(result: dict[str, Any]) -> Iterator[list[str]]:

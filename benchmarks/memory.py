@@ -1,9 +1,10 @@
-"""The memory of data workers, and training on more ratings than fit into memory. Prints JSON.
+"""Measure the memory of data workers, and train on more ratings than fit into memory. Prints JSON.
 
     python benchmarks/memory.py workers DATA_PATH RATINGS      PSS of two workers, in MB, part by part
     python benchmarks/memory.py train DATA_PATH BYTES          one epoch in that much memory
 
-The first draws the ratings where there are none. benchmarks/feed.py runs both. Measures; asserts nothing.
+The first draws the ratings if there are none. benchmarks/feed.py runs both. A file of its own, because
+workers import the script that started them, and its imports count as their memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 
-# What this file imports, workers import too, and it would count as their memory: no more than is needed.
 EXAMPLE = Path(__file__).resolve().parent.parent / "example" / "example.py"
 NUM_WORKERS = 2
 BATCH_SIZE = 8192
@@ -34,7 +34,7 @@ EPOCHS, STEPS = 5, 100
 # Large, so that a run of a hundred million ratings takes minutes.
 TRAINING_BATCH = 65_536
 CGROUP = Path("/sys/fs/cgroup")
-# The file of a memory cgroup that sets its limit, and the one that tells its peak, by version.
+# Files of the limit and of the peak of a memory cgroup, by version.
 CGROUP_FILES = {
     CGROUP / "memory": ("memory.limit_in_bytes", "memory.max_usage_in_bytes"),
     CGROUP: ("memory.max", "memory.peak"),
@@ -42,14 +42,14 @@ CGROUP_FILES = {
 
 
 def main() -> None:
-    """Measure what the command line names."""
+    """Measure and print."""
     import argparse
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     measures = {"workers": measure_workers, "train": train_within}
-    parser.add_argument("measure", choices=measures, help="which of the two")
+    parser.add_argument("measure", choices=measures, help="one of the two")
     parser.add_argument("data_path", help="folder of the ratings")
     parser.add_argument("number", type=int, help="of ratings, or of the bytes of memory")
     flags = parser.parse_args()
@@ -61,14 +61,14 @@ def main() -> None:
 
 
 class FewSteps(EpochSampler):
-    """The first steps of each pass; being shuffled, they touch the whole data set."""
+    """First steps of each pass; they are shuffled, and so touch the whole data set."""
 
     def __iter__(self) -> Iterator[Request]:
         return itertools.islice(super().__iter__(), STEPS)
 
 
 def measure_workers(data_path: str, ratings: int) -> dict[str, float]:
-    """PSS of the worker that has most, in MB: the ring, the mapped columns, and what is its own."""
+    """PSS of the largest worker in MB: the ring, the mapped columns, and its own memory."""
     config = Config.of(
         dataset="synthetic",
         synthetic_ratings=ratings,
@@ -89,12 +89,12 @@ def measure_workers(data_path: str, ratings: int) -> dict[str, float]:
         # Beside the pool: pages of libraries count by how many processes share them.
         only = {f"only {name}": _process_that_imports(name) for name in ("torch", "numpy")}
         ring = loader.pool.ring.num_bytes / 1e6
-    # PSS: a page that several processes share counts as a share of it for each, so that sums are true.
+    # PSS: a shared page counts in parts, so that sums over processes are right.
     return {**max(workers, key=lambda parts: parts["own"]), **only, "ring size": ring}
 
 
 def _parts(pid: int) -> dict[str, float]:
-    """PSS of a process in MB by what lies in it; anonymous: the part of its own that no file backs."""
+    """PSS of a process in MB by content; anonymous: the part of its own that no file backs."""
     total = ring = columns = anonymous = 0
     path = ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -130,7 +130,7 @@ def _process_that_imports(module: str) -> float:
 
 
 def train_within(data_path: str, limit: int) -> dict[str, Any]:
-    """One epoch of example.py in `limit` bytes of memory, page cache included; how, how fast, what peak."""
+    """Train one epoch of example.py in `limit` bytes of memory, page cache included; return rate and peak."""
     columns = Path(open_columns(Config.of(data_path=data_path)).folder)
     for path in columns.iterdir():
         _forget(path)
@@ -172,7 +172,7 @@ def _run(command: list[str]) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def _limited(limit: int) -> Iterator[tuple[str, list[str], Path | None]]:
-    """How memory is limited here ("" where it is not), what to put before a command, the file of the peak."""
+    """Limit memory: yield the method ("" for none), the prefix of a command, and the file of the peak."""
     scope = ["systemd-run", "--scope", "--quiet", "-p", f"MemoryMax={limit}", "-p", "MemorySwapMax=0"]
     if _works([*scope, "true"]):
         yield "systemd-run", scope, None
@@ -191,7 +191,7 @@ def _limited(limit: int) -> Iterator[tuple[str, list[str], Path | None]]:
 
 @contextlib.contextmanager
 def _cgroup(folder: Path, limit_file: str, limit: int) -> Iterator[None]:
-    """A cgroup of this process, so that everything that a command of it does is counted."""
+    """Put this process into a cgroup, so that commands that it starts are counted too."""
     folder.mkdir()
     try:
         (folder / limit_file).write_text(str(limit))
@@ -213,7 +213,7 @@ def _works(command: list[str]) -> bool:
 
 
 def _forget(path: Path) -> None:
-    """Drop a file from the page cache: what others have read would not count against the limit."""
+    """Drop a file from the page cache: pages that another process has read do not count for the limit."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -1,19 +1,18 @@
-"""Measure the index of items: recall over microseconds, what making it takes, and what following a delta
-takes.
+"""Measure the index of items: recall over microseconds, and the time to build it and to follow a delta.
 
     python benchmarks/nearest.py                   a million items with 64 and with 128 numbers
     python benchmarks/nearest.py --items 20000     fewer
 
-Vectors are drawn as those of a trained model lie, see `drawn`. Searches are timed one user at a time on one
-thread, and end with the exact scores of what was found, as in `ServedModel.recommend`. A delta changes one
-item in 100, adds one in 1,000 and removes as many; the index that followed many of them is held against one
-that is made anew. Bars: recall@100 of 0.99 below a millisecond.
+Vectors are drawn with the distribution of a trained model, see `drawn`. Searches are timed one user at a
+time on one thread, and end with the exact scores of the found items, as in `ServedModel.recommend`. A delta
+changes one item in 100, adds one in 1,000 and removes as many; the index that followed many of them is
+compared with a rebuilt one. Bars: recall@100 of 0.99 below a millisecond.
 """
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -22,45 +21,43 @@ from typing import Any
 
 import numpy as np
 import torch
-from environment import DOCS, describe, finish, in_words, make_parser
-from figures import bar
+from common import DOCS, bar, describe, finish, make_parser, new_figure, origin, resident_memory, table, timed
 
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.serving.index import NearestItems
 
 K, USERS = 100, 500
 RECALL, LIMIT = 0.99, 1_000
-# Of a delta: shares of items that change, and that come and go. So many deltas in a row.
+# Shares of items that a delta changes, and that it adds and removes; number of deltas in a row.
 CHANGES, MOVES, DELTAS = 0.01, 0.001, 20
 NOTHING = torch.empty(2, 0, dtype=torch.int64)
-PAGE, MARKS = (
-    DOCS / "retrieval.md",
-    ("<!-- nearest: made by benchmarks/nearest.py -->", "<!-- end of nearest -->"),
-)
+PAGE = DOCS / "retrieval.md"
 
 
 def main() -> None:
-    """Measure and show."""
+    """Measure and show, and write if that is asked for."""
     parser = make_parser(__doc__)
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128], help="numbers in a vector")
-    flags = parser.parse_args()
+    finish("nearest", parser.parse_args(), measure, judge, render, PAGE, draw)
+
+
+def measure(flags: argparse.Namespace) -> dict[str, Any]:
+    """All results of a run."""
     runs = []
     for dim in flags.dims:
-        # In a process of its own: what one has freed would be memory that the next one seems not to need.
+        # In a new process: memory that a run has freed would not count for the next one.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            runs.append(pool.submit(measure, flags.items, dim).result())
-    result = {"about": describe(), "items": flags.items, "k": K, "runs": runs}
-    result["bars"] = [each for run in runs for each in judge(run)]
-    finish("nearest", result, text_of(result), flags, draw, PAGE, MARKS)
+            runs.append(pool.submit(measure_width, flags.items, dim).result())
+    return {"about": describe(), "items": flags.items, "k": K, "runs": runs}
 
 
 def drawn(number: int, users: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Vectors of items and of users, float32 [N, D] and [U, D], as two towers trained on ml-latest-small have
-    them: means, lengths, and how the variance falls from one axis to the next are theirs.
+    """Draw vectors of items and of users, float32 [N, D] and [U, D].
 
-    Items lie in 2,000 clusters of unequal sizes, around whose centres half of the variance is. Users have a
-    direction in common, along which popular items lie, and differ most where items do.
+    Means, lengths, and the decrease of the variance from one axis to the next are those of two towers trained
+    on ml-latest-small. Items lie in 2,000 clusters of unequal sizes; half of the variance is within clusters.
+    Users have a direction in common, along which popular items lie, and differ most where items do.
     """
     random, factors = np.random.default_rng(0), dim - 1
     falling = 1 / (1 + np.arange(factors) / 2)
@@ -81,14 +78,14 @@ def drawn(number: int, users: int, dim: int) -> tuple[torch.Tensor, torch.Tensor
     return torch.from_numpy(both[0]), torch.from_numpy(both[1])
 
 
-def measure(number: int, dim: int) -> dict[str, Any]:
-    """All figures of one width."""
+def measure_width(number: int, dim: int) -> dict[str, Any]:
+    """Results of vectors of one width."""
     items, users = drawn(number, USERS, dim)
     keys = torch.arange(number)
-    before = resident()
+    before = resident_memory()
     seconds, nearest = timed(NearestItems, keys, items)
-    memory = resident() - before
-    # From the lists that a file holds: what a server does that opens an export.
+    memory = resident_memory() - before
+    # From the lists in a file, as a server that opens an export.
     opening, _ = timed(NearestItems, keys, items, nearest.lists)
     threads = torch.get_num_threads()
     set_threads(1)
@@ -120,7 +117,7 @@ def measure(number: int, dim: int) -> dict[str, Any]:
 def point(
     nearest: NearestItems, users: torch.Tensor, items: torch.Tensor, best: torch.Tensor, breadth: int
 ) -> dict[str, Any]:
-    """Recall and the median microseconds of searches in so many lists."""
+    """Recall and microseconds of searches in a number of lists."""
     found, seconds = [], []
     for user in users.split(1):
         spent, places = timed(search, nearest, user, items, breadth)
@@ -137,12 +134,12 @@ def point(
 def search(
     nearest: NearestItems, users: torch.Tensor, items: torch.Tensor, breadth: int | None = None
 ) -> torch.Tensor:
-    """The places of the best of what is found, int64 [U, K], as `ServedModel.recommend` takes them."""
+    """Places of the best found items, int64 [U, K], as `ServedModel.recommend` returns them."""
     return ranked(InnerProduct(), users, items, nearest.search(users, K, breadth))[0][:, :K]
 
 
 def recall(found: torch.Tensor, best: torch.Tensor) -> float:
-    """The share of the best places, int64 [U, K], that were found."""
+    """Share of the best places, int64 [U, K], that were found."""
     pairs = zip(found.tolist(), best.tolist(), strict=True)
     return sum(len({*mine} & {*wanted}) for mine, wanted in pairs) / best.numel()
 
@@ -150,7 +147,7 @@ def recall(found: torch.Tensor, best: torch.Tensor) -> float:
 def follow(
     nearest: NearestItems, keys: torch.Tensor, items: torch.Tensor, users: torch.Tensor
 ) -> dict[str, Any]:
-    """Seconds of following deltas, and what the index finds then beside one that is made anew."""
+    """Seconds to follow deltas, and recall afterwards beside that of a rebuilt index."""
     random, seconds = torch.Generator().manual_seed(1), []
     spread = items.std(dim=0)
     for _ in range(DELTAS):
@@ -171,34 +168,26 @@ def follow(
     return {"seconds": seconds, "recall": both[0], "recall_of_one_made_anew": both[1]}
 
 
-def timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
-    """The seconds of some work, and what it returns."""
-    begin = time.perf_counter()
-    done = work(*arguments)
-    return time.perf_counter() - begin, done
-
-
 def set_threads(number: int) -> None:
-    """How many threads torch and faiss use."""
+    """Set the number of threads of torch and faiss."""
     import faiss
 
     torch.set_num_threads(number)
     faiss.omp_set_num_threads(number)
 
 
-def resident() -> int:
-    """The bytes that this process holds in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 def used(run: dict[str, Any]) -> dict[str, Any]:
-    """The point of a curve that `recommend` takes."""
+    """Point of a curve that `recommend` uses."""
     found: dict[str, Any] = next(each for each in run["curve"] if each["breadth"] == run["breadth"])
     return found
 
 
-def judge(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """What one search finds, and what it takes."""
+def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each bar beside its figure."""
+    return [each for run in result["runs"] for each in _bars_of(run)]
+
+
+def _bars_of(run: dict[str, Any]) -> list[dict[str, Any]]:
     of, one = f"D {run['dim']}", used(run)
     spent, after = one["microseconds"], run["deltas"]
     return [
@@ -214,13 +203,8 @@ def judge(run: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def text_of(result: dict[str, Any]) -> str:
-    """The figures as a page has them."""
-    widths = [f"D {run['dim']}" for run in result["runs"]]
-    lines = [
-        f"| {result['items']:,} items, one thread, one user at a time | {' | '.join(widths)} |",
-        f"|---|{'---:|' * len(widths)}",
-    ]
+def render(result: dict[str, Any]) -> str:
+    """Table and origin."""
     rows: dict[str, Callable[[dict[str, Any]], str]] = {
         "recall@100": lambda run: f"{used(run)['recall']:.4f}",
         "microseconds a query, median and p99": lambda run: (
@@ -236,17 +220,15 @@ def text_of(result: dict[str, Any]) -> str:
         "memory, MiB": lambda run: f"{run['memory_bytes'] / 2**20:,.0f}",
         "its file, MiB": lambda run: f"{run['file_bytes'] / 2**20:,.0f}",
     }
-    lines += [f"| {name} | {' | '.join(map(show, result['runs']))} |" for name, show in rows.items()]
-    return "\n".join([*lines, "", in_words(result["about"])])
+    heads = [f"{result['items']:,} items, one thread, one user at a time"]
+    heads += [f"D {run['dim']}" for run in result["runs"]]
+    lines = [[name, *map(show, result["runs"])] for name, show in rows.items()]
+    return f"{table(heads, lines)}\n\n{origin(result['about'], fbgemm=True)}."
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Recall over microseconds, a line for each width."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    """Draw recall over microseconds, a line for each width."""
+    figure = new_figure(7, 4)
     axes = figure.add_subplot()
     for run in result["runs"]:
         places = [(each["microseconds"], each["recall"]) for each in run["curve"]]

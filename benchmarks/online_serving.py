@@ -1,14 +1,13 @@
-"""Measure how soon a served model knows what has just happened, and what that is worth.
+"""Measure the delay from an event to a served model that has learned from it, and the value of that.
 
     python benchmarks/online_serving.py --write                          docs/online_serving.json: minutes
     python benchmarks/online_serving.py --ratings 3000 --chunks 4 --chunk 128 --burst 2
 
-A training follows a file with --follow_data, and a server follows the training. Ratings of a world that
-moves are appended, a chunk at a time. Three models predict each chunk before it is appended: the one that is
-served, one that was trained in epochs on all ratings before the last "night", which the others wait for, and
-the one from the beginning, which was never trained again. Then it is measured how long it takes until the
-served model knows the chunk; and of several chunks at once, how many ratings pass in a second. Prints each
-figure beside its bar; asserts nothing.
+A training follows a file with --follow_data, and a server follows the training. Ratings of a drifting world
+are appended, a chunk at a time. Three models predict each chunk before it is appended: the served one, one
+that was trained in epochs on all ratings before the last "night", for which the others wait, and the one from
+the beginning, which never learned again. Then the time is measured until the served model has learned the
+chunk; and of several chunks at once, the ratings a second. Prints each figure beside its bar.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
-from environment import DOCS, EXAMPLE, describe, finish, make_parser
-from figures import bar, origin, table
-from online_quality import Lines, train
+from common import DOCS, EXAMPLE, bar, describe, finish, make_parser, mean, origin, table, train
+from online_quality import Lines
 
 from recsuite.checkpoint.folder import LATEST
 from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
@@ -36,40 +34,37 @@ from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 
 PAGE = DOCS / "dynamic.md"
-MARKS = ("<!-- online -->", "<!-- end of online -->")
 SERVED, NIGHTLY, NEVER = "served online", "retrained each night", "never trained again"
-# A training in epochs needs some ratings to be judged by.
+# Share of the test of a training in epochs.
 TESTED = 0.01
-# Seconds between two looks for a newer model, and those after which nothing more will come.
+# Seconds between two looks for a newer model, and until a missing one is an error.
 LOOK_EVERY, DEADLINE = 0.01, 300.0
 
 
 def main() -> None:
     """Measure and show, and write if that is asked for."""
-    flags = _parse_flags()
-    with tempfile.TemporaryDirectory() as folder:
-        found = measure(flags, Path(folder))
-    result = {**describe(), **{name: getattr(flags, name) for name in ("ratings", "chunk", "night")}, **found}
-    result["bars"] = judge(result)
-    finish("online_serving", result, render(result), flags, page=PAGE, marks=MARKS)
-
-
-def _parse_flags() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--ratings", type=int, default=50_000, help="of the world (default: 50,000)")
     parser.add_argument("--chunk", type=int, default=256, help="ratings that are appended at once")
-    parser.add_argument("--chunks", type=int, default=60, help="how many, one after the other")
-    parser.add_argument("--burst", type=int, default=20, help="chunks at once, in the end")
+    parser.add_argument("--chunks", type=int, default=60, help="number of chunks, one after the other")
+    parser.add_argument("--burst", type=int, default=20, help="chunks at once, at the end")
     parser.add_argument("--night", type=int, default=20, help="chunks from one night to the next")
     parser.add_argument("--ids", default="dynamic", help="of the tables")
-    return parser.parse_args()
+    finish("online_serving", parser.parse_args(), measure, judge, render, PAGE, mark="online")
 
 
-def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Seconds until each chunk was known, the errors of the three models on it, and the rate of a burst."""
+def measure(flags: argparse.Namespace) -> dict[str, Any]:
+    """All results of a run."""
+    about = {name: getattr(flags, name) for name in ("ratings", "chunk", "night")}
+    with tempfile.TemporaryDirectory() as folder:
+        return {**describe(), **about, **follow(flags, Path(folder))}
+
+
+def follow(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Seconds until each chunk was learned, errors of the three models on it, and the rate of a burst."""
     write_synthetic(folder / "world", flags.ratings, seed=0, world=MovingWorld())
     lines = Lines(folder / "world")
-    # The others are the past; windows are whole chunks.
+    # The rest is history; windows are whole chunks.
     begin = (flags.ratings // flags.chunk - flags.chunks - flags.burst) * flags.chunk
     lines.write_oldest(begin, folder / "data")
     with training(folder, flags):
@@ -94,7 +89,7 @@ def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def training(folder: Path, flags: argparse.Namespace) -> Iterator[None]:
-    """A training that follows a folder of ratings."""
+    """Run a training that follows a folder of ratings."""
     places = ("--data_path", folder / "data", "--save_dir", folder / "dumps")
     stream = ("--stream", "--follow_data", "--inc_dump", "--window", flags.chunk, "--vocabulary", flags.ids)
     command = [sys.executable, EXAMPLE, *places, *stream, "--capacity", 10_000, "--batch_size", 128]
@@ -106,22 +101,23 @@ def training(folder: Path, flags: argparse.Namespace) -> Iterator[None]:
 
 
 def retrained(lines: Lines, folder: Path, number: int, ids: str) -> ServedModel:
-    """The best model of a training from nothing on so many of the oldest ratings."""
+    """Best model of a training from scratch on the oldest ratings."""
     data, save_dir = folder / "night", folder / f"dumps of {number}"
     lines.write_oldest(number, data)
     fixed = ("--dump", "--duplicates", "keep", "--test_fraction", str(TESTED), "--batch_size", "128")
-    train(data, folder, (*fixed, "--save_dir", str(save_dir), "--vocabulary", ids))
+    places = ("--data_path", data, "--cache_dir", folder / "columns", "--save_dir", save_dir)
+    train(*places, *fixed, "--vocabulary", ids)
     return ServedModel.open(save_dir)
 
 
 def append(path: Path, rows: list[bytes]) -> None:
-    """Put ratings at the end of their file."""
+    """Append ratings to their file."""
     with path.open("ab") as file:
         file.write(b"".join(rows))
 
 
 def wait_until(follower: Follower, position: int) -> float:
-    """Seconds until the served model has learned all ratings before a position."""
+    """Wait until the served model has learned all ratings before a position, and return the seconds."""
     start = time.monotonic()
     while True:
         follower.refresh()
@@ -129,12 +125,12 @@ def wait_until(follower: Follower, position: int) -> float:
         if stream is not None and stream.begin >= position:
             return time.monotonic() - start
         if time.monotonic() - start > DEADLINE:
-            raise RuntimeError(f"no model that has learned {position} ratings after {DEADLINE:.0f} s")
+            raise RuntimeError(f"no model has learned {position} ratings after {DEADLINE:.0f} s")
         time.sleep(LOOK_EVERY)
 
 
 def predicted(models: dict[str, ServedModel], rows: list[bytes]) -> dict[str, float]:
-    """The RMSE of each model on some ratings."""
+    """RMSE of each model on some ratings."""
     user, movie, stars, _ = np.array([row.split(b"::") for row in rows]).astype(np.int64).T
     values = {"user": user.tolist(), "movie": movie.tolist()}
     return {
@@ -144,26 +140,26 @@ def predicted(models: dict[str, ServedModel], rows: list[bytes]) -> dict[str, fl
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The bar: to follow has to be worth it."""
-    served, never = (fmean(chunk[name] for chunk in result["errors"]) for name in (SERVED, NEVER))
+    """Bar: the served model is better than the one that never learned again."""
+    served, never = (mean(chunk[name] for chunk in result["errors"]) for name in (SERVED, NEVER))
     return [bar("RMSE served online", served, never, f"{served:.4f}", f"{never:.4f}, {NEVER}", at_most=True)]
 
 
 def render(result: dict[str, Any]) -> str:
-    """How soon, how many, and the errors over the first and the last third of the chunks."""
+    """Delay, rate, and errors over the first and the last third of the chunks."""
     seconds, third = result["seconds"], max(1, len(result["errors"]) // 3)
     worst = quantiles(seconds, n=100, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
-    lines = [["RMSE of the next ratings", "first third", "last third"], ["---", "---:", "---:"]]
+    lines = []
     for name in (SERVED, NIGHTLY, NEVER):
         parts = (result["errors"][:third], result["errors"][-third:])
-        lines.append([name, *(f"{fmean(chunk[name] for chunk in part):.4f}" for part in parts)])
+        lines.append([name, *(f"{mean(chunk[name] for chunk in part):.4f}" for part in parts)])
     nights = f"{len(seconds)} chunks, a night after each {result['night']}"
     about = (
         f"From {result['chunk']} appended ratings to a served model that has learned them: "
         f"{median(seconds):.1f} s (median), {worst:.1f} s (99 of 100); {result['events_per_second']:,.0f} "
         f"ratings/s where many are appended at once. {nights}. {origin(result)}."
     )
-    return f"{table(lines)}\n\n{about}"
+    return f"{table(['RMSE of the next ratings', 'first third', 'last third'], lines)}\n\n{about}"
 
 
 if __name__ == "__main__":

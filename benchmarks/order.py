@@ -1,24 +1,22 @@
-"""Train in the order of recsuite.datasets.batching.py and in that of a true permutation, and compare.
+"""Compare the order of recsuite.datasets.batching.py with a true permutation.
 
-    python benchmarks/order.py
+    python benchmarks/order.py --write     docs/shuffle.json
 
-Trains twice for each seed on the same synthetic ratings, in one process, and writes docs/shuffle.json: RMSE
-on the test ratings after the last epoch, and the mean difference with its standard error. Measures; asserts
-nothing.
+Trains twice for each seed on the same synthetic ratings, in one process: RMSE on the test ratings after the
+last epoch, and the mean difference with its standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from environment import DOCS, ROOT, describe
+from common import ROOT, describe, finish, make_parser, table
 
 from recsuite.config.config import Config
 from recsuite.datasets import batches
@@ -26,34 +24,34 @@ from recsuite.datasets.batching import shuffled
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 
-Order = Callable[[np.ndarray, int, int, int], np.ndarray]
+ShuffleOrder = Callable[[np.ndarray, int, int, int], np.ndarray]
 
 
 def main() -> None:
-    """Train, compare, write, show."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Train, compare and show, and write if that is asked for."""
+    parser = make_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "data" / "benchmark", help="keeps the ratings")
-    parser.add_argument("--ratings", type=int, default=1_000_000, help="how many are drawn")
-    parser.add_argument("--seeds", type=int, default=5, help="how many pairs of trainings")
-    parser.add_argument("--epochs", type=int, default=4, help="passes in each training")
-    flags = parser.parse_args()
+    parser.add_argument("--ratings", type=int, default=1_000_000, help="number of synthetic ratings")
+    parser.add_argument("--seeds", type=int, default=5, help="pairs of trainings")
+    parser.add_argument("--epochs", type=int, default=4, help="of each training")
+    finish("shuffle", parser.parse_args(), measure, None, render)
+
+
+def measure(flags: argparse.Namespace) -> dict[str, Any]:
+    """Test RMSE of both orders, seed by seed."""
     data_path = str(flags.folder / str(flags.ratings))
     open_columns(Config.of(dataset="synthetic", synthetic_ratings=flags.ratings, data_path=data_path))
     context = init_runtime(Config())
-    lines = ["| seed | ours | true permutation | difference |", "| ---: | ---: | ---: | ---: |"]
     pairs = []
     for seed in range(flags.seeds):
         # Without the name of a data set the seed is that of order and weights, not of the ratings.
         config = Config.of(data_path=data_path, seed=seed, epochs=flags.epochs)
         ours, true = (train(config, context, order) for order in (shuffled, true_permutation))
         pairs.append({"seed": seed, "ours": ours, "true": true})
-        lines.append(f"| {seed} | {ours:.5f} | {true:.5f} | {ours - true:+.5f} |")
     cleanup_runtime()
     differences = np.array([pair["ours"] - pair["true"] for pair in pairs])
     error = float(differences.std(ddof=1) / np.sqrt(len(pairs))) if len(pairs) > 1 else None
-    result: dict[str, Any] = {
+    return {
         **describe(),
         "ratings": flags.ratings,
         "epochs": flags.epochs,
@@ -61,26 +59,40 @@ def main() -> None:
         "mean_difference": float(differences.mean()),
         "standard_error": error,
     }
-    (DOCS / "shuffle.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def render(result: dict[str, Any]) -> str:
+    """Table, and the mean difference."""
+    lines = [
+        [
+            f"{pair['seed']}",
+            f"{pair['ours']:.5f}",
+            f"{pair['true']:.5f}",
+            f"{pair['ours'] - pair['true']:+.5f}",
+        ]
+        for pair in result["test_rmse"]
+    ]
+    error = result["standard_error"]
     spread = "" if error is None else f" +- {error:.5f}"
-    print("\n".join([*lines, "", f"mean difference {differences.mean():+.5f}{spread} (one standard error)"]))
+    shown = f"mean difference {result['mean_difference']:+.5f}{spread} (one standard error)"
+    return f"{table(['seed', 'ours', 'true permutation', 'difference'], lines, left=())}\n\n{shown}"
 
 
-def train(config: Config, context: RuntimeContext, order: Order) -> float:
-    """RMSE on the test ratings of a model that was trained in the given order."""
+def train(config: Config, context: RuntimeContext, order: ShuffleOrder) -> float:
+    """Test RMSE of a model trained in the given order."""
     import torch
 
     from recsuite.datasets.opening import open_data
     from recsuite.training.loop import begin_training
 
     torch.manual_seed(config.runtime.seed)
-    # Batches ask for their order in this one place, and without workers they are made in this process.
+    # The only place where batches look their order up; without workers they are made in this process.
     with mock.patch.object(batches, "shuffled", order), open_data(config, context) as data:
         return begin_training(data, config, context).run().test["rmse"]
 
 
 def true_permutation(positions: np.ndarray, number: int, seed: int, epoch: int) -> np.ndarray:
-    """Like `shuffled`, out of an array that holds the whole permutation."""
+    """Same as `shuffled`, from an array of the whole permutation."""
     return _permutation(number, seed, epoch)[positions]
 
 

@@ -1,73 +1,81 @@
-"""Measure what `ServedModel.recommend` costs beside scoring every item as a caller would do it by itself.
+"""Measure the cost of `ServedModel.recommend` beside scoring every item through its other method.
 
     python benchmarks/recommend.py SAVE_DIR        a folder of checkpoints, or an export
     PYTHONPATH=example python benchmarks/recommend.py SAVE_DIR --limits --write     docs/serving.md: a minute
 
-Both are timed in turns for one user, with the items' vectors kept from before, as in a server. Prints
-milliseconds, their ratio, and the largest difference of a score. With --limits it measures too what the
-largest answers of `serve.py` cost, as JSON, one at a time. Measures; asserts nothing.
+Both are timed in turns for one user, with the vectors of items kept from before, as in a server. Prints
+milliseconds, their ratio, and the largest difference of a score. --limits also measures the largest answers
+of `serve.py`, as JSON, one at a time.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
-import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from environment import DOCS, describe, finish, make_parser
-from figures import bar, origin, ratio, shown_ratio, table
+from common import (
+    DOCS,
+    bar,
+    describe,
+    finish,
+    in_turns,
+    make_parser,
+    origin,
+    peak_memory,
+    ratio,
+    shown_ratio,
+    table,
+    timed,
+)
 
 from recsuite.serving.served import ServedModel
 
-# Scores are the same but for rounding.
+# Scores may differ by rounding.
 TOLERANCE = 1e-6
 K = 50
-MARKS = ("<!-- limits: made by benchmarks/recommend.py -->", "<!-- end of limits -->")
+PAGE = DOCS / "serving.md"
 
 
 def main() -> None:
-    """Measure and show."""
+    """Measure and show, and write if that is asked for."""
     parser = make_parser(__doc__)
     parser.add_argument("save_dir", type=Path, help="folder of checkpoints, or an export")
     parser.add_argument("--rounds", type=int, default=9, help="of both, in turns")
     parser.add_argument("--limits", action="store_true", help="the largest answers of serve.py too")
-    flags = parser.parse_args()
+    finish("recommend", parser.parse_args(), measure_all, judge, render, PAGE, mark="limits")
+
+
+def measure_all(flags: argparse.Namespace) -> dict[str, Any]:
+    """All results of a run."""
     model = ServedModel.open(flags.save_dir)
-    result = {"about": describe(), **measure(model, flags.rounds)}
-    result["bars"] = judge(result)
-    ways = [f"{name} {median(result[name]) * 1e3:.1f} ms" for name in ("recommend", "score")]
-    gain = shown_ratio(result["score"], result["recommend"])
-    text = f"one user, {result['items']:,} items: {', '.join(ways)}, ratio {gain}"
-    if flags.limits:
-        result["limits"] = costs(model)
-        text = render(result)
-    finish("recommend", result, text, flags, page=DOCS / "serving.md", marks=MARKS)
+    limits = {"limits": costs(model)} if flags.limits else {}
+    return {"about": describe(), **measure(model, flags.rounds), **limits}
 
 
 def measure(model: ServedModel, rounds: int) -> dict[str, Any]:
-    """Seconds of both ways in each round, and the largest difference of the best items' scores."""
+    """Seconds of both methods in each round, and the largest difference of the scores of the best items."""
     schema, vocabulary = model.snapshot.schema, model.snapshot.vocabulary
     items = list(vocabulary[schema.item])
     user = next(iter(vocabulary[schema.user]))
-    # Once, for the vectors of the items and what torch allocates at first.
+    # Once, for the vectors of the items and the first allocations of torch.
     best = model.recommend([user], K)[0]
     everything = {schema.user: [user] * len(items), schema.item: items}
     scores = dict(zip(items, model.score(everything).tolist(), strict=True))
-    recommended, scored = [], []
-    for _ in range(rounds):
-        recommended.append(_seconds(lambda: model.recommend([user], K)))
-        scored.append(_seconds(lambda: model.score(everything)))
+    measures = {
+        "recommend": lambda: timed(model.recommend, [user], K)[0],
+        "score": lambda: timed(model.score, everything)[0],
+    }
     difference = max(abs(scores[item] - score) for item, score in best)
-    return {"items": len(items), "recommend": recommended, "score": scored, "difference": difference}
+    return {"items": len(items), **in_turns(measures, rounds), "difference": difference}
 
 
 def costs(model: ServedModel) -> list[dict[str, Any]]:
-    """Seconds, and bytes beyond those before the first one, of the largest answers of each kind."""
+    """Seconds and additional bytes of the largest answers of each kind."""
     from serve import MOST_ANSWERS, MOST_PAIRS
 
     schema, vocabulary = model.snapshot.schema, model.snapshot.vocabulary
@@ -86,45 +94,36 @@ def costs(model: ServedModel) -> list[dict[str, Any]]:
         f"/recommend, 1 user, k {one:,}": lambda: model.recommend(users[:1], one),
         "/recommend, 1 user with a history of 300,000 items": lambda: model.recommend(long, 10),
     }
-    # Before the first: the allocator keeps what one answer has freed for the next.
-    found, before = [], most_memory()
+    # Before the first: the allocator keeps freed memory for the next answer.
+    found, before = [], peak_memory()
     for name, ask in asked.items():
-        # The kernel counts the most memory anew.
+        # Resets the peak that the kernel counts.
         Path("/proc/self/clear_refs").write_text("5")
-        seconds = _seconds(lambda ask=ask: json.dumps(ask()))  # type: ignore[misc]
-        found.append({"what": name, "seconds": seconds, "bytes": most_memory() - before})
+        seconds, _ = timed(lambda ask=ask: json.dumps(ask()))
+        found.append({"what": name, "seconds": seconds, "bytes": peak_memory() - before})
     return found
 
 
 def some_of(ids: list[Any], number: int) -> list[Any]:
-    """So many ids, from the first again where there are fewer."""
+    """Ids, repeated from the first where there are fewer."""
     return [*itertools.islice(itertools.cycle(ids), number)]
 
 
-def most_memory() -> int:
-    """The most bytes in memory since the kernel began to count."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
-
-
 def render(result: dict[str, Any]) -> str:
-    """The costs as a table, and where they come from."""
-    lines = [("one answer", "seconds", "MiB"), ("---", "---:", "---:")]
-    lines += [
+    """Costs as a table if they were measured, else a line."""
+    if "limits" not in result:
+        ways = [f"{name} {median(result[name]) * 1e3:.1f} ms" for name in ("recommend", "score")]
+        gain = shown_ratio(result["score"], result["recommend"])
+        return f"one user, {result['items']:,} items: {', '.join(ways)}, ratio {gain}"
+    lines = [
         (each["what"], f"{each['seconds']:.1f}", f"{each['bytes'] / 2**20:.0f}") for each in result["limits"]
     ]
-    return f"{table(lines)}\n\nMeasured on {origin(result['about'])}."
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
+    shown = table(("one answer", "seconds", "MiB"), lines)
+    return f"{shown}\n\nMeasured on {origin(result['about'])}."
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Scores that are those of pairs, at a cost below theirs."""
+    """Bars: the same scores, at a lower cost."""
     difference, gain = result["difference"], ratio(result["score"], result["recommend"])
     return [
         bar("largest difference", difference, TOLERANCE, f"{difference:.1e}", f"{TOLERANCE:g}", at_most=True),

@@ -1,16 +1,24 @@
-"""Write the events of a shop that does not exist, drawn from planted effects, and what the best models reach.
+"""Write the events of an invented shop, drawn from planted effects, and the metrics of the best models.
 
     python benchmarks/shop.py FOLDER                              stars, as Parquet
     python benchmarks/shop.py FOLDER --format csv.gz --label clicks
 
     FOLDER/events.parquet   user_id (a UUID), product_id (text), timestamp (ISO, with an offset), country and
                             device; stars, 1 to 5, or bought, 0 or 1, or neither: each event is a click; and
-                            referrer, a text that tells nothing
+                            referrer, a text without information
            items.parquet    product_id, name, price (skewed, some missing), categories (a list; in CSV with
                             | between them)
-           oracle.json      the known answer: the metric on the newest fifth of the events that a model
-                            reaches which knows every planted effect, and without the price or without what
-                            changes from event to event; `shop_world.py` has the effects
+           oracle.json      the known answer: the metric on the newest fifth of the events of a model that
+                            knows every planted effect, and without the price or without event features
+
+The score of a user, an item and a moment is a sum of effects, in stars:
+
+    base      mean + bias of the user + bias of the item + taste of the user for its categories
+    numbers   effect of the price in the country of the user; a constant where the price is unknown
+    events    demand for its categories at this hour + device + weekday
+
+A label is the score plus noise: rounded to 1..5 stars, or compared with a threshold for yes and no. A click
+is an item that the user chooses: the chances grow like exp(LOUDNESS * score), times the fame of the item.
 
 The same flags give the same files.
 """
@@ -22,39 +30,66 @@ import dataclasses
 import json
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from shop_world import (
-    CATEGORIES,
-    COUNTRIES,
-    DEVICES,
-    LABELS,
-    LIKED_SCORE,
-    NOISE_STD,
-    Moments,
-    World,
-    chance_above,
-    draw_items,
-    draw_moments,
-    draw_world,
-    expected_stars,
-    parts,
-    total,
-)
 
 from recsuite.datasets.metrics import measure_ranks
 
+LABELS = ("stars", "yes_no", "clicks")
+# Share of the users, hours ahead of UTC, and effect of a price one standard deviation above the mean, of each
+# country. The mean effect over all users is about 0, so that the bias of an item does not reveal its price.
+COUNTRIES = {
+    "US": (0.24, -4, 0.55),
+    "DE": (0.18, 2, -0.55),
+    "FR": (0.14, 2, 0.45),
+    "IN": (0.14, 5.5, -0.6),
+    "JP": (0.12, 9, 0.5),
+    "BR": (0.10, -3, -0.45),
+    "SE": (0.08, 2, 0.0),
+}
+CATEGORIES = (
+    "audio",
+    "books",
+    "coffee",
+    "cycling",
+    "garden",
+    "kitchen",
+    "lighting",
+    "office",
+    "outdoor",
+    "toys",
+)
+# Share of the events and effect of each device.
+DEVICES = {"phone": (0.55, -0.2), "desktop": (0.3, 0.35), "tablet": (0.15, 0.05)}
+# Effects of Saturday and Sunday, and of the other days.
+WEEKEND, WORKDAY = 0.2, -0.08
+# Effect of the best hour of a category; half a day later it is the negative.
+HOUR_EFFECT = 0.65
+MEAN_SCORE, LIKED_SCORE = 3.4, 3.5
+USER_STD, ITEM_STD, TASTE_STD, NOISE_STD = 0.35, 0.3, 0.15, 0.7
+# Of the logarithm of a price, in one currency.
+PRICE_MEAN, PRICE_STD = 3.2, 0.9
+SHARE_OF_NO_PRICE, NO_PRICE = 0.1, -0.4
+# Weight of the score in clicks, and standard deviation of the logarithm of fame.
+LOUDNESS, FAME_STD = 2.5, 0.7
+# Weight of taste in clicks: users choose more by taste than they rate by it.
+CLICK_TASTE = 4.0
+ACTIVITY_STD = 0.8
+# Start, Monday, 2026-08-03, 00:00 UTC.
+FIRST_TIME, DAYS = 1_785_715_200, 42
+# Bounds the memory: events whose chances for all items exist at once.
+EVENTS_AT_ONCE = 2_048
 FORMATS = ("parquet", "csv.gz")
 NUM_EVENTS, MIN_EVENTS = 50_000, 1_000
 EVENTS_PER_USER, EVENTS_PER_ITEM = 20, 25
 TEST_SHARE = 0.2
-# The oracles, and the effects that they do not know.
-LEFT_OUT: dict[str, tuple[str, ...]] = {
+# Oracles, and the effects that each does not know.
+UNKNOWN_EFFECTS: dict[str, tuple[str, ...]] = {
     "all": (),
     "without_numbers": ("numbers",),
     "without_events": ("events",),
@@ -70,31 +105,217 @@ REFERRERS = (
 )
 
 
+# --- the planted effects ---
+
+
 @dataclass(frozen=True)
-class Shop:
-    """What was drawn: the world, the events in the order of time, and the item and label of each, int64
-    [events]; of clicks every label is 1.
+class ShopUsers:
+    """Users of the shop.
+
+    country: place in COUNTRIES, int64 [users]; bias: float64 [users]; taste: float64 [users, categories];
+    activity: shares of the events, float64 [users].
     """
 
-    world: World
-    moments: Moments
+    country: np.ndarray
+    bias: np.ndarray
+    taste: np.ndarray
+    activity: np.ndarray
+
+
+@dataclass(frozen=True)
+class ShopItems:
+    """Items of the shop.
+
+    is_in: bool [items, categories]; price: float64 [items], NaN for an unknown one; bias: float64 [items];
+    fame: shares of the events without choices, float64 [items].
+    """
+
+    is_in: np.ndarray
+    price: np.ndarray
+    bias: np.ndarray
+    fame: np.ndarray
+
+    @property
+    def mixture(self) -> np.ndarray:
+        """Share of each item in each category, float64 [items, categories]."""
+        return self.is_in / self.is_in.sum(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class ShopMoments:
+    """Users, times in seconds since 1970, and places of devices in DEVICES, of events; int64 [events]."""
+
+    user: np.ndarray
+    time: np.ndarray
+    device: np.ndarray
+
+    def part(self, events: slice | np.ndarray) -> ShopMoments:
+        """Some of the events."""
+        return ShopMoments(self.user[events], self.time[events], self.device[events])
+
+
+@dataclass(frozen=True)
+class ShopWorld:
+    """Users and items with their planted effects; best_hour: float64 [categories]."""
+
+    users: ShopUsers
+    items: ShopItems
+    best_hour: np.ndarray
+
+    def effects(self, moments: ShopMoments, item: np.ndarray) -> dict[str, np.ndarray]:
+        """Effects whose sum is the score of events, float64 [events] each. item: int64 [events]."""
+        users, mixture = self.users, self.items.mixture[item]
+        taste = (users.taste[moments.user] * mixture).sum(axis=1)
+        at_hour = (hour_effects(self.best_hour, moments.time) * mixture).sum(axis=1)
+        return {
+            "base": MEAN_SCORE + users.bias[moments.user] + self.items.bias[item] + taste,
+            "numbers": price_effects(self.items.price)[users.country[moments.user], item],
+            "events": at_hour + device_effects(moments.device) + weekday_effects(moments.time),
+        }
+
+    def choices(self, moments: ShopMoments, without: str = "") -> np.ndarray:
+        """Logarithm of the chance of each item to be clicked, but for a constant, float64 [events, items].
+
+        without: effects to leave out, "numbers" or "events".
+        """
+        users, items = self.users, self.items
+        liked = CLICK_TASTE * users.taste[moments.user] @ items.mixture.T + items.bias
+        if without != "numbers":
+            liked = liked + price_effects(items.price)[users.country[moments.user]]
+        if without != "events":
+            liked = liked + hour_effects(self.best_hour, moments.time) @ items.mixture.T
+        return np.log(items.fame) + LOUDNESS * liked
+
+
+def draw_world(rng: np.random.Generator, num_users: int, num_items: int) -> ShopWorld:
+    """Draw users, items, and the best hour of each category."""
+    return ShopWorld(
+        _draw_users(rng, num_users), _draw_items(rng, num_items), rng.uniform(0, 24, len(CATEGORIES))
+    )
+
+
+def _draw_users(rng: np.random.Generator, number: int) -> ShopUsers:
+    shares = [share for share, _, _ in COUNTRIES.values()]
+    activity = np.exp(ACTIVITY_STD * rng.standard_normal(number))
+    return ShopUsers(
+        country=rng.choice(len(COUNTRIES), number, p=shares),
+        bias=USER_STD * rng.standard_normal(number),
+        taste=TASTE_STD * rng.standard_normal((number, len(CATEGORIES))),
+        activity=activity / activity.sum(),
+    )
+
+
+def _draw_items(rng: np.random.Generator, number: int) -> ShopItems:
+    is_in = rng.random((number, len(CATEGORIES))) < 0.04
+    is_in[np.arange(number), rng.integers(len(CATEGORIES), size=number)] = True
+    price = np.round(np.exp(PRICE_MEAN + PRICE_STD * rng.standard_normal(number)), 2)
+    price[rng.random(number) < SHARE_OF_NO_PRICE] = np.nan
+    fame = np.exp(FAME_STD * rng.standard_normal(number))
+    return ShopItems(is_in, price, ITEM_STD * rng.standard_normal(number), fame / fame.sum())
+
+
+def draw_moments(rng: np.random.Generator, users: ShopUsers, number: int) -> ShopMoments:
+    """Draw user, time and device of events, in the order of time."""
+    shares = [share for share, _ in DEVICES.values()]
+    return ShopMoments(
+        user=rng.choice(len(users.activity), number, p=users.activity),
+        time=np.sort(FIRST_TIME + rng.integers(DAYS * 86_400, size=number)),
+        device=rng.choice(len(DEVICES), number, p=shares),
+    )
+
+
+def draw_items(
+    rng: np.random.Generator, world: ShopWorld, moments: ShopMoments, is_chosen: bool
+) -> np.ndarray:
+    """Draw the item of each event, int64 [events]: by fame alone, or as the user chooses."""
+    number = len(moments.user)
+    if not is_chosen:
+        return rng.choice(len(world.items.fame), number, p=world.items.fame)
+    chosen = np.empty(number, np.int64)
+    for part in parts(number):
+        chances = world.choices(moments.part(part))
+        # The largest of the sums with Gumbel noise is a draw by these chances.
+        chosen[part] = np.argmax(chances + rng.gumbel(size=chances.shape), axis=1)
+    return chosen
+
+
+def parts(number: int) -> list[slice]:
+    """Events in pieces whose choices fit into memory."""
+    return [slice(first, first + EVENTS_AT_ONCE) for first in range(0, number, EVENTS_AT_ONCE)]
+
+
+def price_effects(price: np.ndarray) -> np.ndarray:
+    """Effect of the price of each item in each country, float64 [countries, items]."""
+    minded = np.array([effect for _, _, effect in COUNTRIES.values()])
+    standardized = (np.log(price) - PRICE_MEAN) / PRICE_STD
+    return np.where(np.isnan(price), NO_PRICE, minded[:, None] * standardized)
+
+
+def hour_effects(best_hour: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """Effect of the hour, of UTC, on each category, float64 [events, categories]."""
+    hour = time // 3600 % 24
+    return HOUR_EFFECT * np.cos(2 * np.pi * (hour[:, None] - best_hour) / 24)
+
+
+def device_effects(device: np.ndarray) -> np.ndarray:
+    """Effect of the device, float64 [events]."""
+    return np.array([effect for _, effect in DEVICES.values()])[device]
+
+
+def weekday_effects(time: np.ndarray) -> np.ndarray:
+    """Effect of the weekday, of UTC, float64 [events]."""
+    # 1970 began on a Thursday, the fourth day of a week.
+    return np.where((time // 86_400 + 3) % 7 >= 5, WEEKEND, WORKDAY)
+
+
+def total(effects: Iterable[np.ndarray]) -> np.ndarray:
+    """Sum of effects."""
+    return np.sum(list(effects), axis=0)
+
+
+def expected_stars(score: np.ndarray, std: float) -> np.ndarray:
+    """Expected stars of a score plus normal noise, float64 [n]."""
+    # Rounded and clipped, they are 1 plus the number of thresholds below the noisy score.
+    return 1 + total(chance_above(score, half, std) for half in (1.5, 2.5, 3.5, 4.5))
+
+
+def chance_above(score: np.ndarray, threshold: float, std: float) -> np.ndarray:
+    """Chance of a score plus normal noise to exceed a threshold, float64 [n]."""
+    width = std * math.sqrt(2)
+    return np.array([math.erfc((threshold - value) / width) / 2 for value in score.tolist()])
+
+
+# --- the shop and its files ---
+
+
+@dataclass(frozen=True)
+class Shop:
+    """World, events in the order of time, and item and label of each, int64 [events].
+
+    Every label of clicks is 1.
+    """
+
+    world: ShopWorld
+    moments: ShopMoments
     item: np.ndarray
     label: np.ndarray
 
 
 def main() -> None:
-    """Draw, write, and say what can be reached."""
+    """Draw and write, and print the oracle."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="is made if it is not there")
-    parser.add_argument("--events", type=int, default=NUM_EVENTS, help=f"how many (default: {NUM_EVENTS:,})")
-    parser.add_argument("--seed", type=int, default=0, help="another one, another shop (default: 0)")
-    parser.add_argument("--label", choices=LABELS, default=LABELS[0], help="what users leave behind")
+    parser.add_argument("folder", type=Path, help="created if it is missing")
+    parser.add_argument(
+        "--events", type=int, default=NUM_EVENTS, help=f"number of events (default: {NUM_EVENTS:,})"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the shop (default: 0)")
+    parser.add_argument("--label", choices=LABELS, default=LABELS[0], help="kind of label")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of both files")
     flags = parser.parse_args()
     if flags.events < MIN_EVENTS:
-        parser.error(f"--events {flags.events} is too few; give at least {MIN_EVENTS:,}")
+        parser.error(f"--events must be at least {MIN_EVENTS:,}, got {flags.events:,}")
     oracle = write_shop(flags.folder, flags.events, flags.seed, flags.label, flags.format)
     print(f"{flags.folder}: {json.dumps(oracle)}")
 
@@ -106,9 +327,9 @@ def write_shop(
     label: str = LABELS[0],
     file_format: str = FORMATS[0],
 ) -> dict[str, float | int | str]:
-    """Write the shop into a folder; returns what oracle.json says."""
+    """Write the shop into a folder and return the content of oracle.json."""
     shop = draw_shop(num_events, seed, label)
-    # Of their own, so that neither the effects nor a number of events change whose id comes first.
+    # Generators of their own: ids depend on neither effects nor the number of events.
     users = _user_ids(np.random.default_rng([seed, 2]), len(shop.world.users.bias))
     rng = np.random.default_rng([seed, 3])
     products = _product_ids(rng, len(shop.world.items.price))
@@ -121,7 +342,7 @@ def write_shop(
 
 
 def draw_shop(num_events: int, seed: int, label: str) -> Shop:
-    """Users, items and events of a seed, with labels of a kind of LABELS."""
+    """Draw users, items and events of a seed. label: one of LABELS."""
     rng = np.random.default_rng([seed, 1])
     world = draw_world(rng, num_events // EVENTS_PER_USER, num_events // EVENTS_PER_ITEM)
     moments = draw_moments(rng, world.users, num_events)
@@ -136,7 +357,7 @@ def draw_shop(num_events: int, seed: int, label: str) -> Shop:
 
 
 def oracle_of(shop: Shop, label: str) -> dict[str, float | str]:
-    """The metric on the newest fifth, by what the oracle knows; "nothing": mean, or popularity."""
+    """Metric on the newest fifth, by what the oracle knows; "nothing": mean, or popularity."""
     metric = {"stars": "rmse", "yes_no": "log_loss", "clicks": "ndcg_at_10"}[label]
     shop = _last_of_each_pair(shop)
     reached = _click_oracle(shop) if label == "clicks" else _label_oracle(shop, label)
@@ -148,11 +369,11 @@ def _label_oracle(shop: Shop, label: str) -> dict[str, float]:
     effects = shop.world.effects(shop.moments, shop.item)
     score = total(effects.values())
     test = slice(len(score) - round(len(score) * TEST_SHARE), None)
-    # The mean of the others, whoever and whatever it is.
+    # The mean of the other events.
     expected = {"nothing": np.full(len(score), shop.label[: test.start].mean())}
-    for name, left_out in LEFT_OUT.items():
-        unknown = total([np.zeros_like(score), *(effects[effect] for effect in left_out)])
-        # To whoever does not know an effect it is more noise around its mean.
+    for name, unknown_effects in UNKNOWN_EFFECTS.items():
+        unknown = total([np.zeros_like(score), *(effects[effect] for effect in unknown_effects)])
+        # An unknown effect is more noise around its mean.
         known, std = score - unknown + unknown.mean(), math.hypot(NOISE_STD, unknown.std())
         is_stars = label == "stars"
         expected[name] = expected_stars(known, std) if is_stars else chance_above(known, LIKED_SCORE, std)
@@ -174,7 +395,7 @@ def _click_oracle(shop: Shop) -> dict[str, float]:
     first = number - round(number * TEST_SHARE)
     popularity = np.bincount(shop.item[:first], minlength=num_items)
     world = shop.world
-    ways: dict[str, Callable[[Moments], np.ndarray]] = {
+    ways: dict[str, Callable[[ShopMoments], np.ndarray]] = {
         "all": world.choices,
         "without_numbers": lambda moments: world.choices(moments, "numbers"),
         "without_events": lambda moments: world.choices(moments, "events"),
@@ -187,7 +408,7 @@ def _click_oracle(shop: Shop) -> dict[str, float]:
 
 
 def _last_of_each_pair(shop: Shop) -> Shop:
-    """With one event of a user and an item, the last: what the default of --duplicates leaves."""
+    """The last event of each user and item, as the default of --duplicates keeps it."""
     pairs = shop.moments.user * len(shop.world.items.price) + shop.item
     _, from_end = np.unique(pairs[::-1], return_index=True)
     places = np.sort(len(pairs) - 1 - from_end)
@@ -197,7 +418,7 @@ def _last_of_each_pair(shop: Shop) -> Shop:
 
 
 def _ndcg(
-    way: Callable[[Moments], np.ndarray], moments: Moments, item: np.ndarray, is_seen: np.ndarray
+    way: Callable[[ShopMoments], np.ndarray], moments: ShopMoments, item: np.ndarray, is_seen: np.ndarray
 ) -> float:
     """NDCG@10 of events, as training measures it: ties count against the item."""
     ranks = []
@@ -225,8 +446,8 @@ def _events_table(
         "bought": shop.label,
         "referrer": _referrers(rng, len(country)),
     }
-    left_out = {"stars": ["bought"], "yes_no": ["stars"], "clicks": ["stars", "bought"]}[label]
-    return pd.DataFrame(columns).drop(columns=left_out)
+    dropped = {"stars": ["bought"], "yes_no": ["stars"], "clicks": ["stars", "bought"]}[label]
+    return pd.DataFrame(columns).drop(columns=dropped)
 
 
 def _items_table(rng: np.random.Generator, shop: Shop, products: np.ndarray) -> pd.DataFrame:
@@ -251,7 +472,7 @@ def _product_ids(rng: np.random.Generator, number: int) -> np.ndarray:
 
 
 def _iso_times(time: np.ndarray, country: np.ndarray) -> list[str]:
-    """Times as clocks in the users' countries show them."""
+    """Local times in the countries of users."""
     zones = [timezone(timedelta(hours=ahead)) for _, ahead, _ in COUNTRIES.values()]
     return [
         datetime.fromtimestamp(seconds, zones[place]).isoformat()
@@ -260,7 +481,7 @@ def _iso_times(time: np.ndarray, country: np.ndarray) -> list[str]:
 
 
 def _referrers(rng: np.random.Generator, number: int) -> list[str]:
-    """Free text, of which nearly none repeats."""
+    """Free texts, hardly any of them twice."""
     words = rng.choice(CATEGORIES, (number, 2))
     numbers, forms = rng.integers(1_000_000, size=number), rng.integers(len(REFERRERS), size=number)
     return [
@@ -275,7 +496,7 @@ def _write(table: pd.DataFrame, path: Path) -> None:
         return
     if "categories" in table:
         table = table.assign(categories=table["categories"].map("|".join))
-    # Without the time of writing, which gzip would keep.
+    # Without the time of writing: the same seed gives the same bytes.
     table.to_csv(path, index=False, compression={"method": "gzip", "mtime": 0})
 
 

@@ -1,8 +1,9 @@
-"""The same model in plain PyTorch, as a user would write it: a rank of a team of benchmarks/train.py.
+"""Training of the same model in plain PyTorch, as a user would write it.
 
-    train_plain.py FOLDER MODEL
+    train_plain.py FOLDER MODEL    a rank of a team of benchmarks/train.py
 
-With dense Adam, or an optimizer for sparse gradients; DDP where there are two ranks.
+With dense Adam, or an optimizer for sparse gradients; DDP on two ranks. Other variants measure the most that
+memory and cores can do.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from teams import serve, take_answers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from train_models import MODELS, Model, columns_of
-from train_team import COMPILED, MEAN_RATING, serve, take_answers
+from train_here import COMPILED, MEAN_RATING, MODELS, Model, columns_of
 
 from recsuite.datasets.batching import places_of
 from recsuite.datasets.columns import Columns
@@ -26,10 +27,16 @@ from recsuite.datasets.schema import HISTORY, ITEM, USER
 from recsuite.models.heads import Interaction
 
 LR, DENSE_LR = 0.04, 0.001
-# Gradients of tables with fewer rows are dense whatever the others' are: they are small, and most rows have
-# one in every step.
+# Other variants: one that adds two arrays up into a third one, after the triad of McCalpin's STREAM, and one
+# that multiplies two square matrices. Their batch sizes are bytes that are read and written, and operations.
+MEMORY, PRODUCTS = "memory", "products"
+# Bytes of all arrays together: far more than a cache holds.
+BYTES = 3 * 2**26
+WIDTH = 1024
+OPERATIONS = 2 * WIDTH**3
+# Gradients of tables with fewer rows are always dense: most rows have one in every step.
 FEWEST_ROWS_SPARSE = 1000
-# The side of each feature's vector; a history is its user's.
+# Side of the vector of each feature; a history belongs to its user.
 SIDES = {USER: USER, HISTORY: USER, ITEM: ITEM}
 
 
@@ -45,7 +52,7 @@ class PlainModel(nn.Module):
         for table in columns.tables:
             is_sparse = sparse and table.rows >= FEWEST_ROWS_SPARSE
             self.tables[table.name] = (
-                # Row 0 fills lists up. A history's rows count with weights, so that none need be left out.
+                # Row 0 pads lists. The rows of a history are weighted, and none is padding.
                 nn.EmbeddingBag(table.rows, dim, mode="sum", sparse=is_sparse)
                 if table.name == HISTORY
                 else nn.EmbeddingBag(table.rows, dim, mode="mean", padding_idx=0, sparse=is_sparse)
@@ -69,10 +76,10 @@ class PlainModel(nn.Module):
 
 
 class Plain:
-    """A training loop of a few lines. name: of its optimizer."""
+    """Training loop of a few lines. name: of its optimizer."""
 
     def __init__(self, name: str, columns: Columns, model: Model, device: torch.device) -> None:
-        # Made where it stays: a table that fits the device need not fit the host, nor be drawn there.
+        # Made on the device: a table that fits it need not fit the host.
         with device:
             plain: Any = PlainModel(columns, model, name != "dense Adam")
         tables = [table.weight for table in plain.tables.values()]
@@ -80,8 +87,7 @@ class Plain:
             nn.init.normal_(table, std=0.05)
         sparse = [table for table in tables if len(table) >= FEWEST_ROWS_SPARSE]
         small = [table for table in tables if len(table) < FEWEST_ROWS_SPARSE]
-        # Fused, which is the fastest that torch has: what we are compared with should be as good as it can
-        # be.
+        # Fused, the fastest of torch: the comparison should be with the best.
         dense = torch.optim.Adam([*plain.head.parameters(), *small], lr=DENSE_LR, fused=True)
         of_tables: dict[str, Any] = {
             "dense Adam": lambda: torch.optim.Adam(sparse, lr=DENSE_LR, fused=True),
@@ -90,11 +96,10 @@ class Plain:
         }
         self.plain = plain
         self.optimizers = [dense, of_tables[name]()]
-        # One rank has nobody to add gradients up with, also where it has a process group.
+        # A process group of one rank has nothing to add up.
         together = dist.is_initialized() and dist.get_world_size() > 1
         self.model = DistributedDataParallel(plain) if together else plain
-        # In memory, and shuffled once: what is compared are training steps, so plain PyTorch pays for no
-        # loader.
+        # In memory, and shuffled once: training steps are compared, so plain PyTorch pays for no loader.
         generator = torch.Generator().manual_seed(int(os.environ.get("RANK", 0)))
         events = columns.column("rows")
         events = events.take(torch.randperm(len(events), generator=generator).numpy())
@@ -103,7 +108,7 @@ class Plain:
         self.first = 0
 
     def step(self, batch_size: int) -> torch.Tensor:
-        """Train on the next batch; its loss, []."""
+        """Train on the next batch and return its loss, []."""
         if self.first + batch_size > len(self.ratings):
             self.first = 0
         batch = slice(self.first, self.first + batch_size)
@@ -119,40 +124,34 @@ class Plain:
         return loss.detach()
 
     def steps(self, number: int, batch_size: int) -> float:
-        """Train for some steps; the last loss."""
+        """Train for some steps and return the last loss."""
         for _ in range(number):
             loss = self.step(batch_size)
         return float(loss)
 
-    def parts(self, number: int, batch_size: int) -> dict[str, float]:
-        """Nothing: its parts are not those of ours."""
-        return {}
-
 
 class Compiled:
-    """The same training with what torch.compile takes of it: it refuses gradients that are sparse."""
+    """The same training with a compiled head: torch.compile refuses the sparse gradients of the tables."""
 
     def __init__(self, plain: Plain) -> None:
         self.plain = plain
         self.score = torch.compile(plain.plain.head.score_pairs, dynamic=False)
 
     def steps(self, number: int, batch_size: int) -> float:
-        """Train for some steps; the last loss."""
+        """Train for some steps and return the last loss."""
         eager, self.plain.plain.score = self.plain.plain.score, self.score
         loss = self.plain.steps(number, batch_size)
         self.plain.plain.score = eager
         return loss
 
-    def parts(self, number: int, batch_size: int) -> dict[str, float]:
-        """See `Plain`."""
-        return {}
-
 
 def _inputs(
     columns: Columns, events: np.ndarray, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The table rows of each feature for each event, int64 [events], or int32 [events, longest] with lists,
-    filled up with 0; the labels of histories, float32 [events, longest].
+    """Table rows of each feature and labels of histories, for each event.
+
+    Rows are int64 [events], or of lists int32 [events, longest], padded with 0; labels are float32
+    [events, longest].
     """
     found: dict[str, np.ndarray] = {}
     history_labels = np.zeros((len(events), 0), np.float32)
@@ -181,8 +180,23 @@ def _inputs(
     return tensors, torch.from_numpy(history_labels.copy()).to(device)
 
 
+class MachineLimit:
+    """The most that memory or cores of this machine do; name: MEMORY or PRODUCTS."""
+
+    def __init__(self, name: str) -> None:
+        shape = (BYTES // 12,) if name == MEMORY else (WIDTH, WIDTH)
+        self.one, self.other, self.result = (torch.ones(shape) for _ in range(3))
+        self.apply = torch.add if name == MEMORY else torch.mm
+
+    def steps(self, number: int, batch_size: int) -> float:
+        """Apply it a number of times."""
+        for _ in range(number):
+            self.apply(self.one, self.other, out=self.result)
+        return 0.0
+
+
 def main() -> None:
-    """Serve orders."""
+    """Serve jobs."""
     answers = take_answers()
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -202,7 +216,9 @@ def main() -> None:
     made: dict[str, Plain] = {}
 
     def make(name: str) -> Any:
-        # Compiled or not, it is the same training: tables of ten million rows are there once.
+        if name in (MEMORY, PRODUCTS):
+            return MachineLimit(name)
+        # Compiled or not, it is the same training: tables of ten million rows exist once.
         optimizer = name.removesuffix(COMPILED)
         if optimizer not in made:
             made[optimizer] = Plain(optimizer, columns, model, device)

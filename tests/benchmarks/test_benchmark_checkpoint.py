@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.benchmarks import measured
 from tests.support.documents import short_form
-from tests.support.launch import ROOT, python, read_json, succeeded
+from tests.support.launch import read_json
 
 # It measures for long; nothing but its own script depends on it.
 pytestmark = pytest.mark.soak
@@ -31,8 +32,7 @@ BARS = (
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
     """What the benchmark printed, its report, and the folder in which it worked."""
     folder, report = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("report")
-    benchmark, short = ROOT / "benchmarks" / "checkpoint.py", short_form("checkpoint")
-    printed = succeeded(python(benchmark, *short, "--folder", folder, "--report", report, timeout=170))
+    _, printed = measured("checkpoint", report, *short_form("checkpoint"), "--folder", folder)
     return printed, report, folder
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from tests.support.launch import ROOT, python, read_json, succeeded
+from tests.support.benchmarks import measured
 
 
 def test_a_full_table_is_measured_and_takes_the_memory_that_its_places_say(tmp_path: Path) -> None:
-    short = ["--rows", 40_000, "--rounds", 2, "--batch", 500, "--report", tmp_path]
-    printed = succeeded(python(ROOT / "benchmarks" / "dynamic.py", *short, timeout=170))
-    found = read_json(tmp_path / "dynamic.json")
+    short = ["--rows", 40_000, "--rounds", 2, "--batch", 500]
+    found, printed = measured("dynamic", tmp_path, *short)
     (size,) = found["sizes"]
     assert all(rate > 0 for rates in size["rates"].values() for rate in rates)
     # One row more than places: that of the unknown.
@@ -24,21 +23,21 @@ def test_a_full_table_is_measured_and_takes_the_memory_that_its_places_say(tmp_p
 
 @pytest.mark.soak
 def test_a_training_with_dynamic_tables_is_measured_beside_one_with_static_ones(tmp_path: Path) -> None:
-    short = ["--sizes", "2000+1000", "--batch", 256, "--rounds", 1, "--seconds", 0.02, "--report", tmp_path]
-    printed = succeeded(python(ROOT / "benchmarks" / "dynamic_train.py", *short))
-    (size,) = read_json(tmp_path / "dynamic_train.json")["sizes"]
+    short = ["--sizes", "2000+1000", "--batch", 256, "--rounds", 1, "--seconds", 0.02]
+    found, printed = measured("dynamic_train", tmp_path, *short)
+    (size,) = found["sizes"]
     for ranks in ("1", "2"):
         rates = size["rates"][ranks]
         assert rates.keys() == {"static", "dynamic", "dynamic, filling"}
-        assert all(rate > 0 for found in rates.values() for rate in found)
+        assert all(rate > 0 for of_kind in rates.values() for rate in of_kind)
         assert f"| 2,000 + 1,000 ids | {ranks} |" in printed
 
 
 @pytest.mark.soak
 def test_a_delta_with_ids_that_left_is_measured_beside_a_static_one(tmp_path: Path) -> None:
-    short = ["--rows", 20_000, "--ratings", 20_000, "--rounds", 2, "--report", tmp_path]
-    printed = succeeded(python(ROOT / "benchmarks" / "dynamic_delta.py", *short, timeout=170))
-    (size,) = read_json(tmp_path / "dynamic_delta.json")["sizes"]
+    short = ["--rows", 20_000, "--ratings", 20_000, "--rounds", 2]
+    found, printed = measured("dynamic_delta", tmp_path, *short)
+    (size,) = found["sizes"]
     static, full, half_full = (size["deltas"][kind] for kind in ("static", "full", "half full"))
     assert static["rows"] == full["rows"] == half_full["rows"] == [200, 200]
     # Every place was taken, so each that came made another one leave.
@@ -52,9 +51,8 @@ def test_a_delta_with_ids_that_left_is_measured_beside_a_static_one(tmp_path: Pa
 @pytest.mark.soak
 def test_every_capacity_is_measured_beside_static_tables(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "ratings", 3_000, seed=0)
-    short = ["--data", tmp_path / "ratings", "--seeds", 1, "--epochs", 3, "--report", tmp_path]
-    printed = succeeded(python(ROOT / "benchmarks" / "dynamic_quality.py", *short, timeout=300))
-    found = read_json(tmp_path / "dynamic_quality.json")
+    short = ["--data", tmp_path / "ratings", "--seeds", 1, "--epochs", 3]
+    found, printed = measured("dynamic_quality", tmp_path, *short, timeout=300)
     for errors in found["rmse"].values():
         assert list(errors) == ["static", "dynamic", "all", "1/2", "1/4", "1/8"]
         assert all(0.5 < error < 2 for (error,) in errors.values())

@@ -4,14 +4,12 @@ traces, metrics and sizes, with known answers.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +17,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.support.benchmarks import benchmark, measured
 from tests.support.documents import short_form
 from tests.support.launch import ROOT, python, read_json, started, succeeded, wait_for
 
 GPU = ROOT / "benchmarks" / "gpu.py"
 
 
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module
-
-
 def test_the_miniature_leaves_figures_of_every_section_asked_for(tmp_path: Path) -> None:
     # Without "training", which compiles.
     only = ("steps", "ncf", "lookup", "disk")
-    printed = succeeded(python(GPU, "--small", "--only", *only, "--report", tmp_path, timeout=170))
-    found = read_json(tmp_path / "gpu.json")
+    found, printed = measured("gpu", tmp_path, "--small", "--only", *only)
     assert found["sections"].keys() == {"machine", *only}
     assert not [name for name, section in found["sections"].items() if "error" in section]
     (step,) = found["sections"]["steps"]["results"]
@@ -87,7 +79,7 @@ def env() -> dict[str, str]:
 
 
 def test_a_section_that_fails_leaves_the_figures_of_the_others_and_what_went_wrong(tmp_path: Path) -> None:
-    raises = "from gpu_device import run_section\ndef fail(settings, emit):\n"
+    raises = "from gpu_sections import run_section\ndef fail(settings, emit):\n"
     raises += (
         "    emit({'figure': 1})\n    raise ValueError('no such kernel')\nrun_section({'raises': fail})\n"
     )
@@ -128,9 +120,9 @@ def test_a_run_that_is_killed_leaves_what_it_had_found(tmp_path: Path) -> None:
     assert found["sections"]["during"]["results"] == [{"figure": 2}]
 
 
-def test_what_has_no_time_left_is_told_of(benchmark: Callable[[str], Any]) -> None:
-    runner, found = benchmark("gpu_runner"), {}
-    section = runner.Section("late", lambda left: pytest.fail("was begun"), 60.0)
+def test_what_has_no_time_left_is_told_of() -> None:
+    runner, found = benchmark("gpu"), {}
+    section = runner.GpuSection("late", lambda left: pytest.fail("was begun"), 60.0)
     runner.run_sections([section], 5.0, lambda name, what: found.update({name: what}))
     assert found == {"late": {"results": [], "error": "not begun: the 5 s were used up"}}
 
@@ -149,8 +141,8 @@ def event(kind: str, name: str, begin: float, length: float, thread: int = 1) ->
     return {"ph": "X", "cat": kind, "name": name, "ts": begin, "dur": length, "tid": thread}
 
 
-def test_of_a_trace_it_is_known_what_is_hidden_and_who_waits(benchmark: Callable[[str], Any]) -> None:
-    trace = benchmark("gpu_trace")
+def test_of_a_trace_it_is_known_what_is_hidden_and_who_waits() -> None:
+    trace = benchmark("gpu_sections")
     events = [
         event("user_annotation", "ProfilerStep#7", 0, 1000),
         event("user_annotation", "ProfilerStep#8", 1000, 1000),
@@ -187,7 +179,7 @@ def test_of_a_trace_it_is_known_what_is_hidden_and_who_waits(benchmark: Callable
     assert found["costliest kernels, ms of a step"]["gemm"] == 0.2
 
 
-def test_metrics_differ_by_their_largest_difference(benchmark: Callable[[str], Any]) -> None:
+def test_metrics_differ_by_their_largest_difference() -> None:
     difference = benchmark("gpu_commands").difference
     assert difference({"rmse": 0.5, "auc": 0.75}, {"rmse": 0.25, "auc": 0.875}) == 0.25
     assert difference({"rmse": 0.5}, {"auc": 0.5}) == float("inf")
@@ -195,9 +187,7 @@ def test_metrics_differ_by_their_largest_difference(benchmark: Callable[[str], A
     assert difference({"rmse": None}, {"rmse": 0.5}) == float("inf")
 
 
-def test_checkpoints_are_the_same_bit_for_bit_or_refused(
-    tmp_path: Path, benchmark: Callable[[str], Any]
-) -> None:
+def test_checkpoints_are_the_same_bit_for_bit_or_refused(tmp_path: Path) -> None:
     commands = benchmark("gpu_commands")
     zero = np.zeros(3, np.float32)
     for name, value in (("one", zero), ("same", zero), ("signed", -zero)):
@@ -208,8 +198,8 @@ def test_checkpoints_are_the_same_bit_for_bit_or_refused(
         commands.same_tensors(tmp_path / "one", tmp_path / "signed")
 
 
-def test_variants_take_turns_where_they_fit_together(benchmark: Callable[[str], Any]) -> None:
-    training = benchmark("gpu_training")
+def test_variants_take_turns_where_they_fit_together() -> None:
+    training = benchmark("gpu_sections")
     here, ready, dense, sparse = training.HERE, training.READY, training.DENSE, training.SPARSE
     names = (here, ready, dense, sparse)
     assert training.groups_of(names, 10**9, 80 * 10**9) == [list(names)]
@@ -218,8 +208,8 @@ def test_variants_take_turns_where_they_fit_together(benchmark: Callable[[str], 
     assert training.groups_of(names, 10**12, 80 * 10**9) == []
 
 
-def test_tables_are_as_large_as_disk_memory_and_time_allow(benchmark: Callable[[str], Any]) -> None:
-    fit = benchmark("gpu_disk").rows_that_fit
+def test_tables_are_as_large_as_disk_memory_and_time_allow() -> None:
+    fit = benchmark("gpu_sections").rows_that_fit
     much, row = 10**15, 4 * 65
     assert fit(100, much, much, 1e9, 1e9, 1e9) == 100
     assert fit(10**9, row * 1000, much, 1e9, 1e9, 1e9) == 800
@@ -228,10 +218,8 @@ def test_tables_are_as_large_as_disk_memory_and_time_allow(benchmark: Callable[[
     assert fit(10**9, much, much, 10.0, row * 100, row * 100) == pytest.approx(200, abs=1)
 
 
-def test_a_rank_counts_what_has_the_device_open(
-    benchmark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = benchmark("gpu_device")
+def test_a_rank_counts_what_has_the_device_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = benchmark("gpu_sections")
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as child:
         end = time.monotonic() + 60
@@ -248,8 +236,8 @@ def test_a_rank_counts_what_has_the_device_open(
     assert device.processes_on_device()["open"] == [os.getpid()]
 
 
-def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came(benchmark: Callable[[str], Any]) -> None:
-    tables = benchmark("gpu_tables")
+def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came() -> None:
+    tables = benchmark("gpu")
     device = {"kind": "cuda", "name": "GPU", "driver": "1.2", "cuda": "13.0", "nccl": "2.28"}
     rates = {"here": [3e6, 3e6], "plain, dense Adam": [1e6, 1e6], "plain, sparse Adagrad": [2e6, 2e6]}
     size = {"dim": 64, "users": 10_000_000, "items": 1_000_000, "batch": 4096}
@@ -273,12 +261,9 @@ def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came(benchmark: Callable[[
     assert json.loads(json.dumps(result)) == result
 
 
-def test_the_page_has_the_figures_of_the_committed_run_or_says_that_there_are_none(
-    benchmark: Callable[[str], Any],
-) -> None:
-    gpu, tables = benchmark("gpu"), benchmark("gpu_tables")
-    first, last = gpu.MARKS
-    told = gpu.PAGE.read_text().partition(first)[2].partition(last)[0].strip()
+def test_the_page_has_the_figures_of_the_committed_run_or_says_that_there_are_none() -> None:
+    gpu = benchmark("gpu")
+    told = benchmark("common").text_between(gpu.PAGE, "gpu").strip()
     figures = ROOT / "docs" / "gpu.json"
     if not figures.exists():
         assert told.startswith("No figures of a GPU exist yet")
@@ -286,5 +271,5 @@ def test_the_page_has_the_figures_of_the_committed_run_or_says_that_there_are_no
     result = read_json(figures)
     assert not result["small"]
     assert gpu.kind_of(result) == "cuda"
-    assert told == tables.render(result)
-    assert tables.judge(result) == result["bars"]
+    assert told == gpu.render(result)
+    assert gpu.judge(result) == result["bars"]

@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.launch import ROOT, python, read_json, succeeded
-
-INGEST = ROOT / "benchmarks" / "ingest.py"
+from tests.support.benchmarks import measured
 
 
-def measured(folder: Path, ids: str, *flags: object, timeout: float) -> dict[str, Any]:
-    """What the benchmark writes; it leaves no events behind."""
-    report = folder / "report"
-    report.mkdir()
-    succeeded(python(INGEST, "--folder", folder, "--report", report, "--ids", ids, *flags, timeout=timeout))
+def results_of(folder: Path, ids: str, *flags: object, timeout: float) -> dict[str, Any]:
+    """Results of the benchmark, which leaves no events behind."""
+    found: dict[str, Any]
+    flags = ("--folder", folder, "--ids", ids, *flags)
+    found, _ = measured("ingest", folder / "report", *flags, result=f"ingest_{ids}", timeout=timeout)
     assert [path.name for path in folder.iterdir()] == ["report"]
-    found: dict[str, Any] = read_json(report / f"ingest_{ids}.json")
     return found
 
 
@@ -26,7 +23,7 @@ def measured(folder: Path, ids: str, *flags: object, timeout: float) -> dict[str
 def test_columns_are_made_of_parquet_beside_pyarrow_and_each_figure_has_its_bar(
     tmp_path: Path, ids: str
 ) -> None:
-    found = measured(tmp_path, ids, "--events", 30_000, "--rounds", 1, timeout=100)
+    found = results_of(tmp_path, ids, "--events", 30_000, "--rounds", 1, timeout=100)
     assert found["pyarrow"][0]["rows"] == 30_000
     made = found["ingest"][0]
     # Some repeat an earlier one.
@@ -39,5 +36,5 @@ def test_columns_are_made_of_parquet_beside_pyarrow_and_each_figure_has_its_bar(
 
 @pytest.mark.soak
 def test_a_hundred_million_events_are_taken_in_within_two_gibibytes(tmp_path: Path) -> None:
-    found = measured(tmp_path, "texts", "--events", 100_000_000, "--rounds", 1, timeout=3_600)
+    found = results_of(tmp_path, "texts", "--events", 100_000_000, "--rounds", 1, timeout=3_600)
     assert found["ingest"][0]["peak"] < 2 * 2**30

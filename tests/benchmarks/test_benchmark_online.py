@@ -7,32 +7,19 @@ from pathlib import Path
 import pytest
 
 from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
-from tests.support.launch import ROOT, python, read_json, succeeded
+from tests.support.benchmarks import measured
 
 
 @pytest.mark.soak
 def test_what_is_appended_is_known_to_the_served_model(tmp_path: Path) -> None:
-    short = (
-        "--ratings",
-        3_000,
-        "--chunk",
-        128,
-        "--chunks",
-        3,
-        "--burst",
-        2,
-        "--night",
-        2,
-    )
-    script = ROOT / "benchmarks" / "online_serving.py"
-    printed = succeeded(python(script, *short, "--report", tmp_path))
-    found = read_json(tmp_path / "online_serving.json")
+    short = ("--ratings", 3_000, "--chunk", 128, "--chunks", 3, "--burst", 2, "--night", 2)
+    found, printed = measured("online_serving", tmp_path, *short)
     assert len(found["seconds"]) == len(found["errors"]) == 3
     assert all(seconds > 0 for seconds in found["seconds"])
     assert found["events_per_second"] > 0
     first = found["errors"][0]
     # Before anything is appended the three are one.
-    assert first["served online"] == first["as of the last night"] == first["never trained again"]
+    assert first["served online"] == first["retrained each night"] == first["never trained again"]
     assert "(99 of 100)" in printed
 
 
@@ -40,9 +27,7 @@ def test_what_is_appended_is_known_to_the_served_model(tmp_path: Path) -> None:
 def test_all_models_are_judged_by_the_same_ratings(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "ratings", 3_000, seed=0, world=MovingWorld())
     short = ("--window", "120d", "--every", 3, "--epochs", 2, "--data", tmp_path / "ratings")
-    script = ROOT / "benchmarks" / "online_quality.py"
-    succeeded(python(script, *short, "--report", tmp_path))
-    found = read_json(tmp_path / "online_quality.json")
+    found, _ = measured("online_quality", tmp_path, *short)
     assert 0.3 < found["ratings"]["judged"] / found["ratings"]["all"] <= 0.5
     assert set(found["rmse"]) == {
         "online",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,8 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import finite
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
-from tests.support.launch import ROOT, python, read_json, succeeded
+from tests.support.benchmarks import benchmark, measured
+from tests.support.launch import python
 
 for package in ("implicit", "myfm", "recbole"):
     if find_spec(package) is None:
@@ -28,20 +27,9 @@ RATING = ["biases", "myFM, ids", "myFM, who rated what", "this"]
 RANKING = ["BPR", "EASE", "least squares", "popularity", "this"]
 
 
-def module(name: str) -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        return importlib.import_module(name)
-
-
 @pytest.fixture(scope="module")
-def peers() -> ModuleType:
-    return module("peers")
-
-
-@pytest.fixture(scope="module")
-def ranking() -> ModuleType:
-    return module("peers_ranking")
+def peers() -> Any:
+    return benchmark("peers")
 
 
 @pytest.fixture(scope="module")
@@ -64,21 +52,21 @@ def matrix(lines: list[list[int]]) -> Any:
     return csr_matrix(np.array(lines, np.float32))
 
 
-def test_ease_is_what_one_user_with_two_items_gives_by_hand(ranking: ModuleType) -> None:
+def test_ease_is_what_one_user_with_two_items_gives_by_hand(peers: Any) -> None:
     # X'X + 1 is 2 1, 1 2, and its inverse 2 -1, -1 2 divided by 3: each item gives the other 1/2.
-    assert ranking.ease(matrix([[1, 1]]), 1.0) == pytest.approx(np.array([[0.5, 0.5]]))
+    assert peers.ease(matrix([[1, 1]]), 1.0) == pytest.approx(np.array([[0.5, 0.5]]))
 
 
-def test_ease_is_what_the_formula_of_its_paper_gives(ranking: ModuleType) -> None:
+def test_ease_is_what_the_formula_of_its_paper_gives(peers: Any) -> None:
     events = (np.random.default_rng(0).random((12, 7)) < 0.4).astype(np.float32)
     inverse = np.linalg.inv(events.T @ events + 3.0 * np.eye(7))
     weights = inverse / -np.diag(inverse)
     np.fill_diagonal(weights, 0)
-    assert ranking.ease(matrix(events.tolist()), 3.0) == pytest.approx(events @ weights, abs=1e-6)
+    assert peers.ease(matrix(events.tolist()), 3.0) == pytest.approx(events @ weights, abs=1e-6)
 
 
 def test_settings_are_those_best_on_validation_and_then_validation_is_learned_too(
-    ranking: ModuleType, columns: Columns
+    peers: Any, columns: Columns
 ) -> None:
     learned = []
 
@@ -86,10 +74,10 @@ def test_settings_are_those_best_on_validation_and_then_validation_is_learned_to
         learned.append(int(known.sum()))
         scores = np.zeros(known.shape)
         for split in ("validation", "test") if settings == 2.0 else ():
-            scores[ranking.events_of(columns, split)] = 1
+            scores[peers.events_of(columns, split)] = 1
         return scores
 
-    found = ranking.chosen(columns, score, [1.0, 2.0, 3.0], seed=0)
+    found = peers.chosen(columns, score, [1.0, 2.0, 3.0], seed=0)
     assert found.settings == {"penalty": 2.0}
     assert found.metrics["hr_at_10"] == 1
     train, validation = columns.num_train, columns.num_validation
@@ -98,9 +86,8 @@ def test_settings_are_those_best_on_validation_and_then_validation_is_learned_to
 
 
 def test_least_squares_for_the_test_learns_the_validation_events_too(
-    monkeypatch: pytest.MonkeyPatch, columns: Columns
+    monkeypatch: pytest.MonkeyPatch, peers: Any, columns: Columns
 ) -> None:
-    clicks = module("clicks")
     learned = []
 
     class Model:
@@ -110,13 +97,13 @@ def test_least_squares_for_the_test_learns_the_validation_events_too(
         def fit(self, known: Any, **options: Any) -> None:
             learned.append(int(known.sum()))
 
-    monkeypatch.setattr(clicks, "AlternatingLeastSquares", Model)
+    monkeypatch.setattr("implicit.als.AlternatingLeastSquares", Model)  # codespell:ignore als
     for split in ("validation", "test"):
-        clicks.LeastSquares(columns, clicks.Settings(8, 0.1, 1.0), 0, split)
+        peers.LeastSquares(columns, peers.SquaresSettings(8, 0.1, 1.0), 0, split)
     assert learned == [columns.num_train, columns.num_train + columns.num_validation]
 
 
-def test_errors_are_measured_as_in_training(peers: ModuleType, columns: Columns) -> None:
+def test_errors_are_measured_as_in_training(peers: Any, columns: Columns) -> None:
     predictions, labels = np.array([1.0, 2.5, 4.0]), np.array([2.0, 2.5, 2.0], np.float32)
     assert peers.rmse_of(predictions, labels) == pytest.approx((5 / 3) ** 0.5)
     known = peers.ratings_of(columns, "train", "validation")
@@ -124,7 +111,7 @@ def test_errors_are_measured_as_in_training(peers: ModuleType, columns: Columns)
     assert trace.rmse == pytest.approx([columns.baselines["predictions"]["biases"]["rmse"]], abs=1e-12)
 
 
-def test_the_features_say_who_rated_what_each_side_with_one_length(peers: ModuleType) -> None:
+def test_the_features_say_who_rated_what_each_side_with_one_length(peers: Any) -> None:
     users, items = np.array([0, 0, 1]), np.array([0, 1, 1])
     known = peers.Ratings(users, items, np.ones(3, np.float32), (2, 3))
     of_users, of_items, groups = peers.features(known, sets=True)
@@ -138,7 +125,7 @@ def test_the_features_say_who_rated_what_each_side_with_one_length(peers: Module
     assert ids_of_items.toarray().tolist() == np.eye(3).tolist()
 
 
-def test_a_prediction_is_the_mean_of_the_draws_but_for_the_first(peers: ModuleType) -> None:
+def test_a_prediction_is_the_mean_of_the_draws_but_for_the_first(peers: Any) -> None:
     class Machine:
         def __init__(self, value: float) -> None:
             self.value = value
@@ -154,7 +141,7 @@ def test_a_prediction_is_the_mean_of_the_draws_but_for_the_first(peers: ModuleTy
     assert draws.trace.seconds == sorted(draws.trace.seconds)
 
 
-def test_the_factorization_machine_finds_more_than_biases_where_taste_is_all(peers: ModuleType) -> None:
+def test_the_factorization_machine_finds_more_than_biases_where_taste_is_all(peers: Any) -> None:
     rng = np.random.default_rng(0)
     users, items = np.divmod(rng.permutation(40 * 30), 30)
     labels = np.where((users + items) % 2, 4.5, 2.0).astype(np.float32)
@@ -168,10 +155,10 @@ def test_the_factorization_machine_finds_more_than_biases_where_taste_is_all(pee
     assert last < first
 
 
-def test_the_ml_100k_of_the_package_is_the_published_one(tmp_path: Path) -> None:
+def test_the_ml_100k_of_the_package_is_the_published_one(peers: Any, tmp_path: Path) -> None:
     # Another test of this process may have imported it.
     imported = "recbole" in sys.modules
-    module("movielens_100k").write_movielens_100k(tmp_path / "ml-100k")
+    peers.write_movielens_100k(tmp_path / "ml-100k")
     flags = ["--dataset", "ml-100k", "--data_path", str(tmp_path / "ml-100k"), "--split", "random"]
     columns = open_columns(parse_args(flags))
     assert columns.num_train + columns.num_validation + columns.num_test == 100_000
@@ -185,7 +172,7 @@ def test_the_ml_100k_of_the_package_is_the_published_one(tmp_path: Path) -> None
     assert ("recbole" in sys.modules) == imported
 
 
-def test_myfm_cannot_be_imported_without_the_stand_in(peers: ModuleType) -> None:
+def test_myfm_cannot_be_imported_without_the_stand_in(peers: Any) -> None:
     # Where this fails, the stand-in of `peers.import_myfm` has become unnecessary.
     result = python("-c", "import myfm")
     assert result.returncode != 0
@@ -195,9 +182,8 @@ def test_myfm_cannot_be_imported_without_the_stand_in(peers: ModuleType) -> None
 
 
 def test_all_systems_are_shown_with_what_they_reached_and_took(data: Path, tmp_path: Path) -> None:
-    short = ["--peers", "--only_real", "--real", data, "--seeds", 1, "--iterations", 8, "--report", tmp_path]
-    printed = succeeded(python(ROOT / "benchmarks" / "quality.py", *short, timeout=60))
-    found = read_json(tmp_path / "quality_peers.json")
+    short = ["--only_real", "--real", data, "--seeds", 1, "--iterations", 8]
+    found, printed = measured("peers", tmp_path, *short, result="quality_peers", timeout=60)
     for task, names in (("rating", RATING), ("ranking", RANKING)):
         runs = [run for run in found["runs"] if run["task"] == task]
         assert sorted(run["system"] for run in runs) == names
@@ -214,25 +200,16 @@ def test_all_systems_are_shown_with_what_they_reached_and_took(data: Path, tmp_p
 
 
 def test_a_training_on_other_events_is_refused(
-    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, peers: Any, data: Path, tmp_path: Path
 ) -> None:
-    peers = module("quality_peers")
-    case, other = (peers.Case(data, "rating", seed, tmp_path) for seed in (0, 1))
+    case, other = (peers.PeerCase(data, "rating", seed, tmp_path) for seed in (0, 1))
     columns = case.columns
     trained_on = iter((columns, other.columns))
 
     def written(columns: Columns) -> dict[str, Any]:
         return {name: finite(metrics) for name, metrics in columns.baselines["predictions"].items()}
 
-    monkeypatch.setattr(peers, "report_of", lambda *_: {"baselines": written(next(trained_on))})
+    monkeypatch.setattr(peers, "train", lambda *_, **more: {"baselines": written(next(trained_on))})
     assert case.report(columns)["baselines"] == written(columns)
-    with pytest.raises(RuntimeError, match="the biases of the report are not those of the columns"):
+    with pytest.raises(RuntimeError, match="the baseline of the report is not that of the columns"):
         case.report(columns)
-
-
-def test_flags_that_nothing_would_read_are_refused() -> None:
-    quality = ROOT / "benchmarks" / "quality.py"
-    before, behind = python(quality, "--seeds", 1, "--peers"), python(quality, "--peers", "--share", 0.1)
-    assert (before.returncode, behind.returncode) == (2, 2)
-    assert "let all others stand behind it" in before.stderr
-    assert "unrecognized arguments: --share" in behind.stderr

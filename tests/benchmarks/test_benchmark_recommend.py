@@ -8,7 +8,7 @@ from example import train
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
-from tests.support.launch import ROOT, python, read_json, succeeded
+from tests.support.benchmarks import measured
 
 
 def test_recommending_is_measured_beside_scoring_every_item_and_gives_the_same_scores(
@@ -17,9 +17,7 @@ def test_recommending_is_measured_beside_scoring_every_item_and_gives_the_same_s
     dumps = tmp_path / "dumps"
     config = Config.of(data_path=str(synthetic_folder), save_dir=str(dumps), dump=True, epochs=1)
     train(config, context)
-    benchmark = ROOT / "benchmarks" / "recommend.py"
-    output = succeeded(python(benchmark, dumps, "--rounds", 2, "--report", tmp_path))
-    found = read_json(tmp_path / "recommend.json")
+    found, output = measured("recommend", tmp_path, dumps, "--rounds", 2)
     # Those that the training has seen.
     (movies,) = [table.rows - 1 for table in open_columns(config).tables if table.name == "movie"]
     assert found["items"] == movies

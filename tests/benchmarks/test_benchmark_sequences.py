@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import measure_ranks
 from recsuite.datasets.movielens.synthetic import ChainWorld, write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
-from tests.support.launch import ROOT, python, read_json, succeeded
+from tests.support.benchmarks import benchmark, measured
 
 for package in ("implicit", "recbole"):
     if find_spec(package) is None:
@@ -40,15 +38,9 @@ LINES = [
 ]
 
 
-def module(name: str) -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        return importlib.import_module(name)
-
-
 @pytest.fixture(scope="module")
-def peers() -> ModuleType:
-    return module("sequences_peers")
+def sequences() -> Any:
+    return benchmark("sequences")
 
 
 @pytest.fixture(scope="module")
@@ -73,56 +65,54 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> Columns:
     return columns_of(tmp_path_factory.mktemp("lines"), LINES)
 
 
-def test_recboles_metrics_are_ours() -> None:
-    parts = module("recbole_parts")
+def test_recboles_metrics_are_ours(sequences: Any) -> None:
     ranks = np.random.default_rng(0).integers(1, 25, 1_000)
     recommended = np.tile(np.arange(1, 11), (1_000, 1))
-    found = parts.metrics_of(recommended, ranks)
+    found = sequences.metrics_of(recommended, ranks)
     assert found == pytest.approx(measure_ranks(ranks), abs=1e-12)
     # By hand: one in the first place, one in the third, and one in none.
-    found = parts.metrics_of(recommended[:3], np.array([1, 3, 11]))
+    found = sequences.metrics_of(recommended[:3], np.array([1, 3, 11]))
     assert found == pytest.approx({"hr_at_10": 2 / 3, "ndcg_at_10": (1 + 1 / 2) / 3})
 
 
-def test_what_stands_in_for_missing_packages_is_gone_afterwards() -> None:
-    parts = module("recbole_parts")
-    missing = [name for name in parts.UNCALLED if find_spec(name.partition(".")[0]) is None]
-    parts.load("evaluator.metrics")
+def test_what_stands_in_for_missing_packages_is_gone_afterwards(sequences: Any) -> None:
+    missing = [name for name in sequences.UNCALLED if find_spec(name.partition(".")[0]) is None]
+    sequences.load("evaluator.metrics")
     assert not [name for name in missing if name in sys.modules]
 
 
-def test_what_is_known_lies_in_the_order_of_time(peers: ModuleType, columns: Columns) -> None:
-    users, items = peers.known_before(columns, "test")
+def test_what_is_known_lies_in_the_order_of_time(sequences: Any, columns: Columns) -> None:
+    users, items = sequences.known_before(columns, "test")
     assert list(zip(users.tolist(), items.tolist(), strict=True)) == [
         *((0, 0), (1, 0), (1, 1), (1, 2), (2, 4), (2, 1), (2, 3), (0, 1), (0, 2)),
     ]
 
 
-def test_the_newest_events_say_what_is_popular_of_late(peers: ModuleType, columns: Columns) -> None:
-    of_late = peers._recent(columns, "test", 3)[0]
+def test_the_newest_events_say_what_is_popular_of_late(sequences: Any, columns: Columns) -> None:
+    of_late = sequences._recent(columns, "test", 3)[0]
     # The last three are of movies 4, 2 and 3; movie 2 has more in all, and so has 1, but none of late.
     assert np.argsort(-of_late).tolist()[:3] == [1, 2, 3]
     assert of_late[0] < 1
 
 
-def test_a_counted_chain_goes_where_others_went_from_there(peers: ModuleType, columns: Columns) -> None:
+def test_a_counted_chain_goes_where_others_went_from_there(sequences: Any, columns: Columns) -> None:
     # Nothing ever came after the last of anybody, so the popular ones come first: for user 1 the movies 4 and
     # 5 are left, for user 2 as well, and for user 3 it is 1 and 3, each time as popular as the other.
-    found = peers.counted_chain(columns).metrics
+    found = sequences.counted_chain(columns).metrics
     # Ties count against an item.
     assert found == pytest.approx({"hr_at_10": 1.0, "ndcg_at_10": 1 / np.log2(3)})
 
 
-def test_a_counted_chain_knows_what_followed(peers: ModuleType, tmp_path: Path) -> None:
+def test_a_counted_chain_knows_what_followed(sequences: Any, tmp_path: Path) -> None:
     columns = columns_of(tmp_path, [*LINES, (4, 4, 1), (4, 3, 2), (4, 2, 95)])
     # From 4 user 4 went to 3: before it was level with 1 for user 3, whose movie 1 is now behind it. From 3
     # nothing came as before, and user 4 is left with 1, which two had, 2, which three had, and 5.
     ranks = np.array([2, 1, 2, 1])
-    assert peers.counted_chain(columns).metrics == pytest.approx(measure_ranks(ranks))
+    assert sequences.counted_chain(columns).metrics == pytest.approx(measure_ranks(ranks))
 
 
-def test_sequences_end_before_what_is_to_be_foreseen(peers: ModuleType, columns: Columns) -> None:
-    sequences = peers.Sequences.of(columns, "test")
+def test_sequences_end_before_what_is_to_be_foreseen(sequences: Any, columns: Columns) -> None:
+    sequences = sequences.Sequences.of(columns, "test")
     begins, ends = sequences.nexts()
     batch = sequences.batch(begins, ends)
     shown = [
@@ -138,17 +128,17 @@ def test_sequences_end_before_what_is_to_be_foreseen(peers: ModuleType, columns:
     ]
 
 
-def test_sasrec_reads_the_last_items_alone(peers: ModuleType) -> None:
-    sequences = peers.Sequences(np.arange(80, dtype=np.int32), np.array([0, 80]))
+def test_sasrec_reads_the_last_items_alone(sequences: Any) -> None:
+    sequences = sequences.Sequences(np.arange(80, dtype=np.int32), np.array([0, 80]))
     batch = sequences.batch(np.array([0]), np.array([70]))
     assert batch["item_id_list"].tolist() == [[*range(21, 71)]]
     assert batch["item_length"].tolist() == [50]
 
 
-def test_windows_foresee_every_event_but_the_first_of_a_user_once(peers: ModuleType) -> None:
+def test_windows_foresee_every_event_but_the_first_of_a_user_once(sequences: Any) -> None:
     lengths = np.array([1, 2, 130, 51, 300])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    sequences = peers.Sequences(np.arange(offsets[-1], dtype=np.int32), offsets)
+    sequences = sequences.Sequences(np.arange(offsets[-1], dtype=np.int32), offsets)
     begins, ends = sequences.windows(np.random.default_rng(0))
     assert (ends - begins).max() == 50
     foreseen = np.concatenate([np.arange(begin, end) + 1 for begin, end in zip(begins, ends, strict=True)])
@@ -158,32 +148,30 @@ def test_windows_foresee_every_event_but_the_first_of_a_user_once(peers: ModuleT
     assert sequences.windows(np.random.default_rng(1))[0].tolist() != begins.tolist()
 
 
-def test_all_places_at_once_are_what_the_package_says_of_each_sequence(peers: ModuleType) -> None:
+def test_all_places_at_once_are_what_the_package_says_of_each_sequence(sequences: Any) -> None:
     import torch
 
-    parts = module("recbole_parts")
     torch.manual_seed(0)
-    model = parts.sasrec(20).eval()
+    model = sequences.sasrec(20).eval()
     items = torch.randint(1, 21, (1, 50))
-    states = parts.states_of(model, items)[0]
+    states = sequences.states_of(model, items)[0]
     for length in (1, 7, 50):
         padded = items * (torch.arange(50) < length)
         (found,) = model.forward(padded, torch.tensor([length]))
         assert states[length - 1].tolist() == pytest.approx(found.tolist(), abs=1e-5)
 
 
-def test_sasrec_of_the_package_learns_what_comes_next(peers: ModuleType, tmp_path: Path) -> None:
+def test_sasrec_of_the_package_learns_what_comes_next(sequences: Any, tmp_path: Path) -> None:
     # Everybody goes round a circle of 30 movies, each from somewhere else.
     lines = [(user, (user + step) % 30 + 1, step) for user in range(1, 41) for step in range(6)]
     columns = columns_of(tmp_path, lines, validation=0.1)
     dropped = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0}
-    found = peers.sasrec_of(columns, dropped, seed=0, epochs=30, patience=30)
+    found = sequences.sasrec_of(columns, dropped, seed=0, epochs=30, patience=30)
     assert found.metrics["ndcg_at_10"] > 0.6
     assert found.seconds > 0
 
 
-def test_bars_are_of_the_best_of_the_others_and_of_the_oracle() -> None:
-    tables = module("sequences_tables")
+def test_bars_are_of_the_best_of_the_others_and_of_the_oracle(sequences: Any) -> None:
 
     def runs(split: str, **systems: float) -> list[dict[str, Any]]:
         return [
@@ -191,13 +179,13 @@ def test_bars_are_of_the_best_of_the_others_and_of_the_oracle() -> None:
             for name, value in systems.items()
         ]
 
-    judged = tables.judge(
-        [*runs("leave_one_out", EASE=0.1, SASRec=0.2, this=0.3), *runs("time", EASE=1, this=0)]
+    judged = sequences.judge(
+        {"runs": [*runs("leave_one_out", EASE=0.1, SASRec=0.2, this=0.3), *runs("time", EASE=1, this=0)]}
     )
     assert [(bar["name"], bar["measured"], bar["reached"]) for bar in judged] == [
         ("set, leave one out, NDCG@10 / SASRec", "1.500", True)
     ]
-    (known,) = tables.judge(runs("leave_one_out", oracle=0.5, popularity=0.1, this=0.4))
+    (known,) = sequences.judge({"runs": runs("leave_one_out", oracle=0.5, popularity=0.1, this=0.4)})
     assert (known["name"], known["measured"], known["reached"]) == (
         "set, leave one out, NDCG@10 / oracle",
         "0.800",
@@ -205,18 +193,11 @@ def test_bars_are_of_the_best_of_the_others_and_of_the_oracle() -> None:
     )
 
 
-def run(script: str, folder: Path, *flags: object) -> tuple[dict[str, Any], str]:
-    """What a benchmark wrote and printed."""
-    # First, because behind --train all flags are the example's.
-    script_and_report = (ROOT / "benchmarks" / f"{script}.py", "--report", folder)
-    printed = succeeded(python(*script_and_report, *flags, timeout=150))
-    (written,) = folder.glob("*.json")
-    return read_json(written), printed
-
-
 def test_a_planted_order_is_shown_between_popularity_and_its_oracle(tmp_path: Path) -> None:
     short = ["--planted", "--ratings", 1_000, "--seeds", 1]
-    found, printed = run("sequences", tmp_path, *short, "--train", "--epochs", 2)
+    found, printed = measured(
+        "sequences", tmp_path, *short, "--train", "--epochs", 2, result="sequences_planted"
+    )
     systems = ["a random order", "popularity", "oracle", "counted chain", "this"]
     assert [run["system"] for run in found["runs"]] == systems
     (this,) = (run for run in found["runs"] if run["system"] == "this")
@@ -231,7 +212,7 @@ def test_all_systems_are_shown_on_splits_that_were_measured_one_after_the_other(
     short = ["--only_real", "--real", data, "--seeds", 1, "--epochs", 1, "--task", "ranking"]
     for split, also in (("leave_one_out", ()), ("time", ("--also", tmp_path / "sequences.json"))):
         more = ("--splits", split, *also, "--train", "--epochs", 1)
-        found, printed = run("sequences", tmp_path, *short, *more)
+        found, printed = measured("sequences", tmp_path, *short, *more)
     names = ["popularity", "most recent", "EASE", "least squares", "counted chain", "SASRec, recbole", "this"]
     for split, shown in (("leave_one_out", "leave one out"), ("time", "newest fifth")):
         runs = [run for run in found["runs"] if run["task"] == split]
@@ -241,7 +222,7 @@ def test_all_systems_are_shown_on_splits_that_were_measured_one_after_the_other(
 
 def test_the_speed_is_shown_beside_that_of_the_package(tmp_path: Path) -> None:
     short = ["--ratings", 1_000, "--rounds", 1, "--batch", 16, "--steps", 1, "--task", "ranking"]
-    found, printed = run("sequences_speed", tmp_path, *short, "--train", "--epochs", 1)
+    found, printed = measured("sequences_speed", tmp_path, *short, "--train", "--epochs", 1)
     assert found["rates"].keys() == {"this, 1 process", "this, 2 processes", "recbole"}
     assert all(rate > 0 for rates in found["rates"].values() for rate in rates)
     assert [bar["name"] for bar in found["bars"]] == ["this / recbole, one process each", "2 processes / 1"]

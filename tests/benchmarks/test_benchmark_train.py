@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.benchmarks import benchmark, measured
 from tests.support.documents import short_form
-from tests.support.launch import ROOT, python, read_json, succeeded
+from tests.support.launch import ROOT, read_json
 
 BARS = ("2 processes / plain", "2 processes / 1 process, 256", "2 processes / 1 process, 512", "peak memory")
 # Numbers in a row, and the rows of all tables: the default model has features and a history too.
@@ -20,9 +19,7 @@ MODELS = {"default": (32, 2001 + 2 * 1001 + 3 + 8 + 22 + 82 + 19), "two_tables":
 # It measures for long; nothing but its own script depends on it.
 @pytest.mark.soak
 def test_the_benchmark_of_training_shows_every_bar_and_leaves_a_picture(tmp_path: Path) -> None:
-    benchmark, short = ROOT / "benchmarks" / "train.py", short_form("train")
-    printed = succeeded(python(benchmark, *short, "--report", tmp_path, timeout=170))
-    found = read_json(tmp_path / "train.json")
+    found, printed = measured("train", tmp_path, *short_form("train"))
     assert {"date", "machine", "versions", "device"} <= set(found)
     assert found["models"].keys() == MODELS.keys()
     for name, (dim, num_rows) in MODELS.items():
@@ -39,6 +36,7 @@ def test_the_benchmark_of_training_shows_every_bar_and_leaves_a_picture(tmp_path
         alone, together = (size["parts"][f"here, {name}"] for name in ("1 process", "2 processes"))
         assert alone.keys() == together.keys()
         assert alone["output exchange"] < together["output exchange"]
+        assert all(together[part] > 0 for part in ("feed", "dense", "backward", "optimizer"))
     tables = [line for line in printed.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in tables} == {3, 4}
     for part in together:
@@ -46,19 +44,11 @@ def test_the_benchmark_of_training_shows_every_bar_and_leaves_a_picture(tmp_path
     assert (tmp_path / "train.png").stat().st_size > 10_000
 
 
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module
-
-
 def gpus(number: int) -> dict[str, Any]:
     return {"kind": "cuda", "name": "GPU", "number": number, "bytes a second": 3e12}
 
 
-def test_one_gpu_has_one_process_and_is_held_against_as_large_a_batch(
-    benchmark: Callable[[str], Any],
-) -> None:
+def test_one_gpu_has_one_process_and_is_held_against_as_large_a_batch() -> None:
     train = benchmark("train")
     cpu = {"kind": "cpu"}
     planned = [train.num_processes(device) for device in (cpu, gpus(1), gpus(2))]
@@ -71,19 +61,19 @@ def test_one_gpu_has_one_process_and_is_held_against_as_large_a_batch(
         assert ("plain, DDP, 2 processes" in variants) == (len(teams) == 2)
 
 
-def test_of_one_gpu_it_is_told_that_there_is_no_second_process(benchmark: Callable[[str], Any]) -> None:
-    tables = benchmark("train_tables")
+def test_of_one_gpu_it_is_told_that_there_is_no_second_process() -> None:
+    train = benchmark("train")
     result = {**read_json(ROOT / "docs" / "train.json"), "device": gpus(1)}
     for model in result["models"].values():
         for size in model["sizes"]:
             alone = {name: rates for name, rates in size["rates"].items() if "2 processes" not in name}
             size.update({"rates": alone, "parts": {"here, 1 process": {}}, "machine": {}})
-    text = tables.render(result)
+    text = train.render(result)
     assert "2 processes" not in text
     assert "With one GPU there is one process" in text
     assert "| **218,000** | **134,000** | **108,000** |" in text
     assert "peak memory of 1 process" in text
-    bars = tables.judge(result)
+    bars = train.judge(result)
     assert bars
     assert not [bar for bar in bars if "2 processes" in bar["name"]]
     assert any("here, 1 process / plain" in bar["name"] for bar in bars)

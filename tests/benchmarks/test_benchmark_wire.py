@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.machines import why_not
-from tests.support.launch import ROOT, python, read_json, succeeded
+from tests.support.benchmarks import measured
 
 # It measures for long; nothing but its own script depends on it.
 pytestmark = pytest.mark.soak
@@ -15,9 +15,8 @@ pytestmark = pytest.mark.soak
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 def test_two_machines_send_little_more_than_must_travel_and_learn_what_one_does(tmp_path: Path) -> None:
-    short = ["--rounds", 1, "--steps", 4, "--ratings", 20_000, "--without", "crowded", "--report", tmp_path]
-    printed = succeeded(python(ROOT / "benchmarks" / "wire.py", *short, timeout=170))
-    found = read_json(tmp_path / "wire.json")
+    short = ["--rounds", 1, "--steps", 4, "--ratings", 20_000, "--without", "crowded"]
+    found, printed = measured("wire", tmp_path, *short)
     assert found["rates"].keys() == {"one machine", "two machines"}
     assert found["equal losses"]
     needed = found["bytes a rating that must travel"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.arrays import grouped
 from recsuite.datasets.preparation.baselines import popularity_ranks
 from recsuite.datasets.preparation.cache import open_columns
-from tests.support.launch import ROOT, python, read_json, succeeded
+from tests.support.benchmarks import benchmark, measured
 
 pytest.importorskip("implicit", reason="needs the package implicit, of requirements-dev.txt")
 
@@ -24,10 +22,13 @@ NUM_USERS, NUM_MOVIES = 80, 40
 
 
 @pytest.fixture(scope="module")
-def clicks() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        return importlib.import_module("clicks")
+def clicks() -> Any:
+    return benchmark("clicks")
+
+
+@pytest.fixture(scope="module")
+def peers() -> Any:
+    return benchmark("peers")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def columns(clicks: ModuleType, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Columns:
+def columns(clicks: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Columns:
     written = tmp_path_factory.mktemp("written") / "clicks"
     clicks.write_clicks(folder, written)
     # Enough for validation that a test differs from it.
@@ -58,7 +59,7 @@ def columns(clicks: ModuleType, folder: Path, tmp_path_factory: pytest.TempPathF
 
 
 def test_the_clicks_are_the_ratings_of_4_and_more_as_they_were_written(
-    clicks: ModuleType, folder: Path, tmp_path: Path
+    clicks: Any, folder: Path, tmp_path: Path
 ) -> None:
     clicks.write_clicks(folder, tmp_path / "clicks")
     lines = (folder / "ratings.csv").read_text().splitlines()
@@ -66,10 +67,10 @@ def test_the_clicks_are_the_ratings_of_4_and_more_as_they_were_written(
     assert (tmp_path / "clicks" / "ratings.csv").read_text().splitlines() == [lines[0], *liked]
 
 
-def test_the_events_of_both_sides_are_those_of_the_columns(clicks: ModuleType, columns: Columns) -> None:
-    train, both = (clicks.clicks_before(columns, split) for split in ("validation", "test"))
+def test_the_events_of_both_sides_are_those_of_the_columns(peers: Any, columns: Columns) -> None:
+    train, both = (peers.clicks_before(columns, split) for split in ("validation", "test"))
     assert (train.sum(), both.sum()) == (columns.num_train, columns.num_train + columns.num_validation)
-    users, items = clicks.events_of(columns, "test")
+    users, items = peers.events_of(columns, "test")
     # The newest click of each user is the test, so nobody is known to have clicked it.
     assert sorted(users) == list(range(NUM_USERS))
     assert np.asarray(both[users, items]).sum() == 0
@@ -77,12 +78,12 @@ def test_the_events_of_both_sides_are_those_of_the_columns(clicks: ModuleType, c
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_ranks_are_those_that_the_baseline_of_training_counts(
-    split: str, clicks: ModuleType, columns: Columns
+    split: str, peers: Any, columns: Columns
 ) -> None:
-    known = clicks.clicks_before(columns, split)
-    users, items = clicks.events_of(columns, split)
+    known = peers.clicks_before(columns, split)
+    users, items = peers.events_of(columns, split)
     popularity = np.asarray(known.sum(axis=0)).ravel()
-    found = clicks.ranks_of(np.tile(popularity, (len(users), 1)), items, known[users])
+    found = peers.ranks_of(np.tile(popularity, (len(users), 1)), items, known[users])
     rows = columns.column("rows")
     positions = columns.range_of(split)
     stored = rows[: positions.stop]
@@ -91,19 +92,19 @@ def test_ranks_are_those_that_the_baseline_of_training_counts(
     assert found.tolist() == expected.tolist()
 
 
-def test_ties_count_against_an_item_and_what_was_clicked_does_not_compete(clicks: ModuleType) -> None:
+def test_ties_count_against_an_item_and_what_was_clicked_does_not_compete(peers: Any) -> None:
     from scipy.sparse import csr_matrix
 
     scores = np.array([[3, 2, 2, 1], [3, 2, 2, 1], [1, 1, 1, 1]], np.float32)
     known = csr_matrix(np.array([[0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]], np.float32))
-    assert clicks.ranks_of(scores, np.array([1, 1, 3]), known).tolist() == [3, 1, 4]
+    assert peers.ranks_of(scores, np.array([1, 1, 3]), known).tolist() == [3, 1, 4]
 
 
-def test_least_squares_finds_what_a_user_likes(clicks: ModuleType, columns: Columns) -> None:
+def test_least_squares_finds_what_a_user_likes(peers: Any, columns: Columns) -> None:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1, "blas"):
-        found = clicks.LeastSquares(columns, clicks.Settings(16, 0.1, 4.0), 0).measure("test")
+        found = peers.LeastSquares(columns, peers.SquaresSettings(16, 0.1, 4.0), 0).measure("test")
     # Of the 20 movies that a user likes, some 5 are left for the test, and none of the others is in between.
     assert found["hr_at_10"] > 0.9
     assert found["hr_at_10"] > columns.baselines["ranks"]["popularity"]["hr_at_10"]
@@ -111,9 +112,8 @@ def test_least_squares_finds_what_a_user_likes(clicks: ModuleType, columns: Colu
 
 @pytest.mark.soak
 def test_both_are_trained_and_shown_beside_popularity(folder: Path, tmp_path: Path) -> None:
-    flags = ["--ranks", 1, "--report", tmp_path, "--train", "--epochs", 4, "--batch_size", 64]
-    printed = succeeded(python(ROOT / "benchmarks" / "clicks.py", folder, *flags, timeout=200))
-    found: dict[str, Any] = read_json(tmp_path / "clicks.json")
+    flags = ["--ranks", 1, "--train", "--epochs", 4, "--batch_size", 64]
+    found, printed = measured("clicks", tmp_path, folder, *flags, timeout=200)
     assert [*found["test"]] == ["popularity", "least squares", "this"]
     assert all(set(metrics) == {"hr_at_10", "ndcg_at_10"} for metrics in found["test"].values())
     assert found["tried"] == 64

@@ -20,14 +20,11 @@ from recsuite.datasets.movielens.synthetic import (
     write_synthetic,
 )
 from tests.support import written_world
-from tests.support.launch import ROOT
+from tests.support.benchmarks import benchmark
 from tests.support.written_world import contents, read, rmse
 
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "benchmarks")
-    import quality_world
-    from quality_world import ChoosingWorld
-
+quality = benchmark("quality")
+ChoosingWorld = quality.ChoosingWorld
 NUM_RATINGS = 30_000
 EVERYTHING = ChoosingWorld(drift=1.0, day_std=0.2)
 NUM_MOVIES = 300
@@ -229,7 +226,7 @@ def test_same_seed_gives_the_same_bytes_and_another_one_others(
 def test_no_user_rates_a_movie_twice_and_all_ids_are_described(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(quality_world, "CHOOSERS_PER_BLOCK", 100)
+    monkeypatch.setattr(quality, "CHOOSERS_PER_BLOCK", 100)
     write_synthetic(tmp_path / "blocks", NUM_RATINGS, 0, EVERYTHING)
     blocks = read(tmp_path / "blocks")
     assert len(blocks.users) > 300
@@ -247,7 +244,7 @@ def test_a_thousand_ratings_are_enough(seed: int, tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quality_world, "CHOOSERS_PER_BLOCK", 200)
+    monkeypatch.setattr(quality, "CHOOSERS_PER_BLOCK", 200)
     users, movies = planted(EVERYTHING, 3_200)
     # Two blocks at least: one is still there while the next one is drawn.
     few, many = (peak_of_drawing(users[:number], movies) for number in (400, 3_200))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.support.benchmarks import benchmark
 from tests.support.launch import ROOT, python, read_json, run_command, succeeded
 
 NUM_EVENTS = 20_000
@@ -20,16 +20,12 @@ READERS = ((pd.read_csv, "items.csv.gz"), (pd.read_parquet, "items.parquet"))
 
 
 @pytest.fixture(scope="module")
-def shop() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        import shop
-
-        return shop
+def shop() -> Any:
+    return benchmark("shop")
 
 
 @pytest.fixture(scope="module")
-def drawn(shop: ModuleType) -> dict[str, Any]:
+def drawn(shop: Any) -> dict[str, Any]:
     """A shop for each kind of label."""
     return {label: shop.draw_shop(NUM_EVENTS, 0, label) for label in shop.LABELS}
 
@@ -58,7 +54,7 @@ def test_the_files_hold_what_the_docstring_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("label", "columns"), [("yes_no", {"bought"}), ("clicks", set())])
 def test_csv_holds_the_same_events_and_the_label_that_is_asked_for(
-    label: str, columns: set[str], shop: ModuleType, tmp_path: Path
+    label: str, columns: set[str], shop: Any, tmp_path: Path
 ) -> None:
     for file_format in shop.FORMATS:
         shop.write_shop(tmp_path, 1_000, 0, label, file_format)
@@ -72,7 +68,7 @@ def test_csv_holds_the_same_events_and_the_label_that_is_asked_for(
 
 @pytest.mark.parametrize("file_format", ["parquet", "csv.gz"])
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others(
-    file_format: str, shop: ModuleType, tmp_path: Path
+    file_format: str, shop: Any, tmp_path: Path
 ) -> None:
     contents = []
     for number, seed in enumerate((0, 0, 1)):
@@ -84,11 +80,11 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(
 def test_too_few_events_are_refused_in_one_sentence(tmp_path: Path) -> None:
     result = run_command([sys.executable, str(SCRIPT), str(tmp_path / "shop"), "--events", "999"])
     assert result.returncode == 2
-    assert "--events 999 is too few; give at least 1,000" in result.stderr
+    assert "--events must be at least 1,000, got 999" in result.stderr
     assert not (tmp_path / "shop").exists()
 
 
-def test_known_means_of_the_effects_are_those_of_the_labels(drawn: dict[str, Any], shop: ModuleType) -> None:
+def test_known_means_of_the_effects_are_those_of_the_labels(drawn: dict[str, Any], shop: Any) -> None:
     it = drawn["stars"]
     for place, (name, (share, effect)) in enumerate(shop.DEVICES.items()):
         has = it.moments.device == place
@@ -101,7 +97,7 @@ def test_known_means_of_the_effects_are_those_of_the_labels(drawn: dict[str, Any
     assert 0.1 < it.label[is_weekend].mean() - it.label[~is_weekend].mean() < 0.35
 
 
-def test_what_a_price_means_depends_on_the_country_alone(drawn: dict[str, Any], shop: ModuleType) -> None:
+def test_what_a_price_means_depends_on_the_country_alone(drawn: dict[str, Any], shop: Any) -> None:
     it = drawn["stars"]
     country, price = it.world.users.country[it.moments.user], np.log(it.world.items.price[it.item])
     slopes = {}
@@ -115,7 +111,7 @@ def test_what_a_price_means_depends_on_the_country_alone(drawn: dict[str, Any], 
     assert abs(np.polyfit(price[known], it.label[known], 1)[0]) < 0.15
 
 
-def test_the_oracle_knows_the_chance_of_a_yes_at_every_level(drawn: dict[str, Any], shop: ModuleType) -> None:
+def test_the_oracle_knows_the_chance_of_a_yes_at_every_level(drawn: dict[str, Any], shop: Any) -> None:
     it = drawn["yes_no"]
     score = shop.total(it.world.effects(it.moments, it.item).values())
     chance = shop.chance_above(score, shop.LIKED_SCORE, shop.NOISE_STD)
@@ -123,7 +119,7 @@ def test_the_oracle_knows_the_chance_of_a_yes_at_every_level(drawn: dict[str, An
         assert it.label[part].mean() == pytest.approx(chance[part].mean(), abs=0.05)
 
 
-def test_expected_stars_are_the_mean_of_drawn_ones(shop: ModuleType) -> None:
+def test_expected_stars_are_the_mean_of_drawn_ones(shop: Any) -> None:
     noise = shop.NOISE_STD * np.random.default_rng(0).standard_normal(200_000)
     scores = np.array([-1.0, 1.25, 3.5, 4.75, 7.0])
     drawn = [np.rint(np.clip(score + noise, 1, 5)).mean() for score in scores]
@@ -132,7 +128,7 @@ def test_expected_stars_are_the_mean_of_drawn_ones(shop: ModuleType) -> None:
 
 @pytest.mark.parametrize("label", ["stars", "yes_no"])
 def test_without_numbers_and_without_event_features_a_clear_margin_is_lost(
-    label: str, drawn: dict[str, Any], shop: ModuleType
+    label: str, drawn: dict[str, Any], shop: Any
 ) -> None:
     oracle = shop.oracle_of(drawn[label], label)
     for name in ("without_numbers", "without_events"):
@@ -141,7 +137,7 @@ def test_without_numbers_and_without_event_features_a_clear_margin_is_lost(
 
 
 def test_clicks_follow_taste_price_and_hour_and_not_popularity_alone(
-    drawn: dict[str, Any], shop: ModuleType
+    drawn: dict[str, Any], shop: Any
 ) -> None:
     oracle = shop.oracle_of(drawn["clicks"], "clicks")
     assert oracle["all"] > 1.1 * oracle["without_events"] > 1.1 * 1.5 * oracle["without_numbers"]
@@ -151,9 +147,7 @@ def test_clicks_follow_taste_price_and_hour_and_not_popularity_alone(
     assert pairs.duplicated().mean() > 0.05
 
 
-def test_clicks_are_drawn_by_the_chances_that_the_oracle_ranks_by(
-    drawn: dict[str, Any], shop: ModuleType
-) -> None:
+def test_clicks_are_drawn_by_the_chances_that_the_oracle_ranks_by(drawn: dict[str, Any], shop: Any) -> None:
     it = drawn["clicks"]
     some = slice(0, 2_000)
     chances = np.exp(it.world.choices(it.moments.part(some)))

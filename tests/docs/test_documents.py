@@ -8,7 +8,6 @@ import inspect
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -17,15 +16,13 @@ import pytest
 import recsuite
 from recsuite.config.parser import build_parser
 from tests.support.documents import ARCHIVE, PAGES, README, blocks, name_of
-from tests.support.launch import EXAMPLE, ROOT, python, read_json, succeeded
+from tests.support.launch import EXAMPLE, ROOT
 
 DOCS = ROOT / "docs"
 MOST_WORDS_OF_THE_README = 1_150
 # Of README, changelog and docs/, without the archive and without generated pages.
 MOST_WORDS = 18_000
 GENERATED = ("docs/api.md", "docs/flags.md")
-# Their tables are longer than a page for readers needs.
-FIGURES = ["feed", "checkpoint", "train"]
 # Of other programs: run.sh, torchrun, pip, docker, the benchmarks.
 OTHER_FLAGS = [
     *(
@@ -224,16 +221,6 @@ def test_every_message_that_a_document_explains_is_in_the_code() -> None:
         assert longest in code, message
 
 
-def test_the_figures_of_the_first_trainings_are_those_of_the_committed_runs() -> None:
-    text = (DOCS / "quality.md").read_text()
-    for name, run in read_json(DOCS / "results.json").items():
-        rmse = f"{run['test']['rmse']:.4f}"
-        row = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
-        assert f"**{rmse}**" in row
-        assert run["date"][:10] in text
-    assert (DOCS / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_excerpts_of_tables_are_those_of_the_committed_runs(
     monkeypatch: pytest.MonkeyPatch, page: Path
@@ -243,78 +230,6 @@ def test_the_excerpts_of_tables_are_those_of_the_committed_runs(
     assert make_figures.with_figures(page.read_text()) == page.read_text(), (
         "run python docs/make_figures.py --write"
     )
-
-
-@pytest.mark.parametrize("benchmark", FIGURES)
-def test_the_figures_of_a_benchmark_are_those_of_the_committed_run(
-    monkeypatch: pytest.MonkeyPatch, benchmark: str
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    tables = importlib.import_module(f"{benchmark}_tables")
-    result = read_json(DOCS / f"{benchmark}.json")
-    assert tables.render(result) in (DOCS / "log" / "benchmarks.md").read_text()
-    assert tables.judge(result) == result["bars"]
-
-
-def test_the_figures_of_quality_are_those_of_the_committed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    quality = importlib.import_module("quality")
-    result = read_json(DOCS / "quality.json")
-    assert f"{quality.render(result['runs'])}\n\n{quality.in_words(result)}" in quality.PAGE.read_text()
-    assert quality.judge(result["runs"]) == result["bars"]
-    assert all(bar["reached"] for bar in result["bars"] if bar["name"] != "time 80/20, RMSE under the biases")
-
-
-def test_the_figures_of_clicks_are_those_of_the_committed_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("implicit", reason="needs the package implicit, of requirements-dev.txt")
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    clicks = importlib.import_module("clicks")
-    result = read_json(DOCS / "clicks.json")
-    assert clicks.render(result) in clicks.PAGE.read_text()
-    assert clicks.judge(result) == result["bars"]
-    assert all(bar["reached"] for bar in result["bars"])
-
-
-def test_the_figures_beside_other_systems_are_those_of_the_committed_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if not (DOCS / "quality_peers.json").exists():
-        pytest.skip("docs/quality_peers.json is not there: nothing was measured yet")
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    tables = importlib.import_module("quality_peers_tables")
-    text = tables.render(read_json(DOCS / "quality_peers.json"))
-    assert f"{tables.PICTURE}\n\n{text}" in tables.PAGE.read_text()
-    assert (DOCS / "peers.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("benchmark", ["dynamic_delta", "dynamic_quality", "ctr_auc", "multitask_auc"])
-def test_the_figures_of_one_page_are_those_of_the_committed_run(
-    monkeypatch: pytest.MonkeyPatch, benchmark: str
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    script = importlib.import_module(benchmark)
-    result = read_json(DOCS / f"{benchmark}.json")
-    assert script.render(result) in script.PAGE.read_text()
-    assert script.judge(result) == result["bars"]
-
-
-def test_the_committed_run_of_the_feed_reached_every_bar() -> None:
-    assert all(bar["reached"] for bar in read_json(DOCS / "feed.json")["bars"])
-
-
-@pytest.mark.parametrize("benchmark", ["results", "checkpoint", "feed", "train", "quality_peers_tables"])
-def test_a_benchmark_finds_the_place_of_its_table(monkeypatch: pytest.MonkeyPatch, benchmark: str) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    # Two of them have the names of modules of the example.
-    monkeypatch.delitem(sys.modules, benchmark, raising=False)
-    script = importlib.import_module(benchmark)
-    monkeypatch.delitem(sys.modules, benchmark)
-    assert all(mark in script.PAGE.read_text() for mark in script.MARKS)
-
-
-def test_the_script_that_made_the_table_explains_itself() -> None:
-    output = succeeded(python("benchmarks/results.py", "--help"))
-    assert "Make the picture and the table" in output
 
 
 def test_git_sees_nothing_of_what_the_commands_leave() -> None:

@@ -1,7 +1,7 @@
-"""Processes that wait for orders, so that benchmarks/train.py can measure variants of a training in turns.
+"""Teams of processes that wait for jobs, so that variants of a training can be measured in turns.
 
-An order is a line of JSON on the input of every rank, and each answers with a line. Ranks that have no order
-sleep.
+A job is a line of JSON on the standard input of every rank, and each rank answers with a line. A team without
+a job sleeps. Imports nothing of the library and no torch: sequences_rectools.py runs in another environment.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-DIM = 64
-MLP_DIMS = (64, 32)
-MEAN_RATING = 3.0
-# Behind the name of an optimizer of plain PyTorch.
-COMPILED = ", compiled"
-
 
 @dataclass(frozen=True)
-class Order:
-    """Train for some steps: variant: which one, see `Variant`; batch_size: of each rank."""
+class Job:
+    """Training steps of a variant; batch_size: of each rank; threads: of each rank."""
 
     variant: str
     batch_size: int
-    threads: int
-    steps: int
+    threads: int = 1
+    steps: int = 0
 
 
-class Trained(Protocol):
-    """A variant that has been made."""
+class Variant(Protocol):
+    """Training that makes steps on request.
+
+    One that knows the parts of its steps also has `parts(number, batch_size)`, which returns their seconds.
+    """
 
     def steps(self, number: int, batch_size: int) -> float:
-        """Train for some steps; the last loss."""
-
-    def parts(self, number: int, batch_size: int) -> dict[str, float]:
-        """Median seconds that the parts of a step take; empty where it does not know them."""
+        """Train for some steps and return the last loss."""
 
 
 class Team:
-    """Some ranks of one script, started without torchrun. arguments: of the script; python: what runs it."""
+    """Ranks of a script, started without torchrun.
+
+    Args:
+        script: beside this file.
+        arguments: of the script.
+        python: interpreter that runs it.
+    """
 
     def __init__(self, script: str, num_ranks: int, *arguments: str, python: str = sys.executable) -> None:
         with socket.socket() as probe:
@@ -59,8 +59,7 @@ class Team:
             env = {name: str(value) for name, value in names.items()}
             env |= {"MASTER_ADDR": "127.0.0.1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
             command = [python, str(Path(__file__).with_name(script)), *arguments]
-            # Started here, because each needs an input of its own for orders, which torchrun would not give
-            # it.
+            # torchrun would not give each rank a standard input of its own.
             self.ranks.append(
                 subprocess.Popen(
                     command,
@@ -71,9 +70,16 @@ class Team:
                 )
             )
 
-    def ask(self, what: str, order: Order) -> Any:
-        """What rank 0 answers when all have done it."""
-        line = json.dumps({"what": what, **dataclasses.asdict(order)})
+    def ask(self, what: str, job: Job) -> Any:
+        """Have all ranks do a job and return the answer of rank 0.
+
+        Args:
+            what: "steps" for their seconds and the loss, "parts" for the seconds of the parts of a step.
+
+        Raises:
+            RuntimeError: when a rank has ended.
+        """
+        line = json.dumps({"what": what, **dataclasses.asdict(job)})
         for rank in self.ranks:
             assert rank.stdin is not None
             rank.stdin.write(f"{line}\n")
@@ -90,10 +96,10 @@ class Team:
         return json.loads(line)
 
     def peak_bytes(self) -> int:
-        """The most memory that each rank had so far, but for what files back, added up."""
+        """Peak memory of each rank so far, without mapped files, added up."""
         shared = [_bytes_of(rank.pid, "RssShmem") for rank in self.ranks]
         alone = [_bytes_of(rank.pid, "VmHWM") - _bytes_of(rank.pid, "RssFile") for rank in self.ranks]
-        # Ranks have mapped the same buffers of the exchange, which are there once.
+        # Ranks map the same buffers of the exchange, which exist once.
         return sum(alone) - sum(shared) + max(shared)
 
     def kill(self) -> None:
@@ -110,7 +116,7 @@ def _bytes_of(pid: int, name: str) -> int:
 
 @contextlib.contextmanager
 def teams(started: dict[str, Team]) -> Iterator[dict[str, Team]]:
-    """Have none of the teams outlive the measurement."""
+    """End all teams when the measurement ends."""
     try:
         yield started
     finally:
@@ -119,7 +125,7 @@ def teams(started: dict[str, Team]) -> Iterator[dict[str, Team]]:
 
 
 def take_answers() -> TextIO:
-    """Where answers go; from now on what is printed goes to the errors, so that it looks like none."""
+    """Stream for answers; all that is printed from now on goes to the standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
@@ -127,27 +133,32 @@ def take_answers() -> TextIO:
 
 def serve(
     answers: TextIO,
-    make: Callable[[str], Trained],
+    make: Callable[[str], Variant],
     barrier: Callable[[], Any],
-    set_threads: Callable[[int], None],
+    set_threads: Callable[[int], Any],
 ) -> None:
-    """Do what a team's orders say until there are no more. make: the variant of a name."""
-    variants: dict[str, Trained] = {}
+    """Do the jobs of a team until its input ends.
+
+    Args:
+        answers: of `take_answers`.
+        make: returns the variant of a name; called once for each.
+    """
+    variants: dict[str, Any] = {}
     for line in sys.stdin:
         fields = json.loads(line)
         what = fields.pop("what")
-        order = Order(**fields)
-        set_threads(order.threads)
+        job = Job(**fields)
+        set_threads(job.threads)
         # Kept, because tables of ten million rows take seconds to make.
-        if order.variant not in variants:
-            variants[order.variant] = make(order.variant)
-        variant = variants[order.variant]
+        if job.variant not in variants:
+            variants[job.variant] = make(job.variant)
+        variant = variants[job.variant]
         if what == "parts":
-            found: Any = variant.parts(order.steps, order.batch_size)
+            found = variant.parts(job.steps, job.batch_size) if hasattr(variant, "parts") else {}
         else:
             barrier()
             start = time.perf_counter()
-            loss = variant.steps(order.steps, order.batch_size)
+            loss = variant.steps(job.steps, job.batch_size)
             barrier()
             found = {"seconds": time.perf_counter() - start, "loss": loss}
         answers.write(f"{json.dumps(found)}\n")

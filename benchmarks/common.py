@@ -1,0 +1,329 @@
+"""Shared parts of the benchmarks: command line, reports of trainings, ratios, tables, figures, drawn events.
+
+A data worker imports the script that started it, and so this module: it imports no torch at its top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any, TypeVar
+
+import numpy as np
+
+from recsuite.files import replace_file
+from recsuite.runtime.host import allowed_cores, available_memory, installed_versions
+
+T = TypeVar("T")
+Result = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+EXAMPLE = ROOT / "example" / "example.py"
+CPUINFO = Path("/proc/cpuinfo")
+BLOCK_EVENTS = 2**20
+# The start of 2023.
+FIRST_TIME = 1_672_531_200
+DAY, YEAR = 86_400, 365 * 86_400
+
+
+# --- command line and results ---
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Parser that shows the docstring of a benchmark, with the flags that `finish` reads."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, help="folder that gets the JSON and the figure, if any")
+    parser.add_argument("--write", action="store_true", help="write into docs/ too, with the tables")
+    parser.add_argument("--figures", type=Path, help="show the results in this JSON, and measure nothing")
+    return parser
+
+
+def comma_separated(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Type of a flag with several values, separated by commas."""
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def finish(
+    name: str,
+    flags: argparse.Namespace,
+    measure: Callable[[argparse.Namespace], Result],
+    judge: Callable[[Result], list[Result]] | None,
+    render: Callable[[Result], str],
+    page: Path | None = None,
+    draw: Callable[[Result, Path], None] | None = None,
+    mark: str | None = None,
+    picture: str | None = None,
+) -> None:
+    """Measure, print the tables and the bars, and write the results.
+
+    --report gets NAME.json, and the figure if there is one; --write puts both into docs, and the text between
+    the marks of a page.
+
+    Args:
+        judge: returns the bars; None where a benchmark has none.
+        page: of the tables.
+        draw: writes the figure of a result to a path.
+        mark: word of the marks, the name of the benchmark by default.
+        picture: name of the figure, that of the benchmark by default.
+    """
+    result = json.loads(flags.figures.read_text()) if flags.figures else measure(flags)
+    if judge is not None:
+        result["bars"] = judge(result)
+    text = render(result)
+    print(text if judge is None else f"{text}\n\n{bar_lines(result['bars'])}")
+    for folder in (flags.report, DOCS if flags.write else None):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / f"{name}.json", f"{json.dumps(result, indent=1)}\n".encode())
+            if draw is not None:
+                draw(result, folder / f"{picture or name}.png")
+    if flags.write and page:
+        write_between(page, mark or name, text)
+
+
+def _place(mark: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- {mark}(?:: [^>]*)? -->\n)(.*)(\n<!-- end of {mark} -->)", re.DOTALL)
+
+
+def text_between(page: Path, mark: str) -> str:
+    """Text between `<!-- MARK -->` and `<!-- end of MARK -->` of a page.
+
+    Raises:
+        ValueError: when the page lacks these marks.
+    """
+    found = _place(mark).search(page.read_text())
+    if not found:
+        raise ValueError(f"{page.name} requires the marks <!-- {mark} --> and <!-- end of {mark} -->")
+    return found[2]
+
+
+def write_between(page: Path, mark: str, text: str) -> None:
+    """Replace the text between the marks of a page; raises as `text_between`."""
+    text_between(page, mark)
+    # A function: a backslash in a replacement that is a string would be read as a group.
+    page.write_text(_place(mark).sub(lambda match: f"{match[1]}{text}{match[3]}", page.read_text()))
+
+
+# --- origin of results ---
+
+
+def describe() -> Result:
+    """Machine, versions of the stack, and time in UTC."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "versions": installed_versions(),
+    }
+
+
+def describe_machine() -> str:
+    """Cores that this process may use, their model, and memory."""
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.machine()
+    return f"{allowed_cores()} cores of {name}, {available_memory()[1] / 2**30:.0f} GiB, {platform.system()}"
+
+
+def origin(about: Result, fbgemm: bool = False, without: Sequence[str] = ()) -> str:
+    """Origin of results in a line.
+
+    Args:
+        about: as `describe` returns it.
+        fbgemm: also name the wheel of fbgemm; it matters only where its kernels are measured.
+        without: packages to leave out.
+    """
+    named = {name: version for name, version in about["versions"].items() if name not in ("fbgemm", *without)}
+    versions = [f"{name} {version}" for name, version in named.items()]
+    versions += [about["versions"]["fbgemm"]] if fbgemm else []
+    return f"{about['machine']}; {', '.join(versions)}; {about['date'][:10]}"
+
+
+# --- trainings ---
+
+
+def torchrun(num_ranks: int) -> list[str]:
+    """Start of a command that launches ranks on this machine."""
+    # By its module: the command "torchrun" may belong to another Python.
+    module = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}")
+    return [sys.executable, *module]
+
+
+def train(
+    *flags: object, ranks: int = 0, script: Path = EXAMPLE, report: Path | None = None, **env: str
+) -> Any:
+    """Run a training of a script and return its report, the content of metrics.json.
+
+    Args:
+        flags: of the script.
+        ranks: launched by torchrun; 0 for a single process without it.
+        report: folder of the report, by default a temporary one.
+        env: variables that are set for the training.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = report or Path(folder)
+        launcher = torchrun(ranks) if ranks else [sys.executable]
+        command = [*launcher, script, *flags, "--report_dir", report]
+        # torchrun sets the same number of threads, with a warning; each rank then chooses its own.
+        threads = {"OMP_NUM_THREADS": "1"} if ranks else {}
+        environment = {**os.environ, **threads, **env}
+        subprocess.run([*map(str, command)], check=True, env=environment, stdout=subprocess.DEVNULL)
+        return json.loads((report / "metrics.json").read_text())
+
+
+# --- measuring ---
+
+
+def in_turns(measures: Mapping[str, Callable[[], T]], rounds: int, warm_up: int = 0) -> dict[str, list[T]]:
+    """Results of some measurements, round by round.
+
+    Other programs slow a machine down for seconds at a time, and a measurement may meet leftovers of the one
+    before it: all take turns, and every other round is in reverse order.
+
+    Args:
+        warm_up: rounds before the first one that counts.
+    """
+    found: dict[str, list[T]] = {name: [] for name in measures}
+    for number in range(-warm_up, rounds):
+        for name in list(measures)[:: 1 if number % 2 else -1]:
+            value = measures[name]()
+            if number >= 0:
+                found[name].append(value)
+    return found
+
+
+def timed(work: Callable[..., T], *arguments: Any) -> tuple[float, T]:
+    """Seconds of a call, and its result."""
+    start = time.perf_counter()
+    result = work(*arguments)
+    return time.perf_counter() - start, result
+
+
+def peak_memory() -> int:
+    """Peak resident bytes of this process, mapped files included, since the kernel began to count."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def resident_memory() -> int:
+    """Resident bytes of this process, without freed memory that the allocator keeps."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- showing ---
+
+
+def bar(
+    name: str, measured: float, limit: float, shown: str, shown_limit: str, at_most: bool = False
+) -> Result:
+    """A figure beside its bar, as the JSON of a benchmark holds it."""
+    return {
+        "name": name,
+        "bar": f"{'at most' if at_most else 'at least'} {shown_limit}",
+        "measured": shown,
+        "reached": measured <= limit if at_most else measured >= limit,
+    }
+
+
+def bar_lines(bars: list[Result]) -> str:
+    """One line for each bar."""
+    return "\n".join(
+        f"{'reached' if bar['reached'] else 'SHORT  '}  {bar['name']}: {bar['measured']} ({bar['bar']})"
+        for bar in bars
+    )
+
+
+def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Ratios of two figures, round by round."""
+    return [value / other for value, other in zip(values, others, strict=True)]
+
+
+def ratio(values: Sequence[float], others: Sequence[float]) -> float:
+    """Median of the ratios within a round."""
+    # Not the ratio of medians: a slow moment of the machine slows both figures of a round.
+    return median(ratios(values, others))
+
+
+def shown_ratio(values: Sequence[float], others: Sequence[float]) -> str:
+    """Median of the ratios within a round, and [least, most], which show how noisy the machine was."""
+    found = ratios(values, others)
+    return f"{median(found):.2f} [{min(found):.2f}, {max(found):.2f}]"
+
+
+def mean(values: Iterable[float]) -> float:
+    """Mean of some numbers."""
+    return fmean(values)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean, and the standard deviation of several values."""
+    deviation = f" +- {stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{mean(values):.4f}{deviation}"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Markdown table; left: positions of columns that are aligned to the left."""
+    rule = ["---" if place in left else "---:" for place in range(len(heads))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, rule, *rows))
+
+
+def processes(number: int) -> str:
+    """Number of processes in words."""
+    return f"{number} process{'es' if number > 1 else ''}"
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Matplotlib figure of a size in inches, drawn without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+# --- events that benchmarks draw and write, block by block, so that any number takes little memory ---
+
+
+def blocks_of(number: int) -> Iterator[range]:
+    """Positions of events, block by block."""
+    for first in range(0, number, BLOCK_EVENTS):
+        yield range(first, min(first + BLOCK_EVENTS, number))
+
+
+def skewed_ids(
+    draw: np.random.Generator, num_users: int, num_items: int, rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of users and of items, int64 [rows] each, some of which are popular."""
+    # The square and the cube make them so.
+    user = (num_users * draw.random(rows) ** 2).astype(np.int64)
+    return user, (num_items * draw.random(rows) ** 3).astype(np.int64)
+
+
+def write_parquet(path: Path, blocks: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table whose columns come block by block."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with contextlib.ExitStack() as stack:
+        writer = None
+        for block in map(pyarrow.table, blocks):
+            writer = writer or stack.enter_context(parquet.ParquetWriter(path, block.schema))
+            writer.write_table(block)
