@@ -6,8 +6,8 @@
 
 Prints each figure beside its bar; with --write it also writes docs/train.json, docs/train.png and the part of
 docs/log/benchmarks.md between the train marks. With several GPUs both sides train on them; with one GPU
-there is one process, and no comparison of two with one. All variants of a size are measured in turns, in short
-blocks, with the limits of memory and cores of the machine between them.
+there is one process, and no comparison of two with one. All variants of a size are measured in turns, in
+short blocks, with the limits of memory and cores of the machine between them.
 """
 
 from __future__ import annotations

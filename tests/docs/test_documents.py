@@ -16,7 +16,7 @@ import pytest
 import recsuite
 from recsuite.config.parser import build_parser
 from tests.support.documents import ARCHIVE, PAGES, README, blocks, name_of
-from tests.support.launch import EXAMPLE, ROOT
+from tests.support.launch import EXAMPLE, ROOT, python, succeeded
 
 DOCS = ROOT / "docs"
 MOST_WORDS_OF_THE_README = 1_150
