@@ -82,7 +82,7 @@ SPACES = ("--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child
 
 @functools.cache
 def own_user_namespace() -> tuple[str, ...] | None:
-    """What `unshare` needs besides, to make namespaces here; None where it cannot."""
+    """Further arguments of `unshare` to make namespaces here; None if it cannot."""
     for more in ((), ("--user", "--map-root-user")):
         command = ["unshare", *more, *SPACES, "sh", "-c", "mount -t proc proc /proc && ip link set lo up"]
         if shutil.which("unshare") and subprocess.run(command, capture_output=True).returncode == 0:
@@ -308,7 +308,7 @@ class Machine:
 
 
 class Running:
-    """What runs on a machine, with its output and errors, together, in a file."""
+    """Process on a machine, with its output and errors together in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What ranks on several machines do is what they do on one, to the bit."""
+"""Ranks on several machines give the same results as on one, to the bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAGS = ("--epochs", 1, "--batch_size", 512, "--timeout", 300, "--worker_timeout
 def found(
     machines: list[Machine], nprocs: list[int], folder: Path, data: Path, flags: Sequence[object]
 ) -> dict[str, Any]:
-    """What a training and a load of ranks on some machines leave; "received" is what node-0 heard."""
+    """Results of a training and a load on some machines; "received" has the bytes that node-0 received."""
     argv = [*FLAGS, "--data_path", data, "--report_dir", folder / "report", "--save_dir", folder / "dumps"]
     used, before = machines[: len(nprocs)], machines[0].received()
     ranks = launch(used, nprocs, [*argv, *flags, "--dump", "--load"])

@@ -142,7 +142,7 @@ def test_a_machine_that_comes_back_is_taken_in_again(begin: Callable[..., Traini
         print(f"{what}: {seconds:.1f} s without a step (--timeout {TIMEOUT}), {ratings} ratings repeated")
 
 
-def test_a_machine_that_is_told_to_end_writes_a_checkpoint_from_which_the_other_goes_on(
+def test_a_machine_that_a_signal_ends_writes_a_checkpoint_from_which_the_other_continues(
     begin: Callable[..., Training],
 ) -> None:
     training = begin(epochs=100)
@@ -157,7 +157,7 @@ def test_a_machine_that_is_told_to_end_writes_a_checkpoint_from_which_the_other_
     assert training.commands[0].wait(60) == 128 + signal.SIGTERM
 
 
-def test_without_the_machine_of_the_rendezvous_all_ends_in_time_and_goes_on_elsewhere(
+def test_without_the_machine_of_the_rendezvous_all_ranks_end_in_time_and_the_training_resumes_elsewhere(
     begin: Callable[..., Training],
 ) -> None:
     training = begin()

@@ -1,4 +1,4 @@
-"""What the launchers of several machines say, and how they end."""
+"""Messages and exit statuses of the launchers of several machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.folder import newest_in
 from tests.cluster.machines import Cluster, launched
 
 
@@ -44,7 +43,7 @@ def test_a_clean_end_leaves_no_warnings_of_the_store(
         assert not re.search("TCPStore|recvValue failed", text), text
 
 
-def test_a_mistake_that_all_machines_find_is_said_on_each_with_status_2(
+def test_a_mistake_that_all_machines_find_is_printed_on_each_with_status_2(
     cluster_of: Callable[[int], Cluster], synthetic_folder: Path
 ) -> None:
     flags = ("--data_path", synthetic_folder, "--timeout", 300, "--lr")
@@ -73,7 +72,7 @@ def test_a_rank_that_is_killed_on_another_machine_is_one_sentence_and_no_report(
     first, second = (command.text() for command in commands)
     (sentence,) = [line for line in first.splitlines() if line.startswith("example.py: ")]
     assert "rank 1 on node-1 has ended; seen by rank 0 on node-0. What to do: start again on the" in sentence
-    assert f"; --resume continues from {newest_in(tmp_path / 'dumps')}." in sentence
+    assert f"; --resume continues from the last checkpoint in {tmp_path / 'dumps'}." in sentence
     assert "rank 1 (pid " in second
     for text in (first, second):
         assert not re.search("Traceback|FAILED|exitcode", text), text

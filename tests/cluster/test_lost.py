@@ -55,7 +55,7 @@ class Training:
         ),
     ],
 )
-def test_survivors_end_in_time_say_who_is_missing_and_can_go_on(
+def test_survivors_end_in_time_name_the_lost_rank_and_can_continue(
     machines: list[Machine],
     synthetic_folder: Path,
     tmp_path: Path,
@@ -77,7 +77,7 @@ def test_survivors_end_in_time_say_who_is_missing_and_can_go_on(
     kept = newest_in(tmp_path / "dumps")
     way_on = (
         "What to do: start again on the machines that are left, with their number as NNODES and one of them "
-        f"in RDZV_ENDPOINT; --resume continues from {kept}."
+        f"in RDZV_ENDPOINT; --resume continues from the last checkpoint in {tmp_path / 'dumps'}."
     )
     for rank in survivors:
         *_, sentence = rank.text().splitlines()

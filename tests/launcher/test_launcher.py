@@ -1,4 +1,4 @@
-"""What the launcher says before and after the ranks: of too many of them, and of one that was killed."""
+"""Messages of the launcher before and after the ranks: too many of them, and a killed one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def asked(number: int | str) -> argparse.Namespace:
     return argparse.Namespace(nproc_per_node=str(number))
 
 
-def test_more_processes_than_cores_are_told_what_that_costs(
+def test_more_processes_than_cores_print_their_cost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launcher, "allowed_cores", lambda: 2)
@@ -47,14 +47,14 @@ def test_a_killed_rank_is_named_with_the_likely_reason_and_how_to_continue(tmp_p
     assert reason.startswith("rank 1 (pid 77) was killed by signal 9 (SIGKILL), most often by the kernel ")
     assert memory.startswith("Memory now: ")
     assert "a smaller --batch_size" in advice
-    assert advice.endswith(f"; {tmp_path} holds no checkpoint yet.")
-    (tmp_path / "step-000000007").mkdir()
-    (tmp_path / "latest").symlink_to("step-000000007")
+    assert advice.endswith(f"; start again; --resume continues from the last checkpoint in {tmp_path}.")
     for given, words in ((flags, "--resume continues from"), ([], "with --dump to have something")):
         assert words in launcher._how_to_continue(argparse.Namespace(training_script_args=given))
 
 
-def test_a_rank_killed_in_a_launch_is_told_of_instead_of_a_table(script: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_of_a_launch_is_reported_in_a_sentence_instead_of_a_table(
+    script: Path, tmp_path: Path
+) -> None:
     (tmp_path / "go").touch()
     text = script.read_text().replace("    cleanup_runtime()", "    import os\n    os.kill(os.getpid(), 9)")
     script.write_text(text)
@@ -83,7 +83,7 @@ def test_a_signal_that_torch_loses_while_it_reads_the_clock_still_ends_the_launc
     assert capsys.readouterr().err == "launcher: ended by SIGINT, after the ranks had ended\n"
 
 
-def test_a_launcher_says_that_it_waits_for_other_machines_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+def test_a_launcher_prints_that_it_waits_for_other_machines_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     port = free_port()
     endpoint = f"127.0.0.1:{port}"
     where = ["--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", "--nproc_per_node=1"]
@@ -106,7 +106,7 @@ def test_a_launcher_says_that_it_waits_for_other_machines_and_ctrl_c_ends_it(tmp
     assert process.returncode == 128 + signal.SIGINT
 
 
-def test_ranks_that_are_started_again_are_told_of_in_a_sentence(script: Path, tmp_path: Path) -> None:
+def test_a_restart_of_ranks_is_printed_in_a_sentence(script: Path, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     script.write_text(script.read_text().replace("    cleanup_runtime()", "    raise SystemExit(1)"))
     result = run_command(launched("--max_restarts=1", script), env=environment(tmp_path), timeout=90)

@@ -61,7 +61,7 @@ def test_ranks_meet_anew_when_they_are_restarted(script: Path, tmp_path: Path) -
 
 
 def is_on_loopback(address_and_port: str) -> bool:
-    """Whether only this machine can reach an address, as /proc/net/tcp has it."""
+    """True if only this machine can reach an address of /proc/net/tcp."""
     address = address_and_port.partition(":")[0]
     # The kernel writes words of 32 bits, the last byte first: 127.0.0.1 and ::1, and 127.0.0.1 as IPv6.
     return address.endswith("7F") or address == "0" * 24 + "01000000"

@@ -261,7 +261,7 @@ def trained(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
         ("STOP of a rank", "preparation"),
     ],
 )
-def test_who_is_stopped_is_waited_for_no_longer_than_was_asked(
+def test_a_stopped_process_ends_the_launch_within_the_timeout(
     name: str, phase: str, trained: Path, tmp_path: Path
 ) -> None:
     _, launch = attack(name, phase, SHORT, tmp_path / "launch", trained)
@@ -285,13 +285,13 @@ def test_machines_that_are_cut_off_from_each_other_end_their_launchers_too(
         ("death of a data worker", "training with dumps and workers"),
     ],
 )
-def test_who_is_dead_is_not_waited_for(name: str, phase: str, trained: Path, tmp_path: Path) -> None:
+def test_a_dead_process_ends_the_launch_at_once(name: str, phase: str, trained: Path, tmp_path: Path) -> None:
     taken, launch = attack(name, phase, AT_LEISURE, tmp_path / "launch", trained)
     assert taken < AT_LEISURE.patience, launch.text()
     assert launch.commands[0].process.returncode != 0
 
 
-def test_ctrl_c_dumps_first_and_says_so_with_its_status(trained: Path, tmp_path: Path) -> None:
+def test_ctrl_c_writes_a_checkpoint_first_and_sets_the_exit_status(trained: Path, tmp_path: Path) -> None:
     _, launch = attack("Ctrl-C", "training with dumps", REAL, tmp_path / "launch", trained)
     assert launch.commands[0].process.returncode == 128 + signal.SIGINT, launch.text()
     assert "told to end, stopped at step" in launch.text()

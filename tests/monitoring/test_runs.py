@@ -100,7 +100,7 @@ def test_a_run_that_is_named_twice_is_one_run(tmp_path: Path) -> None:
     assert len(find_runs([tmp_path / "runs", folder, tmp_path / "link"])) == 1
 
 
-def test_what_a_report_says_does_nothing_to_a_terminal(
+def test_control_characters_of_a_report_do_not_reach_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "a", config={**REPORT["config"], "lr": "\x1b[31m"})
@@ -128,7 +128,7 @@ def test_the_table_judges_as_the_tasks_do() -> None:
         ),
     ],
 )
-def test_a_report_that_is_none_is_one_sentence(tmp_path: Path, text: str) -> None:
+def test_an_invalid_report_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.json").write_text(text)
     result = python("-m", "recsuite.monitoring.results", tmp_path)
     assert (result.returncode, result.stdout) == (2, "")

@@ -107,7 +107,7 @@ def test_a_final_test_is_shown_at_the_last_step(tmp_path: Path) -> None:
     assert "test/auc" not in shown
 
 
-def test_a_resumed_training_goes_on_with_its_curves_and_another_has_its_own(tmp_path: Path) -> None:
+def test_a_resumed_training_continues_its_curves_and_another_has_its_own(tmp_path: Path) -> None:
     for first_step, loss in ((1, 0.5), (3, 0.25), (3, 0.125)):
         write_log(tmp_path, first_step, loss, {})
     assert scalars(tmp_path)["loss"] == [(1, 0.5), (2, 0.5), (3, 0.125), (4, 0.125)]
@@ -165,7 +165,7 @@ def test_metrics_that_a_tracker_refuses_are_given_again_and_the_training_continu
     assert len(said) == 1
 
 
-def test_a_tracker_that_failed_is_left_alone_for_a_while_and_what_it_has_not_is_said(
+def test_a_tracker_that_failed_is_paused_and_its_missing_metrics_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trackers, "MOST_WAITING", 3)

@@ -52,17 +52,19 @@ def talker(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("unbuffered", [[], ["-u"]])
-def test_a_program_that_nobody_reads_ends_quietly_like_yes(talker: list[str], unbuffered: list[str]) -> None:
+def test_a_program_whose_output_has_no_reader_ends_quietly(talker: list[str], unbuffered: list[str]) -> None:
     assert head([sys.executable, *unbuffered, *talker], 3) == (141, "a line\n" * 3, "")
     assert not Path(talker[1]).exists()
 
 
-def test_a_program_that_dumps_first_is_told_as_by_a_signal(talker: list[str]) -> None:
+def test_a_training_with_checkpoints_whose_output_has_no_reader_ends_as_by_a_signal(
+    talker: list[str],
+) -> None:
     assert head([sys.executable, *talker, "dump"], 3) == (141, "a line\n" * 3, "")
     assert Path(talker[1]).read_text() == "[13]"
 
 
-def test_a_launch_that_nobody_reads_ends_quietly(talker: list[str]) -> None:
+def test_a_launch_whose_output_has_no_reader_ends_quietly(talker: list[str]) -> None:
     launcher = [sys.executable, "-u", *LAUNCHER, "--standalone"]
     status, output, errors = head([*launcher, "--nproc_per_node=2", *talker], 3)
     assert (status, output) == (141, "a line\n" * 3)
@@ -168,7 +170,7 @@ def test_installing_print_twice_and_restoring_twice_is_harmless(capsys: pytest.C
     assert capsys.readouterr().out == "[RANK 1] once\n"
 
 
-def test_what_fbgemm_says_of_a_torch_that_its_table_does_not_know_is_noise() -> None:
+def test_the_message_of_fbgemm_on_a_torch_that_its_table_lacks_is_filtered() -> None:
     text = (
         "\n            \033[33m\n            _fbgemm_torch_compat_table has no entry for 1.6.0 of FBGEMM;\n"
     )

@@ -1,4 +1,4 @@
-"""What has no deadline of its own ends all the same: calls into libraries, launchers that were stopped."""
+"""Calls into libraries without a deadline, and stopped launchers, end in time."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_call_without_an_end_ends_the_rank_with_a_sentence_and_its_place() -> 
     assert "line 7, in <module>" in result.stderr
 
 
-def test_who_has_an_exception_to_tell_of_is_given_the_time_for_it() -> None:
+def test_a_rank_with_an_exception_has_time_to_report_it() -> None:
     result = run(FAILED)
     assert (result.returncode, result.stdout) == (0, "told why\n"), result.stderr
 
@@ -93,20 +93,20 @@ def test_a_rank_that_torchrun_did_not_start_outlives_its_parent() -> None:
     assert result.stdout == "goes on\n"
 
 
-def test_a_launcher_inside_a_call_that_does_not_end_is_ended() -> None:
+def test_a_launcher_inside_a_call_that_does_not_return_is_ended() -> None:
     result = run(STUCK.format(what=HELD))
     assert result.returncode == 1
     assert "for the machine with the rendezvous, which may be cut off; this launcher ends" in result.stderr
     assert "in <module>" in result.stderr
 
 
-def test_a_launcher_that_waits_in_turns_is_left_alone() -> None:
+def test_a_launcher_that_polls_is_not_ended() -> None:
     result = run(STUCK.format(what=FREE))
     assert (result.returncode, result.stdout) == (0, "ended by itself\n"), result.stderr
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_a_launcher_that_is_stopped_for_too_long_is_ended_and_one_that_goes_on_is_not() -> None:
+def test_a_launcher_that_is_stopped_for_too_long_is_ended_and_one_that_continues_is_not() -> None:
     with started([sys.executable, "-c", HEAD + LAUNCHER, HEAD + RANK]) as process:
         wait_for(process, "lives")
         process.send_signal(signal.SIGSTOP)

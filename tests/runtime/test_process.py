@@ -284,7 +284,7 @@ def test_an_exception_on_one_rank_ends_all_and_its_traceback_comes_last(tmp_path
     assert "Connection closed by peer" not in last
 
 
-def test_a_users_mistake_on_one_rank_alone_is_said_and_ends_all(tmp_path: Path) -> None:
+def test_a_users_mistake_on_one_rank_is_printed_and_ends_all_ranks(tmp_path: Path) -> None:
     script = tmp_path / "mistake.py"
     error = 'UserError("the disk of machine two is full")'
     script.write_text(CRASH.format(error=error))

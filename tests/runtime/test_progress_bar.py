@@ -1,4 +1,4 @@
-"""What long work says of itself: something at least every interval, and nothing where the work is short."""
+"""Progress of long work: a line at least every interval, and none for short work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recsuite.runtime.console import Stage, install_tag, remove_tag, shown, stag
 from tests.support.launch import PATIENCE
 
 
-def test_a_line_says_how_much_how_fast_and_how_long_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_has_amount_rate_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     work = Stage("drawing", 20_000_000, "ratings", done=1_000_000)
@@ -82,7 +82,7 @@ def test_other_lines_break_the_silence_too(
     assert set(capsys.readouterr().out.splitlines()) == {"[RANK 0] something"}
 
 
-def test_what_is_quiet_short_or_not_asked_to_be_shown_says_nothing(
+def test_quiet_short_and_hidden_stages_print_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with stage("nobody asked") as reached:

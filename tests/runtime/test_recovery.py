@@ -1,23 +1,20 @@
-"""What a rank says that lost others, and what it leaves to a traceback."""
+"""Message of a rank that lost its peers, and errors that keep their traceback."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.folder import newest_in
 from recsuite.config.config import Config
 from recsuite.errors import BrokenLaunchError, LostPeerError
-from recsuite.runtime import ending, process
+from recsuite.runtime import ending
 from recsuite.runtime.ending import name_lost_peers, report_broken_launch
-from recsuite.runtime.peers import ALL_ANSWER, Heartbeat, is_said
-from recsuite.runtime.process import MACHINES, Recovery
+from recsuite.runtime.peers import ALL_ANSWER, is_said
+from recsuite.runtime.process import MACHINES, after_lost_peer, how_to_continue
 
-HERE = Recovery(Config())
+HERE = Config()
 GONE = "rank 1 on node-1 has ended; seen by rank 0 on node-0"
 CLOSED = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.77.0.2]:1234"
 LATE = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"
@@ -32,7 +29,7 @@ def test_an_error_of_a_collective_becomes_a_sentence_when_a_rank_is_gone(
 ) -> None:
     monkeypatch.setattr(ending, "lost_peers", lambda: GONE)
     with pytest.raises(BrokenLaunchError) as found:
-        name_lost_peers(RuntimeError(error), 300, HERE)
+        name_lost_peers(RuntimeError(error), HERE)
     assert str(found.value) == (
         f"{first}. What to do: start again, with --dump to have something that --resume can continue from."
     )
@@ -44,21 +41,21 @@ def test_an_error_of_a_collective_that_no_lost_rank_explains_keeps_its_traceback
 ) -> None:
     monkeypatch.setattr(ending, "lost_peers", lambda: ALL_ANSWER)
     with pytest.raises(LostPeerError, match=ALL_ANSWER) as found:
-        name_lost_peers(error, 300, HERE)
+        name_lost_peers(error, HERE)
     assert not isinstance(found.value, BrokenLaunchError)
     assert found.value.__cause__ is error
     # Nor is a fault of the program's own one of the launch.
     monkeypatch.setattr(ending, "lost_peers", lambda: GONE)
-    name_lost_peers(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 300, HERE)
+    name_lost_peers(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), HERE)
 
 
-def test_a_stray_connection_is_told_of_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stray_connection_keeps_its_own_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "lost_peers", lambda: ALL_ANSWER)
     with pytest.raises(BrokenLaunchError, match=r"a connection came to port 7[.] What to do: start again"):
-        name_lost_peers(BrokenLaunchError("a connection came to port 7"), 300, HERE)
+        name_lost_peers(BrokenLaunchError("a connection came to port 7"), HERE)
 
 
-def test_a_lost_rank_is_said_once_and_the_launcher_is_told_that_it_was(
+def test_a_lost_rank_is_printed_once_and_the_launcher_knows_that_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "error.json"
@@ -79,34 +76,14 @@ def test_a_launch_continues_from_a_checkpoint_where_there_is_one_or_is_restarted
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "node-0")
     monkeypatch.setenv("MASTER_PORT", "1")
-    assert Recovery(Config.of(load=str(tmp_path)), newest_in).how_to_continue() == "start again"
+    assert how_to_continue(Config.of(load=str(tmp_path))) == "start again"
     config = Config.of(dump=True, save_dir=str(tmp_path))
-    mine = Recovery(config, newest_in)
-    assert mine.how_to_continue() == f"start again; {tmp_path} holds no checkpoint yet"
-    (tmp_path / "step-000000007").mkdir()
-    there = f"start again{MACHINES}; --resume continues from {tmp_path}/step-000000007"
-    assert mine.after_lost_peer() == f"What to do: {there}."
+    there = f"start again{MACHINES}; --resume continues from the last checkpoint in {tmp_path}"
+    assert after_lost_peer(config) == f"What to do: {there}."
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     again = "torchrun tries to start the ranks again (restart 2 of 3)"
-    assert mine.after_lost_peer() == f"{again}; without --resume they begin anew."
-    assert Recovery(config.replaced(resume=True), newest_in).after_lost_peer() == f"{again}."
+    assert after_lost_peer(config) == f"{again}; without --resume they start from the beginning."
+    assert after_lost_peer(config.replaced(resume=True)) == f"{again}."
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
-    assert mine.after_lost_peer() == f"What to do: {there}."
-
-
-@pytest.mark.parametrize("newest", [None, lambda _: time.sleep(0.5)])
-def test_a_folder_that_nobody_can_look_into_is_named_and_not_waited_for(
-    newest: Callable[[Path], None] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "FOLDER_SECONDS", 0.05)
-    found = Recovery(Config.of(dump=True, save_dir=str(tmp_path)), newest).how_to_continue()
-    assert found == f"start again; --resume continues from the last checkpoint in {tmp_path}"
-
-
-def test_the_advice_of_a_script_is_that_of_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    heartbeat = Heartbeat(1, 0)
-    monkeypatch.setattr(process, "RUNNING", [heartbeat])
-    process.advise(lambda: "call for help")
-    assert heartbeat.advice() == "call for help"
-    heartbeat.stop()
+    assert after_lost_peer(config) == f"What to do: {there}."

@@ -36,7 +36,7 @@ def test_who_has_ended_is_named_with_its_machine_by_all_that_are_left() -> None:
     assert ranks[2].fault() == f"ranks 1, 3 on {HOST} have ended; seen by rank 2 on {HOST}"
 
 
-def test_faults_are_told_apart_by_machine_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_are_grouped_by_machine_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "ANSWER_SECONDS", 0.2)
     (alone,) = meet(1, 1)
     with socket.create_server(("127.0.0.1", 0)) as mute, socket.create_server(("127.0.0.1", 0)) as closed:

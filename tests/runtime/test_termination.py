@@ -81,7 +81,7 @@ def test_a_sigterm_may_come_twice(waiting: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def alone() -> Iterator[Termination]:
-    """That of a process without others."""
+    """Vote of a process without peers."""
     from datetime import timedelta
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -99,7 +99,9 @@ def test_the_ranks_agree_on_the_signal_one_step_later(alone: Termination, number
     assert signal.getsignal(number) is before
 
 
-def test_who_was_told_to_end_and_has_lost_a_peer_ends_by_the_signal(alone: Termination) -> None:
+def test_a_rank_with_a_signal_to_end_that_lost_a_peer_exits_with_the_status_of_the_signal(
+    alone: Termination,
+) -> None:
     def lose(error: Exception) -> None:
         with alone.obeyed():
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What `check_versions` accepts and refuses, with invented metadata, and that it agrees with the lists."""
+"""`check_versions` with invented metadata, and its agreement with the lists of packages."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_missing_package_is_mended_with_the_whole_list(install: Install, missi
     )
 
 
-def test_outside_of_a_repository_the_sentence_says_where_the_list_is(
+def test_outside_of_a_repository_the_message_names_the_folder_of_the_list(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "checkout", lambda: None)

@@ -92,7 +92,7 @@ def runs(
 
 
 def report_of(run: subprocess.CompletedProcess[str]) -> Any:
-    """What a run reports."""
+    """Report of a run."""
     return read_json(Path(run.args[-1]) / "metrics.json")
 
 
@@ -147,7 +147,7 @@ def test_the_same_seed_gives_the_same_losses(runs: list[subprocess.CompletedProc
         assert one["validation"] == other["validation"]
 
 
-def test_without_data_it_says_first_that_ratings_are_synthetic(tmp_path: Path) -> None:
+def test_without_data_the_first_line_is_that_ratings_are_synthetic(tmp_path: Path) -> None:
     arguments = (
         "--dataset",
         "synthetic",
@@ -189,7 +189,9 @@ def test_a_users_mistake_is_one_sentence_and_status_2(arguments: list[str], sent
         (["--data_path", str(ROOT / "deploy")], f"{ROOT / 'deploy'} holds no table of events"),
     ],
 )
-def test_of_many_ranks_one_says_it_and_torchrun_ends_with_it(arguments: list[str], sentence: str) -> None:
+def test_one_of_many_ranks_prints_a_mistake_and_torchrun_ends_with_it(
+    arguments: list[str], sentence: str
+) -> None:
     start = time.monotonic()
     result = torchrun(3, EXAMPLE, *arguments)
     refused(result, sentence)
@@ -251,7 +253,7 @@ def test_a_resume_that_diverges_leaves_the_good_checkpoint_the_only_one(
     succeeded(python(EXAMPLE, "--load", "--save_dir", tmp_path, "--data_path", synthetic_folder))
 
 
-def test_a_model_that_is_worse_than_the_mean_says_so_below_its_table(synthetic_folder: Path) -> None:
+def test_a_model_worse_than_the_mean_has_a_line_below_its_table(synthetic_folder: Path) -> None:
     output = succeeded(python(EXAMPLE, "--data_path", synthetic_folder, "--lr", "50", *SHORT))
     *_, oracle, last = output.splitlines()
     assert oracle.startswith("| oracle")
@@ -271,7 +273,7 @@ def test_a_number_agrees_with_its_noun() -> None:
     ]
 
 
-def test_a_resume_that_asks_for_fewer_epochs_than_are_done_says_so() -> None:
+def test_a_resume_with_fewer_epochs_than_are_done_prints_a_line() -> None:
     said = []
     for done, stopped in ((6, False), (2, False), (1, True)):
         result: Any = SimpleNamespace(num_epochs=done, stopped_early=stopped)
@@ -295,7 +297,7 @@ def baselines_of_ranks(chance: float, popularity: float) -> dict[str, dict[str, 
     return {name: {"hr_at_10": value, "ndcg_at_10": value} for name, value in values.items()}
 
 
-def test_a_model_that_any_baseline_beats_says_so() -> None:
+def test_a_model_worse_than_any_baseline_has_a_line() -> None:
     columns: Any = SimpleNamespace(schema=SCHEMA, baselines={"ranks": baselines_of_ranks(0.04, 0.2)})
     said = [
         describe_failures(columns, TASKS["ranking"], ranked(value))
@@ -330,7 +332,7 @@ def test_users_of_the_training_and_others_are_held_against_the_baselines_apart()
     assert describe_failures(columns, TASKS["ranking"], test) == []
 
 
-def test_a_test_that_differs_from_the_validation_by_more_than_chance_is_said_with_the_reasons() -> None:
+def test_a_difference_of_validation_and_test_beyond_chance_is_printed_with_the_reasons() -> None:
     columns: Any = SimpleNamespace(schema=SCHEMA)
     task, validation, test = TASKS["ranking"], ranked(0.14), ranked(0.232)
     differ = "validation NDCG@10 0.1400 and test NDCG@10 0.2320 differ by more than chance"

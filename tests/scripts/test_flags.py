@@ -79,7 +79,7 @@ def given(flag: str) -> list[str]:
 
 
 def is_accepted(script: str, flag: str) -> bool:
-    """Whether a script's defaults allow another value of a flag, with or without its preset."""
+    """True if a script's defaults allow another value of a flag, with or without its preset."""
     for more in ((), ("--preset", "none"), ("--preset", "none", "--split", "random", "--history", "5")):
         defaults = [*defaults_of(script)]
         try:

@@ -1,4 +1,4 @@
-"""What run.sh does, seen through stand-ins for python3 and nvidia-smi that write down how they are called."""
+"""Behaviour of run.sh, with stand-ins for python3 and nvidia-smi that record their calls."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_an_installation_shows_each_package_and_ends_with_the_next_commands(copy
     assert err.splitlines()[-1].startswith("run.sh: installed; ./run.sh trains, ")
 
 
-def test_a_second_setup_calls_no_pip_and_says_nothing(copy: Copy) -> None:
+def test_a_second_setup_calls_no_pip_and_prints_nothing(copy: Copy) -> None:
     copy.run("setup")
     before = copy.calls()
     assert copy.run("setup") == ("", "")
@@ -335,7 +335,7 @@ def test_machines_may_come_and_go_and_ranks_start_again(
     assert "MAX_RESTARTS" not in err
 
 
-def test_restarts_that_begin_anew_are_said_to(copy: Copy) -> None:
+def test_restarts_without_resume_print_a_notice(copy: Copy) -> None:
     _, err = copy.run("--dump", env={"MAX_RESTARTS": "3"})
     assert "run.sh: without --resume each of MAX_RESTARTS=3 starts from the beginning\n" in err
 
@@ -413,7 +413,7 @@ def test_a_mode_for_one_process_is_not_launched(copy: Copy, arguments: list[str]
     ("mode", "what"), [("schema", "the file or folder of your tables"), ("export", "the folder to write")]
 )
 @pytest.mark.parametrize("flags", [[], ["--seed", "3"]])
-def test_a_mode_without_its_path_says_what_is_missing(
+def test_a_mode_without_its_path_names_the_missing_path(
     copy: Copy, mode: str, what: str, flags: list[str]
 ) -> None:
     _, err = copy.run(mode, *flags, status=2)

@@ -14,7 +14,7 @@ SMALL = ("--epochs", 1, "--embedding_dim", 8, "--history", 6, "--batch_size", 60
 
 
 def check_end(output: str) -> None:
-    """What somebody had last, and ten titles of what comes next."""
+    """Last items of a user, and ten titles of predicted next items."""
     lines = [line.removeprefix("[RANK 0] ") for line in output.splitlines()]
     begin = next(
         place for place, line in enumerate(lines) if re.match(r"user \d+ rated \d+ movies, and last:", line)
@@ -28,7 +28,7 @@ def check_end(output: str) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_it_ends_with_what_somebody_had_and_what_comes_next(
+def test_it_ends_with_a_user_history_and_the_predicted_next_items(
     synthetic_folder: Path, tmp_path: Path, num_ranks: int
 ) -> None:
     env = environment(tmp_path)

@@ -63,7 +63,7 @@ def _switched(section: re.Match[str]) -> str:
 
 
 def trained(folder: Path, report: Path, num_ranks: int = 1, *flags: object) -> Any:
-    """What a training on a folder of tables reports."""
+    """Report of a training on a folder of tables."""
     batch = GLOBAL_BATCH // num_ranks
     command = [EXAMPLE, "--data_path", folder, "--batch_size", batch, *flags, "--report_dir", report]
     succeeded(torchrun(num_ranks, *command, timeout=250) if num_ranks > 1 else python(*command, timeout=250))

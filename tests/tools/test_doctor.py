@@ -42,7 +42,7 @@ def test_under_torchrun_rank_0_alone_prints_for_the_ranks_of_its_machine(synthet
     assert " for 2 ranks" in output
 
 
-def test_a_fault_is_status_1_and_the_other_lines_are_there_all_the_same(
+def test_a_fault_is_status_1_and_the_other_lines_are_still_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], synthetic_folder: Path
 ) -> None:
     real = metadata.version
@@ -82,7 +82,7 @@ def test_data_that_are_not_there_yet_are_neither_drawn_nor_downloaded(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_are_named_with_their_size_and_what_is_no_data_is_a_fault(
+def test_data_are_named_with_their_size_and_a_folder_without_them_is_a_fault(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
     found = check_data(Config.of(data_path=str(synthetic_folder)))

@@ -116,7 +116,7 @@ def test_what_a_user_had_is_known_and_not_recommended(model: recsuite.FittedMode
     assert {item for item, _ in everything} == set(events["product_id"])
 
 
-def test_the_coming_event_is_part_of_what_is_scored(model: recsuite.FittedModel) -> None:
+def test_features_of_the_coming_event_change_the_score(model: recsuite.FittedModel) -> None:
     (phone,), (desktop,) = (
         model.recommend(["nobody"], k=1, event={"device": name}) for name in ("phone", "desktop")
     )

@@ -1,4 +1,4 @@
-"""What a script that starts trainings leaves behind when it is told to end."""
+"""Scripts that start trainings, ended by a signal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ run_script(lambda: exit_status(work))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_script_that_is_told_to_end_leaves_a_checkpoint_and_neither_its_folder_nor_a_training(
+def test_a_script_that_a_signal_ends_leaves_a_checkpoint_and_no_folder_or_training(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     with started(

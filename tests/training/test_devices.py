@@ -35,13 +35,13 @@ Train = Callable[[str, str], Path]
 
 
 def options_of(device: str) -> dict[str, Any]:
-    """How a command is started so that it computes there."""
+    """Options to start a command on a device."""
     # What forks has no device.
     return {"env": GPUS, "real": True} if device == "cuda" else {}
 
 
 def example(device: str, *flags: object) -> str:
-    """What the example prints on a device."""
+    """Output of the example on a device."""
     output = succeeded(python(EXAMPLE, *flags, timeout=200, **options_of(device)))
     assert f"ranks: 1 on {device}" in output
     return output
@@ -109,7 +109,7 @@ def test_what_is_loaded_and_dumped_again_is_the_same_to_the_last_bit(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_training_with_deltas_that_was_told_to_end_goes_on(data: Path, tmp_path: Path, device: str) -> None:
+def test_a_training_with_deltas_that_a_signal_ended_resumes(data: Path, tmp_path: Path, device: str) -> None:
     flags = ["--data_path", data, "--save_dir", tmp_path, "--async_dump", "--dump", "--inc_dump"]
     flags += ["--split", "random", "--batch_size", "256", "--dump_every", "3", "--patience", "0"]
     endless = [sys.executable, "-u", str(EXAMPLE), *map(str, flags), "--epochs", "1000"]

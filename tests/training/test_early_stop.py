@@ -49,7 +49,7 @@ def test_the_standard_error_of_an_rmse_is_that_of_many_draws() -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What two ranks found."""
+    """Results of two ranks."""
     folder = tmp_path_factory.mktemp("early")
     data, changed = folder / "data", folder / "changed"
     write_synthetic(data, NUM_RATINGS, seed=0)
@@ -61,7 +61,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.soak), 2, 3])
 def kept(request: pytest.FixtureRequest, found: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Which epoch's weights trainings of so many ranks test."""
+    """Epochs whose weights the trainings of a number of ranks test."""
     if request.param == 2:
         return found["kept"]
     folder = tmp_path_factory.mktemp("kept")
@@ -124,7 +124,7 @@ def test_the_test_is_read_with_the_weights_of_the_best_epoch(kept: Any, where: s
     ]
 
 
-def test_the_best_checkpoint_is_linked_beside_the_latest_and_kept_whatever_keep_says(
+def test_the_best_checkpoint_is_linked_beside_the_latest_and_kept_for_any_value_of_keep(
     kept: Any,
 ) -> None:
     steps = -(-NUM_TRAIN // GLOBAL_BATCH_SIZE)
@@ -150,7 +150,7 @@ def test_without_room_for_the_best_weights_or_without_validation_those_of_the_la
 @pytest.mark.parametrize(
     ("dumped", "rest"), [(2, ""), (1, " that is still there; epoch 2 was better, but its checkpoint is gone")]
 )
-def test_where_the_best_dump_is_not_there_the_test_says_which_is_taken(dumped: int, rest: str) -> None:
+def test_without_the_best_checkpoint_the_test_names_the_one_that_it_uses(dumped: int, rest: str) -> None:
     from recsuite.training.loop import Training
 
     said: list[str] = []

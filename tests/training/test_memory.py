@@ -1,4 +1,4 @@
-"""What a rank holds beside torch and TorchRec, which alone take more than all the rest."""
+"""Memory of a rank beside torch and TorchRec, which take more than all the rest."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """What launches of 1, 2 and 3 ranks found, by number of ranks. On CPU, where three always fit."""
+    """Results of launches of 1, 2 and 3 ranks, by number of ranks. On CPU, where three always fit."""
     folder = tmp_path_factory.mktemp("ranks")
     results = {}
     for num_ranks in (1, 2, 3):
@@ -93,14 +93,16 @@ def test_tables_of_several_widths_learn_alike_by_either_step_on_1_2_and_3_ranks(
             np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-def test_a_ranking_trains_in_both_loops_on_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+def test_a_ranking_trains_with_both_pipelines_on_1_2_and_3_ranks(found: dict[int, Any]) -> None:
     for results in found.values():
         ((plain,), (pipelined,)) = results["ranking losses"].values()
         np.testing.assert_allclose(pipelined, plain, rtol=1e-6)
         assert np.mean(plain[-3:]) < np.mean(plain[:3])
 
 
-def test_who_had_what_is_learned_alike_in_both_loops_on_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+def test_co_occurrence_models_learn_alike_with_both_pipelines_on_1_2_and_3_ranks(
+    found: dict[int, Any],
+) -> None:
     expected = found[1]["both sides"]["plain"]
     assert {"history", "audience"} <= expected["sums"].keys()
     for results in found.values():
@@ -111,7 +113,7 @@ def test_who_had_what_is_learned_alike_in_both_loops_on_1_2_and_3_ranks(found: d
         assert plain["sums"] == pytest.approx(expected["sums"], rel=2e-3)
 
 
-def test_learned_weights_of_histories_are_alike_in_both_loops_on_1_2_and_3_ranks(
+def test_learned_weights_of_histories_are_alike_with_both_pipelines_on_1_2_and_3_ranks(
     found: dict[int, Any],
 ) -> None:
     expected = found[1]["learned weights"]["plain"]
@@ -123,7 +125,7 @@ def test_learned_weights_of_histories_are_alike_in_both_loops_on_1_2_and_3_ranks
 
 
 @pytest.mark.parametrize("ids", ["fixed", "dynamic"])
-def test_sequences_are_learned_alike_in_both_loops_on_1_2_and_3_ranks(
+def test_sequence_models_learn_alike_with_both_pipelines_on_1_2_and_3_ranks(
     found: dict[int, Any], ids: str
 ) -> None:
     expected = found[1]["sequences"][ids]["plain"]
@@ -136,7 +138,7 @@ def test_sequences_are_learned_alike_in_both_loops_on_1_2_and_3_ranks(
         assert plain["metrics"] == pytest.approx(expected["metrics"], abs=5e-3)
 
 
-def test_both_loops_and_any_pool_give_the_same_losses(found: dict[int, Any]) -> None:
+def test_both_pipelines_and_any_number_of_workers_give_the_same_losses(found: dict[int, Any]) -> None:
     for results in found.values():
         for losses in results["losses"].values():
             np.testing.assert_allclose(losses, results["losses"]["plain 0"], rtol=1e-6)

@@ -46,7 +46,7 @@ def world_with_repeats(folder: Path) -> Path:
         ({"task": "sequence", "seen": "exclude"}, "exclude"),
     ],
 )
-def test_the_reported_metrics_of_a_world_with_repeats_are_those_of_what_is_served(
+def test_reported_metrics_of_data_with_repeated_pairs_equal_those_of_the_served_model(
     flags: dict[str, str], rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, dumps = world_with_repeats(tmp_path), tmp_path / "dumps"

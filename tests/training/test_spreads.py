@@ -1,4 +1,4 @@
-"""How far from zero rows lie, as validation says: near the best there is, in worlds ten times apart."""
+"""Learned spreads of rows are near the best possible ones, on data sets ten times apart."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rmse_of(
         return begin_training(data, config, context).run().test["rmse"]
 
 
-def test_what_is_learned_is_better_than_what_was_said_and_near_the_best(
+def test_learned_spreads_are_better_than_the_prior_and_near_the_best(
     context: RuntimeContext, tmp_path: Path
 ) -> None:
     number, world = WORLDS["quiet"]
@@ -58,7 +58,7 @@ def test_what_is_learned_is_better_than_what_was_said_and_near_the_best(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", WORLDS)
-def test_in_every_world_what_is_learned_is_within_a_hundredth_of_the_best_strength(
+def test_learned_spreads_are_within_one_percent_of_the_best_strength_on_every_data_set(
     name: str, context: RuntimeContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     number, world = WORLDS[name]

@@ -1,4 +1,4 @@
-"""What the command line does with a stream: load and compact its checkpoints, follow its files, go on."""
+"""Commands for a stream: load and compact its checkpoints, follow its files, resume."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def example(data: Path, save_dir: Path, *flags: object) -> subprocess.CompletedP
 
 
 def stream_in(save_dir: Path) -> StreamProgress:
-    """Where the stream of the newest checkpoint is."""
+    """Progress of the stream in the newest checkpoint."""
     newest = newest_in(save_dir)
     assert newest is not None
     stream = read_manifest(newest).progress.stream
@@ -62,7 +62,9 @@ def stream_in(save_dir: Path) -> StreamProgress:
     return stream
 
 
-def test_a_load_says_what_a_model_is_worth_on_what_it_has_not_learned(ratings: Path, dumps: Path) -> None:
+def test_a_load_prints_the_error_of_a_model_on_events_that_it_has_not_learned(
+    ratings: Path, dumps: Path
+) -> None:
     output = succeeded(example(ratings, dumps, "--load"))
     assert "has learned all 1,500 ratings of the stream, and none is left to predict" in output
     middle = deltas_in(dumps)[5]
@@ -95,7 +97,9 @@ def test_dynamic_tables_of_either_implementation_are_those_of_the_other(
     assert said[0] == said[1]
 
 
-def test_deltas_of_a_stream_are_compacted_and_it_goes_on(ratings: Path, dumps: Path, tmp_path: Path) -> None:
+def test_a_stream_continues_after_its_deltas_were_compacted(
+    ratings: Path, dumps: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "dumps"
     shutil.copytree(dumps, copy, symlinks=True)
     number = len(deltas_in(dumps))
@@ -113,7 +117,7 @@ def test_deltas_of_a_stream_are_compacted_and_it_goes_on(ratings: Path, dumps: P
         pytest.param(DYNAMIC, id="dynamic"),
     ],
 )
-def test_a_stream_goes_on_where_files_have_grown_also_without_saying_stream_again(
+def test_a_stream_resumes_with_grown_files_also_without_the_flag_stream(
     growing: tuple[Path, list[str]], tmp_path: Path, ids: tuple[object, ...]
 ) -> None:
     (data, more), save_dir = growing, tmp_path / "dumps"
@@ -156,7 +160,7 @@ def test_a_stream_is_not_gone_on_with_where_its_past_has_changed(
         assert "are not those that this stream has learned from" in refused.stderr
 
 
-def test_a_training_that_follows_its_data_learns_what_is_appended_until_it_is_told_to_end(
+def test_a_training_that_follows_its_data_learns_appended_events_until_a_signal_ends_it(
     growing: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     (data, more), save_dir = growing, tmp_path / "dumps"
@@ -191,7 +195,7 @@ def test_a_training_that_follows_its_data_learns_what_is_appended_until_it_is_to
     assert not list((data / ".columns").glob("stream_*"))
 
 
-def test_a_stream_goes_on_where_any_of_its_files_has_grown_and_others_have_come(
+def test_a_stream_resumes_when_any_of_its_files_has_grown_and_new_files_were_added(
     growing: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     (dat, more), save_dir = growing, tmp_path / "dumps"

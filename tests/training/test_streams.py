@@ -21,7 +21,7 @@ pytestmark = pytest.mark.soak
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """What launches of 1, 2 and 3 ranks found, by number of ranks."""
+    """Results of launches of 1, 2 and 3 ranks, by number of ranks."""
     folder = tmp_path_factory.mktemp("streams")
     write_synthetic(folder / "ratings", NUM_RATINGS, seed=0, world=MovingWorld())
     results = {}
@@ -77,7 +77,7 @@ def test_workers_change_not_a_bit(found: dict[int, Any], tables: str) -> None:
 
 
 @pytest.mark.parametrize("tables", TABLES)
-def test_a_stream_that_was_ended_goes_on_bit_for_bit(found: dict[int, Any], tables: str) -> None:
+def test_a_stream_that_was_ended_resumes_bit_for_bit(found: dict[int, Any], tables: str) -> None:
     for results in found.values():
         whole, resumed = results[tables], results[f"{tables} resumed"]
         assert resumed["status"] == 143

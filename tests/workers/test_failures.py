@@ -1,4 +1,4 @@
-"""What a launch does when a data worker fails: one screen, a status, an end in time, nothing left."""
+"""A launch after the failure of a data worker: one message, a status, an end in time, no leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker costs: the same for any number of ratings, flat over the epochs, nothing in /dev/shm."""
+"""Memory of a worker: the same for any number of ratings, flat over the epochs, none in /dev/shm."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_consumer_that_lets_go_costs_no_copy(pool: WorkerPool) -> None:
     assert pool.num_copied == before
 
 
-def test_the_memory_of_the_ring_is_what_it_says_and_no_more(pool: WorkerPool) -> None:
+def test_the_ring_uses_the_memory_that_it_reports(pool: WorkerPool) -> None:
     assert pool.slots_per_worker == 2 + SLOTS_BEYOND_PREFETCH
     assert pool.ring.num_bytes == 2 * pool.slots_per_worker * pool.ring.slot_bytes
     assert Numbers.batch_bytes <= pool.ring.slot_bytes < Numbers.batch_bytes + 4096
@@ -148,7 +148,7 @@ if __name__ == "__main__":
 
 
 def first_pool(tmp_path: Path, method: str, number: signal.Signals) -> str:
-    """What the first pool of a process says whose workers, or their server, get a signal at birth."""
+    """Error of the first pool of a process, whose workers or their server get a signal at their start."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     # A file of this name is not to be taken for the worker's.
@@ -209,7 +209,7 @@ def test_more_tasks_than_a_pipe_holds_are_refused() -> None:
 
 
 def fail(fault: str, **options: Any) -> tuple[WorkerError, float]:
-    """What the consumer of a failing pool is told, and after how many seconds; nothing of it stays behind."""
+    """Error of a failing pool, and the seconds until it; checks that the pool leaves nothing behind."""
     pool = make_pool(Numbers(fault), **options)
     pids = pool.pids
     batches = pool.batches(range(100))
@@ -341,7 +341,7 @@ def test_a_batch_larger_than_its_slot_is_refused() -> None:
     pool.close()
 
 
-def test_too_few_file_descriptors_are_said_in_one_sentence() -> None:
+def test_too_few_file_descriptors_are_reported_in_one_sentence() -> None:
     before = multiprocessing.active_children()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     # What earlier tests left open must not be closed between the count and the pool.
@@ -369,7 +369,7 @@ def test_too_few_file_descriptors_are_said_in_one_sentence() -> None:
     ],
 )
 @pytest.mark.parametrize("where", ["Ring", "Connection"])
-def test_what_the_system_refuses_is_said_in_one_sentence(
+def test_errors_of_the_system_are_reported_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, number: int, sentence: str, where: str
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -388,7 +388,7 @@ def test_what_the_system_refuses_is_said_in_one_sentence(
     assert machine.num_descriptors() == before
 
 
-def test_a_mistake_that_a_worker_finds_is_told_with_who_found_it() -> None:
+def test_a_mistake_that_a_worker_finds_names_the_worker() -> None:
     pool = make_pool(Numbers("mistake"), mp_context="forkserver")
     with pytest.raises(UserError, match=r"a row is bad\. \(Found by data worker 1 of rank 3 .* with 5\.\)"):
         numbers(pool.batches(range(10)))

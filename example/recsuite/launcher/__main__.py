@@ -36,7 +36,7 @@ from recsuite.runtime.host import (
     memory_in_words,
 )
 from recsuite.runtime.peers import is_said, state_of
-from recsuite.runtime.process import Recovery, end_process
+from recsuite.runtime.process import end_process, how_to_continue
 
 
 def say(sentence: object) -> None:
@@ -273,15 +273,11 @@ def _killed_rank(ranks: list[int], pid: int, arguments: argparse.Namespace) -> s
 
 def _how_to_continue(arguments: argparse.Namespace) -> str:
     """Return how a launch with the same arguments can continue."""
-    # Imported here, because a successful launch does not need it.
-    from recsuite.checkpoint.folder import newest_in
-
     try:
-        config, _ = parse_given(arguments.training_script_args)
+        return how_to_continue(parse_given(arguments.training_script_args)[0])
     except UserError:
         # A user's script with flags of its own.
-        return Recovery(None).how_to_continue()
-    return Recovery(config, newest_in).how_to_continue()
+        return how_to_continue(None)
 
 
 def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:

@@ -18,9 +18,10 @@ from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from recsuite.config.config import Config
 from recsuite.errors import LINES, BrokenLaunchError, LostPeerError, UserError, harmless, signed
 from recsuite.runtime.peers import ALL_ANSWER, in_silence, leave_for_torchrun
-from recsuite.runtime.process import Recovery, lost_peers, read_launch
+from recsuite.runtime.process import after_lost_peer, lost_peers, read_launch
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,7 @@ def report_lost_worker(screen: str) -> None:
     print(harmless(screen, LINES), file=sys.stderr, flush=True)
 
 
-def name_lost_peers(error: Exception, timeout: float, recovery: Recovery) -> None:
+def name_lost_peers(error: Exception, config: Config) -> None:
     """Find the lost rank, its machine and how to continue, if an exception says only that a rank is lost.
 
     Raises:
@@ -74,12 +75,12 @@ def name_lost_peers(error: Exception, timeout: float, recovery: Recovery) -> Non
     if fault == ALL_ANSWER:
         raise LostPeerError(fault) from error
     if fault:
-        fault = in_silence(fault, timeout) if _is_silence(error) else fault
+        fault = in_silence(fault, config.runtime.timeout) if _is_silence(error) else fault
     elif isinstance(error, LostPeerError):
         fault = str(error)
     else:
         return
-    raise BrokenLaunchError(f"{fault}. {recovery.after_lost_peer()}") from error
+    raise BrokenLaunchError(f"{fault}. {after_lost_peer(config)}") from error
 
 
 def report_broken_launch(error: BrokenLaunchError) -> None:

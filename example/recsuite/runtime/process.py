@@ -12,7 +12,6 @@ import os
 import random
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -139,58 +138,32 @@ def _store_folder() -> str:
     return folder if Path(folder).name == os.environ.get("TORCHELASTIC_RUN_ID", "") else ""
 
 
-# A shared folder may have been on the lost machine, and then does not answer.
-FOLDER_SECONDS = 3.0
 MACHINES = " on the machines that are left, with their number as NNODES and one of them in RDZV_ENDPOINT"
 
 
-@dataclass(frozen=True)
-class Recovery:
-    """Advice on how to continue with the same flags after a failure.
+def how_to_continue(config: Config | None, where: str = "") -> str:
+    """Return advice after a failure of a launch with these flags, a sentence without its full stop.
 
-    config: None for a script with flags of its own; newest_in: finds the newest checkpoint of a folder. The
-    caller passes it, because the runtime does not import checkpoints; without it only the folder is named.
+    config: None for a script with flags of its own; where: on which machines to start again.
     """
+    again = f"start again{where}"
+    if config is None or "train" not in config.modes:
+        return again
+    if not config.checkpoint.writes:
+        return f"{again}, with --dump to have something that --resume can continue from"
+    # The folder is not read: it may have been on the lost machine, and then does not answer.
+    return f"{again}; --resume continues from the last checkpoint in {harmless(config.checkpoint.save_dir)}"
 
-    config: Config | None
-    newest_in: Callable[[Path], Path | None] | None = None
 
-    def how_to_continue(self, where: str = "") -> str:
-        """Return a sentence without its full stop; where: on which machines to start again."""
-        again = f"start again{where}"
-        if self.config is None or "train" not in self.config.modes:
-            return again
-        if not self.config.checkpoint.writes:
-            return f"{again}, with --dump to have something that --resume can continue from"
-        save_dir = Path(self.config.checkpoint.save_dir)
-        # The answer if the thread finds no checkpoint in time.
-        found = [f"--resume continues from the last checkpoint in {harmless(save_dir)}"]
-        # A thread, because a call into a file system that does not answer cannot be interrupted, only
-        # abandoned.
-        thread = threading.Thread(target=self._look_in, args=(save_dir, found), name="newest", daemon=True)
-        thread.start()
-        thread.join(FOLDER_SECONDS)
-        return f"{again}; {found[-1]}"
-
-    def after_lost_peer(self) -> str:
-        """Return the advice after ranks are lost: the last sentence of a report."""
-        done, most = (
-            int(os.environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS")
-        )
-        if done < most:
-            is_new = self.config is not None and not self.config.checkpoint.resume
-            anew = "; without --resume they begin anew" if is_new else ""
-            return f"torchrun tries to start the ranks again (restart {done + 1} of {most}){anew}."
-        return f"What to do: {self.how_to_continue(MACHINES if read_launch().spans_machines else '')}."
-
-    def _look_in(self, save_dir: Path, found: list[str]) -> None:
-        if self.newest_in is None:
-            return
-        # A checkpoint that cannot be read now may be readable at the restart.
-        with contextlib.suppress(UserError):
-            newest = self.newest_in(save_dir)
-            none = f"{harmless(save_dir)} holds no checkpoint yet"
-            found.append(f"--resume continues from {harmless(newest)}" if newest else none)
+def after_lost_peer(config: Config) -> str:
+    """Return the advice after ranks are lost: the last sentence of a report."""
+    done, most = (
+        int(os.environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS")
+    )
+    if done < most:
+        anew = "" if config.checkpoint.resume else "; without --resume they start from the beginning"
+        return f"torchrun tries to start the ranks again (restart {done + 1} of {most}){anew}."
+    return f"What to do: {how_to_continue(config, MACHINES if read_launch().spans_machines else '')}."
 
 
 # The heartbeat of this process, between `init_runtime` and `cleanup_runtime`.
@@ -328,14 +301,6 @@ def lost_peers() -> str:
     return next((heartbeat.fault() for heartbeat in RUNNING), "")
 
 
-def advise(advice: Callable[[], str]) -> None:
-    """Set the advice that this process gives when ranks are lost; the default one knows no checkpoint. Not
-    collective.
-    """
-    for heartbeat in RUNNING:
-        heartbeat.advice = advice
-
-
 def end_process(status: int) -> NoReturn:
     """Flush the output and end this process at once, without the destructors of C++ libraries.
 
@@ -399,7 +364,7 @@ def _join(launch: Launch, device: torch.device, config: Config) -> None:
         return
     deadline = time.monotonic() + timeout
     spans = launch.spans_machines
-    heartbeat = Heartbeat(timeout, launch.local_rank, Recovery(config).after_lost_peer)
+    heartbeat = Heartbeat(timeout, launch.local_rank, lambda: after_lost_peer(config))
     # Stored before it joins, so that `cleanup_runtime` ends its thread if that fails.
     RUNNING.append(heartbeat)
     master = os.environ["MASTER_ADDR"]

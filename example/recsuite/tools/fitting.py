@@ -334,8 +334,6 @@ def _check_launch() -> None:
 
 def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
     """Return the given tables by name."""
-    from recsuite.datasets.tables.parts import frame_of
-
     given = {"events": events, "users": users, "items": items}
     return {
         name: frame_of(table, name) for name, table in given.items() if table is not None or name == "events"

@@ -27,9 +27,7 @@ from recsuite.runtime.ending import (
 )
 from recsuite.runtime.host import check_descriptors, check_versions
 from recsuite.runtime.process import (
-    Recovery,
     RuntimeContext,
-    advise,
     broadcast_from_rank0,
     cleanup_runtime,
     end_with,
@@ -216,8 +214,7 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
     # With status 0, because torchrun would end rank 0 during its work if another rank failed.
     if read_launch().rank != 0:
         return 0
-    # Before the checks below: the doctor prints their errors as lines of its report, beside the other
-    # lines.
+    # Before `check_machine`: the doctor prints its errors as lines, beside the other lines.
     if config.monitoring.doctor:
         from recsuite.tools.doctor import diagnose
 
@@ -230,19 +227,15 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
         return 0
     check_machine()
     with shown():
-        _serve(config, given, model)
+        if config.serving.export:
+            from recsuite.serving.export import export
+
+            export(config.checkpoint, Path(config.serving.export), model)
+        else:
+            from recsuite.serving.recommend import recommend
+
+            recommend(config, given, model)
     return 0
-
-
-def _serve(config: Config, given: frozenset[str], model: ModelMaker | None) -> None:
-    if config.serving.export:
-        from recsuite.serving.export import export
-
-        export(config.checkpoint, Path(config.serving.export), model)
-    else:
-        from recsuite.serving.recommend import recommend
-
-        recommend(config, given, model)
 
 
 @contextlib.contextmanager
@@ -260,16 +253,11 @@ def joined(
         BrokenLaunchError: for any exception that says only that another rank is lost: which, and how to
             continue.
     """
-    # Not at the top: every data worker imports this file, and does not need checkpoints.
-    from recsuite.checkpoint.folder import newest_in
-
-    recovery = Recovery(config, newest_in)
     try:
         context = init_runtime(config)
-        advise(recovery.after_lost_peer)
         yield _agree_on_flags(config, given, defaults), context
     except Exception as error:
-        name_lost_peers(error, config.runtime.timeout, recovery)
+        name_lost_peers(error, config)
         raise
     finally:
         cleanup_runtime()

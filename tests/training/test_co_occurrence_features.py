@@ -1,4 +1,4 @@
-"""Who had what on both sides: which flags exclude it; what was learned of it leaves and comes back."""
+"""Co-occurrence features: the flags that exclude them; a trained model of them is saved and served."""
 
 from __future__ import annotations
 
