@@ -409,6 +409,8 @@ def describe_origin(result: Result) -> str:
 def _command_table(result: Result) -> Iterator[str]:
     lines = []
     for found in results(result, "commands"):
+        if "check" not in found:
+            continue
         said = [
             f"{key}: {value}" for key, value in found.items() if key not in ("check", "after", "cpu", "gpu")
         ]

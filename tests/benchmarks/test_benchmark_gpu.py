@@ -51,7 +51,7 @@ def test_the_miniature_runs_all_of_it(tmp_path: Path) -> None:
     succeeded(python(GPU, *short_form("gpu"), "--report", tmp_path, env=env(), real=True, timeout=400))
     found = read_json(tmp_path / "gpu.json")
     assert not [name for name, section in found["sections"].items() if "error" in section]
-    checks = {each["check"]: each for each in found["sections"]["commands"]["results"]}
+    checks = {each["check"]: each for each in found["sections"]["commands"]["results"] if "check" in each}
     assert len(checks) == 7
     assert not [each for each in checks.values() if "failed" in each]
     # Where there is no GPU, both sides are the same.
@@ -246,16 +246,19 @@ def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came() -> None:
         "versions": {"torch": "2.11.0", "fbgemm": "fbgemm-gpu 1.6.0"},
         "sections": {
             "machine": {"results": [{"device": device}, {"copy bytes a second": 3e12}]},
+            "commands": {"results": [{"checks": 2}, {"check": "SIGTERM", "after": 1.0, "status": 143}]},
             "training": {
                 "results": [{**size, "samples a second": rates}, {"dim": 128, "skipped": "no room"}],
                 "error": "OutOfMemoryError: all of it",
             },
         },
     }
-    (bar,) = tables.judge(result)
+    commands, bar = tables.judge(result)
+    assert (commands["measured"], commands["reached"]) == ("1", False)
     assert (bar["measured"], bar["bar"], bar["reached"]) == ("1.50", "at least 1.5", True)
     text = tables.render(result)
     assert "| 64, 10,000,000 + 1,000,000, 4,096 | 3.00 | 1.00 | 2.00 | **1.50** |" in text
+    assert "| SIGTERM | - | - | status: 143 |" in text
     assert "The section training did not end: OutOfMemoryError" in text
     assert "One GPU, driver 1.2, CUDA 13.0, nccl 2.28, which copies 3,000 GB/s" in text
     assert json.loads(json.dumps(result)) == result

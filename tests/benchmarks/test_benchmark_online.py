@@ -18,8 +18,9 @@ def test_what_is_appended_is_known_to_the_served_model(tmp_path: Path) -> None:
     assert all(seconds > 0 for seconds in found["seconds"])
     assert found["events_per_second"] > 0
     first = found["errors"][0]
-    # Before anything is appended the three are one.
-    assert first["served online"] == first["retrained each night"] == first["never trained again"]
+    # Before anything is appended the served model is the one that never learns again.
+    assert first["served online"] == first["never trained again"]
+    assert all(0.8 < error["retrained each night"] < 1.6 for error in found["errors"])
     assert "(99 of 100)" in printed
 
 
