@@ -45,7 +45,7 @@ def in_prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link into a page may name."""
+    """The anchors that a link into a page may name."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
 

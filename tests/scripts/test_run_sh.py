@@ -1,4 +1,4 @@
-"""What run.sh does, seen through stand-ins for python3 and nvidia-smi that write down how they are called."""
+"""Behaviour of run.sh with stand-ins for python3 and nvidia-smi that record their calls."""
 
 from __future__ import annotations
 
