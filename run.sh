@@ -5,10 +5,10 @@ set -euo pipefail
 here="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 venv="$here/.venv"
 
-# For what is called before anything is installed, and so that a clone calls its own code.
+# A clone calls its own code, also before anything is installed.
 export PYTHONPATH="$here/example${PYTHONPATH:+:$PYTHONPATH}"
 
-# Long enough for a slow line; a call that waits longer waits for something that hangs.
+# Long enough for a slow connection; a longer wait is for something that hangs.
 lock_deadline=3600
 
 usage() {
@@ -301,7 +301,7 @@ with_path() {
   if [[ "$mode" == load ]]; then train "$@"; else alone "$@"; fi
 }
 
-# What the path behind a mode is.
+# Meaning of the path behind a mode.
 needed_by() {
   if [[ "$1" == schema ]]; then echo "the file or folder of your tables"; else echo "the folder to write"; fi
 }

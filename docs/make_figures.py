@@ -96,17 +96,24 @@ def summary() -> str:
         _loads(),
         (
             "seconds from new events to a served model that learned them: median, 99th percentile",
-            f"{middle:.1f}, {slowest:.1f}",
+            f"**{middle:.1f}**, **{slowest:.1f}**",
             served,
         ),
         _speed(),
     ]
-    lines = ["| measurement | result | date |", "| --- | --- | --- |"]
+    lines = ["| measurement | result, this project in bold | date |", "| --- | --- | --- |"]
     lines += [f"| {what} | {result} | {about['date'][:10]} |" for what, result, about in rows]
-    versions = _read("sequences")["versions"]
-    names = ("python", "torch", "torchrec", "numpy")
-    machine = "2 cores of AMD EPYC or Intel Xeon, 24 GiB, no GPU, Linux"
-    return "\n".join([*lines, "", f"{machine}; {', '.join(f'{name} {versions[name]}' for name in names)}."])
+    return "\n".join([*lines, "", _origin([about for *_, about in rows])])
+
+
+def _origin(measured: Sequence[dict[str, Any]]) -> str:
+    """Return the machines and the versions of some measurements, in a line."""
+    machines = sorted({re.sub(r"\(R\)| Processor", "", about["machine"]) for about in measured})
+    versions = [
+        f"{name} {' or '.join(sorted({about['versions'][name] for about in measured}))}"
+        for name in ("python", "torch", "torchrec", "numpy")
+    ]
+    return f"{'; '.join(machines)}; no GPU; {', '.join(versions)}."
 
 
 def _sequences() -> list[tuple[str, str, dict[str, Any]]]:
@@ -148,7 +155,7 @@ def _loads() -> tuple[str, str, dict[str, Any]]:
         times = load["cached"]
         pairs = zip(times["plain"], times["load"], strict=True)
         shares[load["ranks"]] = median(plain / seconds for plain, seconds in pairs)
-    result = ", ".join(f"{shares[ranks]:.2f}" for ranks in sorted(shares))
+    result = ", ".join(f"**{shares[ranks]:.2f}**" for ranks in sorted(shares))
     size = f"{largest['dump bytes'] / 1e9:.1f} GB"
     what = f"a checkpoint of 2 ranks ({size}) loaded by 1, 2 and 3, of a plain read's rate"
     return what, result, found
@@ -165,7 +172,7 @@ def _speed() -> tuple[str, str, dict[str, Any]]:
         ratios.append(median(mine / plain for mine, plain in pairs))
     rows = ", ".join(f"{size['users'] + size['movies']:,}" for size in found["models"]["default"]["sizes"])
     what = f"events per second of 2 processes, {rows} rows, of the best plain PyTorch's"
-    return what, ", ".join(f"{ratio:.2f}" for ratio in ratios), found
+    return what, ", ".join(f"**{ratio:.2f}**" for ratio in ratios), found
 
 
 def _read(name: str) -> dict[str, Any]:

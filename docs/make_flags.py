@@ -29,20 +29,19 @@ STUB_HEAD = (
     '    """The flags of `recsuite.fit`."""',
     "",
 )
-HEAD = """# Every flag
+HEAD = """# Flags
 
-`python example/example.py --help` prints the same. `retrieval.py`, `sequential.py`, `ctr.py` and
-`multitask.py` have those that they read: their `--help` leaves the others out, and one of these is an
-error.
-`python docs/make_flags.py --write` makes this page.
+All flags of the scripts, with their defaults and presets. `python example/example.py --help` prints the
+same. `retrieval.py`, `sequential.py`, `ctr.py` and `multitask.py` have only the flags that they read; they
+refuse the others. `python docs/make_flags.py --write` makes this page.
 """
 PRESETS_HEAD = """`--preset NAME` sets the flags of its column that are not given, and a training says which.
 `--preset auto`, the default of `example.py`, takes the preset that fits `--task` and `--split`: none for
-a stream, for ratings where `--history`, `--item_history` or `--co_occurrence 0` is given, or for rankings
-with `--history 0` or `--history_weights equal`. `retrieval.py` and `sequential.py` name theirs. A checkpoint
-keeps the values, and a resume or a load takes them from there. [quality.md](quality.md) and
-[sequential.md](sequential.md) say how they were chosen. The `--batch_size` of a sequence is that of all
-processes together: each gets an equal part."""
+a stream, for ratings where `--history`, `--item_history` or `--co_occurrence 0` is given, or for rankings with
+`--history 0` or `--history_weights equal`. `retrieval.py` and `sequential.py` name theirs. A checkpoint
+keeps the values, and a resume or a load takes them from there.
+[The log](log/2026-11.md#defaults-for-ratings) says how they were chosen. The `--batch_size` of a sequence is
+that of all processes together: each gets an equal part."""
 # Of the line that names a flag's default, in the help of the parser.
 DEFAULT = " (default: "
 

@@ -190,7 +190,7 @@ def recommends(lines: Lines, clone: Path) -> None:
 
 
 def run_python(script: str, clone: Path) -> list[Any]:
-    """What each line of a script's output says."""
+    """The value of each line of a script's output."""
     output = succeeded(python(script, cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
     return [ast.literal_eval(line) for line in output.splitlines()]
 
@@ -260,7 +260,7 @@ def is_run_by_the_test_of_the_script(lines: Lines, clone: Path) -> None:
 
 
 def walks_from_a_table_to_recommendations(lines: Lines, clone: Path) -> None:
-    """All blocks of the page in their order, as somebody new to it."""
+    """All blocks of the page, in their order."""
     make, train, change, recommend = commands(YOUR_DATA)
     assert make == lines
     succeeded(shell(make, clone))

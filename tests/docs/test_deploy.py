@@ -54,7 +54,7 @@ def dockerfile() -> list[tuple[str, str]]:
 
 
 def read_and_written(kind: str, found: dict[str, Any]) -> Any:
-    """What the published schema of a kind makes of an object."""
+    """An object after the published schema of its kind."""
     # A second of imports, which all processes that run tests would pay.
     from kubeflow_trainer_api import models
 
@@ -90,7 +90,7 @@ def test_the_numbers_of_machines_in_a_job_agree() -> None:
 
 @dataclass
 class Image:
-    """What the Dockerfile makes: the folder /app, the entry point, and the command; and a folder /shared."""
+    """The result of the Dockerfile: folder /app, entry point and command; and a folder /shared."""
 
     app: Path
     shared: Path
@@ -158,7 +158,7 @@ def test_the_command_of_the_image_trains_and_a_second_one_loads_what_it_left(ima
 
 
 class Pod(NamedTuple):
-    """What a pod runs: arguments, command (None: that of the image) and environment of its container."""
+    """The process of a pod: arguments, command (None: that of the image) and environment of its container."""
 
     arguments: list[str]
     command: list[str] | None

@@ -1,4 +1,4 @@
-"""Behaviour of run.sh, with stand-ins for python3 and nvidia-smi that record their calls."""
+"""Behaviour of run.sh with stand-ins for python3 and nvidia-smi that record their calls."""
 
 from __future__ import annotations
 
