@@ -1,6 +1,6 @@
 """Presets: named groups of values for flags, chosen by --preset.
 
-docs/quality.md and docs/sequential.md say how their values were chosen, on the validation parts of ml-100k
+docs/log/2026-11.md says how their values were chosen, on the validation parts of ml-100k
 and ml-latest-small.
 """
 

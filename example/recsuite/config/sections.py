@@ -625,7 +625,7 @@ class ModelConfig(Section):
 class OptimizerConfig(Section):
     """Learning rates and weight decay of the tables and of the dense part."""
 
-    # Rates, decays and batch size were chosen together, on real and on synthetic ratings. docs/decisions.md
+    # Rates, decays and batch size were chosen together, on real and on synthetic ratings. docs/log/2026-11.md
     # lists the values that were tried.
     lr: float = flag(
         0.04,
