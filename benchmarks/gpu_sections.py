@@ -603,18 +603,18 @@ def products_of(kind: str) -> Iterator[None]:
 
 def training(settings: SectionSettings, emit: Emit) -> None:
     """Section "training": all cases, until the time ends."""
-    _measure(cases(settings.small), (HERE, READY), Run(settings, emit))
+    _measure(cases(settings.small), (HERE, READY), SectionRun(settings, emit))
 
 
 def ncf_shape(settings: SectionSettings, emit: Emit) -> None:
-    """The one case, also with products in TF32, and with workers that make its batches."""
-    run = Run(settings, emit)
+    """Section "ncf": one case, also with products in TF32, and with workers that make batches."""
+    run = SectionRun(settings, emit)
     _measure([ncf(settings.small)], (HERE, READY, TF32), run)
     _measure([ncf(settings.small)], (HERE,), run, num_workers=settings.small_or(1, 4))
 
 
-class Run:
-    """What all measurements of a section have in common; a process joins the ranks once."""
+class SectionRun:
+    """Settings, output, deadline and runtime of a section; a process joins the ranks once."""
 
     def __init__(self, settings: SectionSettings, emit: Emit) -> None:
         self.settings, self.emit = settings, emit
@@ -622,7 +622,9 @@ class Run:
         self.context = init_runtime(Config())
 
 
-def _measure(all_cases: Sequence[TableCase], kinds: Sequence[str], run: Run, num_workers: int = 0) -> None:
+def _measure(
+    all_cases: Sequence[TableCase], kinds: Sequence[str], run: SectionRun, num_workers: int = 0
+) -> None:
     settings, context, emit = run.settings, run.context, run.emit
     for case in all_cases:
         # What is begun and cut off leaves nothing.

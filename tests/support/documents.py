@@ -1,4 +1,4 @@
-"""What the documents say to type: the pages, the commands and programs in them."""
+"""Pages of the documents, and the commands and programs in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))
 
 
 def name_of(page: Path) -> str:
-    """How tests call a page."""
+    """Name of a page in tests."""
     return page.relative_to(ROOT).as_posix()
 
 

@@ -32,7 +32,7 @@ class Table:
         self.ranks = [DynamicTables({"user": DynamicTable(rank)}) for rank in self.shares.ranks]
 
     def write(self, folder: Path, is_delta: bool) -> Manifest:
-        """What all ranks have, or what changed since the last time."""
+        """Write a checkpoint of all rows, or a delta of those that changed since the last call."""
         folder.mkdir()
         entries = [
             write_shard_file(folder / shard_file_name(number), rank.arrays(is_delta))
@@ -50,7 +50,7 @@ class Table:
         return manifest
 
     def load(self, folders: list[Path], manifests: list[Manifest]) -> int:
-        """How many rows found no place."""
+        """Load a checkpoint and its deltas, and return the number of rows without a place."""
         with opened(folders, manifests) as files:
             check_room(folders[-1], files, manifests[-1].dynamic, self.ranks[0])
             dropped = [load_tables(files, manifests[-1].dynamic, rank, 0.5)["user"] for rank in self.ranks]
