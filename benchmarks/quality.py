@@ -369,7 +369,7 @@ def rating_table(runs: Sequence[dict[str, Any]]) -> str:
         cells = [f"{mean(biases):.4f}", f"**{spread(tests['rmse'])}**", spread(under)]
         others = [f"{mean(tests[metric]):.4f}" for metric in ("mae", "auc", "log_loss")]
         lines.append([name, f"{len(same)}", *cells, *others])
-    heads = ["ratings", "seeds", "biases, RMSE", "this, RMSE", "under the biases", "MAE", "AUC", "log loss"]
+    heads = ["ratings", "seeds", "biases, RMSE", "this, RMSE", "below the biases", "MAE", "AUC", "log loss"]
     return table(heads, lines) if runs else ""
 
 
