@@ -582,7 +582,7 @@ SHARE = "0.01"
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each bar beside what was measured."""
+    """Each bar beside its figure."""
     bars: list[dict[str, Any]] = []
 
     def add(name: str, measured: float, limit: float, unit: str = "", at_most: bool = False) -> None:
@@ -623,26 +623,26 @@ def render(result: dict[str, Any]) -> str:
     """Table, explanation and origin."""
     sizes = result["sizes"]
     lines = [
-        [f"full checkpoint, {result['ranks']} ranks, of a plain write", ">= 0.7", *map(_full_cell, sizes)],
+        [f"full checkpoint, {result['ranks']} ranks / plain write", ">= 0.7", *map(_full_cell, sizes)],
     ]
     for place, load in enumerate(sizes[0]["loads"]):
         for cache in CACHES:
             cells = [_load_cell(size["loads"][place], cache) for size in sizes]
-            name = f"load, {load['ranks']} rank{'s' if load['ranks'] > 1 else ''}, {cache}, of a plain read"
+            name = f"load, {load['ranks']} rank{'s' if load['ranks'] > 1 else ''}, {cache} / plain read"
             lines.append([name, ">= 0.5", *cells])
     lines += [
-        ["delta of 1 % of the rows, bytes of a full checkpoint", "<= 2 %", *map(_delta_bytes_cell, sizes)],
-        ["delta of 1 % of the rows, time of a full checkpoint", "<= 5 %", *map(_delta_time_cell, sizes)],
+        ["delta of 1 % of the rows / full checkpoint, bytes", "<= 2 %", *map(_delta_bytes_cell, sizes)],
+        ["delta of 1 % of the rows / full checkpoint, time", "<= 5 %", *map(_delta_time_cell, sizes)],
         *(
             [
-                f"peak extra memory of a full checkpoint {how}, of the shard",
+                f"peak extra memory of a full checkpoint {how} / shard",
                 "<= 1.1",
                 *(_peak_cell(size, how) for size in sizes),
             ]
             for how in sizes[0]["memory"]
         ),
-        ["step during an --async_dump, of before", "", *map(_beside_cell, sizes)],
-        ["tracking, of a step", "<= 3 %", *[_tracking_cell(result["tracking"])] * len(sizes)],
+        ["step during / before an --async_dump", "", *map(_beside_cell, sizes)],
+        ["cost of tracking in a step", "<= 3 %", *[_tracking_cell(result["tracking"])] * len(sizes)],
     ]
     heads = ["what", "bar", *(f"{size['rows']:,} rows" for size in sizes)]
     return f"{table(heads, lines, left=(0, 1))}\n\n{_explanation(result)}\n\n{origin(result)}."
@@ -694,10 +694,10 @@ def _tracking_cell(tracking: dict[str, Any]) -> str:
 def _explanation(result: dict[str, Any]) -> str:
     """Explanation of the figures."""
     sentences = [
-        f"One table of so many rows x {result['dim']} beside the small ones of {result['ratings']:,} "
-        "ratings. Medians over rounds, of ratios within a round, and [least, most] of them. A plain write or "
-        "read is that of as many bytes by as many processes, each in one thread (a single rank loads with as "
-        "many as there are cores); a write ends when the disk has them. Cached: from the page cache; from "
+        f"One large table with rows of {result['dim']} numbers, beside the small ones of "
+        f"{result['ratings']:,} ratings. Medians over rounds, of ratios within a round, and [least, most]. A "
+        "plain write or read has as many bytes and processes, each with one thread (a single rank loads with "
+        "one thread a core); a write ends when the disk has the bytes. Cached: from the page cache; from "
         "disk: after the files were dropped from it."
     ]
     for size in result["sizes"]:
@@ -709,7 +709,7 @@ def _explanation(result: dict[str, Any]) -> str:
             f"{1e3 * few['seconds']:.0f} ms for {few['rows']:,.0f} rows, {1e3 * many['seconds']:.0f} ms for "
             f"{many['rows']:,.0f}; "
             f"removing an old checkpoint takes {1e3 * median(size['removing']):.0f} ms, and the copy of an "
-            f"--async_dump, for which the steps wait, {1e3 * size['beside']['copying']:.0f} ms; the "
+            f"--async_dump, for which steps wait, {1e3 * size['beside']['copying']:.0f} ms; the "
             f"longest of the {size['beside']['steps during']} steps after it took "
             f"{1e3 * size['beside']['longest during']:.0f} ms."
         )

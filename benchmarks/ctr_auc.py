@@ -62,7 +62,7 @@ def render(result: dict[str, Any]) -> str:
     """Table and origin."""
     best = result["oracle"]["auc"]
     heads = ["`--model`", "AUC", "below the best", "log loss", "calibration", "training"]
-    lines = [["the probabilities that were drawn from", f"{best:.4f}", "0", "", "", ""]]
+    lines = [["true probabilities", f"{best:.4f}", "0", "", "", ""]]
     for name, found in result["models"].items():
         metrics = [found["auc"], best - found["auc"], found["log_loss"]]
         cells = [*(f"{value:.4f}" for value in metrics), f"{found['calibration']:.3f}"]

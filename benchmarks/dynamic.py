@@ -38,8 +38,9 @@ from recsuite.sharding.dynamic import (
 
 PAGE = DOCS / "log" / "benchmarks.md"
 ONE_MILLION, TEN_MILLION = 1_000_000, 10_000_000
-# Names in the JSON and in the table.
+# Names in the JSON, and in the table.
 FOUND, TOUCHED, TAKEN = "found", "found and touched by a step", "taken in, others leave"
+SHOWN = {FOUND: "lookup", TOUCHED: "lookup in a step", TAKEN: "insertion with eviction"}
 # Ids a second, by live rows.
 BARS = {(FOUND, TEN_MILLION): 8e6, (FOUND, ONE_MILLION): 12e6, (TAKEN, TEN_MILLION): 2e6}
 PUT_AT_A_TIME = 2**18
@@ -159,7 +160,7 @@ def places_that_wait(spec: DynamicSpec) -> dict[str, int]:
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each bar beside what was measured."""
+    """Each bar beside its figure."""
     rates = {(name, size["rows"]): size["rates"][name] for size in result["sizes"] for name in size["rates"]}
     bars = [
         bar(
@@ -182,7 +183,8 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def render(result: dict[str, Any]) -> str:
     """Table with rows for each size, of this project and of TorchRec."""
-    head = ["rows", *(f"{name}, million ids/s" for name in (FOUND, TOUCHED, TAKEN)), "MiB", "of it places"]
+    heads = ["rows", *(f"{shown}, million ids/s" for shown in SHOWN.values())]
+    heads += ["MiB", "of it ids and counters", "MiB for ids that wait"]
     lines = []
     for size in result["sizes"]:
         speeds = [
@@ -197,11 +199,11 @@ def render(result: dict[str, Any]) -> str:
         lines.append([f"{size['rows']:,}, TorchRec's multi-probe", probed, *5 * [""]])
     about = (
         f"Batches of {result['batch']:,} ids, rows of {result['embedding_dim']} numbers, one of "
-        f"{allowed_cores()} cores. TorchRec's sorted module takes ids in every {STEPS_BETWEEN} batches, and "
-        "sorts all of its ids then; its multi-probe module takes none in on a CPU, and was filled by hand to "
+        f"{allowed_cores()} cores. TorchRec's sorted module inserts ids every {STEPS_BETWEEN} batches, and "
+        "sorts all of its ids then; its multi-probe module inserts none on a CPU, and was filled by hand to "
         f"{size['multi-probe']['share of slots taken']:.0%}. {origin(result)}."
     )
-    return f"{table([*head, 'of ids that wait'], lines, left=())}\n\n{about}"
+    return f"{table(heads, lines, left=())}\n\n{about}"
 
 
 def rates_of_sorted(rows: int, batch: int) -> tuple[list[float], list[float]]:

@@ -86,7 +86,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each bar beside what was measured."""
+    """Each bar beside its figure."""
     bars = []
     for size in result["sizes"]:
         static = size["deltas"][STATIC]
@@ -100,7 +100,7 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def render(result: dict[str, Any]) -> str:
     """Table with a row for each size and kind of table."""
-    heads = ["rows", "table", "rows in a delta", "ids that left", "MiB", "ms"]
+    heads = ["rows", "table", "rows in a delta", "evicted ids", "MiB", "ms"]
     heads += [f"{what}, of static (bar: {BAR})" for what in ("bytes", "time")]
     lines = []
     for size in result["sizes"]:
@@ -114,8 +114,8 @@ def render(result: dict[str, Any]) -> str:
     rounds = len(result["sizes"][0]["deltas"][STATIC]["seconds"])
     about = (
         f"Deltas of {100 * result['share']:g} % of the rows of {result['dim']} numbers, {result['ranks']} "
-        f"processes; of those of dynamic tables half belong to new ids, and about as many ids left. Medians "
-        f"over {rounds} rounds, of ratios within a round, and [least, most] of them. {origin(result)}."
+        f"processes; half of those of dynamic tables belong to new ids, and about as many were evicted. "
+        f"Medians over {rounds} rounds, of ratios within a round, and [least, most]. {origin(result)}."
     )
     return f"{table(heads, lines, left=(1,))}\n\n{about}"
 

@@ -155,7 +155,7 @@ def _curve(result: dict[str, Any]) -> str:
             for cell in (spread(errors[room]), f"{mean(differences(errors, room)):+.4f}")
         ]
         lines.append([f"{room} of the ids" if part else "all ids", *places, *cells])
-    return table(["room for", "places of users", "of movies", *heads], lines)
+    return table(["capacity for", "rows of users", "rows of movies", *heads], lines)
 
 
 def _about(result: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def measure_size(users: int, movies: int, flags: argparse.Namespace) -> dict[str
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each bar beside what was measured."""
+    """Each bar beside its figure."""
     bars = []
     for size in result["sizes"]:
         for ranks, rates in size["rates"].items():
@@ -91,7 +91,7 @@ def render(result: dict[str, Any]) -> str:
             lines.append([_rows(size), ranks, f"{round(median(rates[STATIC]), -3):,.0f}", *ratios])
     heads = ["ids", "processes", "static, ratings/s", "dynamic, of static", "filling, of static"]
     about = (
-        f"{result['batch']:,} ratings a rank, ids all as likely; filling: most ids of a step are new. "
+        f"{result['batch']:,} ratings a rank, ids equally likely; filling: most ids of a step are new. "
         f"Medians over rounds, of ratios within a round, and [least, most] of them. {origin(result)}."
     )
     return f"{table(heads, lines)}\n\n{about}"

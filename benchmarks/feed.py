@@ -498,8 +498,8 @@ def render(result: dict[str, Any]) -> str:
         f"The same with --history {result['history']}:",
         _rates_table(result["heavy"]),
         *_own_table(result),
-        "Seconds to the first batch, and of what they are compared with:",
-        _start_table({"as it is": result["start"], "heavy": result.get("heavy start")}),
+        "Seconds to the first batch, and of other starts:",
+        _start_table({"light": result["start"], "heavy": result.get("heavy start")}),
         "MB of memory (PSS) of one of 2 workers, batch 8,192:",
         _memory_table(result["memory"]),
         _sentences(result),
@@ -512,14 +512,14 @@ def _own_table(result: dict[str, Any]) -> list[str]:
     # Older results lack it.
     if "own" not in result:
         return []
-    title = "As many events of tables of one's own, with numbers, features of the event and weights:"
+    title = "As many events of own tables, with numbers, event features and weights:"
     return [title, _rates_table(result["own"])]
 
 
 def _rates_table(rows: list[dict[str, Any]]) -> str:
     names = list(rows[0]["rows/s"])
     shown_names = ["0 workers" if name == "0" else name for name in names]
-    heads = ["batch", "bytes a row", *shown_names, "0 workers of the limit"]
+    heads = ["batch", "bytes a row", *shown_names, "0 workers / limit"]
     cells = []
     for row in rows:
         shown = [f"{row['rows/s'][name]['median'] / 1e6:.1f}" for name in names]
@@ -544,7 +544,7 @@ def _start_table(starts: dict[str, dict[str, dict[str, float]] | None]) -> str:
 
 def _memory_table(memory: dict[str, dict[str, float]]) -> str:
     names = ["own", "ring", "columns", "total", "only numpy", "only torch"]
-    heads = ["ratings", "its own", "ring", "columns, page cache", "all", "a process with numpy", "with torch"]
+    heads = ["ratings", "own", "ring", "columns, page cache", "all", "process with numpy", "with torch"]
     return table(
         heads,
         [
@@ -576,7 +576,7 @@ def _sentences(result: dict[str, Any]) -> str:
         if row["rows of the limit"] < row["rows of the data"]:
             lines.append(
                 f"The limit of batch {row['batch size']:,} with {row['bytes a row']:.0f} bytes a row was "
-                f"measured on {row['rows of the limit']:,} rows, for want of memory."
+                f"measured on {row['rows of the limit']:,} rows, because memory was short."
             )
     return " ".join(lines)
 
@@ -593,7 +593,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """Draw rows a second by batch size: light rows, rows of own tables, and heavy rows."""
     titles = {
         "light": "all features",
-        "own": "one's own tables",
+        "own": "own tables",
         "heavy": f"all features and --history {result['history']}",
     }
     kinds = [kind for kind in titles if kind in result]

@@ -603,83 +603,65 @@ def products_of(kind: str) -> Iterator[None]:
 
 def training(settings: SectionSettings, emit: Emit) -> None:
     """Section "training": all cases, until the time ends."""
-    _measure(cases(settings.small), (HERE, READY), Run(settings, emit))
+    TrainingSection(settings, emit).run(cases(settings.small), (HERE, READY))
 
 
 def ncf_shape(settings: SectionSettings, emit: Emit) -> None:
-    """The one case, also with products in TF32, and with workers that make its batches."""
-    run = Run(settings, emit)
-    _measure([ncf(settings.small)], (HERE, READY, TF32), run)
-    _measure([ncf(settings.small)], (HERE,), run, num_workers=settings.small_or(1, 4))
+    """Section "ncf": one case, also with products in TF32, and with workers that make batches."""
+    section = TrainingSection(settings, emit)
+    section.run([ncf(settings.small)], (HERE, READY, TF32))
+    section.run([ncf(settings.small)], (HERE,), num_workers=settings.small_or(1, 4))
 
 
-class Run:
-    """What all measurements of a section have in common; a process joins the ranks once."""
+class TrainingSection:
+    """Measurements of training; a process joins the ranks once."""
 
     def __init__(self, settings: SectionSettings, emit: Emit) -> None:
         self.settings, self.emit = settings, emit
         self.deadline = Deadline(settings.seconds)
         self.context = init_runtime(Config())
+        self.folder = Path(settings.folder) / "columns"
 
+    def run(self, all_cases: Sequence[TableCase], kinds: Sequence[str], num_workers: int = 0) -> None:
+        """Emit samples a second of each variant, round by round, for each case and batch size.
 
-def _measure(all_cases: Sequence[TableCase], kinds: Sequence[str], run: Run, num_workers: int = 0) -> None:
-    settings, context, emit = run.settings, run.context, run.emit
-    for case in all_cases:
-        # What is begun and cut off leaves nothing.
-        if run.deadline.left < settings.small_or(1, 12):
-            emit({**case.about, "skipped": "no time was left for it"})
-            continue
-        folder = Path(settings.folder) / "columns"
-        folder.mkdir()
-        make_columns(folder, case.users, case.items, case.model.num_ratings, case.model)
-        plain = () if num_workers else (DENSE, SPARSE)
-        for found in measure_case(case, folder, (*kinds, *plain), context, settings, num_workers):
-            emit(found)
-        shutil.rmtree(folder)
+        Variants are `kinds`, and without workers plain PyTorch.
+        """
+        for case in all_cases:
+            # A case that is cut off leaves no result.
+            if self.deadline.left < self.settings.small_or(1, 12):
+                self.emit({**case.about, "skipped": "no time was left for it"})
+                continue
+            self.folder.mkdir()
+            make_columns(self.folder, case.users, case.items, case.model.num_ratings, case.model)
+            self._measure_case(case, kinds if num_workers else (*kinds, DENSE, SPARSE), num_workers)
+            shutil.rmtree(self.folder)
 
+    def _measure_case(self, case: TableCase, names: Sequence[str], num_workers: int) -> None:
+        import torch
 
-def measure_case(
-    case: TableCase,
-    folder: Path,
-    names: Sequence[str],
-    context: RuntimeContext,
-    settings: SectionSettings,
-    num_workers: int,
-) -> Iterator[dict[str, Any]]:
-    """Samples a second of each variant, round by round, for each batch size."""
-    import torch
+        groups = groups_of(names, case.table_bytes, _memory(self.context))
+        missing = [name for name in names if not any(name in group for group in groups)]
+        if missing:
+            self.emit({**case.about, "skipped": f"no room for {', '.join(missing)}"})
+        for group in groups:
+            try:
+                self._measure_group(case, group, num_workers)
+            except torch.OutOfMemoryError as error:
+                self.emit({**case.about, "skipped": f"{', '.join(group)}: {str(error).splitlines()[0]}"})
+            release(self.context.device)
 
-    memory = _memory(context)
-    groups = groups_of(names, case.table_bytes, memory)
-    missing = [name for name in names if not any(name in group for group in groups)]
-    if missing:
-        yield {**case.about, "skipped": f"no room for {', '.join(missing)}"}
-    for group in groups:
-        try:
-            yield from _measure_group(case, group, folder, context, settings, num_workers)
-        except torch.OutOfMemoryError as error:
-            yield {**case.about, "skipped": f"{', '.join(group)}: {str(error).splitlines()[0]}"}
-        release(context.device)
-
-
-def _measure_group(
-    case: TableCase,
-    group: Sequence[str],
-    folder: Path,
-    context: RuntimeContext,
-    settings: SectionSettings,
-    num_workers: int,
-) -> Iterator[dict[str, Any]]:
-    """Measure variants that are in memory at once, and free them."""
-    columns = columns_of(folder, case.model)
-    config = case.model.config.replaced(batch_size=case.batches[0], num_workers=num_workers)
-    variants = VariantGroup(case, group, columns, context, config)
-    for batch in case.batches:
-        rates = _rates(variants.at(batch), batch, settings, context)
-        if num_workers:
-            # Not another measurement of the same variant.
-            rates = {f"{name}, {num_workers} workers": values for name, values in rates.items()}
-        yield {**case.about, "batch": batch, "samples a second": rates}
+    def _measure_group(self, case: TableCase, group: Sequence[str], num_workers: int) -> None:
+        """Measure variants that are in memory at once, and free them."""
+        columns = columns_of(self.folder, case.model)
+        config = case.model.config.replaced(batch_size=case.batches[0], num_workers=num_workers)
+        variants = VariantGroup(case, group, columns, self.context, config)
+        for batch in case.batches:
+            rates = _rates(variants.at(batch), batch, self.settings, self.context)
+            if num_workers:
+                # Not another measurement of the same variant.
+                rates = {f"{name}, {num_workers} workers": values for name, values in rates.items()}
+            self.emit({**case.about, "batch": batch, "samples a second": rates})
 
 
 def groups_of(names: Sequence[str], table_bytes: int, memory: int) -> list[list[str]]:

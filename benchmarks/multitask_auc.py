@@ -77,8 +77,14 @@ def render(result: dict[str, Any]) -> str:
         return [shown.get(name, "") for name in METRICS]
 
     lines = [
-        ["the probabilities that were drawn from", *cells("oracle", "auc")],
-        ["the same without taste", f"{mean(s['oracle']['without_taste'] for s in shops):.4f}", "", "", ""],
+        ["true probabilities", *cells("oracle", "auc")],
+        [
+            "true probabilities without taste",
+            f"{mean(s['oracle']['without_taste'] for s in shops):.4f}",
+            "",
+            "",
+            "",
+        ],
         ["both", *cells("both", *METRICS)],
         ["purchases alone", *cells("purchase", "auc", "log_loss")],
         ["clicks alone", "", "", *(f"{mean(s['click'][n] for s in shops):.4f}" for n in ("auc", "log_loss"))],

@@ -211,14 +211,14 @@ def render(result: dict[str, Any]) -> str:
             f"{used(run)['microseconds']:,.0f}, {used(run)['p99']:,.0f}"
         ),
         "exact search, microseconds": lambda run: f"{run['exact_microseconds']:,.0f}",
-        "made, seconds": lambda run: f"{run['build_seconds']:.1f}",
-        "opened from its file, seconds": lambda run: f"{run['open_seconds']:.2f}",
-        "a delta of 1 % followed, seconds": lambda run: f"{median(run['deltas']['seconds']):.2f}",
-        f"recall@100 after {DELTAS} deltas, and of an index made anew": lambda run: (
+        "build, seconds": lambda run: f"{run['build_seconds']:.1f}",
+        "open from a file, seconds": lambda run: f"{run['open_seconds']:.2f}",
+        "update by a delta of 1 %, seconds": lambda run: f"{median(run['deltas']['seconds']):.2f}",
+        f"recall@100 after {DELTAS} deltas, and of a rebuilt index": lambda run: (
             f"{run['deltas']['recall']:.4f}, {run['deltas']['recall_of_one_made_anew']:.4f}"
         ),
         "memory, MiB": lambda run: f"{run['memory_bytes'] / 2**20:,.0f}",
-        "its file, MiB": lambda run: f"{run['file_bytes'] / 2**20:,.0f}",
+        "file, MiB": lambda run: f"{run['file_bytes'] / 2**20:,.0f}",
     }
     heads = [f"{result['items']:,} items, one thread, one user at a time"]
     heads += [f"D {run['dim']}" for run in result["runs"]]
@@ -238,7 +238,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes.axhline(RECALL, color="0.65", linestyle=":")
     axes.axvline(LIMIT, color="0.65", linestyle=":")
     axes.set(xscale="log", xlabel="microseconds a query, one thread", ylabel=f"recall@{K}")
-    axes.set_title(f"{result['items']:,} items; the star is what recommend takes")
+    axes.set_title(f"{result['items']:,} items; star: used by recommend")
     axes.legend()
     figure.savefig(path)
 

@@ -155,7 +155,7 @@ def render(result: dict[str, Any]) -> str:
         lines.append([name, *(f"{mean(chunk[name] for chunk in part):.4f}" for part in parts)])
     nights = f"{len(seconds)} chunks, a night after each {result['night']}"
     about = (
-        f"From {result['chunk']} appended ratings to a served model that has learned them: "
+        f"From {result['chunk']} appended ratings to a served model that has learned from them: "
         f"{median(seconds):.1f} s (median), {worst:.1f} s (99 of 100); {result['events_per_second']:,.0f} "
         f"ratings/s where many are appended at once. {nights}. {origin(result)}."
     )

@@ -19,7 +19,7 @@ import numpy as np
 from common import ROOT, describe, finish, make_parser, table
 
 from recsuite.config.config import Config
-from recsuite.datasets import batches
+from recsuite.datasets import batching
 from recsuite.datasets.batching import shuffled
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
@@ -87,7 +87,7 @@ def train(config: Config, context: RuntimeContext, order: ShuffleOrder) -> float
 
     torch.manual_seed(config.runtime.seed)
     # The only place where batches look their order up; without workers they are made in this process.
-    with mock.patch.object(batches, "shuffled", order), open_data(config, context) as data:
+    with mock.patch.object(batching, "shuffled", order), open_data(config, context) as data:
         return begin_training(data, config, context).run().test["rmse"]
 
 

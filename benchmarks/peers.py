@@ -69,7 +69,7 @@ PENALTIES = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 # Settings of BPR that are tried; the defaults of `implicit`, but for 100 factors, lie inside.
 BPR_FACTORS, BPR_RATES, BPR_REGULARIZATIONS = (32, 64, 128), (0.003, 0.01, 0.03), (0.001, 0.01, 0.1)
 PACKAGE, FOLDER = "recbole", "recbole/dataset_example/ml-100k"
-GENRES = (
+GENRES = [
     "unknown",
     "Action",
     "Adventure",
@@ -89,7 +89,7 @@ GENRES = (
     "Thriller",
     "War",
     "Western",
-)
+]
 PAGE = DOCS / "quality.md"
 PICTURE = "![RMSE on validation over seconds of training, a line for each system](peers.png)"
 # Protocol and metrics of each task, with their names.

@@ -253,7 +253,7 @@ WORLDS = (
 
 
 @dataclass(frozen=True)
-class Training:
+class QualityTraining:
     """Training with its name in the tables, flags, seed and number of processes."""
 
     name: str
@@ -294,29 +294,29 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         return {**describe(), "runs": [training.run() for training in trainings]}
 
 
-def worlds(folder: Path, share: float) -> Iterator[Training]:
+def worlds(folder: Path, share: float) -> Iterator[QualityTraining]:
     """Trainings on the synthetic worlds, drawn into a folder."""
     for name, num_ratings, world in WORLDS:
         path = folder / name.replace(" ", "-")
         write_synthetic(path, round(num_ratings * share), seed=0, world=world)
-        yield Training(f"world: {name}", ("--data_path", str(path)))
+        yield QualityTraining(f"world: {name}", ("--data_path", str(path)))
 
 
-def real_trainings(folder: Path, num_seeds: int, cache: Path) -> Iterator[Training]:
+def real_trainings(folder: Path, num_seeds: int, cache: Path) -> Iterator[QualityTraining]:
     """Trainings on a MovieLens set, with every protocol."""
     name = folder.resolve().name
     data = ("--data_path", str(folder), "--cache_dir", str(cache / name))
     if name == "ml-100k":
-        yield from (Training(f"{name} {split}", (*data, "--split", split)) for split in OFFICIAL)
+        yield from (QualityTraining(f"{name} {split}", (*data, "--split", split)) for split in OFFICIAL)
     for seed in range(num_seeds):
-        yield Training(f"{name} random 90/10", (*data, *RANDOM), seed)
-        yield Training(f"{name} time 80/20", (*data, "--split", "time"), seed)
-        yield Training(f"{name} leave one out", (*data, *RANKING), seed)
+        yield QualityTraining(f"{name} random 90/10", (*data, *RANDOM), seed)
+        yield QualityTraining(f"{name} time 80/20", (*data, "--split", "time"), seed)
+        yield QualityTraining(f"{name} leave one out", (*data, *RANKING), seed)
         for num_ranks in (1, 3) if name == "ml-latest-small" else ():
             # The same global batch on any number of processes: else it would be another training.
             batch = ("--batch_size", str(-(-GLOBAL_BATCH // num_ranks)))
             case = f"{name} random 90/10, {processes(num_ranks)}"
-            yield Training(case, (*data, *RANDOM, *batch), seed, num_ranks)
+            yield QualityTraining(case, (*data, *RANDOM, *batch), seed, num_ranks)
 
 
 def render(result: dict[str, Any]) -> str:
@@ -369,7 +369,7 @@ def rating_table(runs: Sequence[dict[str, Any]]) -> str:
         cells = [f"{mean(biases):.4f}", f"**{spread(tests['rmse'])}**", spread(under)]
         others = [f"{mean(tests[metric]):.4f}" for metric in ("mae", "auc", "log_loss")]
         lines.append([name, f"{len(same)}", *cells, *others])
-    heads = ["ratings", "seeds", "biases, RMSE", "this, RMSE", "under the biases", "MAE", "AUC", "log loss"]
+    heads = ["ratings", "seeds", "biases, RMSE", "this, RMSE", "below the biases", "MAE", "AUC", "log loss"]
     return table(heads, lines) if runs else ""
 
 

@@ -52,7 +52,7 @@ COUNTRIES = {
     "BR": (0.10, -3, -0.45),
     "SE": (0.08, 2, 0.0),
 }
-CATEGORIES = (
+CATEGORIES = [
     "audio",
     "books",
     "coffee",
@@ -63,7 +63,7 @@ CATEGORIES = (
     "office",
     "outdoor",
     "toys",
-)
+]
 # Share of the events and effect of each device.
 DEVICES = {"phone": (0.55, -0.2), "desktop": (0.3, 0.35), "tablet": (0.15, 0.05)}
 # Effects of Saturday and Sunday, and of the other days.

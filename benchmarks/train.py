@@ -267,7 +267,7 @@ def bound_lines(sizes: list[dict[str, Any]], batch_size: int, name: str) -> list
 
     return [
         ["ids of a rank, and distinct rows", *(f"{w['ids']:,} and {w['rows']:,}" for w in works)],
-        ["MB that it has to move", *(f"{w['bytes'] / 1e6:.1f}" for w in works)],
+        ["MB to move", *(f"{w['bytes'] / 1e6:.1f}" for w in works)],
         ["million operations", *(f"{w['operations'] / 1e6:.0f}" for w in works)],
         ["GB/s of the memory, both ranks", *(f"{median(m[MEMORY]) / 1e9:.1f}" for m in machines)],
         ["GFLOP/s of the cores", *(f"{median(m[PRODUCTS]) / 1e9:.0f}" for m in machines)],
@@ -275,14 +275,14 @@ def bound_lines(sizes: list[dict[str, Any]], batch_size: int, name: str) -> list
         ["ms for the operations", *(f"{each['operations']:.2f}" for each in found)],
         ["ms of a step", *(f"{each['measured']:.2f}" for each in found)],
         [
-            "share of the bound, were neither to wait for the other",
+            "share of the larger one in the step",
             *(f"{max(each['bytes'], each['operations']) / each['measured']:.2f}" for each in found),
         ],
     ]
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each bar beside what was measured."""
+    """Each bar beside its figure."""
     return [each for model in result["models"].values() for each in _bars_of(model)]
 
 
@@ -337,7 +337,7 @@ def render(result: dict[str, Any]) -> str:
             blocks.append(table(["milliseconds of a step", *of_parts], _part_lines(sizes)))
         if {MEMORY, PRODUCTS} <= sizes[0]["machine"].keys():
             bounds = bound_lines(sizes, model["batch"], HERE_2)
-            blocks.append(table(["what a step of two processes has to do", *titles], bounds))
+            blocks.append(table(["least work of a step of two processes", *titles], bounds))
         blocks.append(_explanation(result, model))
     return "\n\n".join([*blocks, f"{_origin(result)}."])
 
@@ -348,11 +348,11 @@ def _rate_lines(model: dict[str, Any]) -> list[list[str]]:
     # Each size against its fastest plain variant.
     ours = most_processes(sizes[0]["rates"])
     best = [shown_ratio(size["rates"][ours], size["rates"][best_plain(size)]) for size in sizes]
-    lines.append([f"{ours}, of the best plain one", *best])
+    lines.append([f"{ours} / best plain variant", *best])
     both = ((model["batch"], ""), (model["large batch"], ", large"))
     for batch, kind in both if ours == HERE_2 else ():
         cells = [shown_ratio(size["rates"][HERE_2 + kind], size["rates"][HERE_1 + kind]) for size in sizes]
-        lines.append([f"2 processes, of 1 process, {batch:,} ratings a rank", *cells])
+        lines.append([f"2 processes / 1 process, {batch:,} ratings a rank", *cells])
     memory = [f"{size['peak bytes'] / 1e6:,.0f} MB for {size['table bytes'] / 1e6:,.0f} MB" for size in sizes]
     number = ours.removeprefix("here, ")
     return [*lines, [f"peak memory of {number}, for tables and row optimizer state", *memory]]
@@ -382,28 +382,28 @@ def _part_lines(sizes: list[dict[str, Any]]) -> list[list[str]]:
 
 def _explanation(result: dict[str, Any], model: dict[str, Any]) -> str:
     if model["history"]:
-        what = f"with all features and a history of {model['history']}, which is full"
-        ids = "movies as popular as in the synthetic ratings, and users that are all as likely"
+        what = f"with all features and full histories of {model['history']}"
+        ids = "movies as popular as in the synthetic ratings, and equally likely users"
         plain = "an `nn.Embedding` or `nn.EmbeddingBag` for each feature"
     else:
         what = "with the features user and movie"
-        ids = "ids that are all as likely, so that few are asked for twice"
+        ids = "equally likely ids, of which few are looked up twice"
         plain = "two `nn.Embedding`s"
     number = 2 if most_processes(model["sizes"][0]["rates"]) == HERE_2 else 1
     sentence = (
         f"The model of the example at --embedding_dim {model['dim']} {what}; "
         f"{model['batch']:,} ratings a rank, {number * model['batch']:,} for plain PyTorch in one process; "
         f"{ids}. A process here has one thread. "
-        f"Plain PyTorch is the same `Interaction` on {plain}, with its ratings in memory; compiled is what "
-        "lies beside the tables, whose sparse gradients torch.compile refuses. "
+        f"Plain PyTorch is the same `Interaction` on {plain}, with its ratings in memory; only the layers "
+        "are compiled, because torch.compile refuses the sparse gradients of tables. "
         "Medians over rounds, of ratios within a round, and [least, most] of them."
     )
     if number == 1:
-        sentence += " With one GPU there is one process: a second one would have none."
+        sentence += " With one GPU there is one process."
     if result["device"]["kind"] == "cuda":
         shares = [_bandwidth_share(result, model, size) for size in model["sizes"]]
         shown = ", ".join(f"{100 * share:.1f} %" for share in shares)
-        sentence += f" What a step has to move takes {shown} of the memory bandwidth of the devices."
+        sentence += f" The bytes to move take {shown} of the memory bandwidth of the devices."
     return sentence
 
 

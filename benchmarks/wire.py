@@ -195,7 +195,7 @@ def _needed(parts: list[dict[str, float]], batch: int) -> dict[str, float]:
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each bar beside what was measured."""
+    """Each bar beside its figure."""
     rates, bars = result["rates"], []
     for layout in rates:
         if layout != ONE:

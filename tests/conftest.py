@@ -1,4 +1,4 @@
-"""What several test files share: small data sets, and reasons to skip."""
+"""Shared parts of tests: small data sets, and reasons to skip."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def context() -> Iterator[RuntimeContext]:
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """What a test sets is gone after it: a later one may launch ranks that talk to other machines."""
+    """Restore the environment after a test: a later one may launch ranks that talk to other machines."""
     with mock.patch.dict(os.environ):
         yield
 
@@ -102,7 +102,7 @@ def environment() -> Iterator[None]:
 def original(
     synthetic_folder: Path, context: RuntimeContext, tmp_path_factory: pytest.TempPathFactory
 ) -> Trained:
-    """What no test may change."""
+    """Trained model with checkpoints that no test changes; see `trained` for a copy."""
     from tests.support.trained import make_trained
 
     return make_trained(synthetic_folder, context, tmp_path_factory.mktemp("dumps"))
@@ -119,7 +119,7 @@ def trained(original: Trained, tmp_path: Path) -> Trained:
 
 @pytest.fixture(scope="session")
 def trained_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks of `states.py` leave: "dumps", and "predictions.npz"."""
+    """Folder that two ranks of `states.py` wrote: "dumps", and "predictions.npz"."""
 
     def make(folder: Path) -> None:
         files = (folder / "predictions.npz", synthetic_folder, folder / "dumps")
@@ -130,7 +130,7 @@ def trained_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def dynamic_folders(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """What 1 and 2 ranks of `dynamic_states.py` leave: "dumps", and "predictions.npz"."""
+    """Folders that 1 and 2 ranks of `dynamic_states.py` wrote: "dumps", and "predictions.npz"."""
 
     def make(folder: Path) -> None:
         for num_ranks in (1, 2):
@@ -173,7 +173,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays: no collection of garbage has to look at it again."""
+    """Keep all objects from before the first test out of garbage collection."""
     gc.freeze()
 
 

@@ -1,4 +1,4 @@
-"""How messages are shown."""
+"""Output of error messages."""
 
 from __future__ import annotations
 

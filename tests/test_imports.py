@@ -1,4 +1,4 @@
-"""Which part of the library may import which, without circles."""
+"""Direction of imports between the parts of the library, without circles."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def imported(nodes: Iterator[ast.AST]) -> set[str]:
 
 
 def is_within(module: str, part: str) -> bool:
-    """Whether a module is a part of the library, or lies in it."""
+    """True if a module is a part of the library, or lies in it."""
     return f"{module}.".startswith(f"recsuite.{part}.")
 
 

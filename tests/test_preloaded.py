@@ -88,7 +88,7 @@ def listen_to_ctrl_c() -> None:
 
 
 def told(tmp_path: Path, *before: str, real: bool, **options: Any) -> dict[str, Any]:
-    """What a script finds itself to be."""
+    """Properties of the process of a script."""
     script = tmp_path / "tell.py"
     script.write_text(TELL)
     given = tmp_path / "given"

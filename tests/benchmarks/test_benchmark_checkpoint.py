@@ -30,7 +30,7 @@ BARS = (
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
-    """What the benchmark printed, its report, and the folder in which it worked."""
+    """Output of the benchmark, its report, and its working folder."""
     folder, report = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("report")
     _, printed = measured("checkpoint", report, *short_form("checkpoint"), "--folder", folder)
     return printed, report, folder
@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
 
 @pytest.fixture(scope="module")
 def size(run: tuple[str, Path, Path]) -> Any:
-    """What was found for the one size of the table."""
+    """Results for the single size of the table."""
     (size,) = read_json(run[1] / "checkpoint.json")["sizes"]
     return size
 

@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_data.py`: python data_ranks.py DATA OTHER_DATA.
+"""Program of each rank of a launch in `test_data.py`: python data_ranks.py DATA OTHER_DATA.
 
 Says how many digests it took to open the data, and what is said of two machines with different data.
 """

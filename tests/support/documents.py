@@ -1,4 +1,4 @@
-"""The documents: pages, commands and programs in them."""
+"""Pages of the documents, and the commands and programs in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARCHIVE = sorted((ROOT / "docs" / "log").glob("*.md"))
 
 
 def name_of(page: Path) -> str:
-    """The name of a page in tests."""
+    """Name of a page in tests."""
     return page.relative_to(ROOT).as_posix()
 
 

@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_dumps.py`: python dump_ranks.py FOLDER write|read|read_all...
+"""Program of each rank of a launch in `test_dumps.py`: python dump_ranks.py FOLDER write|read|read_all...
 
 "write" trains small models, each drawn from DUMP_SEED, of which it writes deltas and, at the same steps,
 full checkpoints; then it trains one that is ended and resumed. "read" loads every checkpoint of one of the
@@ -56,7 +56,7 @@ class Case:
         return self.dump_every or (step if step in self.schedule else 0)
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is due at a step that ends no epoch."""
+        """True if a checkpoint is due at a step that ends no epoch."""
         return self.every_at(step) > 0 and step % self.every_at(step) == 0
 
 
@@ -237,16 +237,18 @@ def united(mine: dict[str, list[int]], context: RuntimeContext) -> dict[str, lis
 
 
 def cases_of(writers: int, readers: int, all_of_them: bool) -> list[str]:
-    """What is read by so many ranks of what so many wrote: all cases, or one, chosen so that every number of
-    ranks writes and reads each.
+    """Cases that `readers` ranks read of those that `writers` wrote.
+
+    All of them, or one that is chosen so that every number of ranks writes and reads each.
     """
     names = list(CASES)
     return names if all_of_them else [names[(writers + readers) % len(names)]]
 
 
 def is_resumed(writers: int, readers: int, all_of_them: bool) -> bool:
-    """Whether so many ranks resume what so many were ended at: each other number, or 2 what 1 was, 3 what 2
-    was, and 1 what 3 was.
+    """True if `readers` ranks resume a training that ended on `writers`.
+
+    On each other number of ranks, or on 2 from 1, on 3 from 2, and on 1 from 3.
     """
     return writers != readers if all_of_them else readers == writers % len(RANKS) + 1
 
@@ -307,8 +309,9 @@ def read_case(
 def load_states(
     folder: Path, all_of_them: bool, train_state: Any, columns: Any, context: RuntimeContext
 ) -> tuple[dict[int, dict[str, str]], Any]:
-    """What the model was after the load of every checkpoint of a save_dir, or of every other one and the
-    newest, and the progress of the newest.
+    """Model after the load of each checkpoint of a save_dir, and the progress of the newest.
+
+    Of every checkpoint, or of every other one and the newest.
     """
     from recsuite.checkpoint.chain import chain_at
     from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, step_of

@@ -50,7 +50,7 @@ class Table:
         self.ranks = self.shares.ranks
 
     def write(self, folder: Path, is_delta: bool) -> Manifest:
-        """What all ranks have, or what changed since the last time."""
+        """Write a checkpoint of all rows, or a delta of those that changed since the last call."""
         folder.mkdir()
         entries = [
             write_shard_file(folder / shard_file_name(number), arrays_of(rank, is_delta))
@@ -66,7 +66,7 @@ class Table:
         return manifest
 
     def load(self, folders: list[Path], manifests: list[Manifest]) -> int:
-        """How many rows found no place."""
+        """Load a checkpoint and its deltas, and return the number of rows without a place."""
         reader = RowReader(folders, manifests)
         check_tables(folders[-1], reader, {"user": self.ranks[0]})
         dropped = [rank.load(reader, 0.5) for rank in self.ranks]

@@ -33,7 +33,7 @@ def plain_mix(value: int) -> int:
 
 @dataclass
 class Row:
-    """What an id has."""
+    """State of an id."""
 
     seen: int
     count: int
@@ -57,7 +57,7 @@ class Oracle:
     unadmitted: int = 0
 
     def counts(self) -> Counts:
-        """How many rows there are, and what became of ids."""
+        """Numbers of rows, and of ids by what happened to them."""
         return Counts(
             len(self.rows),
             len(self.waiting),
@@ -69,7 +69,7 @@ class Oracle:
         )
 
     def bucket(self, one: int) -> int:
-        """Where it lives."""
+        """Bucket of an id."""
         return ((plain_mix(one) >> 32) * (self.spec.capacity // 16)) >> 32
 
     def begin_step(self, now: int, scale: float) -> None:
@@ -90,12 +90,12 @@ class Oracle:
         return row.count >> max(0, self.now // self.spec.half_life - row.seen // self.spec.half_life)
 
     def score(self, one: int) -> tuple[int, ...]:
-        """Who is lowest leaves."""
+        """Order of evictions: the lowest first."""
         row = self.rows[one]
         return (self.aged(row), row.seen, one) if self.spec.evict == "lfu" else (row.seen, one)
 
     def take_in(self, ids: list[int]) -> list[bool]:
-        """Whether each has a row after this step."""
+        """True for each id with a row after this step."""
         pinned = {one for one in ids if one in self.rows}
         for one in pinned:
             row = self.rows[one]
@@ -146,7 +146,7 @@ class Oracle:
         kept.add(one)
 
     def learn(self, ids: list[int], step: int) -> None:
-        """What a training might do to the rows of a step."""
+        """Update the rows of a step, as a training might do it."""
         for one in ids:
             if one in self.rows:
                 row = self.rows[one]
@@ -205,7 +205,7 @@ class Shares:
             rank.begin_step(now, scale)
 
     def take_in(self, ids: torch.Tensor, step: int) -> list[bool]:
-        """Whether each has a row; those with one learn."""
+        """True for each id with a row; these rows are updated."""
         owners, found = self.owners(ids), torch.empty(len(ids), dtype=torch.bool)
         for number, rank in enumerate(self.ranks):
             rows = rank.take_in(ids[owners == number])
@@ -217,7 +217,7 @@ class Shares:
         return found.tolist()
 
     def find(self, ids: torch.Tensor) -> list[bool]:
-        """Whether each has a row."""
+        """True for each id with a row."""
         owners, found = self.owners(ids), torch.empty(len(ids), dtype=torch.bool)
         for number, rank in enumerate(self.ranks):
             found[owners == number] = rank.find(ids[owners == number]) >= 0
@@ -250,7 +250,7 @@ class Shares:
         )
 
     def apply(self, changes: Changes) -> None:
-        """What loading a delta does."""
+        """Load a delta."""
         for number, rank in enumerate(self.ranks):
             rank.remove(
                 changes.gone[self.owners(changes.gone) == number],

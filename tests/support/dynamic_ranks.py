@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_dynamic_tables.py`.
+"""Program of each rank of a launch in `test_dynamic_tables.py`.
 
 python dynamic_ranks.py RESULTS DATA GLOBAL_BATCH_SIZE
 """
@@ -105,9 +105,7 @@ def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
 
 def content(rows: Any) -> dict[str, Any]:
-    """What a table holds, by id: when it was seen, how often, who waits, and what was learned: the row, with
-    the number of the optimizer behind it.
-    """
+    """Content of a table by id: step and number of lookups, ids that wait, and rows with optimizer states."""
     import torch
 
     from recsuite.runtime.process import all_gather_object

@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `dynamic_folder`: python dynamic_states.py RESULTS DATA SAVE_DIR.
+"""Program of each rank of a launch in `dynamic_folder`: python dynamic_states.py RESULTS DATA SAVE_DIR.
 
 As `states.py`, with dynamic tables that have too few places, so that ids come, leave and come back.
 """

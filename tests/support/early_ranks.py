@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_early_stop.py`: python early_ranks.py RESULTS DATA [CHANGED].
+"""Program of each rank of a launch in `test_early_stop.py`: python early_ranks.py RESULTS DATA [CHANGED].
 
 Validation results are planted, so that trainings stop where they should. Rank 0 writes what was found.
 """
@@ -88,7 +88,7 @@ def stop_early(folder: Path, data: str, context: RuntimeContext) -> dict[str, An
 
 
 def keep_best(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any]:
-    """Which epoch's weights the test is read with, and what is said of it, by how the best are kept."""
+    """Epoch whose weights are tested, and its messages, for each way to keep the best weights."""
     from recsuite.training import loop, weights
 
     config = Config.of(
@@ -117,7 +117,7 @@ def keep_best(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any
 def train_kept(
     folder: Path, config: Config, context: RuntimeContext, modes: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """What a training with checkpoints, or without, says and finds in its test."""
+    """Messages and test metrics of a training with checkpoints, or without."""
     from recsuite.datasets.opening import open_data
     from recsuite.training import loop as training
 

@@ -1,4 +1,4 @@
-"""What the files say that a training wrote for TensorBoard."""
+"""Content of the files that a training wrote for TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard would show: by name, steps and values."""
+    """Steps and values by name, as TensorBoard shows them."""
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     accumulator.Reload()
     return {

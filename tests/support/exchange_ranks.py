@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_exchange.py`: python exchange_ranks.py FOLDER.
+"""Program of each rank of a launch in `test_exchange.py`: python exchange_ranks.py FOLDER.
 
 It swaps rows and keys in each way that there is, and stores what came in FOLDER/RANK.pt.
 """

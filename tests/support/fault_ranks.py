@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_dump_faults.py`.
+"""Program of each rank of a launch in `test_dump_faults.py`.
 
 python fault_ranks.py RESULTS DATA SAVE_DIR MODE
 
@@ -103,7 +103,7 @@ class Faults:
 
 @dataclasses.dataclass
 class Place:
-    """What all tries share: data, and train states to write and to load, which a step sets as a whole."""
+    """Data and train states of all tries, to write and to load; a step sets a state as a whole."""
 
     columns: Columns
     context: RuntimeContext
@@ -112,7 +112,7 @@ class Place:
 
     @classmethod
     def of(cls, data: str, ids: str, config: Config, context: RuntimeContext) -> Place:
-        """That of tables with or without a vocabulary."""
+        """State of tables with or without a vocabulary."""
         columns = open_columns(Config.of(data_path=data, vocabulary=ids))
         dumped, loaded = (build_train_state(columns, config, context) for _ in range(2))
         return cls(columns, context, dumped, loaded)

@@ -128,7 +128,7 @@ def _recbole(folder: Path) -> None:
 
 
 def _same_columns(folder: Path) -> None:
-    """What users had and what they rated, in two files of the same columns, and the items."""
+    """Write items, and the events of users in two files of the same columns: with ratings and without."""
     for name in ("history", "ratings"):
         rows = [[user, item, 1 if name == "history" else stars] for user, item, stars, _ in _events()]
         _csv(folder / f"toy_{name}.dat", [["User_ID", "Toy_ID", "Feedback"], *rows], delimiter="\t")

@@ -68,7 +68,7 @@ def kill_everywhere(work: Path) -> dict[str, Any]:
 
 
 def fault_of(save_dir: Path, states: dict[str, Any]) -> str:
-    """What is wrong with the newest checkpoint, on another number of ranks."""
+    """Fault of the newest checkpoint, loaded on another number of ranks; empty without one."""
     newest = newest_in(save_dir)
     if newest is None:
         return "nothing is left"

@@ -108,7 +108,7 @@ class Rank:
         write_rows(self.shares, step)
 
     def differing(self, step: int) -> list[str]:
-        """What is not as it must be after a step."""
+        """Names of tensors and tables with other values than after a step."""
         return differing(self.tensors, step) + differing_rows(self.shares, step)
 
     def say(self, **found: Any) -> None:
@@ -253,7 +253,7 @@ class Round:
             os.kill(self.launcher, signal.SIGKILL)
 
     def said(self, what: str) -> list[Any]:
-        """What the ranks said of something."""
+        """Values that the ranks reported under a name."""
         return [line[what] for line in self.lines if what in line]
 
 
@@ -272,7 +272,7 @@ def running(*arguments: Any) -> Iterator[Round]:
 
 
 def leftovers(save_dir: Path) -> list[str]:
-    """What is half done in a folder of checkpoints."""
+    """Names of unfinished parts in a folder of checkpoints."""
     return sorted(path.name for path in save_dir.iterdir() if LEFTOVER.fullmatch(path.name))
 
 
@@ -330,7 +330,7 @@ class Series:
             time.sleep(self.random.uniform(0, LONGEST_DELAY))
 
     def _check_load(self, begun: Round, where: str) -> None:
-        """What the ranks of a round found when they loaded what the round before left."""
+        """Check the load of a round: the newest state that the round before left."""
         loaded = begun.said("loaded")
         if loaded != [loaded[0] if loaded else None] * WORLD_SIZE:
             self._fault(where, f"not every rank loaded the newest state: {begun.lines}")

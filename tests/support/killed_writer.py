@@ -54,7 +54,7 @@ def publish_delta(save_dir: Path) -> None:
 
 
 def fold(save_dir: Path) -> None:
-    """What compaction does: the newest checkpoint is written in full, and then what it replaces goes."""
+    """Compact: write the newest checkpoint in full, and remove the parts that it replaces."""
     making = fill(save_dir / ".making-step-000000030", 30, progress=WORSE)
     publish(making, save_dir / "step-000000030", keep=1)
     _retire_compacted(save_dir, keep=1)
@@ -88,7 +88,7 @@ ACTIONS: dict[str, tuple[Callable[[Path], None], bool]] = {
 
 
 def prepare(save_dir: Path, with_delta: bool) -> None:
-    """What an action finds."""
+    """Write the checkpoints that an action finds."""
     best = add_dump(save_dir, 10, progress=GOOD)
     # Every trainer makes it first.
     (save_dir / LOCK).touch()
@@ -129,7 +129,7 @@ def run_until_call(number: int, action: Callable[[Path], object], save_dir: Path
 
 
 def faults_of(save_dir: Path, least: int) -> list[str]:
-    """What is wrong with a folder after a kill, and after the next writer has begun."""
+    """Faults of a folder after a kill, and after the start of the next writer."""
     found = []
     for folder in (save_dir, save_dir / LATEST):
         # Where an earlier training is being set aside, `latest` and states may be gone from here.
@@ -159,8 +159,10 @@ def faults_of(save_dir: Path, least: int) -> list[str]:
 
 
 def _faults_of_best(save_dir: Path) -> list[str]:
-    """What is wrong with the best checkpoint: its link names the one of step 10 or the better one of step 40,
-    both are whole, and it is only gone where an earlier training is being set aside.
+    """Faults of the best checkpoint.
+
+    Its link must name the complete one of step 10 or the better one of step 40; it may be missing only while
+    an earlier training is set aside.
     """
     link, best = save_dir / BEST, best_in(save_dir)
     if not link.is_symlink():

@@ -91,7 +91,7 @@ class Answering:
         self.process = process
 
     def ask(self, deadline: float, **request: Any) -> dict[str, Any]:
-        """What it answers within so many seconds."""
+        """Answer within a number of seconds."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(request) + "\n")
@@ -153,12 +153,12 @@ def free_port() -> int:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds."""
+    """Content of a JSON file."""
     return json.loads(path.read_text())
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs: one that has ended is a zombie until its parent asks for its status."""
+    """True if a process runs: one that has ended is a zombie until its parent asks for its status."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

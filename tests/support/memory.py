@@ -1,4 +1,4 @@
-"""What processes hold in memory, and data of any size to feed them."""
+"""Memory of processes, and data of any size for them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Mutant:
 
 
 def table() -> pyarrow.Table:
-    """What the plain files hold."""
+    """Content of the plain files."""
     return pyarrow.table(
         {
             "user": [f"u{row % 7}" for row in range(ROWS)],
@@ -155,7 +155,7 @@ DAMAGES: list[Callable[[bytes, random.Random], bytes]] = [
 
 
 def told(path: Path) -> dict[str, Any]:
-    """What reading a file comes to: its values, a sentence, or a traceback."""
+    """Outcome of reading a file: its values, a message, or a traceback."""
     try:
         raw = read_tables(find_tables(path), SCHEMA, DataConfig(cache_dir=str(path.parent / "cache")))
     except UserError as error:

@@ -70,7 +70,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _listing(self, bucket: Path, query: dict[str, str]) -> bytes:
-        """What is below a prefix, with the folders of one level only where a delimiter is given."""
+        """Objects below a prefix; with a delimiter, only objects and folders of one level."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         files, folders = [], set()
         for path in sorted(bucket.rglob("*")):

@@ -1,4 +1,4 @@
-"""Where a launch leaves what it leaves: nothing, once it has ended."""
+"""Check that a launch leaves no files and no shared memory behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model of `killed_ranks.py` holds after each step, so that a checkpoint can be held against its step.
+"""Values of a model of `killed_ranks.py` as a function of the step, so that a checkpoint can be checked.
 
 Row r was changed last at the step before or at it for which step + r is a multiple of 3, so that a delta
 holds a third of the rows.
@@ -25,7 +25,7 @@ def tables_of(tensors: Tensors) -> Iterator[tuple[int, str, int, torch.Tensor]]:
 
 
 def rows_at(number: int, first: int, tensor: torch.Tensor, step: int) -> torch.Tensor:
-    """What a shard must hold after a step."""
+    """Expected values of a shard after a step."""
     rows = first + torch.arange(tensor.size(0))
     changed = step - (step + rows) % 3
     columns = torch.arange(tensor[0].numel())
@@ -33,7 +33,7 @@ def rows_at(number: int, first: int, tensor: torch.Tensor, step: int) -> torch.T
 
 
 def dense_at(tensor: torch.Tensor, number: int, step: int) -> torch.Tensor:
-    """What a tensor of the dense part must hold after a step."""
+    """Expected values of a tensor of the dense part after a step."""
     return _numbers(number, torch.tensor(step), torch.arange(tensor.numel())).reshape(tensor.shape)
 
 
@@ -61,7 +61,7 @@ def mark_step(checkpointer: Checkpointer, tensors: Tensors, step: int) -> None:
 
 
 def differing(tensors: Tensors, step: int) -> list[str]:
-    """What is not as it must be after a step, to the bit."""
+    """Names of tensors that differ from the expected values after a step, bit for bit."""
     shards = [
         f"{table} from row {first}"
         for number, table, first, tensor in tables_of(tensors)

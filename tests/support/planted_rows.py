@@ -1,4 +1,4 @@
-"""What dynamic tables of `killed_ranks.py` hold after each step, as `planted_model.py` has it of the others.
+"""Rows of dynamic tables of `killed_ranks.py` as a function of the step, as in `planted_model.py`.
 
 Of the ids from -NUM_IDS to NUM_IDS - 1 each is away for three steps of sixteen, so that every delta has rows
 that came, rows that changed and ids that left, and an id that left with a delta that could not be written is
@@ -18,7 +18,7 @@ Shares = Mapping[str, DynamicTable]
 
 
 def is_there(ids: torch.Tensor, step: int) -> torch.Tensor:
-    """Whether ids are there after a step, bool [n]."""
+    """True for each id with a row after a step, bool [n]."""
     return (ids + step) % 16 >= 3
 
 

@@ -1,4 +1,4 @@
-"""How a fork of a process that has imported becomes the program that a command names.
+"""Turn a fork of a process that has imported into the program of a command.
 
 Its arguments, environment, folder, files and session are the command's, the project's modules are as an
 import leaves them, and what it starts in turn is forked from it in the same way, so that a launcher is the
@@ -70,7 +70,7 @@ def _name_of_caller(depth: int = 2) -> str:
 
 
 class Fresh:
-    """What a Python is that has only imported, and how a fork becomes a program of its own."""
+    """State of a Python after its imports, which a fork restores before it becomes a program of its own."""
 
     def __init__(self, bytecode: str) -> None:
         # What only this process has in front of what every Python has.
@@ -165,7 +165,7 @@ class Fresh:
             runpy.run_path(words[0], run_name="__main__")
 
     def _run_code(self, code: str, *arguments: str) -> None:
-        """What a process of `multiprocessing` is told; its path comes from who started it."""
+        """Run the code by which `multiprocessing` starts a process; the path comes from the parent."""
         self._renew_project()
         sys.argv[:] = ["-c", *arguments]
         sys.modules["__main__"] = main = types.ModuleType("__main__")

@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_ranks.py`.
+"""Program of each rank of a launch in `test_ranks.py`.
 
 python ranks.py RESULTS DATA GLOBAL_BATCH_SIZE
 """
@@ -249,7 +249,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
 
 
 def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContext) -> int:
-    """How many modules TorchRec's pipeline takes over, of tables of three widths."""
+    """Number of modules that the pipeline of TorchRec takes over, of tables of three widths."""
     from recsuite.training.steps import Overlap
     from tests.support.several_widths import several_widths
     from tests.support.steps import make_step

@@ -18,7 +18,7 @@ from tests.support.states import FLAGS
 
 
 def raw_test_values(data: Path) -> dict[str, list[Any]]:
-    """What a server would be told of the test ratings."""
+    """Raw values of the test ratings, as a server gets them."""
     config = Config.of(data_path=str(data))
     columns = open_columns(config)
     history = [history_of(columns, place) for place in columns.range_of("test")]

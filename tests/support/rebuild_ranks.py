@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_rebuild.py`: python rebuild_ranks.py DATA.
+"""Program of each rank of a launch in `test_rebuild.py`: python rebuild_ranks.py DATA.
 
 Opens the data twice, as two modes do, with --rebuild; fails at the first attempt.
 """

@@ -1,4 +1,4 @@
-"""What `Popen` and `multiprocessing` call where a Python that starts is a fork of one that has imported.
+"""Replacements in `Popen` and `multiprocessing` that start a Python as a fork of one that has imported.
 
     with mock.patch("subprocess._fork_exec", functools.partial(start, fork)):
         ...
@@ -23,19 +23,19 @@ REAL_WORKERS = {"REAL_WORKERS": "1"}
 
 
 def is_quick(command: Sequence[str]) -> bool:
-    """Whether a command starts a Python with a script, or with a module that launches one."""
+    """True if a command starts a Python with a script, or with a module that launches one."""
     words = words_of(command)
     is_script = bool(words) and words[0].endswith(".py")
     return command[0] == sys.executable and (is_script or (words[:1] == ["-m"] and words[1] in MODULES))
 
 
 def words_of(command: Sequence[str]) -> Sequence[str]:
-    """What follows the Python, and its flag for output without buffers."""
+    """Words of a command after the Python, and after its flag for unbuffered output."""
     return command[2:] if command[1:2] == ["-u"] else command[1:]
 
 
 def start(fork: Callable[..., int], *arguments: Any) -> int:
-    """What `Popen` calls to make a process: the process id of the new child.
+    """Start a process for `Popen` and return its process id.
 
     arguments: as in `subprocess.py`, of which those up to the session are the same in every Python from 3.10.
     """
@@ -51,7 +51,7 @@ def start(fork: Callable[..., int], *arguments: Any) -> int:
 
 
 def spawn(fork: Callable[..., int], path: bytes, command: Sequence[str], kept: Sequence[int]) -> int:
-    """What `multiprocessing` calls to make a process that has some open files: its process id."""
+    """Start a process with some open files for `multiprocessing` and return its process id."""
     if command[-1] != "--multiprocessing-fork":
         return REAL_SPAWN(path, command, kept)
     request = _request([os.fsdecode(path), *command[1:]], os.getcwd(), dict(os.environ), new_session=False)
@@ -59,7 +59,7 @@ def spawn(fork: Callable[..., int], path: bytes, command: Sequence[str], kept: S
 
 
 def _request(command: list[str], folder: str, env: dict[str, str], new_session: bool) -> dict[str, Any]:
-    """What a fork has to know; it may use the cores that who asks for it may."""
+    """Request for a fork, which may use the cores of this process."""
     cores = sorted(os.sched_getaffinity(0))
     return {"command": command, "folder": folder, "env": env, "new_session": new_session, "cores": cores}
 

@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `trained_folder`: python states.py RESULTS DATA SAVE_DIR.
+"""Program of each rank of a launch in `trained_folder`: python states.py RESULTS DATA SAVE_DIR.
 
 It trains with deltas, then loads every checkpoint and predicts the test ratings with the
 sharded model. RESULTS gets an array for each step, float32 [test ratings].

@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_streams.py`.
+"""Program of each rank of a launch in `test_streams.py`.
 
 python stream_ranks.py RESULTS DATA GLOBAL_BATCH_SIZE
 

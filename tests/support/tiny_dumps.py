@@ -24,7 +24,7 @@ BETTER = Progress(epoch=3, best=0.8)
 
 
 def content(run: str, step: int) -> bytes:
-    """What the part of a step holds."""
+    """Content of the part of a step."""
     return f"{run} after step {step}\n".encode() * 50
 
 
@@ -63,7 +63,7 @@ def add_file(folder: Path, name: str, content: bytes) -> None:
 
 
 def link_to(base: Path, sequence: int, from_step: int) -> ParentLink:
-    """What a delta on a checkpoint says of it."""
+    """Reference of a delta to its base."""
     return ParentLink(base.name, digest_of(base / MANIFEST), sequence, from_step)
 
 
@@ -90,7 +90,7 @@ def names_in(folder: Path) -> list[str]:
 def publish_at(
     save_dir: Path, step: int, progress: Progress, keep: int = 1, link: ParentLink | None = None
 ) -> Path:
-    """What a trainer does when it writes a checkpoint, where it is then."""
+    """Write and publish the checkpoint of a step, as a trainer does, and return its folder."""
     final = save_dir / (directory.full_name(step) if link is None else directory.delta_name(step))
     making = fill(save_dir / f".making-{final.name}", step, link, progress=progress)
     publish(making, final, keep)
@@ -98,5 +98,5 @@ def publish_at(
 
 
 def links_in(save_dir: Path) -> dict[str, str]:
-    """What the links of a folder point to, by their names."""
+    """Targets of the links in a folder, by name."""
     return {path.name: os.readlink(path) for path in save_dir.iterdir() if path.is_symlink()}

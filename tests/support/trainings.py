@@ -1,4 +1,4 @@
-"""What the ranks of tests do with a training: run all or a part of it, evaluate it, look at its tensors."""
+"""Run a training or a part of it on the ranks of tests, evaluate it, and read its tensors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def train(
     maker: Any = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """What a training did: its status, which ratings it took, its losses, its end, what it learned.
+    """Train, and return status, positions of the ratings, losses, end, and learned values.
 
     rule: the optimizer of the tables; maker: makes the model.
 
-    Which ratings is known only where batches are made in this process.
+    The positions are known only if batches are made in this process.
     """
     from recsuite.checkpoint.checkpointer import Checkpointer, checkpointing
     from recsuite.checkpoint.folder import newest_in

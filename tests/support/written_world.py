@@ -30,7 +30,7 @@ class World:
 
 
 def read(folder: Path) -> World:
-    """What `write_synthetic` wrote."""
+    """Files of `write_synthetic`."""
     rows = [row.split("::") for row in (folder / "ratings.dat").read_text().splitlines()]
     user_ids, movie_ids, ratings, times = np.array(rows, dtype=int).T
     return World(
