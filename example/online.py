@@ -57,10 +57,10 @@ def run(flags: argparse.Namespace, others: list[str]) -> int:
             raise UserError("There were no two windows to compare; give more ratings, or a smaller --window.")
         middle = (len(served) - 1) // 2
         for then in [served[0], served[middle]][: 2 if middle else 1]:
-            goes_on = rmse_since(stream_of(then), stream_of(served[-1]))
+            trained = rmse_since(stream_of(then), stream_of(served[-1]))
             say(
-                f"RMSE of the same ratings by the model without training after "
-                f"window {then.epoch}, beside {goes_on:.4f} with it:"
+                f"RMSE of later ratings without training after window {then.epoch}, beside {trained:.4f} "
+                "with it:"
             )
             with started({"load": [*command, "--load", "--until", str(then.step)]}) as begun:
                 begun["load"].wait()

@@ -76,6 +76,6 @@ def test_features_that_nearly_say_the_label_are_found_and_named_above_the_metric
     assert told == {0: {"headline"}, 1: {"headline", "play_time"}}
     (sentence,) = describe_leaks(SimpleNamespace(schema=schema, label_told={"headline": 0.97, "x": 0.4}))  # type: ignore[arg-type]
     assert sentence.startswith(
-        "the feature headline of the event says 97% of what there is to know of the label"
+        "the feature headline of the event reveals 97% of the information on the label"
     )
-    assert "take [features.headline] out of schema.toml" in sentence
+    assert "remove [features.headline] from schema.toml" in sentence

@@ -415,7 +415,7 @@ def test_enough_ratings_come_close_to_the_oracle_and_a_second_training_is_better
     training, *life = (f"{line} --data_path {tmp_path}" for line in ("./run.sh", *LIFE))
     output = succeeded(shell((training,), clone))
     (model,) = models(output)
-    assert model[0] <= 1.05 * dict(rows(output))["oracle (knows the planted world)"][0]
+    assert model[0] <= 1.05 * dict(rows(output))["oracle (knows the true parameters)"][0]
     _, after, loaded = models(succeeded(shell((*life,), clone)))
     assert loaded == pytest.approx(after, abs=1e-4)
 

@@ -66,7 +66,7 @@ def test_plain_python_trains_as_one_process(synthetic_folder: Path) -> None:
         "biases",
         "this model, epoch 1",
         "its validation",
-        "oracle (knows the planted world)",
+        "oracle (knows the true parameters)",
     ]
     assert "[RANK 0] ranks: 1 on cpu" in result.stdout
     assert result.stderr == ""
@@ -359,7 +359,7 @@ def test_the_table_has_the_interval_and_the_number_of_cases_of_test_and_validati
         "95 % interval, 100 ratings": "0.2900 to 0.3100",
         "its validation": "0.2500",
         "validation: 95 % interval, 9 ratings": "0.1500 to 0.3500",
-        "oracle (knows the planted world)": "0.9000",
+        "oracle (knows the true parameters)": "0.9000",
     }
 
 

@@ -26,11 +26,11 @@ def test_a_server_follows_a_stream_and_a_training_that_continues_is_better_than_
     assert ages
     assert int(ages[-1][0]) == 12
     assert all(float(age) >= 0 for _, age, _ in ages)
-    goes_on = re.findall(r"without training after window \d+, beside (\S+) with it:", output)
+    trained = re.findall(r"without training after window \d+, beside (\S+) with it:", output)
     others = re.findall(r"none of them learned, predicted with RMSE (\S+)", output)
-    assert len(goes_on) == 2
+    assert len(trained) == 2
     assert len(others) >= 1
-    assert float(goes_on[0]) < float(others[0])
+    assert float(trained[0]) < float(others[0])
 
 
 def test_a_training_that_cannot_begin_ends_the_script_too(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names in the machine's shared memory, in which the tests of other processes come and go."""
+"""Names in the machine's shared memory, which other processes change too, and open descriptors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ SECONDS = 300
 def names() -> set[str]:
     """All that have one now."""
     return set(os.listdir("/dev/shm"))
+
+
+def num_descriptors() -> int:
+    """Number of open file descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
 
 
 def check_nothing_stays(before: set[str]) -> None:

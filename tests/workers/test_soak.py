@@ -17,8 +17,8 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.errors import UserError
-from recsuite.runtime import host as machine
 from recsuite.workers.pool import WorkerError
+from tests.support import shared_memory
 from tests.support.memory import memory, planted_columns
 from tests.support.pools import make_pool, numbers
 from tests.support.sources import FAULTS, Numbers
@@ -44,7 +44,7 @@ def test_pools_come_and_go_without_a_trace() -> None:
         pool.close()
         del pool
         gc.collect()
-        found = machine.num_descriptors(), set(os.listdir("/dev/shm"))
+        found = shared_memory.num_descriptors(), set(os.listdir("/dev/shm"))
         # Once each start method has begun, nothing may come on top.
         if before is None or time.monotonic() < deadline - SECONDS * 0.7:
             before = found

@@ -182,7 +182,7 @@ def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
 
     task, unit, number = TASKS[config.task], run.columns.schema.labels, run.num_epochs
     empty = counted(run.num_empty, f"window without {unit} was", f"windows without {unit} were")
-    passed = f"; {empty} passed over" if run.num_empty else ""
+    passed = f"; {empty} skipped" if run.num_empty else ""
     learned = counted(number, "window of the stream is", "windows of the stream are")
     context.say(f"{learned} learned{passed}")
     name = f"predicted before learned, {counted(number, 'window')}"
@@ -192,9 +192,9 @@ def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
 def describe_leaks(columns: Columns) -> list[str]:
     """Return sentences on features with leakage of the label, to print above metrics."""
     return [
-        f"the feature {name} of the event says {share:.0%} of what there is to know of the "
-        f"{columns.schema.label}: unless it is known before that, the metrics below are too good; take "
-        f"[features.{name}] out of schema.toml"
+        f"the feature {name} of the event reveals {share:.0%} of the information on the "
+        f"{columns.schema.label} (leakage): unless it is known before that, the metrics below are too good; "
+        f"remove [features.{name}] from schema.toml"
         for name, share in columns.label_told.items()
         if share > MOST_OF_LABEL
     ]
@@ -236,7 +236,7 @@ def results_table(
             rows[which] = [_interval(metrics, key) for key in labels]
     # The oracle comes last, because it is a bound, not a baseline.
     if oracle is not None:
-        rows["oracle (knows the planted world)"] = _shown(labels, oracle)
+        rows["oracle (knows the true parameters)"] = _shown(labels, oracle)
     heading = [f"{of} {columns.schema.labels}", *labels.values()]
     return markdown([heading, *([name, *row] for name, row in rows.items())])
 

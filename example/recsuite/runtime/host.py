@@ -155,21 +155,6 @@ def check_descriptors() -> None:
         )
 
 
-def process_limit() -> str:
-    """Maximum number of processes of this user."""
-    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    return "as many as memory allows" if limit == resource.RLIM_INFINITY else f"{limit:,}"
-
-
-def num_descriptors() -> int:
-    """Number of open file descriptors of this process."""
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        # No descriptor is left for the listing, or there is no /proc.
-        return descriptor_limit()
-
-
 def allowed_cores() -> int:
     """Cores that this process may use: its affinity, and the CPU quota of its cgroup and those above."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

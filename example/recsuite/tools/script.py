@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from recsuite.training.progress import Progress
     from recsuite.training.state import ShardedModel
 
-SYNTHETIC_NOTICE = (
-    "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
-)
+SYNTHETIC_NOTICE = "The ratings are synthetic; for real ones: ./run.sh --dataset ml-1m"
 
 # A mode of a script. Collective: every rank calls it.
 Mode = Callable[[Config, RuntimeContext], None]

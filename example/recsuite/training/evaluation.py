@@ -464,6 +464,6 @@ def describe_spreads(head: CoOccurrence) -> str:
         f"{group} {math.exp(spread):.2f}" for group, spread in zip(GROUPS, head.spreads.tolist(), strict=True)
     )
     return (
-        "learned from the validation: how many times as far from zero as the prior says rows lie: "
+        "spreads of rows relative to the prior, learned from the validation events: "
         f"{', '.join(times)} (docs/quality.md, Co-occurrence features)"
     )

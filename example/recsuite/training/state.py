@@ -294,7 +294,7 @@ def build_train_state(
     model = build_model(columns, config, context, tables, maker, loss)
     if metrics and TASKS[config.model.task].evaluation == "ranks":
         raise UserError(
-            f"metrics takes predictions and labels, and --task {config.model.task} has ranks alone."
+            f"metrics requires predictions and labels, and --task {config.model.task} has only ranks."
         )
     model.module.metrics = dict(metrics or {})
     optimizer = make_optimizer(model, config.optimizer, dense)

@@ -165,7 +165,7 @@ def describe_growth(before: Columns, columns: Columns) -> str:
         own = columns.column(f"{schema.name_of(entity)}_features")["features"][:, columns.place_of(entity)]
         number = int(np.count_nonzero(own[events[entity]] == UNKNOWN_ROW))
         if number:
-            unknown.append(f"{number:,} of {schema.name_of(entity)}s that no table row is of")
+            unknown.append(f"{number:,} of {schema.name_of(entity)}s out of vocabulary")
     said = f"{columns.source} has {counted(new, f'new {schema.label}')}"
     late = columns.num_late - before.num_late
     if late:

@@ -30,12 +30,9 @@ import numpy as np
 
 from recsuite.errors import UserError, counted, script_name
 from recsuite.runtime.host import (
-    descriptor_limit,
     gib,
     memory_in_words,
     mib,
-    num_descriptors,
-    process_limit,
 )
 from recsuite.workers.worker import (
     STACK_SIGNALS,
@@ -167,8 +164,6 @@ CLOSE_SECONDS = 2.0
 DEATH_SECONDS = 30.0
 # Seconds to write a stack.
 STACK_SECONDS = 0.3
-# Its connection and its crash log, and two more that multiprocessing keeps until it has ended.
-DESCRIPTORS_PER_WORKER = 4
 # Capacity of a pipe. With more, the start of a worker would block until the worker reads.
 PICKLE_LIMIT = 64 * 1024
 # Imported once by the server, not by each worker: the heavy part of a worker's start, without CUDA. The
@@ -280,28 +275,27 @@ def end_workers(workers: list[WorkerHandle], ring: Ring) -> None:
 @contextlib.contextmanager
 def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
     """Turn a system error of a pool into a sentence: on descriptors, processes or memory."""
-    workers = counted(num_workers, "data worker needs", "data workers need")
+    files = "too many files are open. Fix: raise the limit with ulimit -n 4096"
+    memory = (
+        f"their batches take up to {gib(num_bytes)}, more than this machine has. Fix: give a smaller "
+        "--batch_size, --history, --co_occurrence or --prefetch_factor"
+    )
+    causes = {
+        errno.EMFILE: files,
+        errno.ENFILE: files,
+        errno.EAGAIN: "this user has too many processes. Fix: raise the limit with ulimit -u",
+        errno.ENOMEM: memory,
+        errno.EFBIG: memory,
+    }
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise UserError(
-                f"{workers} about {num_workers * DESCRIPTORS_PER_WORKER} more file "
-                f"descriptors, but {num_descriptors()} of {descriptor_limit()} are in use; raise the limit "
-                "with ulimit -n 4096, or give a smaller --num_workers."
-            ) from None
-        if error.errno == errno.EAGAIN:
-            raise UserError(
-                f"Cannot start {num_workers} data workers: the process limit of this user is "
-                f"{process_limit()}; raise it with ulimit -u, or give a smaller --num_workers."
-            ) from None
-        if error.errno in (errno.ENOMEM, errno.EFBIG):
-            raise UserError(
-                f"The batches of {counted(num_workers, 'data worker')} take up to {gib(num_bytes)}, more "
-                "than this machine gives; give a smaller --batch_size, --history, --co_occurrence, "
-                "--prefetch_factor or --num_workers."
-            ) from None
-        raise
+        if error.errno not in causes:
+            raise
+        raise UserError(
+            f"Cannot start {counted(num_workers, 'data worker')}: {causes[error.errno]}, or give a smaller "
+            "--num_workers."
+        ) from None
 
 
 def check_pickle(source: BatchSource, mp_context: str) -> None:
