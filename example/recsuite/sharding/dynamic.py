@@ -941,9 +941,21 @@ class DynamicTable(EmbeddingTable):
             setattr(self, counter, record.counts.get(counter, 0) if self.rank == 0 else 0)
         return dropped
 
-    def changed_rows(self) -> torch.Tensor:
+    @property
+    def nbytes(self) -> int:
         """See `EmbeddingTable`."""
-        return self.places.touched.nonzero().view(-1)
+        return self.weights.nbytes
+
+    def copy(self) -> RowSlots:
+        """See `EmbeddingTable`: by id, because a place may get another id."""
+        return {slot: value.cpu() for slot, value in self.export().items()}
+
+    def restore(self, copy: RowSlots) -> None:
+        """See `EmbeddingTable`."""
+        self.clear()
+        self.put(LiveRows.of_slots(copy, self.device))
+        if self.unknown is not None:
+            self.unknown[0].copy_(copy["unknown.weight"][0])
 
     def capacity_for(self, written: int) -> int:
         """Return the capacity for a checkpoint whose table had the capacity `written`."""

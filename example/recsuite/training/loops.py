@@ -347,10 +347,10 @@ class Training(ABC):
                 "loss.backward(); where gradients add up over batches, also when part.is_last."
             )
 
-    def check_weights(self, rows: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Refuse weights that no trained model has; rows: see `unsound`. Collective."""
-        tensors, shares = self.checkpointer.tensors, dynamic_rows(self.train_state.model)
-        faults = all_gather_object(lambda: unsound(tensors, shares, rows))
+    def check_weights(self, changed: bool = False) -> None:
+        """Refuse weights that no trained model has; changed: see `unsound`. Collective."""
+        dense, tables = self.checkpointer.dense, self.checkpointer.tables
+        faults = all_gather_object(lambda: unsound(dense, tables, changed))
         check_sound(faults, self.progress.step, self.config.optimizer)
 
     def say_dynamic_tables(self) -> None:
@@ -709,7 +709,7 @@ class StreamLoop(Training):
         assert part.validation is not None
         window = self.window
         # Before they are in a checkpoint.
-        self.check_weights(self.checkpointer.changed)
+        self.check_weights(self.checkpointer.saves_changes)
         self.progress = dataclasses.replace(self.progress, stream=self.stream.done())
         done = TrainedWindow(
             self.progress,

@@ -177,8 +177,7 @@ def test_what_no_trained_model_has_is_found_also_where_only_changed_rows_are_loo
     rows = rank.take_in(torch.tensor([5, 7]))
     held, row = (rank.weights if slot == "weight" else rank.state), [*rows.tolist(), -1][place]
     dense, shares = {"dense.row_scale": torch.ones(1)}, {"user": rank}
-    looked_at: list[dict[str, torch.Tensor] | None] = [None, {}]
-    for changed in looked_at:
+    for changed in (False, True):
         assert unsound(dense, shares, changed) == ""
         before = held[row].clone()
         held[row] = value
