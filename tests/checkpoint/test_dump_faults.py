@@ -510,7 +510,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "another run": (lambda at: edit(at / SECOND, run="other"), ["is of run other"], FIRST),
     "another step": (
         lambda at: edit(at / SECOND, progress=Progress(9)),
-        ["that it is delta-000000009"],
+        ["has the manifest of delta-000000009"],
         FIRST,
     ),
     "another base": (lambda at: edit(at / BASE, about={}), [f"{FIRST} builds on a {BASE} with digest"], BASE),
