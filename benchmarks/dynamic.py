@@ -143,8 +143,8 @@ def rates(share: DynamicTable, ids: torch.Tensor, flags: argparse.Namespace) -> 
         share.begin_step(1000 + number)
         for name, call, batch in (
             (FOUND, share.find, there()),
-            (TOUCHED, share.take_in, there()),
-            (TAKEN, share.take_in, draw_ids(flags.batch, generator).unique()),
+            (TOUCHED, share.find_or_insert, there()),
+            (TAKEN, share.find_or_insert, draw_ids(flags.batch, generator).unique()),
         ):
             found[name].append(len(batch) / timed(call, batch)[0])
     return found

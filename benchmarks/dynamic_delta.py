@@ -238,7 +238,7 @@ def _dynamic(
         new = draw_ids(4 * context.world_size * changed, generator).unique()
         new = new[share.placement.owner_of(new) == share.rank]
         new = new[torch.randperm(len(new), generator=generator)[: changed // 2]]
-        share.take_in(torch.cat([known, new]).sort().values)
+        share.find_or_insert(torch.cat([known, new]).sort().values)
 
     return DeltaKind(checkpointer, change)
 

@@ -34,10 +34,11 @@ from recsuite.checkpoint.checkpointer import Checkpointer, _retire_compacted, ch
 from recsuite.checkpoint.folder import BEST, LATEST, full_checkpoints_in, newest_in, step_of
 from recsuite.checkpoint.format import MANIFEST, VOCABULARY, DynamicRecord, read_manifest, write_manifest
 from recsuite.checkpoint.shards import RowReader
-from recsuite.checkpoint.writer import Tensors, tensors_of
+from recsuite.checkpoint.writer import named_tensors, tensors_of
 from recsuite.datasets.opening import open_data
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
+from recsuite.sharding.table import EmbeddingTable
 from recsuite.training import loop
 from recsuite.training import loop as training
 from recsuite.training.callbacks import Callback, Step
@@ -359,11 +360,12 @@ def test_a_model_with_weights_of_no_trained_one_is_not_written(
     config = trained.config.replaced(dump=True, inc_dump=increments, resume=True, keep=1)
     with checkpointing(trained.columns, config, trained.context) as checkpointer:
         checkpointer.begin(trained.train_state)
-        (tensor,) = local_parts(name, checkpointer.tensors[name])
+        tensors = tensors_of(trained.train_state)
+        (tensor,) = local_parts(tensors[name])
         kept = tensor[1].clone()
         tensor[1, 2] = value
         if increments:
-            mark_step(checkpointer, checkpointer.tensors, 5)
+            mark_step(checkpointer, tensors, 5)
         with pytest.raises(UserError, match=diverged(5, name)):
             tell(checkpointer, Progress(5, 0, 5))
         tensor[1] = kept
@@ -398,9 +400,10 @@ def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
 ) -> None:
     looked_at: list[set[str]] = []
 
-    def noting(tensors: Tensors, *others: Any) -> str:
-        looked_at.append(set(tensors))
-        return unsound(tensors, *others)
+    def noting(dense: dict[str, torch.Tensor], tables: dict[str, EmbeddingTable], changed: bool) -> str:
+        rows = {f"tables.{name}.{slot}" for name, table in tables.items() for slot in table.tensors}
+        looked_at.append({*dense, *rows})
+        return unsound(dense, tables, changed)
 
     for module in (checkpointers, loop):
         monkeypatch.setattr(module, "unsound", noting)
@@ -428,7 +431,7 @@ def test_what_diverges_in_the_last_step_of_an_epoch_is_neither_validated_nor_wri
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def spoil(checkpointer: Checkpointer) -> None:
-        local_parts(name, checkpointer.tensors[name])[0].view(-1)[-1] = value
+        local_parts(named_tensors(checkpointer.tables, checkpointer.dense)[name])[0].view(-1)[-1] = value
 
     monkeypatch.setattr(PredictionEvaluator, "validate", Mock(side_effect=AssertionError("validated")))
     with pytest.raises(UserError, match=diverged(8, name)):
@@ -507,7 +510,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "another run": (lambda at: edit(at / SECOND, run="other"), ["is of run other"], FIRST),
     "another step": (
         lambda at: edit(at / SECOND, progress=Progress(9)),
-        ["that it is delta-000000009"],
+        ["has the manifest of delta-000000009"],
         FIRST,
     ),
     "another base": (lambda at: edit(at / BASE, about={}), [f"{FIRST} builds on a {BASE} with digest"], BASE),

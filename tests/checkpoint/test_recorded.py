@@ -362,7 +362,7 @@ def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
     dump = record(trained, warp_speed=9)
     assert merged(trained, "--load").model.embedding_dim == 8
     assert (
-        f"left out of {dump / CONFIG} what this program has no flag for: warp_speed\n"
+        f"skipped in {dump / CONFIG}, because this program has no such flag: warp_speed\n"
         in capsys.readouterr().out
     )
     add_file(dump, CONFIG, b'{"embedding_dim": 8}')

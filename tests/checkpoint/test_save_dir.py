@@ -253,7 +253,7 @@ def test_the_same_delta_twice_is_refused(tmp_path: Path) -> None:
 def test_a_copy_of_a_delta_under_another_name_is_refused(tmp_path: Path) -> None:
     _, one = add_chain(tmp_path, 10, 20)
     shutil.copytree(one, tmp_path / "delta-000000030")
-    chain_refused(tmp_path, "delta-000000030 says of itself that it is delta-000000020")
+    chain_refused(tmp_path, "delta-000000030 has the manifest of delta-000000020")
 
 
 def test_deltas_in_another_order_are_refused(tmp_path: Path) -> None:
@@ -702,7 +702,7 @@ def test_what_only_has_the_name_of_a_leftover_stays_and_that_is_said(
     before = sorted(tmp_path.rglob("*"))
     with writing(tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
-    assert f"{path} stays where it is: it " in capsys.readouterr().out
+    assert f"{path} was not removed: it " in capsys.readouterr().out
     check_whole(elsewhere)
 
 
@@ -713,7 +713,7 @@ def test_nothing_is_removed_where_no_trainer_has_written_before(
     with writing(tmp_path):
         assert (foreign / PART).is_file()
     assert (
-        f"{foreign} stays where it is: no trainer has written to {tmp_path} before" in capsys.readouterr().out
+        f"{foreign} was not removed: no trainer has written to {tmp_path} before" in capsys.readouterr().out
     )
 
 

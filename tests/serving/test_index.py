@@ -314,7 +314,7 @@ def test_an_index_that_is_not_what_was_written_is_made_anew_and_that_is_said(
     model = ServedModel.open(exported)
     said = capsys.readouterr().out
     assert f"{exported} has no index that can be used (" in said
-    assert "; one will be made anew" in said
+    assert "; a new one will be made" in said
     assert model.recommend([1, 2], approximate=True) == model.recommend([1, 2])
     assert model.items().nearest.lists.is_new
 

@@ -181,7 +181,7 @@ def test_a_mistake_is_one_sentence_and_the_service_goes_on(save_dir: Path) -> No
         "/recommend": [
             ({"users": [1], "k": 0}, 400, "k is 0; give how many"),
             ({"users": [1], "kk": 3}, 400, "/recommend takes users, k, events, exclude, candidates"),
-            ({}, 400, "Nobody is given"),
+            ({}, 400, "recommend requires users or events"),
         ],
     }
     with serving(save_dir) as (client, process):

@@ -200,7 +200,7 @@ def test_a_scale_that_has_become_small_is_moved_into_the_tables_without_changing
             part * scale
             for name, value in tensors.items()
             if name.startswith("tables.") and name.endswith(".weight")
-            for part in local_parts(name, value)
+            for part in local_parts(value)
         ]
 
     scale.fill_(0.7 * 2.0**-33)

@@ -87,6 +87,6 @@ def advance(table: Table, chance: random.Random, first: int, last: int) -> None:
     for step in range(first, last):
         table.shares.begin_step(step, 0.5)
         ids = torch.tensor(sorted(chance.sample(range(step // 2, step // 2 + 120), 25)), dtype=torch.int64)
-        table.shares.take_in(ids * 7919 - 3000, step)
+        table.shares.find_or_insert(ids * 7919 - 3000, step)
         table.unknown[0].add_(step)
         table.unknown[1].add_(1)

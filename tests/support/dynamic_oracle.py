@@ -94,7 +94,7 @@ class Oracle:
         row = self.rows[one]
         return (self.aged(row), row.seen, one) if self.spec.evict == "lfu" else (row.seen, one)
 
-    def take_in(self, ids: list[int]) -> list[bool]:
+    def find_or_insert(self, ids: list[int]) -> list[bool]:
         """True for each id with a row after this step."""
         pinned = {one for one in ids if one in self.rows}
         for one in pinned:
@@ -204,11 +204,11 @@ class Shares:
         for rank in self.ranks:
             rank.begin_step(now, scale)
 
-    def take_in(self, ids: torch.Tensor, step: int) -> list[bool]:
+    def find_or_insert(self, ids: torch.Tensor, step: int) -> list[bool]:
         """True for each id with a row; these rows are updated."""
         owners, found = self.owners(ids), torch.empty(len(ids), dtype=torch.bool)
         for number, rank in enumerate(self.ranks):
-            rows = rank.take_in(ids[owners == number])
+            rows = rank.find_or_insert(ids[owners == number])
             found[owners == number] = rows >= 0
             rows = rows[rows >= 0]
             assert len(rows.unique()) == len(rows)

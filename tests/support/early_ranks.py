@@ -49,8 +49,8 @@ def weights_of(model: Any, context: RuntimeContext) -> list[str]:
     from recsuite.training.weights import local_parts
 
     digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        for part in local_parts(name, value):
+    for _, value in sorted(model.state_dict().items()):
+        for part in local_parts(value):
             digest.update(part.contiguous().numpy().tobytes())
     return gather(digest.hexdigest(), context)
 

@@ -46,7 +46,7 @@ def write_rows(shares: Shares, step: int) -> None:
         share.begin_step(step)
         ids, live = ids_at(share, step), share.live().ids
         share.remove(live[~torch.isin(live, ids)])
-        share.take_in(ids[(learned_at(ids, step) == step) | ~torch.isin(ids, live)])
+        share.find_or_insert(ids[(learned_at(ids, step) == step) | ~torch.isin(ids, live)])
         places = share.find(ids)
         assert bool((places >= 0).all())
         share.weights[places] = rows_at(ids, step, share.weights.size(1))

@@ -55,6 +55,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
     """The windows of a stream, and what it learned in the end; end_at: after this step SIGTERM comes."""
     from recsuite.checkpoint.checkpointer import checkpointing
     from recsuite.checkpoint.stream_state import reopen_data
+    from recsuite.checkpoint.writer import named_tensors
     from recsuite.training.callbacks import Callback, Epoch, Step
     from recsuite.training.loop import begin_training
 
@@ -79,7 +80,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
         ):
             run = begin_training(data, config, context, checkpointer, [Noting()]).run()
             found["test"], found["num_train"] = run.test, run.columns.num_train
-            found["tensors"] = digests(dict(checkpointer.tensors), context)
+            found["tensors"] = digests(named_tensors(checkpointer.tables, checkpointer.dense), context)
     except SystemExit as ended:
         found["status"] = int(str(ended.code))
     return found

@@ -34,6 +34,7 @@ def train(
     from recsuite.checkpoint.checkpointer import Checkpointer, checkpointing
     from recsuite.checkpoint.folder import newest_in
     from recsuite.checkpoint.format import read_manifest
+    from recsuite.checkpoint.writer import named_tensors
     from recsuite.datasets.opening import open_data
     from recsuite.training import loop as training
 
@@ -55,7 +56,7 @@ def train(
                 run = begun.run()
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
             found["test"] = run.test
-            found["tensors"] = digests(checkpointer.tensors, context)
+            found["tensors"] = digests(named_tensors(checkpointer.tables, checkpointer.dense), context)
     except SystemExit as ended:
         found["status"] = int(str(ended.code))
     newest = newest_in(folder)

@@ -149,7 +149,7 @@ def check_chain(chain: CheckpointChain) -> list[Manifest]:
         if link.sequence < number or link.from_step != end:
             raise UserError(
                 f"{delta} is out of order: it is number {link.sequence} and begins at step {link.from_step}, "
-                f"and what comes after step {end} must be number {number}."
+                f"and the one that comes after step {end} must be number {number}."
             )
         # A delta is applied by row numbers, so these must mean the same as in the base.
         if (manifest.tensors, manifest.vocabulary) != (base.tensors, base.vocabulary):
@@ -170,7 +170,7 @@ def check_name(folder: Path, manifest: Manifest) -> None:
     step = manifest.progress.step
     name = full_name(step) if manifest.link is None else delta_name(step)
     if folder.name != name and NAME.fullmatch(folder.name):
-        raise UserError(f"{folder} says of itself that it is {name}; give it that name.")
+        raise UserError(f"{folder} has the manifest of {name}. Fix: rename it to {name}.")
 
 
 def check_whole(chain: CheckpointChain, rank: int = 0, world_size: int = 1) -> list[Manifest]:

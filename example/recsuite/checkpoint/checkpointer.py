@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -38,14 +38,14 @@ from recsuite.checkpoint.folder import (
 from recsuite.checkpoint.format import CONFIG, Manifest, read_manifest
 from recsuite.checkpoint.recorded import LEARNING_FLAGS, TABLE_FLAGS, read_recorded
 from recsuite.checkpoint.restore import restore
-from recsuite.checkpoint.writer import CheckpointWriter, Tensors
+from recsuite.checkpoint.writer import CheckpointWriter
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.streams import check_prefix
 from recsuite.errors import UserError, counted
 from recsuite.runtime.ending import Termination, status_of
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
-from recsuite.sharding.dynamic_ranks import dynamic_rows
+from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.callbacks import Epoch, Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel
@@ -87,21 +87,23 @@ class Checkpointer:
         self.group = dist.new_group(backend="gloo", timeout=deadline)
 
     @property
-    def tensors(self) -> Tensors:
-        """Tensors that are written, see `callbacks.CheckpointerProtocol`."""
-        return self.writer.tensors
+    def dense(self) -> Mapping[str, torch.Tensor]:
+        """Dense tensors that are written, see `callbacks.CheckpointerProtocol`."""
+        return self.writer.dense
 
     @property
-    def changed(self) -> dict[str, torch.Tensor] | None:
-        """Rows of the next delta, None for all rows, see `callbacks.CheckpointerProtocol`."""
-        # Only these rows are in a delta, and checking all rows of large tables costs far more.
-        if not self.writer.next_is_delta:
-            return None
-        return {name: table.changed_rows() for name, table in self.writer.tables.items()}
+    def tables(self) -> Mapping[str, EmbeddingTable]:
+        """This rank's share of each table, see `callbacks.CheckpointerProtocol`."""
+        return self.writer.tables
+
+    @property
+    def saves_changes(self) -> bool:
+        """True if the next checkpoint is a delta, see `callbacks.CheckpointerProtocol`."""
+        # Only changed rows are in a delta, and checking all rows of large tables costs far more.
+        return self.writer.next_is_delta
 
     def begin(self, train_state: ShardedModel) -> None:
         """Restore the resumed checkpoint, or write a full checkpoint if deltas need one to build on."""
-        self.model = train_state.model
         if self.resumed is not None:
             restore(self.resumed, train_state, self.columns, self.context)
         self.writer = CheckpointWriter(
@@ -161,10 +163,8 @@ class Checkpointer:
 
         The loss alone is not enough: it is computed before this step's update of the weights.
         """
-        rows, shares = self.changed, dynamic_rows(self.model)
-        everyones = all_gather_object(
-            lambda: (float(step.loss), unsound(self.tensors, shares, rows)), self.group
-        )
+        dense, tables, changed = self.dense, self.tables, self.saves_changes
+        everyones = all_gather_object(lambda: (float(step.loss), unsound(dense, tables, changed)), self.group)
         losses, faults = zip(*everyones, strict=True)
         check_finite(np.array(losses).max(keepdims=True), step.progress.step - 1, self.config.optimizer)
         check_sound(faults, step.progress.step, self.config.optimizer)

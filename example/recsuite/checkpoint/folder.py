@@ -189,7 +189,7 @@ def _remove_leftover(path: Path, is_ours: bool) -> None:
     """Remove an unfinished folder or link of a trainer; print why one that may be another's is kept."""
     foreign = _foreign_in(path) if is_ours else f"no trainer has written to {path.parent} before"
     if foreign:
-        say(f"{path} stays where it is: {foreign}")
+        say(f"{path} was not removed: {foreign}")
     else:
         _remove(path)
 
@@ -227,8 +227,8 @@ def publish(making: Path, final: Path, keep: int) -> None:
         # The checkpoint is written. If this raised, the same delta would be written a second time.
         reason = reason_of(error) if isinstance(error, OSError) else error
         say(
-            f"{final} is whole, but the folders beside it are not tidy ({reason}); the next checkpoint "
-            "tries again"
+            f"{final} is complete, but the folders beside it were not cleaned up ({reason}); the next "
+            "checkpoint tries again"
         )
 
 

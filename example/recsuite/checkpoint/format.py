@@ -163,7 +163,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{path} has format {printable(version)}, and this program reads format {FORMAT}.")
     try:
         if sealed(found) != found:
-            raise UserError(f"{path} is damaged: its digest is not that of what it says.")
+            raise UserError(f"{path} is damaged: checksum mismatch.")
         return _manifest(found)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         what = f"{type(error).__name__}: {printable(error)}"

@@ -163,11 +163,11 @@ def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, A
     strange = recorded.keys() - flag_names().keys()
     if strange:
         shown = ", ".join(sorted(printable(name) for name in strange))
-        say(f"left out of {folder / CONFIG} what this program has no flag for: {shown}")
+        say(f"skipped in {folder / CONFIG}, because this program has no such flag: {shown}")
     missing = [name for name in names if name not in recorded]
     if missing:
         shown = ", ".join(f"--{name}" for name in missing)
-        say(f"{folder / CONFIG} does not have {shown}; the defaults count, or what is given")
+        say(f"{folder / CONFIG} does not have {shown}; the given values or the defaults are used")
 
 
 def _read_before(folder: Path, config: Config) -> tuple[Path, dict[str, Any]] | None:

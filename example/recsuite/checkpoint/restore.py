@@ -169,8 +169,8 @@ def _read(
 def _describe_dropped(name: str, dropped: int, record: DynamicRecord, table: EmbeddingTable) -> str:
     ours = table.record() or {}
     return (
-        f"{dropped:,} of {record.live:,} rows of {name} found no place among {ours['capacity']:,} and were "
-        f"left out by --eviction {ours['evict']}"
+        f"{dropped:,} of {record.live:,} rows of {name} had no place among {ours['capacity']:,} and were "
+        f"skipped by --eviction {ours['evict']}"
     )
 
 

@@ -474,7 +474,7 @@ def _check_shards(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> 
     for name, shards in found.items():
         missing = math.prod(manifest.tensors[name][0]) - sum(math.prod(shard.shape) for shard in shards)
         if missing > 0:
-            raise UserError(f"{folder} is not a whole model: of {name} {missing:,} numbers are missing.")
+            raise UserError(f"{folder} is incomplete: {missing:,} numbers of {name} are missing.")
         # Otherwise a number that is there twice would hide one that is missing.
         _check_apart(sorted(shards, key=lambda shard: shard.begin))
 
@@ -521,7 +521,7 @@ def _check_changes(
             raise _misfit(piece, "which is not a part of it")
     names = sorted(piece.name for piece in dense)
     if names != sorted(name for name in manifest.tensors if not name.startswith("tables.")):
-        raise UserError(f"{folder} has not every tensor of the dense part once, but {len(names)} of them.")
+        raise UserError(f"{folder} must have every tensor of the dense part once, got {len(names)}.")
     for table, slots in tables.items():
         _check_row_numbers(folder, table, min(shape[0] for shape, _ in slots.values()), files)
 

@@ -27,7 +27,7 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -61,7 +61,7 @@ from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcas
 from recsuite.sharding.dynamic import SINCE_BEGINNING
 from recsuite.sharding.dynamic_ranks import counts_of
 from recsuite.sharding.plan import describe_plan, embedding_tables
-from recsuite.sharding.table import track_changes
+from recsuite.sharding.table import EmbeddingTable, track_changes
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel
 
@@ -96,13 +96,17 @@ def _name(key: str) -> str:
 
 def tensors_of(train_state: ShardedModel) -> Tensors:
     """Return all tensors of a checkpoint except tables by id, not copied. Not collective."""
-    tables = embedding_tables(train_state.model)
+    return named_tensors(embedding_tables(train_state.model), dense_of(train_state))
+
+
+def named_tensors(tables: Mapping[str, EmbeddingTable], dense: Mapping[str, torch.Tensor]) -> Tensors:
+    """Return the tensors of tables by number together with those of the dense part."""
     rows = {
         f"{table.prefix}.{name}.{slot}": value
         for name, table in tables.items()
         for slot, value in table.tensors.items()
     }
-    return rows | dense_of(train_state)
+    return {**rows, **dense}
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
@@ -224,12 +228,11 @@ class CheckpointWriter:
         # Collected once for the whole training: training and restoring change these tensors in place.
         self.tables = embedding_tables(train_state.model)
         self.dense = dense_of(train_state)
-        self.tensors = tensors_of(train_state)
         self.optimizer = train_state.optimizer_name
         # Texts of ids, of the tables that have such ids.
         self.texts: dict[str, Texts] = {}
         raise_on_all(lambda: self._add_texts(columns, chain))
-        self.shapes = shapes_of(self.tensors)
+        self.shapes = shapes_of(named_tensors(self.tables, self.dense))
         self.plan = describe_plan(train_state.model, columns)
         # Looked up once: this takes as long as writing a small delta.
         self.versions = installed_versions()

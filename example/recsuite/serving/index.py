@@ -259,7 +259,7 @@ def read_lists(folder: Path, manifest: Manifest) -> ItemLists | None:
     try:
         return _read(folder, manifest.about[INDEX])
     except (UserError, OSError, SafetensorError, TypeError, ValueError) as error:
-        say(f"{folder} has no index that can be used ({printable(error)}); one will be made anew")
+        say(f"{folder} has no index that can be used ({printable(error)}); a new one will be made")
         return None
 
 
@@ -432,7 +432,7 @@ class KeptIndex:
         seconds = time.perf_counter() - begin
         was_made = before is None or newest.lists.centres is not before.centres
         if was_made and seconds > SAID:
-            say(f"the index of {len(newest):,} items was made anew, in {seconds:.1f} s")
+            say(f"the index of {len(newest):,} items was made in {seconds:.1f} s")
         return newest
 
 

@@ -195,10 +195,10 @@ def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequen
         values[schema.user] = [*users]
     if events is None:
         if not values:
-            raise UserError(f"Nobody is given to recommend {schema.items} to; give users or events.")
+            raise UserError("recommend requires users or events.")
         return values
     if {HISTORY, HISTORY_RATINGS, HISTORY_AGES} & values.keys():
-        raise UserError(f"The events and the feature {HISTORY} say the same; give one of them.")
+        raise UserError(f"events and the feature {HISTORY} exclude each other; give one of them.")
     length_of(HISTORY, events, schema)
     for mine in events:
         check_list(HISTORY, mine, schema)

@@ -139,7 +139,7 @@ class DynamicPart:
         """
         has_unknown = self.share.unknown is not None
         known = ids[1:] if has_unknown else ids
-        rows = self.share.take_in(known) if is_training else self.share.find(known)
+        rows = self.share.find_or_insert(known) if is_training else self.share.find(known)
         if has_unknown:
             rows = torch.cat([rows.new_full((1,), len(self.share.weights) - 1), rows])
         return torch.where(rows >= 0, rows + self.first_row, rows) if self.first_row else rows

@@ -776,7 +776,7 @@ class DynamicTable(EmbeddingTable):
         rows = self.places.match(self._home(ids), ids)
         return self.places.without_late(rows, self.clock.horizon) if self.spec.ttl else rows
 
-    def take_in(self, ids: torch.Tensor) -> torch.Tensor:
+    def find_or_insert(self, ids: torch.Tensor) -> torch.Tensor:
         """Insert new ids and evict others; return the rows of all ids of a training step, int64 [n].
 
         NO_ROW for ids that were not seen often enough, or have no place.
@@ -791,7 +791,7 @@ class DynamicTable(EmbeddingTable):
             return rows
         found = rows.index_select(0, is_absent.logical_not_().nonzero().view(-1))
         self._touch(found, PINNED)
-        admit = self._take_in_after_waiting if self.spec.admit > 1 else self._admit
+        admit = self._insert_after_waiting if self.spec.admit > 1 else self._admit
         came = admit(ids.index_select(0, absent), home.index_select(0, absent))
         rows.index_copy_(0, absent, came)
         # Unpin all ids of the step.
@@ -836,7 +836,7 @@ class DynamicTable(EmbeddingTable):
         self.state.index_fill_(0, placed, 0)
         return rows
 
-    def _take_in_after_waiting(self, ids: torch.Tensor, home: torch.Tensor) -> torch.Tensor:
+    def _insert_after_waiting(self, ids: torch.Tensor, home: torch.Tensor) -> torch.Tensor:
         """Count sightings of ids without a row, and insert those that were seen often enough."""
         waiting = self.waiting
         places = self._found(waiting, home, ids)
@@ -878,14 +878,14 @@ class DynamicTable(EmbeddingTable):
 
     def changes(self) -> Changes:
         """Return the changes since `clear_changes`, apart from loaded rows. Expired rows are removed."""
-        self.let_expired_go()
+        self.remove_expired()
         return Changes(
             self._rows_at(self.places.touched, self.waiting.touched),
             self._still_gone(self.places),
             self._still_gone(self.waiting),
         )
 
-    def let_expired_go(self) -> None:
+    def remove_expired(self) -> None:
         """Remove expired ids; otherwise they are removed when they are looked up."""
         if self._has_looked:
             return
@@ -935,15 +935,27 @@ class DynamicTable(EmbeddingTable):
         dropped = sum(self.put(LiveRows.of_slots(slots, self.device)) for slots in parts)
         # Remove rows that had expired when the last delta was written: otherwise it would depend on the
         # number of ranks whether such a row is still there.
-        self.let_expired_go()
+        self.remove_expired()
         self.clear_changes()
         for counter in SINCE_BEGINNING:
             setattr(self, counter, record.counts.get(counter, 0) if self.rank == 0 else 0)
         return dropped
 
-    def changed_rows(self) -> torch.Tensor:
+    @property
+    def nbytes(self) -> int:
         """See `EmbeddingTable`."""
-        return self.places.touched.nonzero().view(-1)
+        return self.weights.nbytes
+
+    def copy(self) -> RowSlots:
+        """See `EmbeddingTable`: by id, because a place may get another id."""
+        return {slot: value.cpu() for slot, value in self.export().items()}
+
+    def restore(self, copy: RowSlots) -> None:
+        """See `EmbeddingTable`."""
+        self.clear()
+        self.put(LiveRows.of_slots(copy, self.device))
+        if self.unknown is not None:
+            self.unknown[0].copy_(copy["unknown.weight"][0])
 
     def capacity_for(self, written: int) -> int:
         """Return the capacity for a checkpoint whose table had the capacity `written`."""
@@ -965,7 +977,7 @@ class DynamicTable(EmbeddingTable):
         Removes expired rows first: they are not written, and a training that continues from here could not
         count them.
         """
-        self.let_expired_go()
+        self.remove_expired()
         names = ("embedding_dim", "capacity", "distribution", "admit", "evict", "ttl", "half_life", "unit")
         spec = {name: getattr(self.spec, name) for name in names}
         return {**spec, "bucket_width": BUCKET_WIDTH, "now": self.clock.now}
@@ -1046,7 +1058,7 @@ class DynamicTable(EmbeddingTable):
         The contents go to the ranks that own the buckets by the new `placement`, and `settle` inserts them.
         """
         # Expired ids do not move, and deltas have to remove them.
-        self.let_expired_go()
+        self.remove_expired()
         moving = Moving(self.live(), self.places.marks(), self.waiting.marks())
         self._lay_out(capacity)
         num_buckets = self.placement.buckets_on(self.rank)

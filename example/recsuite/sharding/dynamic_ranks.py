@@ -260,7 +260,7 @@ def grow(model: nn.Module, step: int) -> list[str]:
         for rows in growing.values():
             # Expired ids are no reason to grow. Removed here, because otherwise it would depend on when
             # checkpoints are written.
-            rows.let_expired_go()
+            rows.remove_expired()
         taken = _summed([rows.places.taken for rows in growing.values()])
         for (name, rows), places in zip(growing.items(), taken, strict=True):
             spec = rows.spec

@@ -263,8 +263,9 @@ def embedding_tables(model: DistributedModelParallel) -> dict[str, EmbeddingTabl
     for key, state in model.fused_optimizer.state_dict()["state"].items():
         # TorchRec repeats the table's name in its optimizer state.
         tensors[key.split(".")[-2]] |= {slot.rpartition(".")[2]: value for slot, value in state.items()}
-    static = {name: StaticTable(name, slots) for name, slots in tensors.items()}
-    return {**static, **dynamic_rows(model)}
+    dynamic = dynamic_rows(model)
+    names = model.module.recommender.widths
+    return {name: dynamic.get(name) or StaticTable(name, tensors[name]) for name in names}
 
 
 def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:

@@ -64,10 +64,6 @@ class EmbeddingTable(ABC):
         return {}
 
     @abstractmethod
-    def changed_rows(self) -> torch.Tensor:
-        """Return the rows of this rank that changed since `clear_changes`, int64, counted from 0."""
-
-    @abstractmethod
     def export(self, changed: bool = False) -> RowSlots:
         """Return all rows, or those that changed since `clear_changes`; maybe the table's own tensors."""
 
@@ -85,6 +81,19 @@ class EmbeddingTable(ABC):
     @abstractmethod
     def largest(self, changed: bool = False) -> dict[str, float]:
         """Return the largest magnitude of each slot, NaN if any is NaN. changed: as for `export`."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of all weights of this rank."""
+
+    @abstractmethod
+    def copy(self) -> RowSlots:
+        """Return a copy of what predictions need, in the memory of the host."""
+
+    @abstractmethod
+    def restore(self, copy: RowSlots) -> None:
+        """Replace all rows by a copy from `copy`."""
 
     def room_after(self, capacity: int) -> int | None:
         """Return the places of a table after a load, if these may be too few for its rows; else None.
@@ -127,7 +136,7 @@ class StaticTable(EmbeddingTable):
         return next((shard.metadata.shard_offsets[0] for shard in self.shards.values()), 0)
 
     def changed_rows(self) -> torch.Tensor:
-        """See `EmbeddingTable`."""
+        """Return the changed ones among this rank's rows, int64, counted from 0."""
         if self.marks is None:
             return torch.zeros(0, dtype=torch.int64)
         return self.marks.nonzero().view(-1)
@@ -147,8 +156,8 @@ class StaticTable(EmbeddingTable):
 
     def track_changes(self) -> None:
         """Mark changed rows from now on, a byte for each row."""
-        for shard in (self.shards[slot] for slot in self.shards.keys() & {"weight"}):
-            self.marks = torch.zeros(len(shard.tensor), dtype=torch.bool, device=shard.tensor.device)
+        if self._weight is not None:
+            self.marks = torch.zeros(len(self._weight), dtype=torch.bool, device=self._weight.device)
 
     def mark(self, rows: torch.Tensor) -> None:
         """Mark some of this rank's rows, int64, counted from 0, in any order and also repeated."""
@@ -159,6 +168,26 @@ class StaticTable(EmbeddingTable):
         """See `EmbeddingTable`."""
         if self.marks is not None:
             self.marks.zero_()
+
+    @property
+    def nbytes(self) -> int:
+        """See `EmbeddingTable`."""
+        return 0 if self._weight is None else self._weight.nbytes
+
+    def copy(self) -> RowSlots:
+        """See `EmbeddingTable`."""
+        # In the memory of the host: another device has less to spare.
+        return {} if self._weight is None else {"weight": self._weight.to("cpu", copy=True)}
+
+    def restore(self, copy: RowSlots) -> None:
+        """See `EmbeddingTable`."""
+        if self._weight is not None:
+            self._weight.copy_(copy["weight"])
+
+    @property
+    def _weight(self) -> torch.Tensor | None:
+        """Weights of this rank, float32 [n, D]; None if it has no rows."""
+        return self.export().get("weight")
 
     def largest(self, changed: bool = False) -> dict[str, float]:
         """See `EmbeddingTable`."""

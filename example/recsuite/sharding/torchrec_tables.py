@@ -198,7 +198,7 @@ class TorchRecTables(ShardedEmbeddingCollection):
         is_known = distinct != EMPTY
         rows = torch.full_like(distinct, NO_ROW)
         known = distinct[is_known]
-        rows[is_known] = share.take_in(known) if self.training else share.find(known)
+        rows[is_known] = share.find_or_insert(known) if self.training else share.find(known)
         # Ids without a row use the last row, which every rank keeps as a copy of the unknown row.
         return torch.where(rows == NO_ROW, len(share.weights) - 1, rows)[inverse]
 

@@ -20,10 +20,10 @@ from recsuite.training.progress import Progress
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from torch.distributed._shard.sharded_tensor import ShardedTensor
 
     from recsuite.datasets.columns import Columns
     from recsuite.datasets.metrics import Metrics
+    from recsuite.sharding.table import EmbeddingTable
     from recsuite.training.state import ShardedModel
 
 # Names of the parts of a training, for `Callback.phase`: building the model; waiting for a batch; the rest of
@@ -171,15 +171,16 @@ class CheckpointerProtocol(Protocol):
         """Return the progress at which the training begins."""
 
     @property
-    def tensors(self) -> Mapping[str, torch.Tensor | ShardedTensor]:
-        """Return all saved tensors of the train state, after it has begun: the tensors themselves."""
+    def dense(self) -> Mapping[str, torch.Tensor]:
+        """Return the dense tensors that are saved, after the training has begun: the tensors themselves."""
 
     @property
-    def changed(self) -> Mapping[str, torch.Tensor] | None:
-        """Return table to the rows of this rank's shards that may have changed since the last checkpoint.
+    def tables(self) -> Mapping[str, EmbeddingTable]:
+        """Return this rank's share of each table, after the training has begun."""
 
-        None if this is not known.
-        """
+    @property
+    def saves_changes(self) -> bool:
+        """Return True if the next checkpoint has only the rows that changed since the last one."""
 
     def begin(self, train_state: ShardedModel) -> None:
         """Restore the train state at `start`."""
@@ -190,7 +191,7 @@ class CheckpointerProtocol(Protocol):
     def on_epoch(self, epoch: Epoch) -> None:
         """Handle a finished epoch; may end the process.
 
-        Its losses and `tensors` were checked before, because what is written here replaces good checkpoints.
+        Its losses and weights were checked before, because what is written here replaces good checkpoints.
         """
 
     def on_wait(self, progress: Progress) -> None:

@@ -325,10 +325,10 @@ class Training:
                 "loss.backward(); where gradients add up over batches, also when part.is_last."
             )
 
-    def _check_weights(self, rows: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Refuse weights that no trained model has; rows: see `unsound`. Collective."""
-        tensors, shares = self.checkpointer.tensors, dynamic_rows(self.train_state.model)
-        faults = all_gather_object(lambda: unsound(tensors, shares, rows))
+    def _check_weights(self, changed: bool = False) -> None:
+        """Refuse weights that no trained model has; changed: see `unsound`. Collective."""
+        dense, tables = self.checkpointer.dense, self.checkpointer.tables
+        faults = all_gather_object(lambda: unsound(dense, tables, changed))
         check_sound(faults, self.progress.step, self.config.optimizer)
 
     def say_dynamic_tables(self) -> None:
@@ -366,7 +366,7 @@ class Training:
             self._learn_spreads()
         else:
             # Before they are in a checkpoint.
-            self._check_weights(self.checkpointer.changed)
+            self._check_weights(self.checkpointer.saves_changes)
             self.stream = self.stream.done()
         # Steps are of different sizes, so their losses are weighted with their events.
         train_loss = float(np.average(part.losses, weights=part.step_sizes))

@@ -18,8 +18,8 @@ from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.errors import UserError
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext, all_gather_object
-from recsuite.sharding.dynamic import DynamicTable, LiveRows
-from recsuite.sharding.dynamic_ranks import dynamic_rows
+from recsuite.sharding.plan import embedding_tables
+from recsuite.sharding.table import EmbeddingTable, RowSlots, largest_of
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, has_epochs_left
@@ -31,60 +31,42 @@ LARGEST_WEIGHT = 1e6
 SHARE_OF_FREE = 0.5
 # Exponent below which the row scale is moved into the tables: far from both limits of float32.
 SMALLEST_EXPONENT = -32
+# Key of the copies of the dense part, which no table has as its name.
+DENSE = ""
 # Optimizer state of the dense part; it must be finite, and may be large.
 OPTIMIZER_SLOTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def unsound(
-    tensors: Mapping[str, torch.Tensor | ShardedTensor],
-    shares: Mapping[str, DynamicTable],
-    rows: Mapping[str, torch.Tensor] | None = None,
+    dense: Mapping[str, torch.Tensor], tables: Mapping[str, EmbeddingTable], changed: bool = False
 ) -> str:
     """Describe a value on this rank that no trained model has; "" if there is none. Not collective.
 
-    shares: of dynamic tables; rows: table to the rows of this rank's shards to check, and then only the
-    changed rows of dynamic tables; None for all rows of all tables.
+    changed: check only the rows of tables that changed, see `EmbeddingTable.clear_changes`.
     """
-    scale = next(float(value) for name, value in tensors.items() if name.endswith("row_scale"))
-    for name, value in tensors.items():
-        slot = name.rpartition(".")[2]
-        for part in local_parts(name, value, rows):
-            if part.numel() == 0 or not part.is_floating_point():
-                continue
-            # One pass over the numbers for minimum and maximum; aminmax passes a NaN on.
-            largest = max(map(abs, torch.stack(part.aminmax()).tolist()))
-            if slot == "weight" and isinstance(value, ShardedTensor):
-                largest *= scale
-            # A rule of the tables may have any names for its state.
-            is_state = slot != "weight" if isinstance(value, ShardedTensor) else slot in OPTIMIZER_SLOTS
-            limit = float("inf") if is_state else LARGEST_WEIGHT
+    scale = next(float(value) for name, value in dense.items() if name.endswith("row_scale"))
+    for name, table in tables.items():
+        for slot, largest in table.largest(changed).items():
+            # A rule of the tables may have any names for its state, which must be finite, and may be large.
+            is_state = slot != "weight"
+            largest, limit = (largest, math.inf) if is_state else (scale * largest, LARGEST_WEIGHT)
             # A comparison with NaN is false.
             if not largest < limit:
-                return f"{_in_words(name, is_state, value)} has {largest:.3g}"
-    for name, share in shares.items():
-        largest, kept = share.largest(changed=rows is not None).values()
-        if not scale * largest < LARGEST_WEIGHT:
-            return f"the table {name} (tables.{name}.weight) has {scale * largest:.3g}"
-        if not kept < float("inf"):
-            return f"the optimizer of the table {name} (tables.{name}.momentum1) has {kept:.3g}"
+                optimizer = "the optimizer of " if is_state else ""
+                return f"{optimizer}the table {name} (tables.{name}.{slot}) has {largest:.3g}"
+    for name, value in dense.items():
+        largest = largest_of(value.detach()) if value.is_floating_point() else 0.0
+        is_state = name.rpartition(".")[2] in OPTIMIZER_SLOTS
+        if not largest < (math.inf if is_state else LARGEST_WEIGHT):
+            return f"{'the optimizer of ' if is_state else ''}the dense part ({name}) has {largest:.3g}"
     return ""
 
 
-def _in_words(name: str, is_state: bool, value: torch.Tensor | ShardedTensor) -> str:
-    """Describe a tensor in words, with its name."""
-    is_table = isinstance(value, ShardedTensor)
-    whole = f"the table {name.split('.')[-2]}" if is_table else "the dense part"
-    return f"{'the optimizer of ' if is_state else ''}{whole} ({name})"
-
-
-def local_parts(
-    name: str, value: torch.Tensor | ShardedTensor, rows: Mapping[str, torch.Tensor] | None = None
-) -> list[torch.Tensor]:
-    """Return this rank's parts of a tensor; only some rows of its table if they are given."""
+def local_parts(value: torch.Tensor | ShardedTensor) -> list[torch.Tensor]:
+    """Return this rank's parts of a tensor."""
     if not isinstance(value, ShardedTensor):
         return [value.detach()]
-    shards = [shard.tensor.detach() for shard in value.local_shards()]
-    return shards if rows is None else [shard[rows[name.split(".")[-2]]] for shard in shards]
+    return [shard.tensor.detach() for shard in value.local_shards()]
 
 
 def fold_scale(train_state: ShardedModel) -> bool:
@@ -98,7 +80,7 @@ def fold_scale(train_state: ShardedModel) -> bool:
         return False
     for name, value in train_state.model.state_dict().items():
         if isinstance(value, ShardedTensor) and name.endswith(".weight"):
-            for part in local_parts(name, value):
+            for part in local_parts(value):
                 part.mul_(2.0**exponent)
     train_state.row_scale.fill_(mantissa)
     return True
@@ -117,7 +99,8 @@ class BestInMemory(CheckpointerProtocol):
         self.run = uuid.uuid4().hex
         self._config = config
         self._context = context
-        self._copies: list[torch.Tensor] | None = None
+        # Copies of the dense part and of each table; None before the first, and {} if they do not fit.
+        self._copies: dict[str, RowSlots] | None = None
         self._best: Progress | None = None
 
     @property
@@ -126,25 +109,26 @@ class BestInMemory(CheckpointerProtocol):
         return Progress()
 
     @property
-    def tensors(self) -> Mapping[str, torch.Tensor | ShardedTensor]:
-        """Return the weights, without optimizer state."""
-        return self._tensors
+    def dense(self) -> Mapping[str, torch.Tensor]:
+        """Return the dense weights, without optimizer state."""
+        return self._dense
 
     @property
-    def changed(self) -> None:
-        """See `CheckpointerProtocol`; None, because all rows may have changed."""
+    def tables(self) -> Mapping[str, EmbeddingTable]:
+        """See `CheckpointerProtocol`."""
+        return self._tables
+
+    @property
+    def saves_changes(self) -> bool:
+        """See `CheckpointerProtocol`."""
+        return False
 
     def begin(self, train_state: ShardedModel) -> None:
         """See `CheckpointerProtocol`."""
-        self._shares = dynamic_rows(train_state.model)
         state = train_state.model.state_dict()
-        dynamic = {name for name in state if name.endswith(".weight") and name.split(".")[-2] in self._shares}
-        # Dynamic tables are copied by id, because a place may get another id.
-        self._tensors = {name: value for name, value in state.items() if name not in dynamic}
         # The tensors themselves.
-        self._held = [part for name, value in self._tensors.items() for part in local_parts(name, value)]
-        self._held += [rows.unknown[0] for rows in self._shares.values() if rows.unknown is not None]
-        self._rows: dict[str, LiveRows] = {}
+        self._dense = {name: value for name, value in state.items() if not isinstance(value, ShardedTensor)}
+        self._tables = embedding_tables(train_state.model)
 
     def on_step(self, step: Step) -> None:
         """No-op: the best weights are those at the end of an epoch."""
@@ -157,20 +141,18 @@ class BestInMemory(CheckpointerProtocol):
             self._keep(progress)
 
     def _keep(self, progress: Progress) -> None:
-        if self._copies is None:
-            # In the memory of the host: another device has less to spare.
-            self._copies = (
-                [torch.empty_like(part, device="cpu") for part in self._held] if self._fit() else []
-            )
-        if self._copies:
-            for copy, part in zip(self._copies, self._held, strict=True):
-                copy.copy_(part)
-            self._rows = {name: rows.live() for name, rows in self._shares.items()}
+        if self._copies is None and not self._fit():
+            self._copies = {}
+        if self._copies != {}:
+            # Freed first, so that there is never a second copy.
+            self._copies = None
+            self._copies = {name: table.copy() for name, table in self._tables.items()}
+            self._copies[DENSE] = {name: value.to("cpu", copy=True) for name, value in self._dense.items()}
             self._best = progress
 
     def _fit(self) -> bool:
-        size = sum(part.numel() * part.element_size() for part in self._held)
-        size += sum(rows.weights.nbytes for rows in self._shares.values())
+        size = sum(value.nbytes for value in self._dense.values())
+        size += sum(table.nbytes for table in self._tables.values())
         mine = size, free_memory()
         # The same answer on all ranks: a copy of only some shards would be useless.
         sizes, rooms = zip(*all_gather_object(lambda: mine), strict=True)
@@ -187,11 +169,10 @@ class BestInMemory(CheckpointerProtocol):
     def restore_best(self, train_state: ShardedModel) -> Progress | None:
         """See `CheckpointerProtocol`."""
         if self._copies and self._best:
-            for copy, part in zip(self._copies, self._held, strict=True):
-                part.copy_(copy)
-            for name, rows in self._shares.items():
-                rows.clear()
-                rows.put(self._rows[name])
+            for name, value in self._dense.items():
+                value.copy_(self._copies[DENSE][name])
+            for name, table in self._tables.items():
+                table.restore(self._copies[name])
         return self._best
 
 

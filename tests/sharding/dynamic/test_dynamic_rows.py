@@ -68,9 +68,9 @@ class Drawn:
         ids = self.ids()
         for table in (self.oracle, self.shares):
             table.begin_step(self.now, scale)
-        expected = self.oracle.take_in(ids)
+        expected = self.oracle.find_or_insert(ids)
         self.oracle.learn(ids, self.step)
-        assert self.shares.take_in(torch.tensor(ids, dtype=torch.int64), self.step) == expected
+        assert self.shares.find_or_insert(torch.tensor(ids, dtype=torch.int64), self.step) == expected
 
     def find(self) -> None:
         ids = self.ids()
@@ -131,15 +131,15 @@ def test_an_id_that_comes_back_has_a_fresh_row_and_no_state() -> None:
     (rank,) = shares.ranks
     ids = torch.arange(17)
     rank.begin_step(1, 0.5)
-    rows = rank.take_in(ids[:16])
+    rows = rank.find_or_insert(ids[:16])
     rank.weights[rows], rank.state[rows] = 7.0, 7.0
     rank.clear_changes()
     rank.begin_step(2, 0.5)
     # 0 is the lowest of those that were seen longest ago.
-    assert rank.take_in(ids[16:]).item() == rows[0]
+    assert rank.find_or_insert(ids[16:]).item() == rows[0]
     assert rank.changes().gone.tolist() == [0]
     rank.begin_step(3, 0.5)
-    back = rank.take_in(ids[:1])
+    back = rank.find_or_insert(ids[:1])
     assert torch.equal(rank.weights[back], initial_rows(rank.spec, ids[:1]) / 0.5)
     assert rank.state[back].item() == 0
     # It is there again, so nobody has to forget it; 1 made room for it.
@@ -150,11 +150,11 @@ def test_an_id_that_comes_back_has_a_fresh_row_and_no_state() -> None:
 def test_no_id_of_a_step_loses_its_place_to_another_of_the_same_step(evict: str) -> None:
     (rank,) = Shares(spec_of(capacity=16, max_capacity=16, evict=evict), 1).ranks
     rank.begin_step(1)
-    rows = rank.take_in(torch.arange(40))
+    rows = rank.find_or_insert(torch.arange(40))
     # The first come first, and the others are counted.
     assert (rows >= 0).tolist() == [True] * 16 + [False] * 24
     rank.begin_step(2)
-    assert torch.equal(rank.take_in(torch.arange(20))[:16], rows[:16])
+    assert torch.equal(rank.find_or_insert(torch.arange(20))[:16], rows[:16])
     assert (rank.counts().unplaced, rank.counts().evicted) == (28, 0)
 
 
@@ -174,11 +174,10 @@ def test_what_no_trained_model_has_is_found_also_where_only_changed_rows_are_loo
     for held in (rank.weights, rank.state):
         held[-1] = 0
     rank.begin_step(1)
-    rows = rank.take_in(torch.tensor([5, 7]))
+    rows = rank.find_or_insert(torch.tensor([5, 7]))
     held, row = (rank.weights if slot == "weight" else rank.state), [*rows.tolist(), -1][place]
     dense, shares = {"dense.row_scale": torch.ones(1)}, {"user": rank}
-    looked_at: list[dict[str, torch.Tensor] | None] = [None, {}]
-    for changed in looked_at:
+    for changed in (False, True):
         assert unsound(dense, shares, changed) == ""
         before = held[row].clone()
         held[row] = value
@@ -189,10 +188,10 @@ def test_what_no_trained_model_has_is_found_also_where_only_changed_rows_are_loo
 def test_who_comes_with_an_old_sighting_expires_although_all_were_looked_through_before() -> None:
     shares = Shares(spec_of(ttl=5), 1)
     shares.begin_step(2, 1.0)
-    shares.take_in(torch.tensor([7]), 1)
+    shares.find_or_insert(torch.tensor([7]), 1)
     old = shares.live()
     # Loaded, and seen after the time of the events went back.
-    for come in (lambda: shares.put(old), lambda: shares.take_in(torch.tensor([8]), 1)):
+    for come in (lambda: shares.put(old), lambda: shares.find_or_insert(torch.tensor([8]), 1)):
         shares.begin_step(20, 1.0)
         shares.changes()
         assert shares.ranks[0].counts().live == 0
@@ -222,7 +221,7 @@ def test_a_smaller_table_keeps_those_that_go_last_whatever_the_order_of_loading(
     large = Shares(spec_of(capacity=64, max_capacity=64), 2)
     for now, ids in enumerate(torch.arange(60).split(20)):
         large.begin_step(now, 1.0)
-        large.take_in(ids, now)
+        large.find_or_insert(ids, now)
     live = large.live()
     found = []
     for order in (torch.arange(len(live.ids)), torch.arange(len(live.ids)).flip(0)):
@@ -259,9 +258,9 @@ def test_a_table_does_not_grow_for_ids_that_have_expired_whenever_checkpoints_ar
         shares.begin_step(now, 1.0)
         if is_dumped:
             shares.changes()
-        shares.take_in(torch.arange(first, first + 30), now)
+        shares.find_or_insert(torch.arange(first, first + 30), now)
         assert dynamic_ranks.grow(Tables(rank), dynamic_ranks.STEPS_BETWEEN_GROWTH) == []
-    shares.take_in(torch.arange(60, 70), 20)
+    shares.find_or_insert(torch.arange(60, 70), 20)
     assert dynamic_ranks.grow(Tables(rank), dynamic_ranks.STEPS_BETWEEN_GROWTH) != []
     assert rank.spec.capacity == 128
     assert (rank.counts().live, rank.counts().expired) == (40, 30)
