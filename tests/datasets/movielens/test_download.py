@@ -23,7 +23,7 @@ import pytest
 
 from recsuite.config.sections import DATASETS
 from recsuite.datasets.movielens import source
-from recsuite.datasets.tables import remote
+from recsuite.datasets.tables import files
 from recsuite.errors import UserError
 from tests.support.launch import PATIENCE, started
 
@@ -214,7 +214,7 @@ def test_the_proxy_of_the_environment_is_used(
 
 
 def test_a_silent_server_is_given_up(mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(files, "SILENT_SECONDS", 0.1)
     mirror.answer(b"", again=b"")
     assert "the server was silent for" in refusal(folder)
     assert len(mirror.paths) == 4

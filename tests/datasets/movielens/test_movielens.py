@@ -21,7 +21,7 @@ from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.source import locate, read
-from recsuite.datasets.tables.schema_file import schema_path
+from recsuite.datasets.tables.files import schema_path
 from recsuite.errors import UserError
 from tests.support.raw_ids import items_of, users_of
 

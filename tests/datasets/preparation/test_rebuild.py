@@ -96,10 +96,10 @@ def test_a_launch_makes_them_again_once_for_all_ranks_modes_and_restarts(config:
 
 @pytest.mark.parametrize("mode", ["--doctor", "--recommend --user 5", "--export served"])
 def test_a_mode_that_makes_no_columns_refuses_it(mode: str) -> None:
-    with pytest.raises(UserError, match=rf"^--rebuild makes columns again, and {mode.split()[0]} makes none"):
+    with pytest.raises(UserError, match=rf"^--rebuild cannot be used with {mode.split()[0]}\.$"):
         parse_args(["--rebuild", *mode.split()])
 
 
-def test_it_is_a_flag_of_the_command_line_alone() -> None:
+def test_rebuild_is_a_flag_of_the_command_line_alone() -> None:
     assert parse_args(["--rebuild"]).data.rebuild
     assert not Config().data.rebuild

@@ -14,9 +14,8 @@ import pytest
 
 from recsuite.datasets.tables import formats
 from recsuite.datasets.tables.description import tomllib
-from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.files import File, find_tables
 from recsuite.datasets.tables.formats import BadRow, ahead, batches, names_of, opened
-from recsuite.datasets.tables.remote import File
 from recsuite.datasets.tables.schema_file import Files
 from recsuite.errors import UserError
 from tests.support.tables import ENDS, encoded
