@@ -1,4 +1,4 @@
-"""What a column of the events says of their items: known answers, chance, and items of very many events."""
+"""Leakage of items and labels by columns of events: known answers, chance, and very frequent items."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_later_user_blocks_are_as_good_as_the_first(monkeypatch: pytest.MonkeyPa
     assert np.corrcoef(blocks.ratings[is_later], blocks.oracle[is_later])[0, 1] > 0.5
 
 
-def test_a_thousand_ratings_are_enough(tmp_path: Path) -> None:
+def test_synthetic_data_work_with_a_thousand_ratings(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "small", 1_000, seed=5)
     small = read(tmp_path / "small")
     assert len(set(zip(small.user_ids, small.movie_ids, strict=True))) == 1_000
@@ -209,7 +209,7 @@ def test_too_few_ratings_are_refused(tmp_path: Path) -> None:
         "synthetic.draw_times",
     ],
 )
-def test_full_disk_leaves_nothing_and_is_said_in_one_sentence(
+def test_a_full_disk_leaves_no_files_and_gives_one_sentence(
     step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*_: object) -> None:

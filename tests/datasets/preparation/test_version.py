@@ -1,4 +1,4 @@
-"""Columns of fixed data are those of their version."""
+"""Columns of fixed data change only with VERSION."""
 
 from __future__ import annotations
 

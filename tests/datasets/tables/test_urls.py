@@ -155,7 +155,7 @@ def test_a_silent_store_is_given_up_in_one_sentence(s3: Server, monkeypatch: pyt
     assert time.monotonic() - start < 20 * PATIENCE
 
 
-def test_where_nothing_listens_the_sentence_says_so() -> None:
+def test_a_refused_connection_is_reported() -> None:
     with pytest.raises(
         UserError, match=r"http://127\.0\.0\.1:9/a\.csv cannot be read: the connection failed"
     ):
