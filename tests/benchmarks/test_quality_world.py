@@ -238,7 +238,7 @@ def test_no_user_rates_a_movie_twice_and_all_ids_are_described(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_thousand_ratings_are_enough(seed: int, tmp_path: Path) -> None:
+def test_synthetic_data_work_with_a_thousand_ratings(seed: int, tmp_path: Path) -> None:
     write_synthetic(tmp_path / "small", 1_000, seed, EVERYTHING)
     assert len(read(tmp_path / "small").ratings) == 1_000
 

@@ -318,7 +318,7 @@ def test_the_age_of_an_item_cannot_be_known_where_items_are_ranked(tmp_path: Pat
     frame.to_parquet(tmp_path / "aged" / "events.parquet")
     columns = open_columns(config)
     check_leaks(columns, "rating")
-    with pytest.raises(UserError, match=r"the feature shelved .* 100% .* take \[features.shelved\] out"):
+    with pytest.raises(UserError, match=r"the feature shelved .* 100% .* remove \[features.shelved\]"):
         check_leaks(columns, "ranking")
 
 
@@ -357,8 +357,8 @@ def test_what_says_which_item_was_chosen_is_refused_to_rank_by_whoever_wrote_the
     flags = ["--data_path", str(tmp_path), "--task", "ranking", "--split", "random"]
     if name in LEAKS:
         sentence = (
-            r"--task ranking cannot have the feature given of the event: it says \d+% of .* at most 10% "
-            r'.* take \[features.given\] out, or let it be of = "item"'
+            r"--task ranking cannot use the feature given of the event: it reveals \d+% of .* the limit is "
+            r'10%.* remove \[features.given\], or write of = "item"'
         )
         with pytest.raises(UserError, match=sentence):
             check_leaks(open_columns(parse_args(flags)), "ranking")
@@ -371,7 +371,7 @@ def test_a_leak_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     folder = write_tables(tmp_path / "leaking", more=price)
     failed = python(EXAMPLE, "--data_path", folder, "--task", "ranking")
     assert failed.returncode == 2
-    assert failed.stderr.count("--task ranking cannot have the feature paid") == 1
+    assert failed.stderr.count("--task ranking cannot use the feature paid") == 1
     assert "Traceback" not in failed.stderr
 
 

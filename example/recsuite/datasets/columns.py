@@ -104,10 +104,10 @@ class Columns:
 
     numbers: the features that are dense inputs; baselines: way of evaluation, such as "ranks", to name to
     metrics on the test, and "ranks/known" and "ranks/new" to those of the users with and without a training
-    event, if there are both; told: feature of the event to its leakage of the item, see `datasets.telling`;
-    label_told: likewise of the label; num_late: number of late events of a stream, which are skipped;
-    events_per_file: of a stream, including late ones; digest: of the events in order, and of the begins of
-    the splits; files: name of each column to digest.
+    event, if there are both; item_leakage: feature of the event to its leakage of the item, see
+    `datasets.leakage`; label_leakage: likewise of the label; num_late: number of late events of a stream,
+    which are skipped; events_per_file: of a stream, including late ones; digest: of the events in order, and
+    of the begins of the splits; files: name of each column to digest.
     """
 
     folder: str
@@ -126,8 +126,8 @@ class Columns:
     numbers: tuple[Feature, ...]
     baselines: dict[str, dict[str, Metrics]]
     notes: tuple[str, ...]
-    told: dict[str, float] = field(default_factory=dict)
-    label_told: dict[str, float] = field(default_factory=dict)
+    item_leakage: dict[str, float] = field(default_factory=dict)
+    label_leakage: dict[str, float] = field(default_factory=dict)
     num_late: int = 0
     events_per_file: dict[str, int] = field(default_factory=dict)
     digest: str = ""

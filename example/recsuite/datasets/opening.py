@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.leakage import MOST_ITEM_LEAKAGE
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own, locate, look
 from recsuite.datasets.streams import BEGINNING, Past
-from recsuite.datasets.telling import MOST_TOLD
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 from recsuite.runtime.process import (
@@ -228,8 +228,7 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
     # A named data set has ratings with times, and may have to be downloaded first.
     if not is_own(config.data):
         return _with_task(config, FIRST_SCHEMA, given)
-    from recsuite.datasets.tables.files import has_split
-    from recsuite.datasets.tables.schema_file import schema_path
+    from recsuite.datasets.tables.files import has_split, schema_path
 
     source = locate(config.data, config.runtime.seed)
     # Show the path: an old schema may be for other files. Tables in memory have a temporary schema.
@@ -287,13 +286,13 @@ def check_leaks(columns: Columns, task: str) -> None:
     if task not in ("ranking", "sequence"):
         return
     item, user = columns.schema.item, columns.schema.user
-    for name, share in columns.told.items():
-        if share > MOST_TOLD:
+    for name, share in columns.item_leakage.items():
+        if share > MOST_ITEM_LEAKAGE:
             raise UserError(
-                f"--task {task} cannot have the feature {name} of the event: it says {share:.0%} of what it "
-                f"could of which {item} the event is of, and at most {MOST_TOLD:.0%} are allowed, because "
-                f"the {item} is what is looked for; in schema.toml, take [features.{name}] out, or let it be "
-                f'of = "item", or of = "user" if it is the same in all events of a {user}.'
+                f"--task {task} cannot use the feature {name} of the event: it reveals {share:.0%} of what "
+                f"there is to know of the {item} of the event, and the limit is {MOST_ITEM_LEAKAGE:.0%}, "
+                f"because the {item} is what is looked for. Fix: in schema.toml, remove [features.{name}], "
+                f'or write of = "item", or of = "user" if it is the same in all events of a {user}.'
             )
 
 

@@ -54,7 +54,7 @@ def _refuse_near_known(path: str) -> None:
 
     Read as tables of unknown columns, such a file would lack the other files of the set.
     """
-    from recsuite.datasets.tables.schema_file import schema_path
+    from recsuite.datasets.tables.files import schema_path
 
     # A schema file overrides the check.
     if "://" in path or schema_path(path).exists():
@@ -100,7 +100,7 @@ def is_own(config: DataConfig) -> bool:
     """True if --data_path names tables of the user's own, and not files of a known form."""
     if config.dataset or not config.data_path:
         return False
-    from recsuite.datasets.tables.schema_file import schema_path
+    from recsuite.datasets.tables.files import schema_path
 
     # A schema for files of a known form makes them own tables.
     return schema_path(config.data_path).exists() or not is_known(Path(config.data_path))

@@ -14,8 +14,8 @@ import numpy as np
 from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.leakage import MOST_LABEL_LEAKAGE
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics, finite
-from recsuite.datasets.telling import MOST_OF_LABEL
 from recsuite.errors import an, counted, four_places, markdown
 from recsuite.files import explained, replace_file
 from recsuite.runtime.host import installed_versions
@@ -195,8 +195,8 @@ def describe_leaks(columns: Columns) -> list[str]:
         f"the feature {name} of the event reveals {share:.0%} of the information on the "
         f"{columns.schema.label} (leakage): unless it is known before that, the metrics below are too good; "
         f"remove [features.{name}] from schema.toml"
-        for name, share in columns.label_told.items()
-        if share > MOST_OF_LABEL
+        for name, share in columns.label_leakage.items()
+        if share > MOST_LABEL_LEAKAGE
     ]
 
 

@@ -69,9 +69,8 @@ def _script_of_labels(config: DataConfig) -> str:
     """
     from recsuite.datasets.source import is_own
     from recsuite.datasets.tables.description import given_in
-    from recsuite.datasets.tables.files import find_tables
+    from recsuite.datasets.tables.files import find_tables, schema_path
     from recsuite.datasets.tables.formats import TextFile
-    from recsuite.datasets.tables.schema_file import schema_path
 
     if not is_own(config):
         return ""

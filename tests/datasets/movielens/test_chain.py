@@ -1,4 +1,4 @@
-"""The world with an order: walks along a planted chain, and the best ranking of what comes next."""
+"""Markov synthetic data: walks along a planted chain, and the best ranking of the next movie."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def test_popularity_is_uneven_but_not_as_that_of_the_other_worlds(world: World) 
     assert 0.2 < top < 0.45
 
 
-def test_successors_are_others_and_none_twice(chain: Chain) -> None:
+def test_markov_successors_are_distinct_and_exclude_the_movie_itself(chain: Chain) -> None:
     for movie, successors in enumerate(chain.successors.tolist()):
         assert len({movie, *successors}) == 1 + len(CHANCES)
 
 
-def test_walks_follow_the_chain_as_often_as_it_says(chain: Chain) -> None:
+def test_markov_walks_follow_the_chain_with_its_probability(chain: Chain) -> None:
     movies, _, _ = chain.walk(np.random.default_rng(1), np.full(30_000, 2))
     first, second = movies.T
     assert np.bincount(first) / len(first) == pytest.approx(chain.popularity, abs=0.005)
@@ -144,7 +144,7 @@ def test_the_oracle_is_among_the_baselines_of_rankings_where_each_users_newest_i
     ]
 
 
-def test_the_oracle_follows_its_ratings_when_some_are_left_out(world: World, tmp_path: Path) -> None:
+def test_the_oracle_matches_its_ratings_when_some_are_skipped(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "twice"
     folder.mkdir()
     for path in filter(Path.is_file, world.folder.iterdir()):
@@ -195,7 +195,7 @@ def test_a_counted_chain_approaches_the_oracle_as_data_grow(tmp_path: Path) -> N
     assert 0.98 < ratios[-1] < 1
 
 
-def test_a_thousand_ratings_are_enough(tmp_path: Path) -> None:
+def test_synthetic_data_work_with_a_thousand_ratings(tmp_path: Path) -> None:
     for seed in range(5):
         write_synthetic(tmp_path / f"{seed}", 1_000, seed, ChainWorld())
         assert len((tmp_path / f"{seed}" / "ratings.dat").read_text().splitlines()) == 1_000

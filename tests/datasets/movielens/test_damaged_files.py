@@ -293,13 +293,15 @@ def seeds() -> Iterator[int]:
         seed += 1
 
 
-def test_a_damaged_file_is_data_or_a_sentence(tmp_path: Path) -> None:
+def test_a_damaged_file_is_read_or_refused_in_one_sentence(tmp_path: Path) -> None:
     counts = counted(iter(range(SHORT)), read_damaged, tmp_path)
     assert counts["data"] > 10
     assert counts["sentence"] > 10
 
 
-def test_a_damaged_archive_is_data_or_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_archive_is_read_or_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = counted(
         iter(range(SHORT)), lambda draw, folder: unpack_damaged(draw, folder, monkeypatch), tmp_path
     )

@@ -23,7 +23,7 @@ import pytest
 
 from recsuite.config.sections import DATASETS
 from recsuite.datasets.movielens import source
-from recsuite.datasets.tables import remote
+from recsuite.datasets.tables import files
 from recsuite.errors import UserError
 from tests.support.launch import PATIENCE, started
 
@@ -214,7 +214,7 @@ def test_the_proxy_of_the_environment_is_used(
 
 
 def test_a_silent_server_is_given_up(mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(files, "SILENT_SECONDS", 0.1)
     mirror.answer(b"", again=b"")
     assert "the server was silent for" in refusal(folder)
     assert len(mirror.paths) == 4
@@ -236,7 +236,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("where", SLOW)
-def test_a_server_that_drips_bytes_is_left_at_the_deadline(
+def test_a_server_that_sends_slowly_is_given_up_at_the_deadline(
     mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     start, again = SLOW[where]
@@ -252,7 +252,7 @@ def test_a_server_that_drips_bytes_is_left_at_the_deadline(
     assert time.monotonic() - begin < 5 * PATIENCE
 
 
-def test_a_name_that_is_looked_up_for_long_is_left_at_the_deadline(
+def test_a_slow_name_lookup_ends_at_the_deadline(
     mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look_up(*_: object, **__: object) -> NoReturn:
@@ -298,7 +298,7 @@ def test_two_processes_at_once_download_once(mirror: Mirror, folder: Path) -> No
     assert (folder / "ratings.csv").read_bytes() == RATINGS
 
 
-def test_nothing_but_the_lock_is_left_of_a_download_that_is_killed(mirror: Mirror, folder: Path) -> None:
+def test_a_killed_download_leaves_only_its_lock(mirror: Mirror, folder: Path) -> None:
     mirror.answer(sent(b"0" * 32))
     mirror.answer(OK + b"Content-Length: 99999\r\n\r\n", again=b"abc")
     with started([sys.executable, "-c", LOCATE, str(folder)]) as process:
@@ -309,9 +309,7 @@ def test_nothing_but_the_lock_is_left_of_a_download_that_is_killed(mirror: Mirro
     assert [path.name for path in folder.parent.iterdir()] == [".ml-1m.lock"]
 
 
-def test_what_a_download_that_was_killed_had_unpacked_is_removed_by_the_next(
-    mirror: Mirror, folder: Path
-) -> None:
+def test_the_next_download_removes_files_of_a_killed_one(mirror: Mirror, folder: Path) -> None:
     left = folder.with_name(".ml-1m.download")
     left.mkdir()
     (left / "users.dat").touch()
@@ -349,7 +347,7 @@ def test_a_disk_that_fills_during_the_download_is_not_tried_again(
     assert len(mirror.paths) == 1
 
 
-def test_a_folder_that_holds_anything_is_refused_untouched(mirror: Mirror, folder: Path) -> None:
+def test_a_download_into_a_folder_that_is_not_empty_changes_nothing(mirror: Mirror, folder: Path) -> None:
     folder.mkdir()
     (folder / "mine.txt").write_text("mine")
     assert f"{folder} is not empty" in refusal(folder)

@@ -21,7 +21,7 @@ from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.source import locate, read
-from recsuite.datasets.tables.schema_file import schema_path
+from recsuite.datasets.tables.files import schema_path
 from recsuite.errors import UserError
 from tests.support.raw_ids import items_of, users_of
 
@@ -207,7 +207,7 @@ def test_a_first_line_that_is_bad_is_a_bad_row_like_another(ml_1m: Path) -> None
     assert load(ml_1m, bad_rows="skip", max_bad_rows=0.5).events.label.tolist() == [5, 3, 4]
 
 
-def test_a_rating_of_an_unknown_movie_or_user_counts_and_is_said(ml_1m: Path) -> None:
+def test_a_rating_of_an_unknown_movie_or_user_is_read_with_a_note(ml_1m: Path) -> None:
     with (ml_1m / "ratings.dat").open("a") as file:
         file.write("2::99::4::978301969\n98::1::3::978301970\n")
     raw = load(ml_1m)
@@ -231,7 +231,7 @@ def test_more_bad_rows_than_a_share_are_refused_with_their_number_the_limit_and_
     assert len(load(ml_1m, bad_rows="skip", duplicates="keep").events.label) == 99
 
 
-def test_columns_made_under_another_limit_are_not_taken(ml_1m: Path) -> None:
+def test_columns_made_with_another_limit_are_not_used(ml_1m: Path) -> None:
     lines = (ml_1m / "ratings.dat").read_text()
     write(ml_1m, {"ratings.dat": lines + "bad\n"})
     config = Config.of(data_path=str(ml_1m), bad_rows="skip", max_bad_rows=0.5, test_fraction=0.4)
@@ -275,7 +275,7 @@ def test_a_bad_movie_or_user_is_named(ml_1m: Path, file: str, row: str, reason: 
     assert file in raw.skipped[0]
 
 
-def test_a_movie_that_is_there_twice_has_its_last_title_and_is_said(ml_1m: Path) -> None:
+def test_a_movie_listed_twice_has_its_last_title_and_a_note(ml_1m: Path) -> None:
     with (ml_1m / "movies.dat").open("a") as file:
         file.write("1::Again (1990)::Drama\n")
     raw = load(ml_1m)
@@ -323,7 +323,7 @@ def test_a_csv_without_its_header_is_read_and_one_with_another_is_refused(ml_csv
     ],
     ids=["bzip2", "xz", "zip", "parquet", "no mark", "no mark big", "utf-32"],
 )
-def test_a_file_that_is_no_text_of_ours_is_named_for_what_it_is(
+def test_a_file_of_another_format_is_refused_with_its_format(
     ml_csv: Path, file: str, encode: Callable[[bytes], bytes], what: str
 ) -> None:
     (ml_csv / file).write_bytes(encode((ml_csv / file).read_bytes()))
@@ -458,7 +458,7 @@ def _unknown(line: bytes, files: dict[str, bytes]) -> bool:
     return int(user) not in known_users or int(movie) not in known_movies
 
 
-def test_random_damage_never_passes_silently(synthetic_folder: Path, tmp_path: Path) -> None:
+def test_random_damage_is_never_silent(synthetic_folder: Path, tmp_path: Path) -> None:
     files = {name: (synthetic_folder / name).read_bytes() for name in ("movies.dat", "users.dat")}
     lines = (synthetic_folder / "ratings.dat").read_bytes().splitlines()[:200]
     load(write(tmp_path / "ml", {**files, "ratings.dat": b"\n".join(lines)}))
@@ -486,7 +486,7 @@ def test_a_folder_without_ratings_is_refused(tmp_path: Path) -> None:
     assert "holds no table of events; give a file or a folder" in refusal(tmp_path)
 
 
-def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_below_a_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be made .File name too long.; give a --data_path that can"):
         locate(DataConfig(dataset="synthetic", data_path=str(tmp_path / ("a" * 1000))), seed=0)
 
@@ -505,9 +505,7 @@ def test_a_synthetic_folder_of_another_size_is_refused(synthetic_folder: Path) -
     assert "holds other ratings than --synthetic_ratings 1000000 --seed 0" in sentence
 
 
-def test_a_set_that_cannot_be_downloaded_says_the_two_ways_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_download_names_two_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOVIELENS_MIRROR", "http://127.0.0.1:9/")
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     sentence = refusal(tmp_path / "ml-1m", dataset="ml-1m")
@@ -552,7 +550,7 @@ def test_reading_takes_at_most_three_times_what_pandas_takes_for_the_same_bytes(
 
 
 @pytest.mark.parametrize("path", ["ml/ratings.csv", "."])
-def test_the_ratings_of_a_set_alone_and_the_folder_around_it_are_refused_unless_a_schema_says_otherwise(
+def test_a_single_file_or_a_parent_folder_of_movielens_is_refused_without_a_schema(
     tmp_path: Path, path: str
 ) -> None:
     folder = tmp_path / "ml"

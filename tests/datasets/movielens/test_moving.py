@@ -1,4 +1,4 @@
-"""The world that moves: who is gone rates nothing and is not rated, and old parameters predict worse."""
+"""Drifting synthetic data: users and movies come and go, and old parameters predict worse."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_same_seed_gives_the_same_bytes(world: World, tmp_path: Path) -> None:
     assert json.loads((world.folder / "oracle.json").read_text())["world"] == "drifting"
 
 
-def test_nobody_rates_or_is_rated_before_coming_or_after_going(
+def test_no_rating_precedes_the_arrival_or_follows_the_departure_of_its_user_or_movie(
     drawn: tuple[World, list[np.ndarray]],
 ) -> None:
     world, (movie_lives, user_lives) = drawn
@@ -78,7 +78,7 @@ def test_no_user_rates_a_movie_twice_and_all_ids_are_described(world: World) -> 
     assert set(world.movie_ids) <= {int(movie[0]) for movie in world.movies}
 
 
-def test_true_parameters_leave_the_noise_alone_and_those_of_the_first_day_ever_more(world: World) -> None:
+def test_true_parameters_predict_up_to_the_noise_and_old_ones_get_worse(world: World) -> None:
     first_day = np.load(world.folder / "first_day.npy")
     noise, stale = [], []
     for part in np.array_split(np.argsort(world.times, kind="stable"), 4):
@@ -93,12 +93,12 @@ def test_true_parameters_leave_the_noise_alone_and_those_of_the_first_day_ever_m
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_thousand_ratings_are_enough(tmp_path: Path, seed: int) -> None:
+def test_synthetic_data_work_with_a_thousand_ratings(tmp_path: Path, seed: int) -> None:
     write_synthetic(tmp_path / "small", 1_000, seed, MovingWorld())
     assert len((tmp_path / "small" / "ratings.dat").read_text().splitlines()) == 1_000
 
 
-def test_a_world_that_moves_has_a_name_of_its_own_and_is_not_taken_for_another(tmp_path: Path) -> None:
+def test_drifting_data_have_their_own_folder_name(tmp_path: Path) -> None:
     line = f"--dataset synthetic --synthetic_ratings 1000 --data_path {tmp_path / 'data'}"
     moves = parse_args([*line.split(), "--synthetic_kind", "drifting"]).data
     assert {file.name for file in locate(moves, 0).files} == {

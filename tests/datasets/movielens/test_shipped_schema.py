@@ -28,7 +28,7 @@ WRITTEN_BEFORE = Schema(
 )
 
 
-def test_the_shipped_file_says_what_the_program_always_said() -> None:
+def test_the_shipped_schema_equals_the_recorded_one() -> None:
     assert SCHEMA == WRITTEN_BEFORE
 
 

@@ -31,7 +31,7 @@ ANYWAY, SORTED, KEPT = 18_000_000, 12, 21
         pytest.param("time", "last", "clicks", SORTED, marks=pytest.mark.soak),
     ],
 )
-def test_columns_are_made_in_few_bytes_of_memory_an_event(
+def test_columns_take_few_bytes_of_memory_per_event(
     tmp_path: Path, split: str, duplicates: str, kind: str, most_bytes: int
 ) -> None:
     # A process that imports for itself: one that was forked has the memory of whatever others need.
@@ -40,7 +40,7 @@ def test_columns_are_made_in_few_bytes_of_memory_an_event(
     assert [path.name for path in tmp_path.iterdir()] == ["columns"]
 
 
-def test_what_was_interrupted_leaves_no_temporary_file_after_the_next_start(tmp_path: Path) -> None:
+def test_the_next_start_removes_temporary_files_of_an_interrupted_one(tmp_path: Path) -> None:
     call = [MAKING, tmp_path, 10_000, "time", "last"]
     with started([sys.executable, *map(str, call), "stop"]) as process:
         wait_for(process, "stopped")

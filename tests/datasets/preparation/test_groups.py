@@ -83,7 +83,7 @@ def test_biases_are_those_of_sums_in_the_order_of_events_to_the_last_bit() -> No
 
 
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_what_fails_in_one_range_ends_the_work_and_is_raised(
+def test_an_error_in_one_range_ends_the_work_and_is_raised(
     fault: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrays, "RANGE_EVENTS", 1)
@@ -102,7 +102,7 @@ def test_what_fails_in_one_range_ends_the_work_and_is_raised(
     assert len(begun) < len(found.ranges) / 2
 
 
-def test_an_interrupt_between_two_ranges_waits_for_none_of_those_that_are_left(
+def test_an_interrupt_between_two_ranges_cancels_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(arrays, "RANGE_EVENTS", 1)

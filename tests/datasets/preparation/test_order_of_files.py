@@ -1,4 +1,4 @@
-"""What a set is worth does not come from the order of its files: counts, ties and places are the same."""
+"""Columns and popularity do not depend on the order of rows in the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that grow are taken when they are whole, and it is said which one is waited for."""
+"""Growing files are read when they are complete, and a file that is waited for is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def followed(tmp_path: Path, context: RuntimeContext, monkeypatch: pytest.Monkey
     return Followed(tmp_path)
 
 
-def test_a_file_that_grew_and_rests_is_taken_once(followed: Followed) -> None:
+def test_a_file_that_grew_is_read_once_after_it_stops_growing(followed: Followed) -> None:
     assert followed.looks(2) == [False, False]
     followed.write("b.csv", LINE)
     assert followed.looks(3) == [False, True, False]
@@ -48,7 +48,7 @@ def test_a_file_that_grew_and_rests_is_taken_once(followed: Followed) -> None:
     assert followed.looks(3) == [False, True, False]
 
 
-def test_a_line_without_an_end_is_waited_for_and_said_once(followed: Followed) -> None:
+def test_an_unfinished_last_line_is_not_read_and_is_reported_once(followed: Followed) -> None:
     followed.write("b.csv", LINE[:-1])
     assert followed.looks(4) == [False] * 4
     assert followed.said[-1] == "b.csv does not end with a whole line, and is waited for"
@@ -57,7 +57,7 @@ def test_a_line_without_an_end_is_waited_for_and_said_once(followed: Followed) -
     assert followed.looks(2) == [False, True]
 
 
-def test_a_file_that_has_nothing_yet_is_waited_for(followed: Followed) -> None:
+def test_an_empty_new_file_is_not_read_yet(followed: Followed) -> None:
     followed.write("c.csv", "")
     assert followed.looks(3) == [False] * 3
     assert followed.said[-1] == "c.csv does not end with a whole line, and is waited for"
@@ -65,14 +65,14 @@ def test_a_file_that_has_nothing_yet_is_waited_for(followed: Followed) -> None:
     assert followed.looks(2) == [False, True]
 
 
-def test_a_file_that_never_rests_is_named(followed: Followed) -> None:
+def test_a_file_that_grows_without_pause_is_reported(followed: Followed) -> None:
     for _ in range(3):
         followed.write("b.csv", LINE)
         assert followed.looks(1) == [False]
     assert followed.said == ["b.csv is written to without rest, and is read when it rests"]
 
 
-def test_a_file_that_is_gone_is_a_change(followed: Followed) -> None:
+def test_a_removed_file_is_a_change(followed: Followed) -> None:
     followed.write("a.csv", HEADER + LINE)
     assert followed.looks(2) == [False, True]
     (followed.folder / "a.csv").unlink()

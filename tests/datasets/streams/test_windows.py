@@ -47,13 +47,13 @@ def test_windows_of_a_number_have_that_many_events_but_the_last() -> None:
     assert windows(TIMES, Duration(3, False), False) == [Window(0, 3), Window(3, 6), Window(6, 7)]
 
 
-def test_where_more_may_come_only_whole_windows_are_taken() -> None:
+def test_an_open_stream_gives_only_complete_windows() -> None:
     assert windows(TIMES, Duration(DAY, True), True) == [Window(0, 3), Window(3, 5)]
     assert windows(TIMES, Duration(3, False), True) == [Window(0, 3), Window(3, 6)]
     assert windows(TIMES[:6], Duration(3, False), True) == [Window(0, 3), Window(3, 6)]
 
 
-def test_after_a_window_that_the_end_of_the_data_cut_short_the_next_one_ends_where_it_would_have() -> None:
+def test_the_window_after_a_truncated_one_ends_at_its_usual_boundary() -> None:
     assert windows(TIMES, Duration(DAY, True), False, begin=1) == [Window(1, 3), Window(3, 5), Window(5, 7)]
     assert windows(TIMES, Duration(3, False), False, begin=4) == [Window(4, 6), Window(6, 7)]
 
@@ -64,7 +64,7 @@ def test_windows_without_an_event_are_counted() -> None:
     assert num_empty(TIMES, 7, Duration(3, False)) == 0
 
 
-def test_what_came_behind_known_events_and_is_older_than_what_was_learned_is_late() -> None:
+def test_new_events_older_than_learned_ones_are_late() -> None:
     time, files = np.array([10, 20, 15, 30, 5]), {"a": 5}
     assert BEGINNING.is_late(time, files).tolist() == [False] * 5
     after = Past(events_per_file={"a": 2}, learned=20)
@@ -74,7 +74,7 @@ def test_what_came_behind_known_events_and_is_older_than_what_was_learned_is_lat
     assert after.is_late(time, files).tolist() == [False, False, False, False, True]
 
 
-def test_each_file_may_grow_and_new_ones_may_come_before_and_behind_others() -> None:
+def test_files_may_grow_and_new_files_may_sort_anywhere() -> None:
     # b and d were there with two and one events, and learned up to 20.
     past = Past(events_per_file={"b": 2, "d": 1}, learned=20)
     files = {"a": 2, "b": 4, "c": 1, "d": 3, "e": 2}
@@ -87,7 +87,7 @@ def test_each_file_may_grow_and_new_ones_may_come_before_and_behind_others() -> 
     assert again.is_late(np.insert(time, 10, 29), more).tolist() == [*late[:10], True, *late[10:]]
 
 
-def test_a_stream_that_has_learned_nothing_takes_all_that_comes() -> None:
+def test_a_stream_that_has_not_learned_yet_reads_all_events() -> None:
     past = Past(events_per_file={"b": 1})
     assert not past.is_late(np.zeros(3), {"a": 1, "b": 2}).any()
 
@@ -151,7 +151,7 @@ DAYS = NOW - DAY * np.arange(200)[::-1]
         ([NOW + DAY + 1, 4_000_000_000], 2),
     ],
 )
-def test_events_ahead_of_the_clock_are_held_back(newest: list[int], number: int) -> None:
+def test_events_with_times_in_the_future_are_held_back(newest: list[int], number: int) -> None:
     time = np.array([*newest, *DAYS])
     order = np.argsort(time, kind="stable")
     assert num_held_back(time, order, -1, NOW) == number
@@ -159,12 +159,12 @@ def test_events_ahead_of_the_clock_are_held_back(newest: list[int], number: int)
     assert num_held_back(time, order, 4_000_000_000, NOW) == 0
 
 
-def test_where_most_events_are_ahead_of_the_clock_none_is_held_back() -> None:
+def test_if_most_events_are_in_the_future_none_is_held_back() -> None:
     held = [num_held_back(DAYS, np.arange(200), -1, NOW - days * DAY) for days in (98, 102, 300)]
     assert held == [97, 0, 0]
 
 
-def test_of_old_events_a_few_that_are_far_ahead_are_held_back_until_there_are_more() -> None:
+def test_a_few_events_far_after_the_others_are_held_back_until_there_are_more() -> None:
     for number in (1, 2, 3):
         time = np.array([*DAYS, *(NOW + 300 * DAY + np.arange(number))])
         assert num_held_back(time, np.arange(len(time)), -1, 2 * NOW) == (number if number < 3 else 0)
@@ -173,7 +173,7 @@ def test_of_old_events_a_few_that_are_far_ahead_are_held_back_until_there_are_mo
         assert num_held_back(time, np.arange(201), -1, 2 * NOW) == 0
 
 
-def test_a_stream_goes_on_behind_an_event_of_a_wrong_clock(tmp_path: Path) -> None:
+def test_a_stream_continues_after_an_event_with_a_wrong_clock(tmp_path: Path) -> None:
     def write(times: list[int]) -> Columns:
         rows = (f"{place % 9},{place % 7},{1 + place % 5},{time}\n" for place, time in enumerate(times))
         (tmp_path / "a.csv").write_text("".join(["user,item,rating,timestamp\n", *rows]))

@@ -1,4 +1,4 @@
-"""Tables in the forms in which people have them: columns that are taken, asked about, or left to a person."""
+"""Tables in common forms: columns that are used, asked about, or left to the user."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_case_is_tested() -> None:
         ("jsonl", {"helpful_vote"}),
     ],
 )
-def test_a_column_that_may_tell_the_label_is_written_as_a_comment_and_shown(
+def test_a_column_that_may_reveal_the_label_is_written_as_a_comment_and_shown(
     name: str, columns: set[str], tmp_path: Path
 ) -> None:
     proposal = proposed(name, tmp_path)
@@ -120,7 +120,7 @@ def test_a_column_that_may_tell_the_label_is_written_as_a_comment_and_shown(
         ("same_columns", "toy_history.dat has users and items too", 'events = "toy_history.dat"'),
     ],
 )
-def test_what_is_unusual_is_counted_and_the_line_to_write_is_shown(
+def test_unusual_values_are_counted_with_the_line_to_write(
     name: str, told: str, line: str, tmp_path: Path
 ) -> None:
     notes = proposed(name, tmp_path).notes

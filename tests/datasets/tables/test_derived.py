@@ -1,4 +1,4 @@
-"""What is computed of the times of events: hours, weekdays, and days since a date."""
+"""Features derived from the times of events: hours, weekdays, and days since a date."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_age_is_in_whole_days_negative_before_the_date_and_nan_without_one() 
         ("(timestamp)", None),
     ],
 )
-def test_a_call_is_told_from_the_name_of_a_column(column: str, call: Derived | None) -> None:
+def test_a_call_is_distinguished_from_a_column_name(column: str, call: Derived | None) -> None:
     assert derived(column) == call
 
 

@@ -1,4 +1,4 @@
-"""Which files a path stands for, and what each of them is."""
+"""Files found for a path, and their properties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVENTS = {"user": ["a", "b"], "item": [1, 2]}
 USERS = {"user": ["a"], "country": ["DE"]}
 
 
-def test_one_file_is_the_events_and_what_lies_beside_it_is_not_read(tmp_path: Path) -> None:
+def test_a_given_file_is_the_events_and_other_files_beside_it_are_not_read(tmp_path: Path) -> None:
     path = write(tmp_path / "log.csv.gz", EVENTS)
     write(tmp_path / "users.csv", USERS)
     (file,) = find_tables(path).files
@@ -80,7 +80,7 @@ def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
-def test_what_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_contradictory_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no table of events; give a file or a folder"):
         find_tables(tmp_path)
     with pytest.raises(UserError, match=r"nothing is not there; give a file, a folder or a URL\."):

@@ -14,9 +14,8 @@ import pytest
 
 from recsuite.datasets.tables import formats
 from recsuite.datasets.tables.description import tomllib
-from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.files import File, find_tables
 from recsuite.datasets.tables.formats import BadRow, ahead, batches, names_of, opened
-from recsuite.datasets.tables.remote import File
 from recsuite.datasets.tables.schema_file import Files
 from recsuite.errors import UserError
 from tests.support.tables import ENDS, encoded
@@ -271,7 +270,7 @@ def test_names_that_count_are_no_data(tmp_path: Path, header: str) -> None:
         (b"\n// log\n# of users\n", "line 2: not a JSON object: .*: '// log'; "),
     ],
 )
-def test_other_json_than_lines_is_named_with_its_first_bad_line(
+def test_json_that_is_not_lines_is_refused_with_its_first_bad_line(
     tmp_path: Path, content: bytes, sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence) as refused, opened(file_of(tmp_path / "a.json", content)):
@@ -289,7 +288,7 @@ def test_a_list_among_single_values_is_a_bad_row(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_not_packed_as_its_name_says_is_named(tmp_path: Path) -> None:
+def test_a_file_not_compressed_as_its_name_says_is_refused(tmp_path: Path) -> None:
     file = file_of(tmp_path / "a.csv.gz", b"\x01\x00\xff\xfe" * 100)
     with pytest.raises(UserError, match=r"a\.csv\.gz is not packed with gzip, as the end of its name says"):
         read(file)

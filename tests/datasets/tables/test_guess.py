@@ -1,4 +1,4 @@
-"""What is guessed of tables that people have: roles, kinds, features, and what is left out, and why."""
+"""Guessed roles, kinds and features of common tables, and the reasons why columns are unused."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ SONGS = {
 }
 
 
-def test_music_with_lists_and_dates_in_a_table_of_its_own() -> None:
+def test_music_with_lists_and_dates_in_an_item_table() -> None:
     events = {"listener": [UUIDS[user] for user in USER], "song_id": ITEM, "at": ISO}
     schema = guessed(events, items=texts(SONGS))
     assert (schema.user.column, schema.item.column, schema.item.title) == ("listener", "song_id", "title")
@@ -220,7 +220,7 @@ def test_a_column_of_the_event_is_written_as_a_comment_with_its_reason_and_three
         *("useful", "num_reviews", "popularity", "ratings_count", "members", "returned", "liked_at_all"),
     ],
 )
-def test_what_could_be_a_label_is_no_feature_wherever_it_stands(name: str) -> None:
+def test_a_column_that_could_be_a_label_is_not_a_feature(name: str) -> None:
     people = texts({"user": range(USERS), name: RNG.random(USERS), "age": RNG.random(USERS)})
     events = {"user": USER, "item": ITEM, "is_click": RNG.integers(0, 2, ROWS), "x": RNG.random(ROWS)}
     of_items = 7 * (ITEM % 9) + 1
@@ -251,12 +251,12 @@ def test_a_few_contradictions_leave_a_property_with_its_item_and_are_counted(num
         np.where(RNG.random(ROWS) < 0.1, "other", [f"g{item % 7}" for item in ITEM]),
     ],
 )
-def test_what_contradicts_as_often_as_by_chance_or_very_often_is_of_the_event(values: np.ndarray) -> None:
+def test_a_column_with_many_contradictions_is_of_the_event(values: np.ndarray) -> None:
     assert left_out({**RATINGS, "promo": values})["promo"] == OF_EVENT
 
 
 @pytest.mark.parametrize("values", [["NA", "u"], ["", "u"], ["null", "u"], ["None", "u"], ["\\N", "u"]])
-def test_events_without_a_user_are_counted_with_what_leaves_them_out(values: list[str]) -> None:
+def test_events_without_a_user_are_counted_with_the_flag_that_skips_them(values: list[str]) -> None:
     users = [values[row % 3 > 1] + str(row % 90) * (row % 3 > 1) for row in range(ROWS)]
     found = guess({"events": texts({**RATINGS, "userId": users})})
     (note,) = found.notes
@@ -295,7 +295,7 @@ def test_values_apart_from_the_scale_are_counted_with_the_line_to_write(
         assert len(found.notes) == bool(line)
 
 
-def test_returns_are_counted_and_left_out_of_quantities() -> None:
+def test_negative_quantities_are_counted_and_skipped() -> None:
     quantity = np.where(RNG.random(ROWS) < 0.02, -6, RNG.integers(1, 12, ROWS))
     found = guess({"events": texts({"Customer ID": USER, "StockCode": ITEM, "Quantity": quantity})})
     assert (found.schema.label.kind, found.schema.label.drop) == ("count", "<0")
@@ -365,7 +365,7 @@ def test_a_few_damaged_values_and_missing_ones_do_not_change_what_a_column_is() 
     assert omission.feature == FeatureColumn("event", "price", "number")
 
 
-def test_one_id_is_known_by_both_tables() -> None:
+def test_ids_of_events_and_tables_are_joined() -> None:
     people = texts(
         {"member_id": range(USERS), "uuid": UUIDS, "age": [20 + user % 40 for user in range(USERS)]}
     )
@@ -436,7 +436,7 @@ def written(way: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("way", "form"), [*WAYS.items(), *DAYS.items()])
-def test_times_are_read_as_people_write_them_but_for_one_that_is_bad(way: str, form: str) -> None:
+def test_times_in_common_formats_are_read_and_a_bad_one_is_a_bad_row(way: str, form: str) -> None:
     column = [*written(way)[:-1], "0000-00-00"]
     events = {"user": USER, "item": ITEM, "time": column}
     if not form:
@@ -458,7 +458,7 @@ def test_times_are_read_as_people_write_them_but_for_one_that_is_bad(way: str, f
     "column",
     [np.arange(ROWS), SECONDS % 3_600, ["1. M\xe4rz", "2. M\xe4rz"] * 1_000, [*map("{}th".format, SECONDS)]],
 )
-def test_a_column_that_is_called_a_time_and_is_none_is_refused_with_a_value(name: str, column: Any) -> None:
+def test_a_column_named_as_a_time_without_times_is_refused_with_a_value(name: str, column: Any) -> None:
     with pytest.raises(UserError) as refused:
         guessed({"user": USER, "item": ITEM, name: column})
     value, advice = texts({name: column})[name][0], f'[timestamp] column = "{name}" format = '
@@ -469,7 +469,7 @@ def test_a_column_that_is_called_a_time_and_is_none_is_refused_with_a_value(name
 @pytest.mark.parametrize(
     "name", ["play_time", "runtime", "timeframe", "time_spent", "release year", "times", "update"]
 )
-def test_a_duration_is_no_time(name: str) -> None:
+def test_a_duration_is_not_a_time(name: str) -> None:
     assert guessed({"user": USER, "item": ITEM, name: SECONDS % 3_600}).timestamp is None
     # And a time of the day is none beside a day.
     events = {"user": USER, "item": ITEM, "time": SECONDS % 3_600, "date": written("%Y%m%d")}
@@ -484,7 +484,7 @@ def test_a_duration_is_no_time(name: str) -> None:
         ([f"{day:02}/02/2023" for day in range(1, 13)], "%d/%m/%Y"),
     ],
 )
-def test_what_a_column_of_times_is_told_to_get_is_read(column: Any, form: str) -> None:
+def test_the_time_format_suggested_for_a_column_reads_it(column: Any, form: str) -> None:
     number = len(column)
     with pytest.raises(UserError) as refused:
         guessed({"user": USER[:number] * 0 + np.arange(number) % 2, "item": ITEM[:number], "time": column})
@@ -516,14 +516,14 @@ def test_dates_that_are_not_read_are_no_age() -> None:
         (("01.%m.05",), r"fit the forms %m.%d.%y and %d.%m.%y; "),
     ],
 )
-def test_times_of_two_forms_or_of_one_that_may_be_two_are_named(ways: tuple[str, ...], said: str) -> None:
+def test_mixed_and_ambiguous_time_formats_are_reported(ways: tuple[str, ...], said: str) -> None:
     each = [written(way) for way in ways]
     column = [each[place % len(ways)][place] for place in range(ROWS)]
     with pytest.raises(UserError, match=said):
         guessed({"user": USER, "item": ITEM, "time": column})
 
 
-def test_any_value_in_any_column_is_taken_as_it_is() -> None:
+def test_any_value_in_any_column_is_read_unchanged() -> None:
     odd = {
         "infinite": [float("inf"), 1.0, float("nan")],
         "huge": [1e308, -1e308, 5.0],
@@ -537,7 +537,7 @@ def test_any_value_in_any_column_is_taken_as_it_is() -> None:
     assert schema.label == LabelColumn("clicks")
 
 
-def test_a_column_of_an_own_table_that_is_called_like_the_label_is_left_out() -> None:
+def test_a_column_of_an_item_table_named_like_the_label_is_not_a_feature() -> None:
     events = {"user": USER, "item": ITEM, "rating": RNG.integers(1, 6, ROWS)}
     items = texts({"item": range(ITEMS), "rating": RNG.random(ITEMS), "size": RNG.random(ITEMS)})
     assert [*guessed(events, items=items).features] == ["size"]
@@ -546,7 +546,7 @@ def test_a_column_of_an_own_table_that_is_called_like_the_label_is_left_out() ->
     }
 
 
-def test_where_nothing_is_recognised_one_sentence_names_the_columns_and_what_to_write() -> None:
+def test_unrecognised_tables_give_one_sentence_with_columns_and_a_fix() -> None:
     with pytest.raises(UserError) as refused:
         guess({"events": texts({"temperature": RNG.random(9), "town": ["Rome"] * 9})})
     assert str(refused.value) == (
@@ -605,9 +605,7 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(("columns", "roles"), FORMS)
-def test_roles_of_forms_that_people_have_are_those_that_names_say_or_are_asked_for(
-    columns: dict[str, Any], roles: Any
-) -> None:
+def test_roles_of_common_tables_are_guessed_or_asked_for(columns: dict[str, Any], roles: Any) -> None:
     if isinstance(roles, str):
         with pytest.raises(UserError, match=f"Nothing says where the ids of {roles} are"):
             guess({"events": texts(columns)})
@@ -692,7 +690,7 @@ def test_the_words_of_a_name() -> None:
     assert table_name("history", []) == "x_history"
 
 
-def test_a_person_is_shown_each_column_with_three_of_its_values() -> None:
+def test_the_shown_table_has_each_column_with_three_values() -> None:
     events = texts({**SHOP, "bell\x07": ["\x1b[31m" + "x" * 99] * ROWS})
     schema = guess({"events": events}).schema
     lines = describe(schema, {"events": events}).splitlines()
@@ -704,7 +702,7 @@ def test_a_person_is_shown_each_column_with_three_of_its_values() -> None:
     assert all(line.isprintable() and len(line) < 130 for line in lines)
 
 
-def test_the_lines_for_a_time_of_two_forms_can_be_written_into_a_schema(tmp_path: Path) -> None:
+def test_the_suggested_time_formats_are_accepted_in_a_schema(tmp_path: Path) -> None:
     name = 'event\\"time"'
     days = [f"{1 + row % 11:02}/{1 + row % 9:02}/2021 10:{row % 60:02}" for row in range(ROWS)]
     events = texts({"user_id": USER, "item_id": ITEM, "rating": USER % 5 + 1, name: days})

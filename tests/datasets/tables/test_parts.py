@@ -1,4 +1,4 @@
-"""What was read stays read: a new day reads the new file alone."""
+"""Parts of tables: a new file is read alone, and parts are made again when their inputs change."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_new_day_reads_the_new_file_alone(tmp_path: Path, names_read: list[str
     assert names_read == []
 
 
-def test_what_a_part_is_a_function_of_makes_it_again(
+def test_a_part_is_made_again_when_its_file_columns_or_version_change(
     tmp_path: Path, names_read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_day(tmp_path, 20)
@@ -122,7 +122,7 @@ def test_what_a_part_is_a_function_of_makes_it_again(
     assert len([*folder.iterdir()]) == 2
 
 
-def test_a_part_takes_the_space_that_its_docstring_says(tmp_path: Path) -> None:
+def test_a_part_takes_the_documented_space(tmp_path: Path) -> None:
     number = 10_000
     write(tmp_path / "date=2026-11-20/a.csv", {"user": [*range(number)], "item": [1] * number})
     read(tmp_path)
@@ -134,14 +134,14 @@ def test_a_part_takes_the_space_that_its_docstring_says(tmp_path: Path) -> None:
     assert sum(sizes.values()) < 16 * number + 12 * number + 5_000
 
 
-def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path: Path) -> None:
+def test_tables_in_a_read_only_folder_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "date=2026-11-20/a.csv", {"user": [1], "item": [1]})
     (tmp_path / ".columns").write_text("a file where a folder is to be")
     assert len(read(tmp_path).events.label) == 1
     assert path.exists()
 
 
-def test_what_the_disk_says_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_disk_gives_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -158,7 +158,7 @@ def test_what_the_disk_says_is_said_in_one_sentence(tmp_path: Path, monkeypatch:
         read(tmp_path)
 
 
-def test_the_next_read_removes_what_a_killed_one_left_and_nothing_else(tmp_path: Path) -> None:
+def test_the_next_read_removes_only_leftovers_of_killed_reads(tmp_path: Path) -> None:
     write_day(tmp_path, 20)
     # While a part is made, which lies beside its name until it is whole.
     with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)]) as child:

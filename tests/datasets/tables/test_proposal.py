@@ -1,4 +1,4 @@
-"""The command that writes a schema.toml beside somebody's tables."""
+"""The command that writes a schema.toml beside tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables.description import parse_schema, read_schema
-from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.files import find_tables, schema_path
 from recsuite.datasets.tables.proposal import propose
 from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.schema_file import (
@@ -33,7 +33,6 @@ from recsuite.datasets.tables.schema_file import (
     LabelColumn,
     TimestampColumn,
     UserColumn,
-    schema_path,
 )
 from recsuite.datasets.tables.source import locate
 from recsuite.errors import UserError
@@ -137,7 +136,7 @@ def test_the_encoding_that_a_message_names_is_all_that_has_to_be_written(tmp_pat
     assert len(found.read().events.label) == 300
 
 
-def test_zeros_that_are_no_answers_are_left_out_by_the_line_that_a_note_names(tmp_path: Path) -> None:
+def test_zeros_without_an_answer_are_skipped_by_the_suggested_line(tmp_path: Path) -> None:
     rated: Rows = [
         ["user", "isbn", "Book-Rating"],
         *([r % 17, r % 23, (r % 2) * (r % 5 + 1) * 2] for r in range(300)),
@@ -195,7 +194,7 @@ def test_a_schema_with_some_sections_is_completed_and_its_lines_count(
         ('[label]\ncolumn = "stars"\ndrop = "few"\n', r'drop = "few" is not numbers with commas'),
     ],
 )
-def test_what_is_wrong_with_a_partial_schema_is_said_and_nothing_is_written(
+def test_a_fault_in_a_partial_schema_is_reported_and_nothing_is_written(
     tmp_path: Path, text: str, sentence: str
 ) -> None:
     write(tmp_path / "events.csv", EVENTS)
@@ -225,7 +224,7 @@ def test_the_schema_of_tables_in_a_folder_that_forbids_writing_lies_with_their_c
         folder.chmod(0o755)
 
 
-def test_columns_that_were_prepared_beside_tables_that_cannot_be_written_are_used(
+def test_existing_columns_beside_read_only_tables_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recsuite.files.DATA_ROOT", tmp_path / "elsewhere")
@@ -298,7 +297,7 @@ ODD_NAMES = [
 ]
 
 
-def test_columns_with_odd_names_are_shown_harmlessly_and_can_be_named(
+def test_columns_with_odd_names_are_escaped_and_can_be_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = {"user_id": [row % 17 for row in range(300)], "item_id": [row % 23 for row in range(300)]}
@@ -344,7 +343,7 @@ def test_without_users_or_tables_nothing_is_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
-def test_tables_without_telling_names_are_told_apart_by_their_columns(tmp_path: Path) -> None:
+def test_tables_with_neutral_names_are_classified_by_their_columns(tmp_path: Path) -> None:
     shoppers: Rows = [["user_id", "age"], *([f"u{user}", 20 + 2 * user] for user in range(17))]
     codes: Rows = [["product_id", "code"], *([f"p{item}", 3 * item] for item in range(23))]
     towns: Rows = [["town", "height"], ["Rome", 20]]
@@ -362,7 +361,7 @@ def test_tables_without_telling_names_are_told_apart_by_their_columns(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["items", "products"])
-def test_ids_that_a_table_of_its_own_calls_otherwise_are_found_by_their_values(
+def test_id_columns_with_different_names_are_matched_by_values(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Numbers of suppliers are told apart too, and so are places in the file.
@@ -412,7 +411,7 @@ def counted(column: str, number: int, *properties: str) -> Rows:
     ],
 )
 @pytest.mark.parametrize("events", ["log", "events"])
-def test_ids_that_are_counted_from_one_are_those_of_whom_a_name_says(
+def test_consecutive_ids_belong_to_the_entity_that_the_name_says(
     tmp_path: Path, events: str, tables: dict[str, tuple[str, int]], users: str, items: str
 ) -> None:
     head: list[object] = ["user_id", "item_id", "rating", "timestamp"]
@@ -436,7 +435,7 @@ def test_ids_that_are_counted_from_one_are_those_of_whom_a_name_says(
     }
 
 
-def test_parts_of_one_table_are_all_taken(tmp_path: Path) -> None:
+def test_all_parts_of_a_table_are_read(tmp_path: Path) -> None:
     for part in range(3):
         write(tmp_path / f"part-{part}.csv", [EVENTS[0], *EVENTS[1 + 100 * part : 101 + 100 * part]])
     assert propose(tmp_path).schema.files == Files()
@@ -479,7 +478,7 @@ def test_a_part_of_one_row_or_with_another_column_does_not_decide_for_all(tmp_pa
     assert sum("ratings_2019.csv has no column device: it is missing" in note for note in raw.skipped) == 1
 
 
-def test_tables_of_which_none_has_users_and_items_are_not_joined_unseen(tmp_path: Path) -> None:
+def test_tables_without_both_users_and_items_are_not_joined_silently(tmp_path: Path) -> None:
     write(tmp_path / "lines.csv", [["order_id", "product_id"], *([row // 5, row % 7] for row in range(100))])
     write(tmp_path / "orders.csv", [["order_id", "user_id"], *([row, row % 9] for row in range(20))])
     with pytest.raises(UserError, match="No table has columns that are called after users and items"):
@@ -535,7 +534,7 @@ def test_a_file_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         propose(tmp_path)
 
 
-def test_ten_thousand_columns_are_guessed_in_a_few_times_what_reading_them_takes(tmp_path: Path) -> None:
+def test_guessing_ten_thousand_columns_takes_a_few_times_their_reading(tmp_path: Path) -> None:
     draw, rows = np.random.default_rng(0), 200
     columns: dict[str, Any] = {"user_id": draw.integers(0, 40, rows), "item_id": draw.integers(0, 30, rows)}
     columns |= {"rating": draw.integers(1, 6, rows), "timestamp": 10**9 + 60 * np.arange(rows)}

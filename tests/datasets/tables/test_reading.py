@@ -175,7 +175,7 @@ def test_properties_come_from_the_tables_of_users_and_items(tmp_path: Path) -> N
     ]
 
 
-def test_a_table_of_its_own_may_call_the_ids_otherwise(tmp_path: Path) -> None:
+def test_a_table_of_users_or_items_may_name_its_id_column_differently(tmp_path: Path) -> None:
     features = {
         "country": FeatureColumn("user", "country", "category"),
         "year": FeatureColumn("item", "year", "number"),
@@ -214,7 +214,7 @@ def test_the_newest_event_counts_whatever_the_order_of_the_rows_and_files(tmp_pa
             assert raw.skipped[0].startswith("price varies within 1 item: ")
 
 
-def test_of_one_time_or_of_none_the_last_row_counts(tmp_path: Path) -> None:
+def test_for_equal_or_missing_times_the_last_row_counts(tmp_path: Path) -> None:
     table = {"user": [1, 2, 3], "item": [1, 1, 1], "time": [5, 5, 4], "price": [1.0, 2.0, 3.0]}
     features = {"price": FeatureColumn("item", "price", "number")}
     schema = dataclasses.replace(PLAIN, features=features)
@@ -252,7 +252,7 @@ def test_the_value_of_most_events_of_an_item_stays_and_others_are_counted(tmp_pa
     )
 
 
-def test_a_title_that_is_a_feature_too_loses_no_value(tmp_path: Path) -> None:
+def test_a_title_that_is_also_a_feature_keeps_its_missing_values(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", {"user": [1, 2, 3], "item": [10, 11, 12], "color": [1, None, 3]})
     schema = dataclasses.replace(
         PLAIN,
@@ -268,7 +268,7 @@ def test_a_title_that_is_a_feature_too_loses_no_value(tmp_path: Path) -> None:
     assert raw.items[called.title_column].tolist() == ["10", "11", "12"]
 
 
-def test_ids_are_texts_where_one_of_them_is_and_that_is_said(tmp_path: Path) -> None:
+def test_ids_become_texts_with_a_note_if_some_files_have_texts(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", {"user": [1, 10, 9], "item": [1, 2, 3]})
     write(tmp_path / "b.csv", {"user": ["x", "1", "007"], "item": [1, 2, 3]})
     raw = read(tmp_path, PLAIN)
@@ -296,9 +296,7 @@ def test_ids_of_typed_files_are_of_their_type(tmp_path: Path, column: pyarrow.Ar
 
 
 @pytest.mark.parametrize("is_coded", [False, True])
-def test_whole_numbers_that_become_texts_because_one_is_too_large_are_said_once(
-    tmp_path: Path, is_coded: bool
-) -> None:
+def test_numbers_beyond_int64_become_texts_with_one_note(tmp_path: Path, is_coded: bool) -> None:
     users = pyarrow.array([5, 2**63, 2**64 - 1], pyarrow.uint64())
     column = users.dictionary_encode() if is_coded else users
     raw = read(write(tmp_path / "a.arrow", {"user": column, "item": [1, 2, 3]}), PLAIN)
@@ -310,7 +308,7 @@ def test_whole_numbers_that_become_texts_because_one_is_too_large_are_said_once(
     )
 
 
-def test_unsigned_numbers_that_are_no_larger_stay_numbers_without_a_word(tmp_path: Path) -> None:
+def test_unsigned_numbers_within_int64_stay_numbers_without_a_note(tmp_path: Path) -> None:
     users = pyarrow.array([2**63 - 1, 5], pyarrow.uint64())
     raw = read(write(tmp_path / "a.parquet", {"user": users, "item": [1, 2]}), PLAIN)
     assert (raw.users["user"].tolist(), raw.skipped) == ([5, 2**63 - 1], [])
@@ -393,14 +391,14 @@ def test_a_row_with_too_few_fields_comes_before_a_bad_value_behind_it(tmp_path: 
     assert raw.skipped[-1] == "left out 2 bad rows of a.csv, the first being line 3 (1 field instead of 3)"
 
 
-def test_a_quote_that_swallows_lines_is_named(tmp_path: Path) -> None:
+def test_an_unclosed_quote_over_several_lines_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('user,item,stars\na,1,1\nb,"2,3\nc,2,4\nd,2,4\n')
     with pytest.raises(UserError, match=r"line 3: 2 fields instead of 3, and a quote that is not closed: 'b"):
         read(path, dataclasses.replace(PLAIN, label=RATING))
 
 
-def test_what_is_off_the_scale_or_no_time_meets_what_the_schema_asks_for(tmp_path: Path) -> None:
+def test_values_off_the_scale_and_bad_times_are_reported_with_the_requirement(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", {"user": [1], "item": [2], "stars": ["9"], "at": ["20.11.2026"]})
     with pytest.raises(UserError, match=r"stars '9' is outside of the scale from 1 to 5; mend"):
         read(path, dataclasses.replace(PLAIN, label=RATING))
@@ -409,7 +407,7 @@ def test_what_is_off_the_scale_or_no_time_meets_what_the_schema_asks_for(tmp_pat
             read(path, dataclasses.replace(PLAIN, timestamp=TimestampColumn("at", form)))
 
 
-def test_a_time_that_is_zero_is_said_and_one_of_another_unit_is_a_bad_row(tmp_path: Path) -> None:
+def test_a_zero_time_is_noted_and_a_time_in_another_unit_is_a_bad_row(tmp_path: Path) -> None:
     lines = ["user,item,time", "a,x,1700000000", "b,y,0", "c,z,1700000001"]
     schema = dataclasses.replace(PLAIN, timestamp=TimestampColumn("time", "unix"))
     (tmp_path / "a.csv").write_text("\n".join([*lines, ""]))
@@ -422,14 +420,14 @@ def test_a_time_that_is_zero_is_said_and_one_of_another_unit_is_a_bad_row(tmp_pa
         read(tmp_path, schema)
 
 
-def test_a_file_that_is_no_table_is_left_out_and_that_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_is_skipped_with_a_note(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", {"user": [1], "item": [2]})
     for name in ("notes.md", "plot.png"):
         (tmp_path / name).write_bytes(b"\0")
     assert read(tmp_path, PLAIN).skipped == ["left out 2 files that are no tables, such as notes.md"]
 
 
-def test_a_table_that_the_schema_names_is_not_said_to_be_left_out(tmp_path: Path) -> None:
+def test_a_table_named_in_the_schema_is_not_reported_as_skipped(tmp_path: Path) -> None:
     write(tmp_path / "events.csv", {"user": [1], "item": [2]})
     write(tmp_path / "products.csv", {"item": [2], "kind": ["toy"]})
     assert len(read(tmp_path, PLAIN).skipped) == 1
@@ -464,7 +462,7 @@ def test_a_line_with_the_names_that_were_given_is_no_row(tmp_path: Path, header:
 @pytest.mark.parametrize("value", ["x", "1.5", "1e3", "0x10", "+3", "", "NA", "1" * 19, "9" * 30, "\u0661"])
 @pytest.mark.parametrize("other", ["007", " 007 "])
 @pytest.mark.parametrize("column", ["item", "age"])
-def test_a_value_that_is_no_whole_number_is_a_bad_row_where_whole_ones_are_named(
+def test_a_value_of_a_whole_column_that_is_no_whole_number_is_a_bad_row(
     tmp_path: Path, column: str, value: str, other: str
 ) -> None:
     row = {"user": "3", "item": "9", "age": "20", column: value}

@@ -155,7 +155,7 @@ def test_the_library_works_with_the_features_nouns_and_labels_of_a_schema() -> N
     assert schema.label_kind == "rating"
 
 
-def test_what_is_left_out_has_the_plain_names_and_the_usual_values() -> None:
+def test_keys_that_are_not_written_have_default_values() -> None:
     schema = parse_schema(SHORT)
     assert schema == TableSchema(UserColumn("u"), ItemColumn("i"), LabelColumn("clicks"))
     generic = schema.schema()
@@ -183,7 +183,7 @@ def test_an_item_is_liked_from_three_quarters_of_the_scale_on(label: str, liked:
     assert (schema.liked_label, schema.label) == (liked, name)
 
 
-def test_text_without_quotes_is_said_to_need_them() -> None:
+def test_unquoted_text_in_a_schema_gets_a_hint() -> None:
     with pytest.raises(
         UserError, match=r"^schema.toml is not TOML: Invalid value .*; texts stand in quotes\.$"
     ):
@@ -421,7 +421,7 @@ def test_a_column_that_a_file_lacks_is_named_with_the_nearest(table: str, column
     assert sentence in refusal(WHOLE, columns)
 
 
-def test_without_tables_of_their_own_users_and_items_have_their_columns_in_the_events() -> None:
+def test_without_user_and_item_tables_features_come_from_the_events() -> None:
     everything = sorted({name for names in COLUMNS.values() for name in names})
     validate(SCHEMA, {"events": everything})
     sentence = refusal(WHOLE, {"events": [name for name in everything if name != "price"]})
@@ -444,7 +444,7 @@ OWN = WHOLE.replace('column = "product_id"', 'column = "product_id"\ntable_colum
         ),
     ],
 )
-def test_the_own_table_has_the_column_that_is_named_for_it(
+def test_table_column_names_the_ids_of_the_item_table(
     text: str, items: list[str] | None, sentence: str
 ) -> None:
     columns = {**COLUMNS, "items": items} if items else {"events": [*COLUMNS["events"], *COLUMNS["items"]]}

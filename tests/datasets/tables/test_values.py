@@ -40,7 +40,9 @@ NOON = 1_795_176_000
         *((text, None, INFINITE) for text in ("inf", "-Infinity", "1e999")),
     ],
 )
-def test_a_text_is_a_number_is_missing_or_is_a_fault(text: str, number: float | None, fault: int) -> None:
+def test_a_text_is_parsed_as_a_number_a_missing_value_or_a_fault(
+    text: str, number: float | None, fault: int
+) -> None:
     # Beside another fault, which takes the slower way, and alone.
     for beside in ([], ["bad"], ["4"]):
         found = numbers(pyarrow.array([text, *beside]), "price")
@@ -105,7 +107,7 @@ def test_iso_times_are_seconds_in_utc(text: str, seconds: int) -> None:
         ("unix", 10**13, FAR_TIME),
     ],
 )
-def test_what_is_no_time_is_a_fault(form: str, value: Any, fault: int) -> None:
+def test_a_value_that_is_no_time_is_a_fault(form: str, value: Any, fault: int) -> None:
     found = times(pyarrow.array([value, value], pyarrow.string() if value is None else None), "time", form)
     assert found.faults.tolist() == [fault, fault]
 
@@ -171,7 +173,7 @@ def test_lists_are_the_same_from_texts_and_lists(column: pyarrow.Array) -> None:
     assert lists(column, "tags", "|").values.to_pylist() == ["a\x1fb", None, None, "c"]
 
 
-def test_values_with_parts_are_refused() -> None:
+def test_values_of_nested_types_are_refused() -> None:
     with pytest.raises(UserError, match="The column 'who' holds values with parts of their own"):
         categories(pyarrow.array([{"a": 1}]), "who")
     with pytest.raises(UserError, match="holds lists, and is to be one value"):

@@ -21,6 +21,7 @@ import numpy as np
 from recsuite.config.config import Config
 from recsuite.config.sections import EVALUATIONS, TOP, DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
+from recsuite.datasets.leakage import leakage_of_item, leakage_of_label
 from recsuite.datasets.metrics import Metrics, finite
 from recsuite.datasets.preparation.arrays import (
     Own,
@@ -60,7 +61,6 @@ from recsuite.datasets.schema import (
 )
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, as_wanted, locate, read
 from recsuite.datasets.streams import BEGINNING, HEAD, Past, digests_of, keys_of
-from recsuite.datasets.telling import label_told_by_features, told_by_features
 from recsuite.errors import UserError, harmless
 from recsuite.files import (
     digest_of,
@@ -193,8 +193,8 @@ def _write_columns(
     written, own = _write_features(folder, raw, stored, order, num_train, schema, past)
     num_head = min(num_train, HEAD) if past else num_train
     weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
-    told = _told_or_keys(folder, raw, stored, order[:num_train], schema, past)
-    label_told = label_told_by_features(raw.events, order[:num_head], stored.label[:num_head], schema)
+    item_leakage = _leakage_or_keys(folder, raw, stored, order[:num_train], schema, past)
+    label_leakage = leakage_of_label(raw.events, order[:num_head], stored.label[:num_head], schema)
     # Frees as much memory as a column.
     del order
     by_user, by_item = by_users(folder, stored), by_items(folder, stored, len(raw.items))
@@ -230,8 +230,8 @@ def _write_columns(
             for way, found in baselines.items()
         },
         "seen": schema.seen,
-        "told": told,
-        "label_told": label_told,
+        "item_leakage": item_leakage,
+        "label_leakage": label_leakage,
         "notes": [*map(harmless, (*raw.skipped, *notes, *said, *_notes_on(written)))],
         "num_late": num_late,
         "events_per_file": raw.events_per_file if past else {},
@@ -296,14 +296,14 @@ def _write_events(folder: Path, raw: RawData, order: np.ndarray, done: Callable[
     return Stored(user, item, label, time)
 
 
-def _told_or_keys(
+def _leakage_or_keys(
     folder: Path, raw: RawData, stored: Stored, trained: np.ndarray, schema: Schema, past: Past | None
 ) -> dict[str, float]:
     """Return the leakage of the item by features of the event. For a stream, write its keys instead."""
     if past is not None:
         _write_keys(folder, raw, stored, schema)
         return {}
-    return told_by_features(raw.events, trained, stored.item[: len(trained)], len(raw.items), schema)
+    return leakage_of_item(raw.events, trained, stored.item[: len(trained)], len(raw.items), schema)
 
 
 def _write_keys(folder: Path, raw: RawData, stored: Stored, schema: Schema) -> None:

@@ -32,7 +32,7 @@ from recsuite.datasets.schema import (
     YES_NO,
 )
 from recsuite.datasets.tables.derived import FUNCTIONS, TIMESTAMP, Derived, derived
-from recsuite.datasets.tables.remote import EVENTS, ITEMS, USERS
+from recsuite.datasets.tables.files import EVENTS, ITEMS, USERS
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
     DROP,

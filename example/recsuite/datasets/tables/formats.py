@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from recsuite.datasets.tables.remote import MISSING_PARTITION, File, RemoteFile, is_remote
+from recsuite.datasets.tables.files import MISSING_PARTITION, File, RemoteFile, is_remote
 from recsuite.errors import UserError, counted, printable
 
 if TYPE_CHECKING:

@@ -37,7 +37,20 @@ from recsuite.datasets.tables.description import (
     validate,
     values_of,
 )
-from recsuite.datasets.tables.files import SEVERAL, beside, find_tables, sample, stem_of
+from recsuite.datasets.tables.files import (
+    EVENTS,
+    ITEMS,
+    SEVERAL,
+    USERS,
+    File,
+    Tables,
+    beside,
+    find_tables,
+    is_remote,
+    sample,
+    schema_path,
+    stem_of,
+)
 from recsuite.datasets.tables.formats import first_rows
 from recsuite.datasets.tables.guessing import (
     Content,
@@ -54,7 +67,6 @@ from recsuite.datasets.tables.guessing import (
     table_name,
     title_of,
 )
-from recsuite.datasets.tables.remote import EVENTS, ITEMS, USERS, File, Tables, is_remote
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
     FeatureColumn,
@@ -64,7 +76,6 @@ from recsuite.datasets.tables.schema_file import (
     TimestampColumn,
     UserColumn,
     WeightColumn,
-    schema_path,
 )
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import explained, replace_file

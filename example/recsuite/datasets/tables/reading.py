@@ -3,14 +3,16 @@
 Each file is read once into a part on the disk, see `parts.make_part`: columns of codes for its distinct
 values. Then the distinct values of all parts are merged and sorted, and the columns of the events are made
 from those of the parts, block by block. So the same rows give the same data set for any number of files and
-batches.
+batches. If a property of a user or an item has several values, the value of most rows is taken, else the
+newest.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,37 +20,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.preparation.arrays import chunks
+from recsuite.datasets.preparation.arrays import chunks, release, temporary
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, dates_name, derived, hour, weekday
-from recsuite.datasets.tables.files import columns_of, split_part
-from recsuite.datasets.tables.parts import (
+from recsuite.datasets.tables.files import EVENTS, Tables, columns_of, split_part
+from recsuite.datasets.tables.parts import Part, kept, parts_of, same_type, together, unfinished
+from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, LIST, NUMBER, LabelColumn, TableSchema
+from recsuite.datasets.tables.values import ENTRY, FIRST_LIKELY
+from recsuite.datasets.tables.wanted import (
     DATE,
     ID,
     LABEL,
     TABLE_OF,
     TIME,
     WEIGHT,
-    Joined,
-    Part,
     Wanted,
-    gathered,
-    joined,
-    kept,
-    parts_of,
-    property_of,
-    unfinished,
     wanted_of,
     wanted_of_label,
 )
-from recsuite.datasets.tables.remote import EVENTS, Tables
-from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, NUMBER, LabelColumn, TableSchema
-from recsuite.datasets.tables.values import FIRST_LIKELY
 from recsuite.errors import UserError, counted, printable
+from recsuite.files import explained
 from recsuite.runtime.console import stage
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow
 
 HOURS, WEEKDAYS = 24, 7
 
@@ -62,7 +58,7 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
     """
     wanted = wanted_of(schema, columns_of(tables))
     roles = [(role, file, wanted[role]) for role, files in tables.roles.items() for file in files]
-    with kept(tables, config) as folder, unfinished(folder) as temporary:
+    with kept(tables, config) as folder, unfinished(folder) as reading:
         parts, notes = parts_of(folder, [(file, columns) for _, file, columns in roles], config)
         if tables.ignored:
             name = Path(tables.ignored[0]).name
@@ -74,7 +70,7 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
         if not any(part.num_rows for part in by_role[EVENTS]):
             raise UserError(f"{tables.events[0]} holds no event: there is no row below its header.")
         with stage("bringing the tables together"):
-            raw = _Reading(schema, wanted, by_role, temporary, notes).raw_data()
+            raw = _Reading(schema, wanted, by_role, reading, notes).raw_data()
     sizes = {tables.name_of(part.file): part.num_rows for part in by_role[EVENTS]}
     raw = dataclasses.replace(raw, events_per_file=sizes)
     return _with_split_of_files(raw) if config.split == "files" else raw
@@ -96,6 +92,246 @@ def _with_split_of_files(raw: RawData) -> RawData:
     }
     validation = marks["validation"] if "validation" in parts.values() else None
     return dataclasses.replace(raw, official_test=marks["test"], official_validation=validation)
+
+
+def gathered(blocks: Iterable[np.ndarray], number: int, dtype: str, folder: Path) -> np.ndarray:
+    """Join blocks into one column of `number` rows, see `temporary`.
+
+    Raises:
+        UserError: when the disk is full.
+    """
+    with explained(f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"):
+        column, first = temporary(folder, number, np.dtype(dtype)), 0
+        for block in blocks:
+            column[first : first + len(block)] = block
+            first += len(block)
+            release(column)
+    assert first == number
+    return column
+
+
+# Whole numbers, also written as floats (1.0). 007 and -0 are texts.
+WHOLE_NUMBER = r"^(0|-?[1-9]\d{0,18})(\.0+)?$"
+TRUTHS = ("true", "false")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Sorted distinct values: whole numbers (int64) or texts.
+
+    places: for each part, the position of each code's value, int32; the last entry is -1, for code -1.
+    is_mixed: true if some parts have whole numbers and others texts, so that all are texts.
+    """
+
+    values: pyarrow.Array
+    places: list[np.ndarray]
+    is_mixed: bool = False
+
+    def to_list(self) -> list[Any]:
+        """Return the values as a list of Python objects."""
+        found: list[Any] = self.values.to_pylist()
+        return found
+
+
+def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
+    """Join the values of one column of several parts, or of several columns of ids."""
+    import pyarrow
+
+    found = [part.values(wanted) for part, wanted in columns]
+    raw = [batch.column("value") for batch in found]
+    untyped = [part.is_untyped(wanted) for part, wanted in columns]
+    # True and true are one category, but may be two ids.
+    if all(wanted.kind != ID for _, wanted in columns):
+        raw = _truths(raw, untyped)
+    wholes = [_as_whole(values) if may else values for values, may in zip(raw, untyped, strict=True)]
+    filled = [values.type for values in wholes if len(values)]
+    is_mixed = len(set(filled)) > 1
+    dictionaries = same_type(raw if pyarrow.string() in filled else wholes)
+    if not dictionaries:
+        return Joined(pyarrow.array([], pyarrow.string()), [])
+    values, ranks = _sorted(dictionaries)
+    codes = [batch.column("code").to_numpy() for batch in found]
+    return Joined(values, [_table(*each) for each in zip(codes, ranks, strict=True)], is_mixed)
+
+
+def _sorted(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
+    """Return all distinct values, sorted, and for each array the positions of its values among them."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if pyarrow.types.is_integer(dictionaries[0].type):
+        # Sorting takes a fifth of the memory of a look-up.
+        numbers = [each.to_numpy() for each in dictionaries]
+        # The values of a part are mostly in order, so sorting is fast.
+        ordered = np.sort(np.concatenate(numbers), kind="stable")
+        known = ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
+        return pyarrow.array(known), [np.searchsorted(known, each) for each in numbers]
+    values, places = together(dictionaries)
+    order = pc.array_sort_indices(values).to_numpy()
+    ranks = np.empty(len(order), np.int32)
+    ranks[order] = np.arange(len(order), dtype=np.int32)
+    return values.take(pyarrow.array(order)), [ranks[place] for place in places]
+
+
+def _table(codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Return the rank of each code, int32, with -1 at the end, for code -1."""
+    table = np.full(int(codes.max(initial=-1)) + 2, -1, np.int32)
+    table[codes] = ranks
+    return table
+
+
+def _as_whole(values: pyarrow.Array) -> pyarrow.Array:
+    """Return texts as int64 if all are whole numbers of 64 bits; else unchanged."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if not pyarrow.types.is_string(values.type) or not len(values):
+        return values
+    if not pc.all(pc.match_substring_regex(values, WHOLE_NUMBER)).as_py():
+        return values
+    try:
+        return pc.replace_substring_regex(values, r"\.0+$", "").cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:
+        return values
+
+
+def _truths(raw: list[pyarrow.Array], untyped: list[bool]) -> list[pyarrow.Array]:
+    """Return texts of text formats in lower case, as in typed formats, if all values are true or false."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    known = pyarrow.array(TRUTHS)
+    lowered = [
+        pc.utf8_lower(values) if may and pyarrow.types.is_string(values.type) else values
+        for values, may in zip(raw, untyped, strict=True)
+    ]
+    are_truths = all(
+        pyarrow.types.is_string(values.type) and pc.all(pc.is_in(values, known), min_count=0).as_py()
+        for values in lowered
+    )
+    return lowered if are_truths else raw
+
+
+@dataclass(frozen=True)
+class Property:
+    """Column of users or items: values, or positions among `joined`.
+
+    It also has the number of users or items with several values, and of rows with a value not taken.
+    """
+
+    newest: np.ndarray
+    num_varied: int
+    num_others: int
+    joined: Joined | None = None
+    # True if entries of lists may stand for numbers.
+    is_untyped: bool = False
+
+    def values(self, wanted: Wanted) -> np.ndarray:
+        """Return numbers (float64 with NaN), categories (objects with None), or lists of those."""
+        if self.joined is None:
+            return self.newest
+        known: list[Any] = self.joined.to_list()
+        if wanted.kind == LIST:
+            return _lists(known, self.is_untyped)[self.newest]
+        table = np.empty(len(known) + 1, object)
+        table[:-1] = known
+        if len(known) and self.newest.min(initial=0) >= 0 and isinstance(known[0], int):
+            return np.array(known, np.int64)[self.newest]
+        return table[self.newest]
+
+
+def property_of(
+    wanted: Wanted,
+    parts: Sequence[Part],
+    entity: Sequence[np.ndarray],
+    key: Wanted,
+    number: int,
+    time: Wanted | None = None,
+) -> Property:
+    """Return a column of `number` users or items, from all parts that have it.
+
+    If a user or an item has several values, that of more than half of its rows is taken, else the newest.
+
+    entity: for each part, the user or item of each code of the column `key`, int32, with -1 at the end. time:
+    the times of the rows; for equal times, and without times, the last row is the newest.
+    """
+    values = joined([(part, wanted) for part in parts]) if wanted.is_coded else None
+    missing = -1 if values else np.nan
+    first = np.full(number, missing, np.int32 if values else np.float64)
+    taken = _Taken(first, first.copy(), np.full(number, np.iinfo(np.int64).min), np.zeros(number, bool))
+
+    def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield the owner, the value and the time of the rows with a value."""
+        for order, part in enumerate(parts):
+            for rows in chunks(part.num_rows):
+                places = entity[order][part.column(key, rows)]
+                found = part.column(wanted, rows)
+                found = values.places[order][found] if values else found
+                is_there = found != -1 if values else ~np.isnan(found)
+                times = part.column(time, rows) if time else np.zeros(len(found), np.int64)
+                yield places[is_there], found[is_there], times[is_there]
+
+    for block in blocks():
+        taken.add(*block)
+    num_others = _settle(taken, blocks()) if taken.varied.any() else 0
+    untyped = all(part.is_untyped(wanted) for part in parts)
+    return Property(taken.newest, int(taken.varied.sum()), num_others, values, untyped)
+
+
+def _settle(taken: _Taken, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
+    """Give an owner with several values that of over half of its rows; return the number of other rows."""
+    pairs = []
+    for places, found, _ in blocks:
+        is_varied = taken.varied[places]
+        if is_varied.any():
+            pairs.append(_counted(places[is_varied], found[is_varied], np.ones(is_varied.sum(), np.int64)))
+    owners, values, counts = _counted(*map(np.concatenate, zip(*pairs, strict=True)))
+    totals = np.zeros(len(taken.newest), np.int64)
+    np.add.at(totals, owners, counts)
+    is_most = 2 * counts > totals[owners]
+    taken.newest[owners[is_most]] = values[is_most]
+    return int(counts[taken.newest[owners] != values].sum())
+
+
+def _counted(places: np.ndarray, values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return each distinct pair of an owner and a value, with the sum of its counts."""
+    order = np.lexsort((values, places))
+    places, values = places[order], values[order]
+    is_new = np.append(True, (np.diff(places) != 0) | (np.diff(values) != 0))
+    return places[is_new], values[is_new], np.add.reduceat(counts[order], np.flatnonzero(is_new))
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """First and newest value of each user or item, the time of the newest, and a mark if values differ."""
+
+    first: np.ndarray
+    newest: np.ndarray
+    time: np.ndarray
+    varied: np.ndarray
+
+    def add(self, places: np.ndarray, found: np.ndarray, times: np.ndarray) -> None:
+        """Add values. If a position is assigned several times, NumPy keeps the last value."""
+        known = self.first[places]
+        is_new = known == -1 if known.dtype == np.int32 else np.isnan(known)
+        self.first[places[is_new][::-1]] = found[is_new][::-1]
+        self.varied[places[self.first[places] != found]] = True
+        np.maximum.at(self.time, places, times)
+        is_newest = times == self.time[places]
+        self.newest[places[is_newest]] = found[is_newest]
+
+
+def _lists(known: list[Any], is_untyped: bool) -> np.ndarray:
+    """Return the lists of texts, and [] at the end; entries are whole numbers if all of them are."""
+    split: list[list[Any]] = [
+        [entry for part in str(text).split(ENTRY) if (entry := part.strip())] for text in known
+    ]
+    if is_untyped and all(re.fullmatch(WHOLE_NUMBER, entry) for entries in split for entry in entries):
+        split = [[int(entry.partition(".")[0]) for entry in entries] for entries in split]
+    table = np.empty(len(known) + 1, object)
+    for place, entries in enumerate([*split, []]):
+        table[place] = entries
+    return table
 
 
 @dataclass

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from recsuite.datasets.schema import (
     BUCKETS,
@@ -30,9 +29,6 @@ from recsuite.datasets.schema import (
     Label,
     Schema,
 )
-from recsuite.datasets.tables.remote import is_remote
-from recsuite.errors import printable
-from recsuite.files import explained, place_for
 
 # Name of the file, beside the data.
 FILENAME = "schema.toml"
@@ -47,19 +43,6 @@ HIGHEST_COUNT = 44.0
 LIKED_SHARE = 0.75
 # A single play or purchase counts as liked.
 LIKED_COUNT = 1.0
-
-
-def schema_path(path: str | Path) -> Path:
-    """Path of the schema of tables: in their folder, or that of the file; for a URL in the working folder.
-
-    If it does not exist there and cannot be written there, it is in the folder of the tables' columns.
-    """
-    if is_remote(str(path)):
-        return Path.cwd() / FILENAME
-    with explained(f"{printable(path)} cannot be looked at"):
-        folder = Path(path) if Path(path).is_dir() else Path(path).parent
-        beside = folder / FILENAME
-        return beside if beside.exists() or not folder.is_dir() else place_for(folder, FILENAME)
 
 
 @dataclass(frozen=True)

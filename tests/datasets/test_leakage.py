@@ -1,4 +1,4 @@
-"""What a column of the events says of their items: known answers, chance, and items of very many events."""
+"""Leakage of items and labels by columns of events: known answers, chance, and very frequent items."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from recsuite.datasets import telling as measure
-from recsuite.datasets.schema import EVENT, ITEM, USER, Codes, Events, Feature, Schema
-from recsuite.datasets.telling import (
-    MOST_OF_LABEL,
-    MOST_TOLD,
-    label_told_by_features,
-    telling,
-    told_by_features,
+from recsuite.datasets import leakage as measure
+from recsuite.datasets.leakage import (
+    MOST_ITEM_LEAKAGE,
+    MOST_LABEL_LEAKAGE,
+    leakage,
+    leakage_of_item,
+    leakage_of_label,
 )
+from recsuite.datasets.schema import EVENT, ITEM, USER, Codes, Events, Feature, Schema
 from recsuite.monitoring.report import describe_leaks
 
 FEATURES = (
@@ -32,7 +32,7 @@ def test_a_rare_flag_that_has_nothing_to_do_with_items_says_nothing_of_them(size
         draw = np.random.default_rng(seed)
         items = draw.choice(500, size, p=popularity / popularity.sum())
         flags = (draw.random(size) < share).astype(np.int64)
-        assert telling(flags, items, is_number=False) < MOST_TOLD, seed
+        assert leakage(flags, items, is_number=False) < MOST_ITEM_LEAKAGE, seed
 
 
 @pytest.mark.parametrize("hot", [0, 7, 99])
@@ -44,8 +44,8 @@ def test_an_item_with_nearly_all_events_hides_nothing(hot: int, monkeypatch: pyt
     price = np.random.default_rng(0).random(200)[items].astype(np.float32)
     events = Events(items, items, items.astype(np.float32), items.astype(np.int64), None, {"price": price})
     schema = Schema(FEATURES, "user", "item", "title", "label", 1.0, 5.0, 4.0)
-    told = told_by_features(events, np.arange(len(items)), items, 200, schema)
-    assert told["price"] > 0.9
+    found = leakage_of_item(events, np.arange(len(items)), items, 200, schema)
+    assert found["price"] > 0.9
 
 
 def test_features_that_nearly_say_the_label_are_found_and_named_above_the_metrics() -> None:
@@ -68,13 +68,13 @@ def test_features_that_nearly_say_the_label_are_found_and_named_above_the_metric
     ]
     schema = Schema((*FEATURES[:2], *features), "user", "item", "title", "label", 1.0, 5.0, 4.0)
     nobody = np.zeros(size, np.int32)
-    told: dict[int, set[str]] = {}
+    leaking: dict[int, set[str]] = {}
     for label in (stars, clicked):
         events = Events(nobody, nobody, label, nobody.astype(np.int64), None, columns)
-        found = label_told_by_features(events, np.arange(size), label, schema)
-        told[len(told)] = {name for name, share in found.items() if share > MOST_OF_LABEL}
-    assert told == {0: {"headline"}, 1: {"headline", "play_time"}}
-    (sentence,) = describe_leaks(SimpleNamespace(schema=schema, label_told={"headline": 0.97, "x": 0.4}))  # type: ignore[arg-type]
+        found = leakage_of_label(events, np.arange(size), label, schema)
+        leaking[len(leaking)] = {name for name, share in found.items() if share > MOST_LABEL_LEAKAGE}
+    assert leaking == {0: {"headline"}, 1: {"headline", "play_time"}}
+    (sentence,) = describe_leaks(SimpleNamespace(schema=schema, label_leakage={"headline": 0.97, "x": 0.4}))  # type: ignore[arg-type]
     assert sentence.startswith(
         "the feature headline of the event reveals 97% of the information on the label"
     )

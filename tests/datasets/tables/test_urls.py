@@ -12,10 +12,9 @@ import pytest
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData
-from recsuite.datasets.tables import remote
-from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables import files
+from recsuite.datasets.tables.files import find_tables, shown
 from recsuite.datasets.tables.reading import read_tables
-from recsuite.datasets.tables.remote import shown
 from recsuite.datasets.tables.schema_file import ItemColumn, LabelColumn, TableSchema, UserColumn
 from recsuite.errors import UserError
 from tests.support.launch import PATIENCE
@@ -139,7 +138,7 @@ def test_a_url_is_shown_without_its_secrets(url: str, without: str) -> None:
 
 
 def test_a_silent_server_is_given_up_in_one_sentence(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(files, "SILENT_SECONDS", 0.5)
     server.silent = True
     start = time.monotonic()
     with pytest.raises(UserError, match=r"a\.csv cannot be read: the server was silent for"):
@@ -148,7 +147,7 @@ def test_a_silent_server_is_given_up_in_one_sentence(server: Server, monkeypatch
 
 
 def test_a_silent_store_is_given_up_in_one_sentence(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(files, "SILENT_SECONDS", 0.5)
     s3.silent = True
     start = time.monotonic()
     with pytest.raises(UserError, match=r"s3://bucket/log cannot be read: the server was silent for"):
@@ -156,7 +155,7 @@ def test_a_silent_store_is_given_up_in_one_sentence(s3: Server, monkeypatch: pyt
     assert time.monotonic() - start < 20 * PATIENCE
 
 
-def test_where_nothing_listens_the_sentence_says_so() -> None:
+def test_a_refused_connection_is_reported() -> None:
     with pytest.raises(
         UserError, match=r"http://127\.0\.0\.1:9/a\.csv cannot be read: the connection failed"
     ):

@@ -16,9 +16,9 @@ from recsuite.datasets.tables.derived import derived
 
 # Largest leakage of the item that a column may have.
 # The choice is in docs/log/2026-11.md.
-MOST_TOLD = 0.1
+MOST_ITEM_LEAKAGE = 0.1
 # Leakage of the label from which on a feature is reported.
-MOST_OF_LABEL = 0.5
+MOST_LABEL_LEAKAGE = 0.5
 # Number of standard errors that are attributed to chance; one is about 1 / sqrt(repeated events).
 ERRORS = 2
 # In nats: with less information left beyond chance, the share is 0.
@@ -31,7 +31,7 @@ NUM_RANGES = 32
 MOST_EVENTS, MOST_OF_ITEM = 2**18, 2**10
 
 
-def telling(values: np.ndarray, items: np.ndarray, is_number: bool) -> float:
+def leakage(values: np.ndarray, items: np.ndarray, is_number: bool) -> float:
     """Leakage of a column: its share of the possible information on the items, 0 if not beyond chance.
 
     values: numbers, float [n], or codes of categories, int [n]; items: int [n], from 0 on. Uses only items
@@ -50,7 +50,7 @@ def telling(values: np.ndarray, items: np.ndarray, is_number: bool) -> float:
     return max(0.0, share - ERRORS / np.sqrt(num_repeats))
 
 
-def label_told_by_features(
+def leakage_of_label(
     events: Events, order: np.ndarray, labels: np.ndarray, schema: Schema
 ) -> dict[str, float]:
     """Leakage of the label by each feature of the event, by its name: a share of the labels' entropy.
@@ -59,16 +59,16 @@ def label_told_by_features(
     """
     # An even sample of the training, without an array of all its events.
     places = np.arange(0, len(labels), -(-len(labels) // MOST_EVENTS) or 1)
-    told = {}
+    found = {}
     for feature in _features_of_events(events, schema):
         values, known, is_number = _values_of(events.features[feature.column], order[places])
-        found = _ranges(values[known]) if is_number else values[known]
+        ranges = _ranges(values[known]) if is_number else values[known]
         label = _ranges(labels[places][known])
-        told[feature.name] = max(0.0, _share_of_information(found, label, is_of_both=False))
-    return told
+        found[feature.name] = max(0.0, _share_of_information(ranges, label, is_of_both=False))
+    return found
 
 
-def told_by_features(
+def leakage_of_item(
     events: Events, order: np.ndarray, items: np.ndarray, num_items: int, schema: Schema
 ) -> dict[str, float]:
     """Leakage of the item by each feature of the event, at most 1, by its name.
@@ -80,7 +80,7 @@ def told_by_features(
         return {}
     places = _sampled(items, num_items)
     found, rows = items[places], order[places]
-    return {feature.name: _told(feature, events.features, rows, found) for feature in features}
+    return {feature.name: _leakage(feature, events.features, rows, found) for feature in features}
 
 
 def _features_of_events(events: Events, schema: Schema) -> list[Feature]:
@@ -97,7 +97,7 @@ def _is_of_time(feature: Feature) -> bool:
     return call is not None and not call.of
 
 
-def _told(
+def _leakage(
     feature: Feature, columns: Mapping[str, np.ndarray | Codes], rows: np.ndarray, items: np.ndarray
 ) -> float:
     call = derived(feature.column)
@@ -105,7 +105,7 @@ def _told(
     if call is not None and call.of == ITEM:
         return 1.0
     values, known, is_number = _values_of(columns[feature.column], rows)
-    return telling(values[known], items[known], is_number)
+    return leakage(values[known], items[known], is_number)
 
 
 def _values_of(column: np.ndarray | Codes, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
