@@ -86,7 +86,7 @@ def test_a_pipeline_that_asks_ahead_takes_in_the_same_ids(found: Found) -> None:
             assert found[ahead][num_ranks]["tables"] == result["tables"]
 
 
-def test_torchrecs_managed_collisions_take_in_the_same_ids_and_learn_the_same(found: Found) -> None:
+def test_the_step_of_torchrec_inserts_the_same_ids_and_learns_the_same(found: Found) -> None:
     for theirs, ours in IMPLEMENTATIONS:
         for num_ranks, result in found[theirs].items():
             expected = found[ours][num_ranks]
