@@ -127,7 +127,7 @@ def histories(item_rows: np.ndarray) -> Content:
         items: np.ndarray, labels: np.ndarray, times: np.ndarray, places: np.ndarray
     ) -> Mapping[str, np.ndarray]:
         # Table rows, not positions of items, so that a history is copied to a batch without a look-up.
-        rows_and_labels = np.stack([item_rows[items], labels.view(np.int32)], axis=1)
+        rows_and_labels = np.stack([item_rows.take(items), labels.view(np.int32)], axis=1)
         # Times and events in files of their own, because most models do not read them.
         return {"history": rows_and_labels, "history_time": times, "history_event": places, "seen": items}
 
@@ -193,20 +193,20 @@ def write_lists(
 
     def write(range_of: range, *columns: np.ndarray) -> None:
         # Owner after owner, each in the order of time.
-        order = sorted_places(columns[1], columns[4])
-        places, owner, other, label, time = (column[order] for column in columns)
+        order = sorted_places(columns[1], columns[4]).astype(np.intp)
+        places, owner, other, label, time = (column.take(order) for column in columns)
         first = _first_of_time(owner, time)
         for lists, is_own in ((in_training, places < num_known), (in_test, places >= num_known)):
             # Known events are stored first, so the place identifies them.
             is_known = places < lists.num_known
             known, own = np.flatnonzero(is_known), np.flatnonzero(is_own)
-            lists.write(range_of, other[known], label[known], time[known], places[known])
+            lists.write(range_of, *(column.take(known) for column in (other, label, time, places)))
             # Number of known events before each one in this order, which is a place in the files.
             before = lists.offsets[range_of.start] + np.cumsum(is_known) - is_known
-            end = before[first[own]]
-            ends[places[own]] = end
-            stands[places[own]] = before[own]
-            lengths.append(int((end - lists.offsets[owner[own]]).max(initial=0)))
+            end, target = before.take(first.take(own)), places.take(own)
+            ends[target] = end
+            stands[target] = before.take(own)
+            lengths.append(int((end - lists.offsets.take(owner.take(own))).max(initial=0)))
             if lists is in_training:
                 own_places[places] = np.where(is_known, before, NOWHERE)
         release(ends, own_places, stands)

@@ -115,7 +115,7 @@ class Coder:
             self._seen = grown
         codes = values.fill_null(-1).to_numpy(zero_copy_only=False)
         self._seen[codes[codes >= 0] if values.null_count else codes] = True
-        self._file.write(codes.astype("<i4").tobytes())
+        self._file.write(codes.astype("<i4").data)
         return True
 
     def _write(self) -> None:
@@ -151,8 +151,8 @@ def _is_coded(values: pyarrow.Array) -> bool:
 
 def _indices(coded: pyarrow.Array) -> np.ndarray:
     """Return the codes, int32, -1 for a missing value."""
-    found: np.ndarray = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return found
+    codes = coded.indices
+    return (codes.fill_null(-1) if codes.null_count else codes).to_numpy(zero_copy_only=False)
 
 
 def _without_unused(coded: pyarrow.Array) -> pyarrow.Array:
@@ -317,7 +317,7 @@ class _Writer:
                 )
             else:
                 values = each.values if is_whole else each.values[is_good]
-                self.files[place].write(values.astype(self.wanted[place].dtype).tobytes())
+                self.files[place].write(values.astype(self.wanted[place].dtype, copy=False).data)
         self.num_rows += int(is_good.sum())
 
     def note_broken(self, number: int) -> None:

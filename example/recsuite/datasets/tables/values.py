@@ -43,6 +43,7 @@ MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE,
 OTHER_UNIT, DROPPED, NO_WHOLE = 10, 11, 12
 # Texts that mean a missing value, for numbers, categories and ids.
 NO_VALUE = ("", "NA", "N/A", "null", "NULL", "NaN", "nan", "None", "\\N")
+LONGEST_NO_VALUE = max(map(len, NO_VALUE))
 YES, NO = ("1", "true", "yes", "1.0", "t", "y"), ("0", "false", "no", "0.0", "f", "n")
 # From here on, a float cannot hold every whole number.
 EXACT = 2.0**53
@@ -118,7 +119,8 @@ def categories(column: pyarrow.Array, name: str) -> Parsed:
     # Texts of times, and of booleans as true and false.
     elif not types.is_string(column.type):
         column = column.cast(pyarrow.string())
-    if types.is_string(column.type):
+    # Texts of ids are mostly longer than all that mean a missing value, and lengths are compared quickly.
+    if types.is_string(column.type) and (pc.min(pc.binary_length(column)).as_py() or 0) <= LONGEST_NO_VALUE:
         column = pc.if_else(pc.is_in(column, pyarrow.array(NO_VALUE)), None, column)
     return Parsed(column, np.zeros(num_rows, np.int8))
 
