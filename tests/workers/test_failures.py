@@ -139,7 +139,7 @@ def test_more_workers_than_descriptors_are_one_sentence(place: Place) -> None:
     flags = ["--data_path", place.data, "--epochs", 1, "--num_workers", 16]
     result = python(LIMITED, 64, EXAMPLE, *flags, env=place.env)
     assert result.returncode == 2
-    assert "16 data workers need about 64 more file descriptors" in result.stderr
+    assert "Cannot start 16 data workers: a process may have 64 files open" in result.stderr
     assert "Traceback" not in result.stderr
     place.check_nothing_is_left()
 

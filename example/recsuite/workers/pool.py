@@ -14,6 +14,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import pickle
+import resource
 import select
 import signal
 import sys
@@ -30,6 +31,7 @@ import numpy as np
 
 from recsuite.errors import UserError, counted, script_name
 from recsuite.runtime.host import (
+    descriptor_limit,
     gib,
     memory_in_words,
     mib,
@@ -275,7 +277,10 @@ def end_workers(workers: list[WorkerHandle], ring: Ring) -> None:
 @contextlib.contextmanager
 def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
     """Turn a system error of a pool into a sentence: on descriptors, processes or memory."""
-    files = "too many files are open. Fix: raise the limit with ulimit -n 4096"
+    files = (
+        f"a process may have {descriptor_limit()} files open, and all are in use. Fix: raise the limit with "
+        "ulimit -n 4096"
+    )
     memory = (
         f"their batches take up to {gib(num_bytes)}, more than this machine has. Fix: give a smaller "
         "--batch_size, --history, --co_occurrence or --prefetch_factor"
@@ -283,7 +288,8 @@ def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
     causes = {
         errno.EMFILE: files,
         errno.ENFILE: files,
-        errno.EAGAIN: "this user has too many processes. Fix: raise the limit with ulimit -u",
+        errno.EAGAIN: f"this user may have {resource.getrlimit(resource.RLIMIT_NPROC)[0]} processes, and "
+        "all are in use. Fix: raise the limit with ulimit -u",
         errno.ENOMEM: memory,
         errno.EFBIG: memory,
     }
