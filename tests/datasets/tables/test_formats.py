@@ -6,6 +6,7 @@ import codecs
 import gzip
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ def file_of(path: Path, content: bytes, **files: Any) -> File:
 
 def read(file: File) -> tuple[list[dict[str, Any]], list[int], list[BadRow]]:
     """The rows, the number that each has in the file, and the bad rows."""
-    with opened(file) as source:
+    with ThreadPoolExecutor(1) as pool, opened(file) as source:
         rows, numbers = [], []
-        for batch in ahead(batches(source, names_of(source))):
+        for batch in ahead(batches(source, names_of(source)), pool):
             rows += batch.columns.to_pylist()
             numbers += [source.number_of(batch, place) for place in range(batch.columns.num_rows)]
         return rows, numbers, source.bad

@@ -16,7 +16,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -1046,13 +1046,16 @@ def batches(source: Source, columns: Sequence[str], optional: Collection[str] = 
         yield Batch(_completed(batch.columns, source, columns), batch.first, batch.num_bad, batch.lines)
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
+def ahead(items: Iterator[T], pool: Executor) -> Iterator[T]:
     """Yield items, while a thread makes the next one; its exceptions are raised here. No item is None."""
-    with ThreadPoolExecutor(1, "reading") as pool:
-        following = pool.submit(next, items, None)
+    following = pool.submit(next, items, None)
+    try:
         while (item := following.result()) is not None:
             following = pool.submit(next, items, None)
             yield item
+    finally:
+        # The caller may close what the thread reads.
+        wait([following])
 
 
 def names_in(files: Sequence[File]) -> list[str]:
