@@ -6,10 +6,12 @@ import codecs
 import gzip
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.parquet
 import pytest
 
 from recsuite.datasets.tables import formats
@@ -32,9 +34,9 @@ def file_of(path: Path, content: bytes, **files: Any) -> File:
 
 def read(file: File) -> tuple[list[dict[str, Any]], list[int], list[BadRow]]:
     """The rows, the number that each has in the file, and the bad rows."""
-    with opened(file) as source:
+    with ThreadPoolExecutor(1) as pool, opened(file) as source:
         rows, numbers = [], []
-        for batch in ahead(batches(source, names_of(source))):
+        for batch in ahead(batches(source, names_of(source)), pool):
             rows += batch.columns.to_pylist()
             numbers += [source.number_of(batch, place) for place in range(batch.columns.num_rows)]
         return rows, numbers, source.bad
@@ -286,6 +288,21 @@ def test_a_list_among_single_values_is_a_bad_row(tmp_path: Path) -> None:
     assert [(row.number, row.reason) for row in bad] == [
         (2, "item is a list or object, and one value in rows before")
     ]
+
+
+def test_texts_of_large_row_groups_alone_are_read_as_codes(tmp_path: Path) -> None:
+    table = pyarrow.table({"device": [("phone", "desk", None)[row % 3] for row in range(10_000)]})
+    found = {}
+    for size in (10_000, 100):
+        path = tmp_path / f"{size}.parquet"
+        pyarrow.parquet.write_table(table, path, row_group_size=size)
+        with opened(find_tables(path).events[0]) as source:
+            (batch,) = batches(source, ["device"])
+        found[size] = batch.columns.column("device")
+    assert pyarrow.types.is_dictionary(found[10_000].type)
+    # Bringing the codes of many groups together takes ten times as long as reading texts.
+    assert pyarrow.types.is_string(found[100].type)
+    assert found[10_000].to_pylist() == found[100].to_pylist() == table["device"].to_pylist()
 
 
 def test_a_file_not_compressed_as_its_name_says_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -844,6 +844,7 @@ BATCH_ROWS = 2**18
 BUFFER_BYTES = 2**20
 # Bytes of a column's distinct values in a row group of a Parquet file: about a thousand texts.
 FEW_BYTES = 2**14
+LEAST_GROUP_ROWS = 2**13
 
 
 class Typed(Source):
@@ -875,18 +876,22 @@ class Parquet(Typed):
         from pyarrow import parquet, types
 
         with explained_damage(file):
-            schema = parquet.read_schema(_opened(file))
-            self._names = [str(name) for name in schema.names]
             metadata = parquet.read_metadata(_opened(file))
-            # Texts with few distinct values are read as codes. With many, the file does not store codes,
-            # and they would be computed for each batch.
+            schema = metadata.schema.to_arrow_schema()
+            self._names = [str(name) for name in schema.names]
+            # Texts with few distinct values are read as codes. With many, the file does not store codes, and
+            # they would be computed for each batch. Codes of many small groups take long to bring together.
+            is_large = metadata.num_rows >= LEAST_GROUP_ROWS * metadata.num_row_groups
             texts = [
                 field.name
                 for field in schema
-                if types.is_string(field.type) and _largest_dictionary(metadata, field.name) < FEW_BYTES
+                if is_large
+                and types.is_string(field.type)
+                and _largest_dictionary(metadata, field.name) < FEW_BYTES
             ]
             self._parquet = parquet.ParquetFile(
                 _opened(file),
+                metadata=metadata,
                 buffer_size=BUFFER_BYTES,
                 # It would keep the bytes of all row groups until the last one is read.
                 pre_buffer=False,
@@ -1041,13 +1046,16 @@ def batches(source: Source, columns: Sequence[str], optional: Collection[str] = 
         yield Batch(_completed(batch.columns, source, columns), batch.first, batch.num_bad, batch.lines)
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
+def ahead(items: Iterator[T], pool: Executor) -> Iterator[T]:
     """Yield items, while a thread makes the next one; its exceptions are raised here. No item is None."""
-    with ThreadPoolExecutor(1, "reading") as pool:
-        following = pool.submit(next, items, None)
+    following = pool.submit(next, items, None)
+    try:
         while (item := following.result()) is not None:
             following = pool.submit(next, items, None)
             yield item
+    finally:
+        # The caller may close what the thread reads.
+        wait([following])
 
 
 def names_in(files: Sequence[File]) -> list[str]:

@@ -199,8 +199,8 @@ def together(arrays: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarra
 
 
 DESCRIPTION = "part.json"
-# Threads that look up distinct values, column by column: Arrow releases Python's lock.
-THREADS = 2
+# Threads: one reads the next batch, and two look up distinct values; Arrow releases Python's lock.
+THREADS = 3
 
 
 @dataclass(frozen=True)
@@ -241,11 +241,16 @@ class Part:
 
 
 def make_part(
-    folder: Path, file: File, wanted: tuple[Wanted, ...], skip: bool, reached: Callable[[int], None]
+    folder: Path,
+    file: File,
+    wanted: tuple[Wanted, ...],
+    skip: bool,
+    pool: Executor,
+    reached: Callable[[int], None],
 ) -> Part:
     """Read a file into a folder, which appears complete or not at all.
 
-    skip: true to skip bad rows. reached: called with the number of bytes that were read.
+    skip: true to skip bad rows. pool: of threads. reached: called with the number of bytes that were read.
 
     Raises:
         UserError: for a file that cannot be read, a column that is missing, and without `skip` a bad row.
@@ -253,12 +258,10 @@ def make_part(
     with opened(file) as source, written_aside(folder) as aside, contextlib.ExitStack() as stack:
         aside.mkdir(parents=True)
         files = [stack.enter_context((aside / f"{place}.bin").open("wb")) for place in range(len(wanted))]
-        # One thread for each core; the next batches are read meanwhile.
-        pool = stack.enter_context(ThreadPoolExecutor(THREADS))
         writer = _Writer(source, wanted, files, pool)
         columns = list(dict.fromkeys(each.column for each in wanted))
         optional = {each.column for each in wanted if each.kind in (CATEGORY, LIST, NUMBER, DATE)}
-        for batch in ahead(batches(source, columns, optional)):
+        for batch in ahead(batches(source, columns, optional), pool):
             writer.add(batch)
             if not skip:
                 writer.faults.refuse(file)
@@ -269,7 +272,7 @@ def make_part(
         values = writer.end()
         stack.close()
         _describe(aside, writer, values)
-    part = open_part(folder, file, wanted)
+    part = open_part(folder, file, wanted, is_new=True)
     assert part is not None
     return part
 
@@ -387,11 +390,11 @@ def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBat
     (folder / DESCRIPTION).write_text(json.dumps(found, allow_nan=False))
 
 
-def open_part(folder: Path, file: File, wanted: tuple[Wanted, ...]) -> Part | None:
-    """Open an existing part; None if it is missing or damaged. Reads every byte."""
+def open_part(folder: Path, file: File, wanted: tuple[Wanted, ...], is_new: bool = False) -> Part | None:
+    """Open an existing part; None if it is missing or damaged. Reads every byte unless it was just made."""
     try:
         found: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
-        for entry in found["files"]:
+        for entry in () if is_new else found["files"]:
             check_file(folder, FileEntry(**entry))
         unit, number, first = found["faults"]
         return Part(
@@ -479,7 +482,8 @@ def parts_of(
     found = {name: open_part(folder / name, *role) for name, role in zip(names, roles, strict=True)}
     # Of files with the same bytes, only one is read.
     missing = {name: role for name, role in zip(names, roles, strict=True) if found[name] is None}
-    with stage("reading the tables", sum(_size(file) for file, _ in missing.values()), "bytes") as reached:
+    total = sum(_size(file) for file, _ in missing.values())
+    with stage("reading the tables", total, "bytes") as reached, ThreadPoolExecutor(THREADS) as pool:
         before = 0
         for name, (file, wanted) in missing.items():
             remove(folder / name)
@@ -487,7 +491,7 @@ def parts_of(
             with explained(
                 f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"
             ):
-                found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", report)
+                found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", pool, report)
             before += _size(file)
     for path in folder.iterdir():
         # The folder also holds unfinished work.
