@@ -330,7 +330,7 @@ class Rounds:
 
     def measure(self) -> dict[str, Any]:
         """Return the results of all rounds, after one that warms up."""
-        from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, retire
+        from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, remove_checkpoint
 
         found: dict[str, Any] = {"plain": [], "dump": [], "removing": []}
         found["deltas"] = {str(share): [] for share in SHARES}
@@ -342,7 +342,7 @@ class Rounds:
             if self.context.rank == 0:
                 # Newest first: none is ever without its base.
                 for delta in reversed(deltas_in(self.save_dir)):
-                    retire(delta)
+                    remove_checkpoint(delta)
             if number >= 0:
                 for name, value in seconds.items():
                     found[name].append(value)
@@ -362,13 +362,13 @@ class Rounds:
 
     def dump(self) -> dict[str, float]:
         """Seconds of a full checkpoint, and of removing the one before it."""
-        from recsuite.checkpoint.folder import full_checkpoints_in, retire
+        from recsuite.checkpoint.folder import full_checkpoints_in, remove_checkpoint
 
         self.prepare()
         progress = self.progress()
         seconds = self.clock(lambda: self.checkpointer.writer.write_full(progress))
         (old,) = full_checkpoints_in(self.save_dir)[:-1]
-        removing = self.clock(lambda: retire(old) if self.context.rank == 0 else None)
+        removing = self.clock(lambda: remove_checkpoint(old) if self.context.rank == 0 else None)
         return {"dump": seconds, "removing": removing}
 
     def plain(self) -> dict[str, float]:

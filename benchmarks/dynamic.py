@@ -33,7 +33,7 @@ from recsuite.sharding.dynamic import (
     LiveRows,
     Waiting,
     bucket_of,
-    turns,
+    positions_in_buckets,
 )
 
 PAGE = DOCS / "log" / "benchmarks.md"
@@ -101,13 +101,13 @@ def ids_that_fill(capacity: int) -> torch.Tensor:
     num_buckets, generator = capacity // BUCKET_WIDTH, torch.Generator().manual_seed(0)
     drawn = draw_ids(4 * capacity // 2 + 64 * BUCKET_WIDTH, generator).unique()
     buckets, order = bucket_of(drawn, num_buckets).sort()
-    _, _, turn = turns(buckets)
+    _, _, turn = positions_in_buckets(buckets)
     ids = drawn[order[turn < BUCKET_WIDTH]]
     # Until the last bucket is full.
     while len(ids) < capacity:
         more = torch.cat([ids, draw_ids(capacity, generator)]).unique()
         buckets, order = bucket_of(more, num_buckets).sort()
-        ids = more[order[turns(buckets)[2] < BUCKET_WIDTH]]
+        ids = more[order[positions_in_buckets(buckets)[2] < BUCKET_WIDTH]]
     return ids
 
 

@@ -40,7 +40,7 @@ from dynamic import draw_ids, ids_that_fill, put_ids
 from safetensors import safe_open
 
 from recsuite.checkpoint.checkpointer import Checkpointer
-from recsuite.checkpoint.folder import deltas_in, retire
+from recsuite.checkpoint.folder import deltas_in, remove_checkpoint
 from recsuite.checkpoint.format import read_manifest
 from recsuite.checkpoint.shards import name_of
 from recsuite.config.config import Config
@@ -153,7 +153,7 @@ class DeltaKind:
         figures = {**contents_of(folder), "seconds": seconds}
         clock.barrier()
         if context.rank == 0:
-            retire(folder)
+            remove_checkpoint(folder)
         clock.barrier()
         return figures
 

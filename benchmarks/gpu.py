@@ -226,7 +226,7 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 def _waited(process: subprocess.Popen[str]) -> int | None:
-    """Status of a process that closed its output; None if it goes on."""
+    """Status of a process that closed its output; None if it continues."""
     try:
         return process.wait(timeout=1)
     except subprocess.TimeoutExpired:

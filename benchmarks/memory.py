@@ -133,7 +133,7 @@ def train_within(data_path: str, limit: int) -> dict[str, Any]:
     """Train one epoch of example.py in `limit` bytes of memory, page cache included; return rate and peak."""
     columns = Path(open_columns(Config.of(data_path=data_path)).folder)
     for path in columns.iterdir():
-        _forget(path)
+        _mask_ids(path)
     with tempfile.TemporaryDirectory() as reports:
         command = [sys.executable, str(EXAMPLE), "--epochs", "1", "--num_workers", "1", "--history", "0"]
         command += ["--data_path", data_path, "--batch_size", str(TRAINING_BATCH), "--report_dir", reports]
@@ -212,7 +212,7 @@ def _works(command: list[str]) -> bool:
         return False
 
 
-def _forget(path: Path) -> None:
+def _mask_ids(path: Path) -> None:
     """Drop a file from the page cache: pages that another process has read do not count for the limit."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

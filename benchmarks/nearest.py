@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from common import DOCS, bar, describe, finish, make_parser, new_figure, origin, resident_memory, table, timed
 
-from recsuite.models.retrieval import InnerProduct, best_places, ranked
+from recsuite.models.retrieval import InnerProduct, ranked, top_items
 from recsuite.serving.index import NearestItems
 
 K, USERS = 100, 500
@@ -89,9 +89,9 @@ def measure_width(number: int, dim: int) -> dict[str, Any]:
     opening, _ = timed(NearestItems, keys, items, nearest.lists)
     threads = torch.get_num_threads()
     set_threads(1)
-    best = best_places(InnerProduct(), users, items, K, NOTHING)
+    best = top_items(InnerProduct(), users, items, K, NOTHING)
     exact = median(
-        timed(best_places, InnerProduct(), user, items, K, NOTHING)[0] for user in users[:20].split(1)
+        timed(top_items, InnerProduct(), user, items, K, NOTHING)[0] for user in users[:20].split(1)
     )
     breadths = sorted({2**power for power in range(nearest.num_lists.bit_length())} | {nearest.breadth})
     curve = [
@@ -162,7 +162,7 @@ def follow(
         items = torch.cat([items, comes])
         spent, nearest = timed(nearest.after, keys, items)
         seconds.append(spent)
-    best = best_places(InnerProduct(), users, items, K, NOTHING)
+    best = top_items(InnerProduct(), users, items, K, NOTHING)
     anew = NearestItems(keys, items)
     both = [recall(search(each, users, items), best) for each in (nearest, anew)]
     return {"seconds": seconds, "recall": both[0], "recall_of_one_made_anew": both[1]}
@@ -194,7 +194,7 @@ def _bars_of(run: dict[str, Any]) -> list[dict[str, Any]]:
         bar(f"{of}, recall@{K}", one["recall"], RECALL, f"{one['recall']:.4f}", f"{RECALL}"),
         bar(f"{of}, microseconds a query", spent, LIMIT, f"{spent:,.0f}", f"{LIMIT:,}", at_most=True),
         bar(
-            f"{of}, recall@{K} after {DELTAS} deltas, of that of an index made anew",
+            f"{of}, recall@{K} after {DELTAS} deltas, of that of an index made again",
             after["recall"] / after["recall_of_one_made_anew"],
             0.995,
             f"{after['recall']:.4f} / {after['recall_of_one_made_anew']:.4f}",

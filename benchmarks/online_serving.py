@@ -29,7 +29,7 @@ from common import DOCS, EXAMPLE, bar, describe, finish, make_parser, mean, orig
 from online_quality import Lines
 
 from recsuite.checkpoint.folder import LATEST
-from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 
@@ -62,7 +62,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 
 def follow(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Seconds until each chunk was learned, errors of the three models on it, and the rate of a burst."""
-    write_synthetic(folder / "world", flags.ratings, seed=0, world=MovingWorld())
+    write_synthetic(folder / "world", flags.ratings, seed=0, world=DriftingWorld())
     lines = Lines(folder / "world")
     # The rest is history; windows are whole chunks.
     begin = (flags.ratings // flags.chunk - flags.chunks - flags.burst) * flags.chunk

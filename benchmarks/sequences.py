@@ -63,9 +63,9 @@ from recsuite.config.config import Config
 from recsuite.config.sections import TOP
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
-from recsuite.datasets.movielens.synthetic import ChainWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import MarkovWorld, write_synthetic
 from recsuite.datasets.schema import ITEM, USER, RawData, with_columns
-from recsuite.serving.recommend import Told, Viewer, ages_in, open_viewer
+from recsuite.serving.recommend import TrainingFeatures, Viewer, ages_in, open_viewer
 from recsuite.serving.request import HISTORY_AGES
 from recsuite.serving.served import ServedModel
 
@@ -203,7 +203,7 @@ def measured_before(file: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
 
 def planted_set(flags: argparse.Namespace, folder: Path) -> Iterator[Path]:
     """Folder of the Markov world, which is drawn into it."""
-    write_synthetic(folder / PLANTED, flags.ratings, seed=0, world=ChainWorld())
+    write_synthetic(folder / PLANTED, flags.ratings, seed=0, world=MarkovWorld())
     yield folder / PLANTED
 
 
@@ -462,7 +462,7 @@ def served_metrics(save_dir: Path, columns: Columns) -> Metrics:
     config = Config.of(recommend=True, user="0", data_path=columns.source)
     viewer = open_viewer(model, config, ["data_path"])
     known = without(viewer.raw, users, items)
-    return metrics_of(recommended(model, known, users, moments, viewer.told.longest), items)
+    return metrics_of(recommended(model, known, users, moments, viewer.features.longest), items)
 
 
 def without(raw: RawData, users: np.ndarray, items: np.ndarray) -> RawData:
@@ -482,11 +482,12 @@ def recommended(
 ) -> np.ndarray:
     """Positions of the TOP items for each user, the best first, int64 [n, TOP].
 
-    raw: known events; moments: time of each recommendation in seconds, int64 [n]; longest: see `Told`.
+    raw: known events; moments: time of each recommendation in seconds, int64 [n]; longest: see
+    `TrainingFeatures`.
     """
     schema = model.snapshot.schema
     names = raw.users[schema.column_of(USER)].tolist()
-    data = Told(raw, schema, longest)
+    data = TrainingFeatures(raw, schema, longest)
     viewers = [Viewer(raw, schema, str(names[user]), data) for user in users.tolist()]
     told = [told_of(viewer, model, moment) for viewer, moment in zip(viewers, moments.tolist(), strict=True)]
     values = {name: [value for of_user in told for value in of_user[name]] for name in told[0]}
@@ -519,7 +520,7 @@ def scores_of(
     items = [item for item in items if item not in set(viewer.items.tolist())]
     if not items:
         return {}
-    described = viewer.told.of_items(model.snapshot)
+    described = viewer.features.of_items(model.snapshot)
     of_items = {name: [values[item] for item in items] for name, values in described.items()}
     pairs = {name: [value[0]] * len(items) for name, value in told.items()}
     return dict(zip(items, model.score({**pairs, **of_items}).tolist(), strict=True))

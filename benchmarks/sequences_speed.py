@@ -32,7 +32,7 @@ from train_here import Here, serve_rank
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.movielens.synthetic import ChainWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import MarkovWorld, write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
 
@@ -75,7 +75,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         data = flags.real or Path(folder) / "chain"
         if not flags.real:
-            write_synthetic(data, flags.ratings, seed=0, world=ChainWorld())
+            write_synthetic(data, flags.ratings, seed=0, world=MarkovWorld())
         command = command_of(flags, data, Path(folder))
         columns = open_columns(parse_args(command))
         ranks = {ONE: 1, TWO: 2, RECBOLE: 1}

@@ -221,7 +221,7 @@ class Here:
             # As a pass does around a step, with a constant rate and row scale.
             set_rates(self.state.optimizer, 1.0, 1.0)
             begin_step(self.shares, self.number, 0, 1.0)
-            with process.named("feed"):
+            with process.profiler_range("feed"):
                 batch = next(self.feeds[batch_size]).to(self.context.device)
             self.state.table_optimizer.zero_grad()
             loss = self.state(batch)
@@ -240,13 +240,13 @@ class Here:
 
         # By name in each module that imports it: the profiler would slow a step down.
         loaded = (module for name, module in sys.modules.items() if name.startswith("recsuite."))
-        ranged = [module for module in loaded if getattr(module, "named", None) is process.named]
+        ranged = [module for module in loaded if getattr(module, "named", None) is process.profiler_range]
         found: dict[str, list[float]] = {part: [] for part in PARTS}
         for _ in range(number):
             stopwatch = Stopwatch((*PARTS, OTHER))
             with contextlib.ExitStack() as stack:
                 for module in ranged:
-                    stack.enter_context(mock.patch.object(module, "named", stopwatch.part))
+                    stack.enter_context(mock.patch.object(module, "profiler_range", stopwatch.part))
                 self.steps(1, batch_size)
             split = stopwatch.split()
             for part, seconds in found.items():

@@ -38,7 +38,7 @@ from recsuite.datasets.tables.schema_file import (
     UserColumn,
 )
 from recsuite.errors import UserError
-from recsuite.files import DATA_ROOT, locked, written_aside
+from recsuite.files import DATA_ROOT, locked, replacing
 from recsuite.runtime.process import RuntimeContext, read_launch
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ def write_log(folder: Path, rows: int = ROWS, seed: int = 0) -> None:
     labels = np.random.default_rng(seed + 1).random(rows) < 1 / (1 + np.exp(-logits))
     test = slice(rows - round(TEST_SHARE * rows), None)
     oracle = {"auc": auc(logits[test], labels[test]), "without_crosses": auc(without[test], labels[test])}
-    with written_aside(folder) as aside:
+    with replacing(folder) as aside:
         aside.mkdir(parents=True)
         lines = list(_lines(labels, numbers, categories))
         (aside / "train.tsv").write_text("".join(lines[: test.start]))
@@ -219,7 +219,7 @@ def check_new(folder: Path) -> None:
         UserError: names it.
     """
     if folder.exists():
-        raise UserError(f"{folder} is there already. Fix: give another folder, or remove it.")
+        raise UserError(f"{folder} exists already. Fix: give another folder, or remove it.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

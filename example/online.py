@@ -54,7 +54,9 @@ def run(flags: argparse.Namespace, others: list[str]) -> int:
         with started({"training": [*command, *STREAM, *others]}) as begun:
             served = list(serve(save_dir, begun))
         if len(served) < 2:
-            raise UserError("There were no two windows to compare; give more ratings, or a smaller --window.")
+            raise UserError(
+                "online.py requires at least two windows. Fix: give more ratings, or a smaller --window."
+            )
         middle = (len(served) - 1) // 2
         for then in [served[0], served[middle]][: 2 if middle else 1]:
             trained = rmse_since(stream_of(then), stream_of(served[-1]))

@@ -51,7 +51,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--candidates", type=int, default=300, help="items of a user that are ranked: 300")
     flags, others = parser.parse_known_args(argv)
     if flags.candidates < 10:
-        raise UserError(f"--candidates {flags.candidates} is too small; give at least 10, which are shown.")
+        raise UserError(f"--candidates must be at least 10, got {flags.candidates}.")
     return flags, others
 
 
@@ -122,9 +122,9 @@ def asked(
     model: ServedModel, values: dict[str, list[Any]], k: int, exclude: list[Any]
 ) -> list[list[tuple[Any, float]]]:
     """Return the recommendations of one model alone."""
-    from recsuite.serving.followers import told
+    from recsuite.serving.followers import accepted_features
 
-    return model.recommend(told(model, values), k, exclude=exclude)
+    return model.recommend(accepted_features(model, values), k, exclude=exclude)
 
 
 if __name__ == "__main__":

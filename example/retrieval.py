@@ -81,9 +81,9 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
     start = export(best, Path(config.checkpoint.save_dir))
     follower = Follower(config.checkpoint.save_dir, start=start, checkpoint=LATEST)
     model = follower.model
-    model.tell(viewer.told)
+    model.tell(viewer.features)
     follow(follower)
-    viewers = viewer.others(USERS, LEAST)
+    viewers = viewer.other_users(USERS, LEAST)
     measure(model, viewers)
     for line in page(model, viewers[0], config.serving.top, approximate=True).split("\n"):
         say(line)
@@ -108,7 +108,7 @@ def follow(follower: Follower) -> None:
     items, begin = follower.model.items(), time.perf_counter()
     after, seconds = items.nearest.lists, time.perf_counter() - begin
     is_kept = after.centres is before.centres
-    how = f"{after.came - before.came:,} were put anew" if is_kept else "made anew"
+    how = f"{after.came - before.came:,} were put anew" if is_kept else "made again"
     say(
         f"the index of {counted(len(items.ids), items.schema.item)} follows to step "
         f"{follower.model.progress.step:,}: {how}, in {seconds * 1e3:,.0f} ms"
@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
     def start() -> int:
         # Checked before a training whose end would fail.
         if importlib.util.find_spec("faiss") is None:
-            raise UserError("retrieval.py needs faiss, which is not installed; run pip install faiss-cpu.")
+            raise UserError("retrieval.py requires faiss, which is not installed; run pip install faiss-cpu.")
         return rs.run_modes(argv, MODES, defaults=DEFAULTS, after=retrieve, unread=UNREAD)
 
     return rs.exit_status(start)

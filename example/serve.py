@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import recsuite as rs
-from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, USER
+from recsuite.datasets.schema import EVENT, HISTORY, ITEM, ITEM_HISTORY, USER
 from recsuite.errors import MAX_CHARACTERS, UserError, printable
 from recsuite.files import local
 from recsuite.runtime.console import say
@@ -110,11 +110,11 @@ def tell(model: "ServedModel", flags: argparse.Namespace) -> None:
 
         recommend.tell(model, flags.data_path, str(flags.save_dir))
         return
-    from recsuite.serving.served import WITHOUT_HISTORIES
+    from recsuite.serving.served import NO_HISTORY_WARNING
 
     if model.snapshot.takes_history:
-        say(WITHOUT_HISTORIES)
-    of_items = {*model.snapshot.names_of((ITEM, AUDIENCE))} - {model.snapshot.schema.item}
+        say(NO_HISTORY_WARNING)
+    of_items = {*model.snapshot.names_of((ITEM, ITEM_HISTORY))} - {model.snapshot.schema.item}
     if of_items:
         say(
             f"what is recommended knows nothing of {', '.join(sorted(of_items))}, and is worse for it; give "
@@ -150,7 +150,7 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
 
-    from recsuite.serving.followers import of_one_moment, unknown_of
+    from recsuite.serving.followers import from_one_snapshot, unknown_of
 
     app, model, slots = FastAPI(title="recommendations"), follower.model, anyio.Semaphore(COMPUTATIONS)
     of_score, of_recommend = bodies(model.snapshot)
@@ -205,7 +205,7 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
             slots.release()
 
     def answered(name: str, ask: Callable[[], Any], ids_of: Callable[["Schema"], Any]) -> dict[str, Any]:
-        answer, snapshot = of_one_moment(follower, ask)
+        answer, snapshot = from_one_snapshot(follower, ask)
         # Only now, after the model has refused values that are no list of ids.
         unknown = unknown_of(snapshot, *ids_of(snapshot.schema))
         shortened = {name: [*map(short, ids)] for name, ids in unknown.items()}

@@ -27,7 +27,7 @@ import pandas
 import criteo_log
 from recsuite.datasets.metrics import auc
 from recsuite.errors import UserError
-from recsuite.files import DATA_ROOT, written_aside
+from recsuite.files import DATA_ROOT, replacing
 
 ROWS, MIN_ROWS, TEST_SHARE = 300_000, 1_000, 0.2
 LABELS = ("purchase", "click")
@@ -127,7 +127,7 @@ def write_log(folder: Path, labels: Sequence[str] = LABELS, rows: int = ROWS, se
         "auc": auc(events[first][test], drawn[first][test]),
         "without_taste": auc(events[f"{first} without"][test], drawn[first][test]),
     }
-    with written_aside(folder) as aside:
+    with replacing(folder) as aside:
         aside.mkdir(parents=True)
         frame = pandas.DataFrame({**{name: events[name] for name in tables}, **drawn})
         frame.iloc[: test.start].to_csv(aside / "train.csv", index=False)

@@ -17,7 +17,7 @@ WANTED = "GPUS_THAT_A_TEST_WANTS"
 
 
 @pytest.mark.skipif(WANTED not in os.environ, reason="for the tests that the next one starts")
-def test_only_what_is_launched_sees_gpus() -> None:
+def test_only_launched_processes_see_gpus() -> None:
     assert os.environ.items() >= NO_GPUS.items()
     assert GPUS["CUDA_VISIBLE_DEVICES"] == os.environ[WANTED]
 

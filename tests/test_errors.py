@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recsuite.errors import UserError, duration, signed
+from recsuite.errors import UserError, format_duration, with_script_name
 from recsuite.launcher.__main__ import say as say_of_launcher
 from recsuite.runtime.console import say
 
@@ -27,11 +27,11 @@ def test_a_message_begins_with_the_script_that_runs(
     argument: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", [argument, "--epochs", "1"])
-    assert signed("no data.") == f"{name}: no data."
+    assert with_script_name("no data.") == f"{name}: no data."
 
 
 def test_a_duration_is_said_in_its_largest_unit() -> None:
-    said = [duration(seconds) for seconds in (-3, 12.4, 119, 180, 7300, 200_000)]
+    said = [format_duration(seconds) for seconds in (-3, 12.4, 119, 180, 7300, 200_000)]
     assert said == ["0 s", "12 s", "119 s", "3 min", "2 h", "2 d"]
 
 
@@ -39,7 +39,7 @@ def test_a_name_of_a_folder_does_nothing_to_a_terminal_in_any_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert str(UserError(f"{EVIL} is not there.")) == f"{HARMLESS} is not there."
-    assert signed(UserError(EVIL)).endswith(f": {HARMLESS}")
+    assert with_script_name(UserError(EVIL)).endswith(f": {HARMLESS}")
     say(f"dumped {EVIL}")
     say_of_launcher(UserError(EVIL))
     out, err = capsys.readouterr()

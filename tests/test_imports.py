@@ -74,7 +74,7 @@ def part_of(module: str) -> str | None:
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
-def test_a_part_imports_nothing_above_it(part: str) -> None:
+def test_a_folder_imports_only_lower_layers(part: str) -> None:
     allowed = [part, *MAY_IMPORT[part].split()]
     found = {
         (module, other)
@@ -92,7 +92,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_the_library_speaks_of_movies_in_one_folder_alone() -> None:
+def test_only_one_folder_of_the_library_mentions_movies() -> None:
     found = {
         module
         for module, path in MODULES.items()

@@ -105,9 +105,7 @@ def told(tmp_path: Path, *before: str, real: bool, **options: Any) -> dict[str, 
 
 @pytest.mark.parametrize("before", [[], ["-u"]])
 @pytest.mark.parametrize("new_session", [False, True])
-def test_a_fork_is_what_a_python_is_that_was_started(
-    tmp_path: Path, before: list[str], new_session: bool
-) -> None:
+def test_a_fork_equals_a_started_python(tmp_path: Path, before: list[str], new_session: bool) -> None:
     real, fork = (told(tmp_path, *before, real=real, start_new_session=new_session) for real in (True, False))
     assert fork == real
     assert fork["parent"] == os.getpid()

@@ -25,7 +25,7 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         # Many messages contain names of files and folders.
-        return harmless(super().__str__())
+        return escaped(super().__str__())
 
 
 class LostPeerError(RuntimeError):
@@ -43,12 +43,12 @@ def script_name() -> str:
     return name if name.endswith(".py") and not name.startswith("__") else "example.py"
 
 
-def signed(sentence: object) -> str:
+def with_script_name(sentence: object) -> str:
     """Message that begins with the name of the script."""
-    return f"{script_name()}: {harmless(sentence, LINES)}"
+    return f"{script_name()}: {escaped(sentence, LINES)}"
 
 
-def harmless(text: object, kept: str = "") -> str:
+def escaped(text: object, kept: str = "") -> str:
     """Return a text with escapes for control characters and for those that change the text direction.
 
     kept: characters that are not escaped.
@@ -62,10 +62,10 @@ def harmless(text: object, kept: str = "") -> str:
 def printable(found: object) -> str:
     """Return a text of a server or file as one line that is safe to print on a terminal."""
     words = " ".join(str(found).split())
-    return harmless(words[:MAX_CHARACTERS]) + "..." * (len(words) > MAX_CHARACTERS)
+    return escaped(words[:MAX_CHARACTERS]) + "..." * (len(words) > MAX_CHARACTERS)
 
 
-def an(noun: str) -> str:
+def with_article(noun: str) -> str:
     """A noun with its article."""
     # The article depends on the sound: "a user".
     is_vowel = noun[:1].lower() in "aeiou" and not noun.lower().startswith(("use", "uni"))
@@ -77,12 +77,12 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def four_places(value: float | None) -> str:
+def format_metric(value: float | None) -> str:
     """Metric as tables and lines show it; "-" if it is not defined or not finite."""
     return f"{value:.4f}" if value is not None and math.isfinite(value) else "-"
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """Markdown table. The first row is the heading. All columns but the first are right-aligned."""
     widths = [max(6, *map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -92,7 +92,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], f"|{'-' * (widths[0] + 2)}|{rule}|", *lines[1:]])
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Duration in the largest unit of which there are at least two: "12 s", "7 min", "3 h" or "2 d"."""
     # The age of a file is negative if this clock is behind the clock of its writer.
     seconds = max(0.0, seconds)

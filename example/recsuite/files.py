@@ -96,7 +96,7 @@ def locked(path: Path, doing: str, deadline: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def written_aside(final: Path, aside: Path | None = None) -> Iterator[Path]:
+def replacing(final: Path, aside: Path | None = None) -> Iterator[Path]:
     """Yield a path beside `final` for a file or a folder, and rename it to `final` at the end.
 
     After an error it is removed. aside: the path to use, if its name must be known.
@@ -127,7 +127,7 @@ def remove(path: Path) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write or replace a file in one rename."""
-    with written_aside(path) as aside:
+    with replacing(path) as aside:
         aside.write_bytes(content)
 
 
@@ -276,11 +276,11 @@ def parsed(content: bytes) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    refuse_twice([name for name, _ in pairs])
+    check_no_duplicates([name for name, _ in pairs])
     return dict(pairs)
 
 
-def refuse_twice(names: list[str]) -> None:
+def check_no_duplicates(names: list[str]) -> None:
     """Raise ValueError for the first duplicate name."""
     if len({*names}) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])

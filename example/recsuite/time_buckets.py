@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from recsuite.config.sections import NUM_GAPS
+from recsuite.config.sections import NUM_TIME_BUCKETS
 
 # Most seconds that fit a number of 32 bits.
 OLDEST = 2**31 - 1
 
 
-def gaps_of(seconds: np.ndarray) -> np.ndarray:
+def time_buckets_of(seconds: np.ndarray) -> np.ndarray:
     """Time bucket of each gap, int32 [n]: 0 for 0 seconds, 1 for 1 and 2, 2 for 3 to 6, and so on.
 
     seconds: whole numbers of any type, [n]; below 0 they count as 0.
     """
     # The exponent of 1 + s in binary, which is exact, unlike a logarithm.
     exponents = np.frexp(1.0 + np.maximum(seconds, 0))[1] - 1
-    return np.minimum(exponents, NUM_GAPS - 1).astype(np.int32)
+    return np.minimum(exponents, NUM_TIME_BUCKETS - 1).astype(np.int32)

@@ -24,7 +24,7 @@ from tests.support.launch import ROOT, python, read_json, started, succeeded, wa
 GPU = ROOT / "benchmarks" / "gpu.py"
 
 
-def test_the_miniature_leaves_figures_of_every_section_asked_for(tmp_path: Path) -> None:
+def test_the_small_benchmark_writes_results_of_every_requested_section(tmp_path: Path) -> None:
     # Without "training", which compiles.
     only = ("steps", "ncf", "lookup", "disk")
     found, printed = measured("gpu", tmp_path, "--small", "--only", *only)
@@ -46,7 +46,7 @@ def test_the_miniature_leaves_figures_of_every_section_asked_for(tmp_path: Path)
 
 
 @pytest.mark.soak
-def test_the_miniature_runs_all_of_it(tmp_path: Path) -> None:
+def test_the_small_benchmark_runs_every_section(tmp_path: Path) -> None:
     # Real ones: its commands start from several threads, of which a fork keeps one.
     succeeded(python(GPU, *short_form("gpu"), "--report", tmp_path, env=env(), real=True, timeout=400))
     found = read_json(tmp_path / "gpu.json")
@@ -78,7 +78,7 @@ def env() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT / "example")])}
 
 
-def test_a_section_that_fails_leaves_the_figures_of_the_others_and_what_went_wrong(tmp_path: Path) -> None:
+def test_a_failed_section_keeps_the_results_of_the_others_and_its_error(tmp_path: Path) -> None:
     raises = "from gpu_sections import run_section\ndef fail(settings, emit):\n"
     raises += (
         "    emit({'figure': 1})\n    raise ValueError('no such kernel')\nrun_section({'raises': fail})\n"
@@ -104,7 +104,7 @@ def test_a_section_that_fails_leaves_the_figures_of_the_others_and_what_went_wro
     assert "The section raises did not end: ValueError: no such kernel" in output
 
 
-def test_a_run_that_is_killed_leaves_what_it_had_found(tmp_path: Path) -> None:
+def test_a_killed_run_keeps_its_results(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     says = f"import os, pathlib, time\npathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\n"
     says += "print('{\"figure\": 2}', flush=True)\ntime.sleep(600)\n"
@@ -120,7 +120,7 @@ def test_a_run_that_is_killed_leaves_what_it_had_found(tmp_path: Path) -> None:
     assert found["sections"]["during"]["results"] == [{"figure": 2}]
 
 
-def test_what_has_no_time_left_is_told_of() -> None:
+def test_sections_without_time_left_are_reported() -> None:
     runner, found = benchmark("gpu"), {}
     section = runner.GpuSection("late", lambda left: pytest.fail("was begun"), 60.0)
     runner.run_sections([section], 5.0, lambda name, what: found.update({name: what}))
@@ -141,7 +141,7 @@ def event(kind: str, name: str, begin: float, length: float, thread: int = 1) ->
     return {"ph": "X", "cat": kind, "name": name, "ts": begin, "dur": length, "tid": thread}
 
 
-def test_of_a_trace_it_is_known_what_is_hidden_and_who_waits() -> None:
+def test_a_trace_gives_overlapped_and_waiting_time() -> None:
     trace = benchmark("gpu_sections")
     events = [
         event("user_annotation", "ProfilerStep#7", 0, 1000),
@@ -198,7 +198,7 @@ def test_checkpoints_are_the_same_bit_for_bit_or_refused(tmp_path: Path) -> None
         commands.same_tensors(tmp_path / "one", tmp_path / "signed")
 
 
-def test_variants_take_turns_where_they_fit_together() -> None:
+def test_variants_alternate_if_they_fit_in_memory_together() -> None:
     training = benchmark("gpu_sections")
     here, ready, dense, sparse = training.HERE, training.READY, training.DENSE, training.SPARSE
     names = (here, ready, dense, sparse)
@@ -218,7 +218,7 @@ def test_tables_are_as_large_as_disk_memory_and_time_allow() -> None:
     assert fit(10**9, much, much, 10.0, row * 100, row * 100) == pytest.approx(200, abs=1)
 
 
-def test_a_rank_counts_what_has_the_device_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_counts_the_processes_that_use_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     device = benchmark("gpu_sections")
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as child:
@@ -236,7 +236,7 @@ def test_a_rank_counts_what_has_the_device_open(monkeypatch: pytest.MonkeyPatch)
     assert device.processes_on_device()["open"] == [os.getpid()]
 
 
-def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came() -> None:
+def test_a_truncated_run_shows_its_finished_sections() -> None:
     tables = benchmark("gpu")
     device = {"kind": "cuda", "name": "GPU", "driver": "1.2", "cuda": "13.0", "nccl": "2.28"}
     rates = {"here": [3e6, 3e6], "plain, dense Adam": [1e6, 1e6], "plain, sparse Adagrad": [2e6, 2e6]}

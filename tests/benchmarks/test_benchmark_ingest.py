@@ -35,6 +35,6 @@ def test_columns_are_made_of_parquet_beside_pyarrow_and_each_figure_has_its_bar(
 
 
 @pytest.mark.soak
-def test_a_hundred_million_events_are_taken_in_within_two_gibibytes(tmp_path: Path) -> None:
+def test_a_hundred_million_events_are_read_within_two_gibibytes(tmp_path: Path) -> None:
     found = results_of(tmp_path, "texts", "--events", 100_000_000, "--rounds", 1, timeout=3_600)
     assert found["ingest"][0]["peak"] < 2 * 2**30

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
 from tests.support.benchmarks import measured
 
 
 @pytest.mark.soak
-def test_what_is_appended_is_known_to_the_served_model(tmp_path: Path) -> None:
+def test_the_served_model_knows_appended_users(tmp_path: Path) -> None:
     short = ("--ratings", 3_000, "--chunk", 128, "--chunks", 3, "--burst", 2, "--night", 2)
     found, printed = measured("online_serving", tmp_path, *short)
     assert len(found["seconds"]) == len(found["errors"]) == 3
@@ -26,7 +26,7 @@ def test_what_is_appended_is_known_to_the_served_model(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_all_models_are_judged_by_the_same_ratings(tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "ratings", 3_000, seed=0, world=MovingWorld())
+    write_synthetic(tmp_path / "ratings", 3_000, seed=0, world=DriftingWorld())
     short = ("--window", "120d", "--every", 3, "--epochs", 2, "--data", tmp_path / "ratings")
     found, _ = measured("online_quality", tmp_path, *short)
     assert 0.3 < found["ratings"]["judged"] / found["ratings"]["all"] <= 0.5

@@ -52,12 +52,12 @@ def matrix(lines: list[list[int]]) -> Any:
     return csr_matrix(np.array(lines, np.float32))
 
 
-def test_ease_is_what_one_user_with_two_items_gives_by_hand(peers: Any) -> None:
+def test_ease_equals_a_hand_computed_example(peers: Any) -> None:
     # X'X + 1 is 2 1, 1 2, and its inverse 2 -1, -1 2 divided by 3: each item gives the other 1/2.
     assert peers.ease(matrix([[1, 1]]), 1.0) == pytest.approx(np.array([[0.5, 0.5]]))
 
 
-def test_ease_is_what_the_formula_of_its_paper_gives(peers: Any) -> None:
+def test_ease_equals_the_formula_of_its_paper(peers: Any) -> None:
     events = (np.random.default_rng(0).random((12, 7)) < 0.4).astype(np.float32)
     inverse = np.linalg.inv(events.T @ events + 3.0 * np.eye(7))
     weights = inverse / -np.diag(inverse)
@@ -65,9 +65,7 @@ def test_ease_is_what_the_formula_of_its_paper_gives(peers: Any) -> None:
     assert peers.ease(matrix(events.tolist()), 3.0) == pytest.approx(events @ weights, abs=1e-6)
 
 
-def test_settings_are_those_best_on_validation_and_then_validation_is_learned_too(
-    peers: Any, columns: Columns
-) -> None:
+def test_settings_are_chosen_on_validation_and_then_trained_with_it(peers: Any, columns: Columns) -> None:
     learned = []
 
     def score(known: Any, settings: float, seed: int) -> np.ndarray:
@@ -111,7 +109,7 @@ def test_errors_are_measured_as_in_training(peers: Any, columns: Columns) -> Non
     assert trace.rmse == pytest.approx([columns.baselines["predictions"]["biases"]["rmse"]], abs=1e-12)
 
 
-def test_the_features_say_who_rated_what_each_side_with_one_length(peers: Any) -> None:
+def test_co_occurrence_features_of_both_sides_have_unit_length(peers: Any) -> None:
     users, items = np.array([0, 0, 1]), np.array([0, 1, 1])
     known = peers.Ratings(users, items, np.ones(3, np.float32), (2, 3))
     of_users, of_items, groups = peers.features(known, sets=True)
@@ -125,7 +123,7 @@ def test_the_features_say_who_rated_what_each_side_with_one_length(peers: Any) -
     assert ids_of_items.toarray().tolist() == np.eye(3).tolist()
 
 
-def test_a_prediction_is_the_mean_of_the_draws_but_for_the_first(peers: Any) -> None:
+def test_a_prediction_is_the_mean_of_all_samples_except_the_first(peers: Any) -> None:
     class Machine:
         def __init__(self, value: float) -> None:
             self.value = value
@@ -141,7 +139,7 @@ def test_a_prediction_is_the_mean_of_the_draws_but_for_the_first(peers: Any) -> 
     assert draws.trace.seconds == sorted(draws.trace.seconds)
 
 
-def test_the_factorization_machine_finds_more_than_biases_where_taste_is_all(peers: Any) -> None:
+def test_the_factorization_machine_beats_biases_on_planted_factors(peers: Any) -> None:
     rng = np.random.default_rng(0)
     users, items = np.divmod(rng.permutation(40 * 30), 30)
     labels = np.where((users + items) % 2, 4.5, 2.0).astype(np.float32)

@@ -13,7 +13,7 @@ import pytest
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import measure_ranks
-from recsuite.datasets.movielens.synthetic import ChainWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import MarkovWorld, write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.benchmarks import benchmark, measured
 
@@ -46,7 +46,7 @@ def sequences() -> Any:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "tiny"
-    write_synthetic(folder, 1_000, seed=0, world=ChainWorld())
+    write_synthetic(folder, 1_000, seed=0, world=MarkovWorld())
     return folder
 
 
@@ -65,7 +65,7 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> Columns:
     return columns_of(tmp_path_factory.mktemp("lines"), LINES)
 
 
-def test_recboles_metrics_are_ours(sequences: Any) -> None:
+def test_metrics_equal_those_of_recbole(sequences: Any) -> None:
     ranks = np.random.default_rng(0).integers(1, 25, 1_000)
     recommended = np.tile(np.arange(1, 11), (1_000, 1))
     found = sequences.metrics_of(recommended, ranks)
@@ -75,27 +75,27 @@ def test_recboles_metrics_are_ours(sequences: Any) -> None:
     assert found == pytest.approx({"hr_at_10": 2 / 3, "ndcg_at_10": (1 + 1 / 2) / 3})
 
 
-def test_what_stands_in_for_missing_packages_is_gone_afterwards(sequences: Any) -> None:
+def test_stubs_of_missing_packages_are_removed_afterwards(sequences: Any) -> None:
     missing = [name for name in sequences.UNCALLED if find_spec(name.partition(".")[0]) is None]
     sequences.load("evaluator.metrics")
     assert not [name for name in missing if name in sys.modules]
 
 
-def test_what_is_known_lies_in_the_order_of_time(sequences: Any, columns: Columns) -> None:
+def test_known_events_are_in_time_order(sequences: Any, columns: Columns) -> None:
     users, items = sequences.known_before(columns, "test")
     assert list(zip(users.tolist(), items.tolist(), strict=True)) == [
         *((0, 0), (1, 0), (1, 1), (1, 2), (2, 4), (2, 1), (2, 3), (0, 1), (0, 2)),
     ]
 
 
-def test_the_newest_events_say_what_is_popular_of_late(sequences: Any, columns: Columns) -> None:
+def test_recent_popularity_uses_the_newest_events(sequences: Any, columns: Columns) -> None:
     of_late = sequences._recent(columns, "test", 3)[0]
     # The last three are of movies 4, 2 and 3; movie 2 has more in all, and so has 1, but none of late.
     assert np.argsort(-of_late).tolist()[:3] == [1, 2, 3]
     assert of_late[0] < 1
 
 
-def test_a_counted_chain_goes_where_others_went_from_there(sequences: Any, columns: Columns) -> None:
+def test_a_counted_chain_follows_observed_transitions(sequences: Any, columns: Columns) -> None:
     # Nothing ever came after the last of anybody, so the popular ones come first: for user 1 the movies 4 and
     # 5 are left, for user 2 as well, and for user 3 it is 1 and 3, each time as popular as the other.
     found = sequences.counted_chain(columns).metrics
@@ -103,7 +103,7 @@ def test_a_counted_chain_goes_where_others_went_from_there(sequences: Any, colum
     assert found == pytest.approx({"hr_at_10": 1.0, "ndcg_at_10": 1 / np.log2(3)})
 
 
-def test_a_counted_chain_knows_what_followed(sequences: Any, tmp_path: Path) -> None:
+def test_a_counted_chain_counts_successors(sequences: Any, tmp_path: Path) -> None:
     columns = columns_of(tmp_path, [*LINES, (4, 4, 1), (4, 3, 2), (4, 2, 95)])
     # From 4 user 4 went to 3: before it was level with 1 for user 3, whose movie 1 is now behind it. From 3
     # nothing came as before, and user 4 is left with 1, which two had, 2, which three had, and 5.
@@ -111,7 +111,7 @@ def test_a_counted_chain_knows_what_followed(sequences: Any, tmp_path: Path) -> 
     assert sequences.counted_chain(columns).metrics == pytest.approx(measure_ranks(ranks))
 
 
-def test_sequences_end_before_what_is_to_be_foreseen(sequences: Any, columns: Columns) -> None:
+def test_sequences_end_before_the_item_to_predict(sequences: Any, columns: Columns) -> None:
     sequences = sequences.Sequences.of(columns, "test")
     begins, ends = sequences.nexts()
     batch = sequences.batch(begins, ends)
@@ -135,7 +135,7 @@ def test_sasrec_reads_the_last_items_alone(sequences: Any) -> None:
     assert batch["item_length"].tolist() == [50]
 
 
-def test_windows_foresee_every_event_but_the_first_of_a_user_once(sequences: Any) -> None:
+def test_windows_predict_each_event_except_the_first_of_a_user_once(sequences: Any) -> None:
     lengths = np.array([1, 2, 130, 51, 300])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     sequences = sequences.Sequences(np.arange(offsets[-1], dtype=np.int32), offsets)
@@ -148,7 +148,7 @@ def test_windows_foresee_every_event_but_the_first_of_a_user_once(sequences: Any
     assert sequences.windows(np.random.default_rng(1))[0].tolist() != begins.tolist()
 
 
-def test_all_places_at_once_are_what_the_package_says_of_each_sequence(sequences: Any) -> None:
+def test_batched_positions_equal_those_of_the_package_per_sequence(sequences: Any) -> None:
     import torch
 
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.soak
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
-def test_two_machines_send_little_more_than_must_travel_and_learn_what_one_does(tmp_path: Path) -> None:
+def test_two_machines_send_little_beyond_the_minimum_and_learn_the_same(tmp_path: Path) -> None:
     short = ["--rounds", 1, "--steps", 4, "--ratings", 20_000, "--without", "crowded"]
     found, printed = measured("wire", tmp_path, *short)
     assert found["rates"].keys() == {"one machine", "two machines"}

@@ -67,7 +67,7 @@ def test_the_clicks_are_the_ratings_of_4_and_more_as_they_were_written(
     assert (tmp_path / "clicks" / "ratings.csv").read_text().splitlines() == [lines[0], *liked]
 
 
-def test_the_events_of_both_sides_are_those_of_the_columns(peers: Any, columns: Columns) -> None:
+def test_the_events_for_both_systems_equal_the_columns(peers: Any, columns: Columns) -> None:
     train, both = (peers.clicks_before(columns, split) for split in ("validation", "test"))
     assert (train.sum(), both.sum()) == (columns.num_train, columns.num_train + columns.num_validation)
     users, items = peers.events_of(columns, "test")
@@ -92,7 +92,7 @@ def test_ranks_are_those_that_the_baseline_of_training_counts(
     assert found.tolist() == expected.tolist()
 
 
-def test_ties_count_against_an_item_and_what_was_clicked_does_not_compete(peers: Any) -> None:
+def test_ties_count_against_an_item_and_clicked_items_are_excluded(peers: Any) -> None:
     from scipy.sparse import csr_matrix
 
     scores = np.array([[3, 2, 2, 1], [3, 2, 2, 1], [1, 1, 1, 1]], np.float32)

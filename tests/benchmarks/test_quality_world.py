@@ -109,7 +109,7 @@ def test_without_strength_movies_are_as_popular_as_in_the_default_world(count: i
     assert squares.mean() == pytest.approx(1, abs=4 * math.sqrt(2 / NUM_MOVIES))
 
 
-def test_choices_tell_of_factors_only_if_they_have_strength(tmp_path: Path) -> None:
+def test_choices_reveal_factors_only_with_choice_strength(tmp_path: Path) -> None:
     for name, strength in (("none", 0.0), ("some", 0.5)):
         write_synthetic(tmp_path / name, NUM_RATINGS, 0, ChoosingWorld(choice_strength=strength))
     none, some = (read(tmp_path / name).summary for name in ("none", "some"))

@@ -77,7 +77,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(
     assert contents[0] == contents[1] != contents[2]
 
 
-def test_too_few_events_are_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_too_few_events_are_refused_with_one_message(tmp_path: Path) -> None:
     result = run_command([sys.executable, str(SCRIPT), str(tmp_path / "shop"), "--events", "999"])
     assert result.returncode == 2
     assert "--events must be at least 1,000, got 999" in result.stderr
@@ -97,7 +97,7 @@ def test_known_means_of_the_effects_are_those_of_the_labels(drawn: dict[str, Any
     assert 0.1 < it.label[is_weekend].mean() - it.label[~is_weekend].mean() < 0.35
 
 
-def test_what_a_price_means_depends_on_the_country_alone(drawn: dict[str, Any], shop: Any) -> None:
+def test_the_effect_of_a_price_depends_on_the_country_only(drawn: dict[str, Any], shop: Any) -> None:
     it = drawn["stars"]
     country, price = it.world.users.country[it.moments.user], np.log(it.world.items.price[it.item])
     slopes = {}
@@ -111,7 +111,7 @@ def test_what_a_price_means_depends_on_the_country_alone(drawn: dict[str, Any], 
     assert abs(np.polyfit(price[known], it.label[known], 1)[0]) < 0.15
 
 
-def test_the_oracle_knows_the_chance_of_a_yes_at_every_level(drawn: dict[str, Any], shop: Any) -> None:
+def test_the_oracle_is_calibrated_at_every_probability(drawn: dict[str, Any], shop: Any) -> None:
     it = drawn["yes_no"]
     score = shop.total(it.world.effects(it.moments, it.item).values())
     chance = shop.chance_above(score, shop.LIKED_SCORE, shop.NOISE_STD)

@@ -44,7 +44,7 @@ from recsuite.training import loop as training
 from recsuite.training.callbacks import Callback, Step
 from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.progress import Progress
-from recsuite.training.weights import local_parts, unsound
+from recsuite.training.weights import describe_invalid_weights, local_parts
 from tests.support.fault_ranks import SLOW_SECONDS
 from tests.support.launch import (
     EXAMPLE,
@@ -108,7 +108,7 @@ WITHOUT_ROOM = (
 )
 
 
-def test_a_checkpoint_without_room_on_one_rank_is_one_sentence_and_a_later_one_succeeds(
+def test_a_full_disk_on_one_rank_gives_one_message_and_a_later_checkpoint_succeeds(
     faults: dict[str, Any], mode: str
 ) -> None:
     found = faults["full and slow"]
@@ -122,7 +122,7 @@ def test_a_checkpoint_without_room_on_one_rank_is_one_sentence_and_a_later_one_s
 
 @pytest.mark.parametrize("mode", ["dynamic delta"], indirect=True, scope="module")
 @pytest.mark.parametrize("table", ["user", "movie", "history"])
-def test_a_delta_after_some_without_room_says_of_all_ids_that_left_since_the_last_one_there(
+def test_a_delta_after_failed_ones_contains_all_evicted_ids_since_the_last(
     faults: dict[str, Any], table: str
 ) -> None:
     chain = chain_at(faults["dumps"] / "full and slow" / "delta-000000004")
@@ -135,7 +135,7 @@ def test_a_delta_after_some_without_room_says_of_all_ids_that_left_since_the_las
         assert len(gone[is_there(gone, step - 1) & ~is_there(gone, step)])
 
 
-def test_a_last_checkpoint_without_room_is_the_mistake_that_ends_the_training(
+def test_a_full_disk_at_the_last_checkpoint_ends_the_training_with_a_message(
     faults: dict[str, Any], mode: str
 ) -> None:
     found = faults["full at the end"]
@@ -144,7 +144,7 @@ def test_a_last_checkpoint_without_room_is_the_mistake_that_ends_the_training(
     assert found["leftovers"] == []
 
 
-def test_weights_of_no_trained_model_on_one_rank_end_the_training_before_they_are_written(
+def test_invalid_weights_on_one_rank_end_the_training_before_a_checkpoint(
     faults: dict[str, Any], mode: str
 ) -> None:
     found = faults["diverged"]
@@ -156,7 +156,7 @@ def test_weights_of_no_trained_model_on_one_rank_end_the_training_before_they_ar
     assert found["leftovers"] == []
 
 
-def test_the_others_wait_for_a_rank_that_writes_slowly(faults: dict[str, Any], mode: str) -> None:
+def test_ranks_wait_for_a_slow_writer(faults: dict[str, Any], mode: str) -> None:
     found = faults["full and slow"]
     # Those of the two before it, which had no room.
     assert len([line for line in found["said"] if "could not" in line]) == 2
@@ -169,7 +169,7 @@ def test_the_others_wait_for_a_rank_that_writes_slowly(faults: dict[str, Any], m
     ("number", "words"),
     [(28, "No space left on device"), (122, "Disk quota exceeded"), (5, "Input/output error")],
 )
-def test_what_the_system_refuses_the_writer_of_shard_files_is_told_as_what_it_is(
+def test_os_errors_of_the_shard_writer_keep_their_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -195,7 +195,7 @@ except UserError as error: print(error)
 
 @needs_mounts
 @pytest.mark.parametrize("with_lock", [False, True])
-def test_a_folder_on_a_read_only_disk_is_refused_in_a_sentence(tmp_path: Path, with_lock: bool) -> None:
+def test_a_folder_on_a_read_only_disk_is_refused_with_one_message(tmp_path: Path, with_lock: bool) -> None:
     (tmp_path / "dumps").mkdir()
     if with_lock:
         (tmp_path / "dumps" / ".lock").touch()
@@ -206,7 +206,7 @@ def test_a_folder_on_a_read_only_disk_is_refused_in_a_sentence(tmp_path: Path, w
 
 
 @needs_mounts
-def test_a_folder_that_its_mode_forbids_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_its_mode_forbids_is_refused_with_one_message(tmp_path: Path) -> None:
     (tmp_path / "dumps").mkdir(mode=0o555)
     # In a user namespace without a mapped root not even root may write against a mode.
     command = ["unshare", "--user", sys.executable, "-c", READ_ONLY, "dumps"]
@@ -276,7 +276,7 @@ def test_a_second_trainer_on_the_folder_is_refused_and_the_first_continues(
 # --- states that cannot be loaded ---
 
 
-def test_what_is_loaded_is_what_the_model_was_at_its_step(trained: Trained) -> None:
+def test_a_load_restores_the_model_of_its_step(trained: Trained) -> None:
     assert trained.load().step == 4
     assert differing(tensors_of(trained.train_state), 4) == []
     assert trained.load(trained.folder / "step-000000001").step == 1
@@ -304,7 +304,7 @@ def test_a_model_whose_loss_is_not_a_number_is_not_written(trained: Trained, los
 
 
 @pytest.mark.parametrize("kind", ["step", "delta"])
-def test_what_an_old_writer_writes_late_is_in_no_folder_of_the_next_attempt(
+def test_late_writes_of_an_old_attempt_do_not_reach_the_next_one(
     trained: Trained, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank on another machine outlives its attempt, and writes when the next one writes the same step."""
@@ -353,7 +353,7 @@ def diverged(step: int, name: str) -> str:
 @pytest.mark.parametrize("value", [5e29, -5e29, float("inf"), float("nan")])
 @pytest.mark.parametrize("name", ["tables.user.weight", "dense.mlp.0.weight"])
 @pytest.mark.parametrize("increments", [False, True])
-def test_a_model_with_weights_of_no_trained_one_is_not_written(
+def test_a_model_with_invalid_weights_is_not_written(
     trained: Trained, increments: bool, name: str, value: float
 ) -> None:
     before = sorted(trained.folder.iterdir())
@@ -395,7 +395,7 @@ def train_epoch_of_8_steps(
 
 
 @pytest.mark.parametrize("increments", [False, True])
-def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
+def test_weights_are_checked_once_per_epoch(
     trained: Trained, increments: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at: list[set[str]] = []
@@ -403,10 +403,10 @@ def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
     def noting(dense: dict[str, torch.Tensor], tables: dict[str, EmbeddingTable], changed: bool) -> str:
         rows = {f"tables.{name}.{slot}" for name, table in tables.items() for slot in table.tensors}
         looked_at.append({*dense, *rows})
-        return unsound(dense, tables, changed)
+        return describe_invalid_weights(dense, tables, changed)
 
     for module in (checkpointers, loop):
-        monkeypatch.setattr(module, "unsound", noting)
+        monkeypatch.setattr(module, "describe_invalid_weights", noting)
     train_epoch_of_8_steps(trained, tmp_path / "epoch", increments)
     assert looked_at == [set(tensors_of(trained.train_state))]
     newest = newest_in(tmp_path / "epoch")
@@ -422,7 +422,7 @@ def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
     ],
 )
 @pytest.mark.parametrize("increments", [False, True])
-def test_what_diverges_in_the_last_step_of_an_epoch_is_neither_validated_nor_written(
+def test_divergence_in_the_last_step_of_an_epoch_prevents_validation_and_checkpoint(
     trained: Trained,
     increments: bool,
     name: str,
@@ -550,7 +550,7 @@ MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "other data with more users": (
         {"vocabulary": "0" * 32, "tensors": {USER: ([7, 4], "float32")}},
-        ["its table user has 7 rows, and here there are ", "for new ids train anew on all files, or from "],
+        ["its table user has 7 rows, and here there are ", "for new ids train again on all files, or from "],
     ),
     "other columns": (
         {"features": {"a_price": {}}},

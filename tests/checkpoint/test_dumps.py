@@ -130,9 +130,7 @@ def test_the_steps_after_a_load_have_the_losses_of_those_after_the_checkpoint(
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
-def test_what_an_evaluation_looks_up_does_not_count_as_changed(
-    num_ranks: int, written: dict[int, Any]
-) -> None:
+def test_rows_looked_up_in_evaluation_are_not_in_a_delta(num_ranks: int, written: dict[int, Any]) -> None:
     for found in written[num_ranks]["cases"].values():
         before, after, evaluated = (found["marks"][when] for when in ("before", "after", "evaluated"))
         assert all(before.values())
@@ -168,14 +166,14 @@ def resumed(written: dict[int, Any], read: dict[int, Any], all_of_them: bool) ->
     ]
 
 
-def test_every_number_of_ranks_is_ended_and_resumes_what_others_were_ended_at(
+def test_a_training_ended_on_some_ranks_resumes_on_any_other_number(
     resumed: list[tuple[Any, Any, int]], all_of_them: bool
 ) -> None:
     assert sorted({readers for *_, readers in resumed}) == [*RANKS]
     assert len(resumed) == (6 if all_of_them else 3)
 
 
-def test_a_training_resumed_on_other_ranks_takes_each_rating_that_was_left_once(
+def test_a_training_resumed_on_other_ranks_uses_each_remaining_rating_once(
     resumed: list[tuple[Any, Any, int]],
 ) -> None:
     for ended, again, _ in resumed:
@@ -186,7 +184,7 @@ def test_a_training_resumed_on_other_ranks_takes_each_rating_that_was_left_once(
         assert len(again["taken"]) == num_train - before["end"]["samples"]
 
 
-def test_a_training_resumed_on_other_ranks_ends_where_and_as_good_as_one_that_was_never_interrupted(
+def test_a_training_resumed_on_other_ranks_ends_at_the_same_step_and_quality(
     resumed: list[tuple[Any, Any, int]],
 ) -> None:
     for ended, again, readers in resumed:

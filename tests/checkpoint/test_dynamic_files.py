@@ -44,7 +44,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any
     return found
 
 
-def test_the_drawn_training_lets_ids_come_leave_come_back_expire_and_wait(
+def test_the_random_training_inserts_evicts_reinserts_and_expires_ids(
     written: dict[int, dict[str, Any]],
 ) -> None:
     counts = written[1]["manifests"][-1].dynamic["user"].counts
@@ -82,7 +82,7 @@ def test_a_delta_that_comes_twice_changes_nothing(written: dict[int, dict[str, A
         assert table.state() == of["states"][number]
 
 
-def test_a_training_goes_on_from_what_was_loaded_as_if_nothing_had_been(
+def test_a_loaded_training_continues_like_an_uninterrupted_one(
     written: dict[int, dict[str, Any]],
 ) -> None:
     of = written[2]
@@ -111,7 +111,7 @@ def test_a_delta_that_could_not_be_written_is_contained_in_the_next_one(tmp_path
     assert other.state() == table.state()
 
 
-def test_what_is_written_is_a_copy_of_its_moment() -> None:
+def test_a_checkpoint_is_a_copy_taken_at_its_step() -> None:
     table = Table(SPEC, 1)
     advance(table, random.Random(1), 0, 20)
     arrays = arrays_of(table.ranks[0], is_delta=False)
@@ -145,7 +145,7 @@ def test_a_table_that_is_too_small_is_refused_with_the_number_that_fits(
     assert len(table.state()[0]) == live
 
 
-def test_where_somebody_may_be_let_go_the_least_wanted_are_left_out_and_counted(
+def test_rows_beyond_the_capacity_are_evicted_by_policy_and_counted(
     written: dict[int, dict[str, Any]],
 ) -> None:
     of = written[3]
@@ -224,7 +224,7 @@ def empty_place(first: dict[str, Any], second: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (longer, "not all as many"),
+        (longer, "different numbers of rows"),
         (twice, "one of them twice"),
         (unsorted, "do not ascend"),
         (without_unknown, "0 times, not once"),

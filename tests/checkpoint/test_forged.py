@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from recsuite.checkpoint.checkpointer import compact
-from recsuite.checkpoint.folder import retire
+from recsuite.checkpoint.folder import remove_checkpoint
 from recsuite.checkpoint.format import MANIFEST, read_manifest, write_manifest
 from recsuite.checkpoint.restore import restore_chosen
 from recsuite.checkpoint.shards import OFFSETS_KEY, RowReader
@@ -115,7 +115,7 @@ def forge(found: dict[str, Any], chance: random.Random) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [DUMP, DELTA])
 @pytest.mark.parametrize("is_sealed", [True, False])
 @pytest.mark.parametrize("count", [FORGERIES, pytest.param(10 * FORGERIES, marks=pytest.mark.soak)])
-def test_every_forged_manifest_is_a_sentence_or_a_load_of_what_was_written(
+def test_every_forged_manifest_gives_one_message_or_a_load_of_what_was_written(
     trained: Trained, name: str, is_sealed: bool, count: int
 ) -> None:
     path, chance = trained.folder / name / MANIFEST, random.Random(SEED)
@@ -168,7 +168,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("change", NAMED)
-def test_a_manifest_that_cannot_be_is_refused_by_load_resume_compact_export_and_serving(
+def test_an_invalid_manifest_is_refused_by_load_resume_compact_export_and_serving(
     trained: Trained, change: str
 ) -> None:
     for state in (trained.folder / "step-000000002", trained.folder / "delta-000000004"):
@@ -192,7 +192,7 @@ def test_a_manifest_that_cannot_be_is_refused_by_load_resume_compact_export_and_
     "content",
     [b"[" * 200_000, b'{"a":' * 5_000 + b"1" + b"}" * 5_000, b'{"run": "a", "run": "b"}', b'{"run": NaN}'],
 )
-def test_json_that_python_chokes_on_is_a_sentence(trained: Trained, content: bytes) -> None:
+def test_invalid_json_gives_one_message(trained: Trained, content: bytes) -> None:
     (trained.folder / DUMP / MANIFEST).write_bytes(content)
     assert not ends_well(lambda: trained.load(trained.folder / DUMP))
     assert not ends_well(lambda: ServedModel.open(trained.folder / DUMP))
@@ -373,7 +373,7 @@ def split_part(folder: Path, second_begins: int) -> None:
     reseal(folder)
 
 
-def test_shards_of_two_parts_are_put_together_where_they_leave_nothing_out_and_have_nothing_twice(
+def test_shard_files_are_joined_only_without_gaps_and_overlaps(
     trained: Trained,
 ) -> None:
     split_part(trained.folder / DUMP, 0)
@@ -404,7 +404,7 @@ def test_a_load_of_the_newest_takes_a_newer_one_where_the_trainer_removes_it(
             newer.rename(trained.folder / "step-000000002")
         if len(removed) != 1:
             removed.append(folder)
-            retire(folder)
+            remove_checkpoint(folder)
         read(reader, tensors)
 
     monkeypatch.setattr(RowReader, "fill", read_late)

@@ -97,18 +97,18 @@ def test_a_kill_at_any_instant_leaves_the_newest_checkpoint_whole(
     assert found["kills"] == dict.fromkeys(TARGETS, KILLS // len(TARGETS))
 
 
-def test_in_spite_of_the_kills_the_steps_continue(killed: dict[str, dict[str, Any]]) -> None:
+def test_steps_continue_despite_kills(killed: dict[str, dict[str, Any]]) -> None:
     # Of four kills in each mode, one comes after a checkpoint of another step.
     assert all(found["step"] >= 1 for found in killed.values())
 
 
-def test_the_kills_hit_writers_at_work(killed: dict[str, dict[str, Any]]) -> None:
+def test_kills_hit_processes_that_are_writing(killed: dict[str, dict[str, Any]]) -> None:
     # Of four kills in each mode, two come when something is half written. A survivor may finish it.
     assert sum(found["left"] for found in killed.values()) >= len(SHORT_MODES)
 
 
 @pytest.mark.soak
-def test_kills_go_on_and_on(zygote: Answering) -> None:
+def test_repeated_kills_leave_a_whole_checkpoint(zygote: Answering) -> None:
     deadline, number, total = time.monotonic() + SECONDS, 0, 0
     while time.monotonic() < deadline:
         mode = MODES[number % len(MODES)]
@@ -243,7 +243,7 @@ def resumes(place: Place, save_dir: Path, command: list[str], output: str) -> No
     progress = read_manifest(state.folder).progress
     *_, dumped, told = output.splitlines()
     assert dumped.endswith(f"dumped {state.folder}")
-    assert f"told to end, stopped at step {step_of(state.folder):,}" in told
+    assert f"stopped by a signal at step {step_of(state.folder):,}" in told
     assert progress.samples > 0
     more = flags(place, save_dir, "--resume", "--epochs", progress.epoch + 1)
     again = succeeded(run_command([*command, *more], env=place.env))
@@ -285,7 +285,7 @@ def test_sigterm_to_the_process_group_of_a_single_process_ends_it_with_a_checkpo
 
 
 @pytest.mark.soak
-def test_tables_that_take_ids_in_go_on_after_sigterm_to_a_launcher_as_if_nothing_had_been(
+def test_dynamic_tables_continue_after_sigterm_to_a_launcher_bit_for_bit(
     place: Place, tmp_path: Path
 ) -> None:
     save_dir, whole_dir, epochs = tmp_path / "dumps", tmp_path / "whole", 5
@@ -304,7 +304,7 @@ def test_tables_that_take_ids_in_go_on_after_sigterm_to_a_launcher_as_if_nothing
     progress = read_manifest(ended.folder).progress
     assert progress.samples > 0
     assert f"dumped {ended.folder}" in output
-    assert f"told to end, stopped at step {progress.step:,}" in output
+    assert f"stopped by a signal at step {progress.step:,}" in output
     again = succeeded(run_command(command(save_dir, "resumed", "--resume"), env=place.env))
     assert f"; step {progress.step:,}, written by 2 ranks" in again
     succeeded(run_command(command(whole_dir, "whole"), env=place.env))

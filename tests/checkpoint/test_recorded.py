@@ -22,7 +22,7 @@ from recsuite.checkpoint.recorded import (
 from recsuite.config.config import Config, flag_names
 from recsuite.config.parser import parse_given
 from recsuite.datasets import opening
-from recsuite.datasets.opening import OF_A_MACHINE
+from recsuite.datasets.opening import MACHINE_FLAGS
 from recsuite.errors import UserError
 from recsuite.tools import script
 from tests.support.launch import EXAMPLE, python, succeeded
@@ -147,13 +147,13 @@ def test_the_flags_of_a_checkpoint_from_before_there_were_sections_are_read(trai
         merged(trained, "--resume")
 
 
-def test_a_resume_takes_what_is_learned_and_how_from_the_checkpoint(trained: Config) -> None:
+def test_a_resume_uses_the_recorded_model_and_learning_flags(trained: Config) -> None:
     assert merged(trained, "--resume --num_workers 2") == trained.replaced(resume=True, num_workers=2)
     # What is compacted may be resumed later.
     assert merged(trained, "--compact") == trained.replaced(compact=True)
 
 
-def test_columns_are_not_made_again_because_they_were_at_the_training(trained: Config) -> None:
+def test_a_load_does_not_repeat_a_rebuild_of_columns(trained: Config) -> None:
     record(trained.replaced(rebuild=True))
     for line in ("--resume", "--load"):
         assert not merged(trained, line).data.rebuild
@@ -180,7 +180,7 @@ def test_every_flag_is_of_exactly_one_class() -> None:
         MODEL_FLAGS,
         TABLE_FLAGS,
         LEARNING_FLAGS,
-        OF_A_MACHINE,
+        MACHINE_FLAGS,
         OF_THE_COMMAND_LINE,
     )
     assert sorted(name for names in classes for name in names) == sorted(flag_names())
@@ -217,7 +217,7 @@ def test_another_model_or_other_data_than_the_checkpoints_are_refused(
     assert [word for word in (*words, "step-000000010") if word not in str(refusal.value)] == []
 
 
-def test_how_many_bad_rows_are_accepted_may_differ_and_what_becomes_of_them_may_not(trained: Config) -> None:
+def test_max_bad_rows_may_differ_from_the_training_and_bad_rows_may_not(trained: Config) -> None:
     record(trained, bad_rows="skip", max_bad_rows=0.02)
     for line in ("--load", "--resume"):
         assert merged(trained, line).data.max_bad_rows == 0.02
@@ -246,7 +246,7 @@ def test_where_there_is_no_checkpoint_a_load_is_refused_before_anything_is_made(
         with_recorded(*parse_given([line, "--save_dir", str(tmp_path)]))
 
 
-def test_a_training_that_begins_takes_nothing(trained: Config, tmp_path: Path) -> None:
+def test_a_new_training_uses_no_recorded_flags(trained: Config, tmp_path: Path) -> None:
     for line in ("--dump --load", "--dump"):
         assert merged(trained, line).model.embedding_dim == Config().model.embedding_dim
     config, given = parse_given(["--resume", "--save_dir", str(tmp_path / "empty")])
@@ -302,7 +302,7 @@ def test_data_that_were_found_by_their_path_have_to_be_named(trained: Config, tm
 
 @pytest.mark.parametrize("flag", EDITS)
 @pytest.mark.parametrize("line", ["--load", "--resume", "--compact"])
-def test_an_edited_configuration_is_not_believed(trained: Config, flag: str, line: str) -> None:
+def test_an_edited_configuration_is_refused(trained: Config, flag: str, line: str) -> None:
     path = Path(trained.checkpoint.save_dir) / "step-000000010" / CONFIG
     whole = json.loads(path.read_bytes())
     asked = parsed(trained, line)
@@ -336,7 +336,7 @@ def test_what_is_recorded_of_another_type_or_beyond_its_limits_is_refused(traine
         bytes(range(256)),
     ],
 )
-def test_a_configuration_that_is_none_is_refused_in_a_sentence(trained: Config, content: bytes) -> None:
+def test_a_configuration_that_is_none_is_refused_with_one_message(trained: Config, content: bytes) -> None:
     dump = record(trained)
     add_file(dump, CONFIG, content)
     with pytest.raises(UserError, match=f"{dump / CONFIG} cannot be read") as refusal:
@@ -344,7 +344,7 @@ def test_a_configuration_that_is_none_is_refused_in_a_sentence(trained: Config, 
     assert "\n" not in str(refusal.value)
 
 
-def test_a_checkpoint_without_a_configuration_is_refused_in_a_sentence(trained: Config) -> None:
+def test_a_checkpoint_without_a_configuration_is_refused_with_one_message(trained: Config) -> None:
     dump = Path(trained.checkpoint.save_dir) / "step-000000010"
     whole = read_manifest(dump)
     write_manifest(dump, dataclasses.replace(whole, files=whole.files[:1]))
@@ -356,7 +356,7 @@ def test_a_checkpoint_without_a_configuration_is_refused_in_a_sentence(trained: 
         merged(trained, "--load")
 
 
-def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
+def test_flags_of_other_versions_are_skipped_and_reported(
     trained: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dump = record(trained, warp_speed=9)

@@ -18,11 +18,12 @@ import pytest
 
 from recsuite.checkpoint import chain
 from recsuite.checkpoint import folder as folders
-from recsuite.checkpoint.chain import CheckpointChain, chain_at, check_chain, chosen_chain, suggesting
+from recsuite.checkpoint.chain import CheckpointChain, chain_at, check_chain, chosen_chain, with_suggestion
 from recsuite.checkpoint.folder import (
     BEST,
     LATEST,
     LOCK,
+    archive_checkpoints,
     deltas_in,
     full_checkpoints_in,
     making_name,
@@ -30,8 +31,7 @@ from recsuite.checkpoint.folder import (
     newest_in,
     prune,
     publish,
-    retire,
-    set_aside,
+    remove_checkpoint,
     step_of,
     writing,
 )
@@ -97,7 +97,7 @@ def test_the_newest_checkpoint_is_the_one_of_the_highest_step_and_a_full_one_bef
     assert newest_in(tmp_path, until=9) is None
 
 
-def test_a_folder_that_cannot_be_looked_at_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_looked_at_is_refused_with_one_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
         newest_in(tmp_path / ("a" * 1000))
 
@@ -143,7 +143,7 @@ def test_a_mistake_in_what_is_asked_suggests_no_other_checkpoint(tmp_path: Path)
         lambda: chain_at(one, 9),
     ):
         with pytest.raises(UserError) as caught:
-            suggesting(tmp_path, ask)
+            with_suggestion(tmp_path, ask)
         assert "there is" not in str(caught.value)
         refused(ask, str(caught.value))
 
@@ -158,19 +158,17 @@ def test_a_checkpoint_that_is_not_complete_is_refused_with_one_that_is_and_no_fi
     (last / MANIFEST).unlink()
     monkeypatch.setattr(chain, "check_whole", Mock(side_effect=AssertionError("read")))
     words = f"holds no {MANIFEST}; the newest complete one there is {complete}; give that folder"
-    refused(lambda: suggesting(tmp_path, lambda: chain_at(tmp_path)), words)
+    refused(lambda: with_suggestion(tmp_path, lambda: chain_at(tmp_path)), words)
 
 
-def test_what_is_moved_away_while_it_is_read_is_tried_again_before_others_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_moved_during_a_read_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_dump(tmp_path, 5)
     moved, read = add_dump(tmp_path, 10), []
 
     def read_snapshot(state: CheckpointChain, maker: Any) -> Any:
         read.append(state.folder.name)
         if state.folder == moved:
-            retire(moved)
+            remove_checkpoint(moved)
             raise UserError(f"{moved} is missing.")
         return state
 
@@ -561,7 +559,7 @@ def test_the_best_checkpoint_has_a_link_and_stays_until_there_is_a_better_one(tm
     assert names_in(tmp_path) == [BEST, LATEST, "step-000000040"]
 
 
-def test_within_an_epoch_nothing_is_the_best_but_where_nothing_is_validated(tmp_path: Path) -> None:
+def test_a_checkpoint_within_an_epoch_is_the_best_only_without_validation(tmp_path: Path) -> None:
     publish_at(tmp_path / "validated", 10, GOOD, keep=9)
     within = dataclasses.replace(GOOD, samples=5)
     publish_at(tmp_path / "validated", 15, within, keep=9)
@@ -575,19 +573,17 @@ def test_within_an_epoch_nothing_is_the_best_but_where_nothing_is_validated(tmp_
     assert links_in(tmp_path / "not") == {BEST: "step-000000015", LATEST: "step-000000015"}
 
 
-def test_before_an_epoch_has_ended_the_newest_is_taken_and_that_is_said(
+def test_before_an_epoch_has_ended_the_newest_is_taken_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish_at(tmp_path, 5, Progress(samples=5))
     assert links_in(tmp_path) == {LATEST: "step-000000005"}
     assert chosen_chain(tmp_path).folder == tmp_path / "step-000000005"
-    assert "nothing that was validated yet, so the newest checkpoint is taken" in capsys.readouterr().out
+    assert "has no validated checkpoint yet, so the newest is used" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("checkpoint", [BEST, LATEST])
-def test_what_has_learned_nothing_is_neither_the_latest_nor_the_best_and_is_only_taken_by_its_name(
-    tmp_path: Path, checkpoint: str
-) -> None:
+def test_an_untrained_checkpoint_is_used_only_by_its_name(tmp_path: Path, checkpoint: str) -> None:
     base = publish_at(tmp_path, 0, Progress())
     assert links_in(tmp_path) == {}
     refused(lambda: chosen_chain(tmp_path, checkpoint), "holds only step-000000000, which is untrained")
@@ -603,13 +599,11 @@ def test_publishing_over_a_checkpoint_that_is_there_fails_and_leaves_it_whole(tm
     check_whole(final)
 
 
-def test_retiring_takes_the_name_away_before_the_first_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removing_a_checkpoint_renames_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dump = add_dump(tmp_path, 10)
     seen = []
     monkeypatch.setattr(folders, "_remove", lambda path: seen.append((path.name, names_in(tmp_path))))
-    retire(dump)
+    remove_checkpoint(dump)
     assert seen == [(".removing-step-000000010", [".removing-step-000000010"])]
 
 
@@ -619,11 +613,11 @@ def test_pruning_fewer_than_it_keeps_removes_nothing(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["step-000000010"]
 
 
-def test_what_an_earlier_training_left_is_set_aside_whole(tmp_path: Path) -> None:
+def test_checkpoints_of_an_earlier_training_are_archived(tmp_path: Path) -> None:
     base, one = add_chain(tmp_path, 10, 20)
     (tmp_path / LATEST).symlink_to(one.name)
     (tmp_path / "notes.txt").touch()
-    aside = set_aside(tmp_path)
+    aside = archive_checkpoints(tmp_path)
     assert names_in(tmp_path) == ["notes.txt", "run-one"]
     assert check_whole(aside) == CheckpointChain(aside / base.name, (aside / one.name,))
     assert newest_in(tmp_path) is None
@@ -631,16 +625,16 @@ def test_what_an_earlier_training_left_is_set_aside_whole(tmp_path: Path) -> Non
 
 def test_setting_aside_on_top_of_the_same_is_refused_and_loses_nothing(tmp_path: Path) -> None:
     add_dump(tmp_path, 10)
-    set_aside(tmp_path)
+    archive_checkpoints(tmp_path)
     add_dump(tmp_path, 10)
-    refused(lambda: set_aside(tmp_path), "run-one holds a step-000000010 already")
+    refused(lambda: archive_checkpoints(tmp_path), "run-one holds a step-000000010 already")
     check_whole(tmp_path)
     check_whole(tmp_path / "run-one")
 
 
-def test_what_cannot_be_read_is_set_aside_too(tmp_path: Path) -> None:
+def test_unreadable_checkpoints_are_archived_too(tmp_path: Path) -> None:
     (add_dump(tmp_path, 10) / MANIFEST).unlink()
-    assert set_aside(tmp_path) == tmp_path / "run-unreadable"
+    assert archive_checkpoints(tmp_path) == tmp_path / "run-unreadable"
 
 
 # --- the only writer ---
@@ -681,7 +675,7 @@ def test_beginning_to_write_removes_what_writers_left_half_done_and_nothing_else
 
 
 @pytest.mark.parametrize("kind", ["another content", "a folder in it", "a link", "a file", "no link"])
-def test_what_only_has_the_name_of_a_leftover_stays_and_that_is_said(
+def test_a_foreign_folder_with_the_name_of_a_leftover_is_kept_and_reported(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / LOCK).touch()
@@ -737,13 +731,13 @@ def test_a_second_writer_is_refused_and_removes_nothing(tmp_path: Path) -> None:
     assert names_in(tmp_path) == []
 
 
-def test_a_lock_file_that_a_dead_writer_left_locks_nobody_out(tmp_path: Path) -> None:
+def test_a_lock_file_of_a_dead_writer_does_not_block(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("12345")
     with writing(tmp_path):
         pass
 
 
-def test_a_folder_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_folder_that_is_invalid_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     def write() -> None:

@@ -47,6 +47,6 @@ def machines(lasting_machines: list[Machine]) -> Iterator[list[Machine]]:
     """Two machines, whole and with nothing that runs on them."""
     yield lasting_machines
     for machine in lasting_machines:
-        machine.mend()
+        machine.fix()
         machine.call_itself()
         machine.kill()

@@ -18,7 +18,7 @@ machine a folder of its own.
     machine.processes()             the pids, as this machine numbers them, of all that runs there
     machine.ranks()                 those of the ranks alone
     machine.signal(SIGSTOP)         to all that runs there; machine.kill() is SIGKILL, and waits
-    machine.cut(), machine.mend()   packets vanish in the switch: no reset, and the carrier stays
+    machine.cut(), machine.fix()   packets vanish in the switch: no reset, and the carrier stays
     machine.unplug(), machine.plug()    the carrier goes as well
     machine.crash()                 cut and then kill: the others get no farewell
     machine.call_itself("127.0.1.1")    a name that is the machine's loopback to itself
@@ -177,7 +177,7 @@ class Machine:
         self._space = os.readlink(f"/proc/{self._init}/ns/pid")
         self._commands: list[Command] = []
         self._shell(f"ip addr add {self.address}/24 dev eth0 && ip link set eth0 up")
-        self.mend()
+        self.fix()
         self.plug()
 
     # --- commands ---
@@ -270,7 +270,7 @@ class Machine:
         """Have packets from and to here vanish, silently."""
         self.cluster.ip("link", "set", self._port, "nomaster")
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Undo `cut`."""
         self.cluster.ip("link", "set", self._port, "master", "switch")
 

@@ -98,7 +98,7 @@ def test_two_machines_learn_and_keep_what_one_does(
     assert len(copies) == (2 if how == "separate" else 1)
 
 
-def test_machines_that_take_their_own_names_for_their_loopback_find_each_other(
+def test_machines_whose_names_resolve_to_loopback_find_each_other(
     machines: list[Machine], synthetic_folder: Path
 ) -> None:
     for machine in machines:

@@ -98,7 +98,7 @@ def begin(
     return begin
 
 
-def test_survivors_go_on_from_the_last_checkpoint_after_a_killed_rank_and_a_lost_machine(
+def test_remaining_machines_continue_from_the_last_checkpoint(
     begin: Callable[..., Training],
 ) -> None:
     training = begin()
@@ -110,7 +110,7 @@ def test_survivors_go_on_from_the_last_checkpoint_after_a_killed_rank_and_a_lost
     machines[1].crash()
     output = training.commands[0].succeeded(150)
     for said in ("2 ranks on 2 machines", "1 rank on 1 machine"):
-        started = rf"launcher: the ranks are started again: attempt [2-9] .*, with {said} of --nnodes 1:2\n"
+        started = rf"launcher: restarting the ranks: attempt [2-9] .*, with {said} of --nnodes 1:2\n"
         assert re.search(started, output), output
     assert "this model, epoch " in output
     assert machines[0].processes() == []
@@ -122,14 +122,14 @@ def test_survivors_go_on_from_the_last_checkpoint_after_a_killed_rank_and_a_lost
     assert training.steps()[-1].learned == NUM_TRAIN
 
 
-def test_a_machine_that_comes_back_is_taken_in_again(begin: Callable[..., Training]) -> None:
+def test_a_returning_machine_rejoins_the_training(begin: Callable[..., Training]) -> None:
     # As torchrun waits by default.
     training = begin(options=("--max_restarts=3",), epochs=10)
     machines = training.machines
     machines[1].crash()
     training.wait_for_interruptions(1)
     assert training.steps()[-1].ranks == 1
-    machines[1].mend()
+    machines[1].fix()
     training.commands.append(training.start(machines[1]))
     training.wait_for_interruptions(2)
     assert training.steps()[-1].ranks == 2

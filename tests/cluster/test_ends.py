@@ -57,7 +57,7 @@ def test_a_mistake_that_all_machines_find_is_printed_on_each_with_status_2(
         assert command.text().count("example.py: --lr is 0.0") == 1, command.text()
 
 
-def test_a_rank_that_is_killed_on_another_machine_is_one_sentence_and_no_report(
+def test_a_rank_that_is_killed_on_another_machine_gives_one_message_and_no_report(
     cluster_of: Callable[[int], Cluster], synthetic_folder: Path, tmp_path: Path
 ) -> None:
     flags = ["--epochs", 1000, "--patience", 0, "--batch_size", 64, "--timeout", 8]

@@ -1,4 +1,4 @@
-"""Machines and ranks that are lost: all that is left ends in time, says what is missing, and can go on."""
+"""Machines and ranks that are lost: all that is left ends in time, says what is missing, and can continue."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_link_that_is_mended_in_time_costs_nothing_but_time(
     ranks[0].wait_for("epoch 1/3")
     machines[1].cut()
     time.sleep(2)
-    machines[1].mend()
+    machines[1].fix()
     assert "this model, epoch " in ranks[0].succeeded(60)
     assert ranks[1].wait(20) == 0
 
@@ -125,9 +125,9 @@ def test_a_late_machine_is_waited_for_until_the_timeout_and_named_then(
         assert statuses == [0, 0]
     else:
         assert statuses[0] == 1
-        assert f"rank 1 of 2 never came: rank 0 on node-0 waited {TIMEOUT} s" in ranks[0].text()
+        assert f"rank 1 of 2 did not connect: rank 0 on node-0 waited {TIMEOUT} s" in ranks[0].text()
         assert re.search(
-            "rank 0 at node-0:[0-9]+ never answered: rank 1 on node-1 waited|"
+            "rank 0 at node-0:[0-9]+ did not answer: rank 1 on node-1 waited|"
             "joining the other ranks at node-0:[0-9]+ took longer than --timeout",
             ranks[1].text(),
         )

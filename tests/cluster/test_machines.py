@@ -127,7 +127,7 @@ def test_what_ranks_of_one_machine_share_another_machine_does_not_see(
     assert [say(machine, seen) for machine in (first, second)] == ["/memfd:box (deleted)", "False"]
 
 
-@pytest.mark.parametrize(("how", "undo", "is_seen"), [("cut", "mend", False), ("unplug", "plug", True)])
+@pytest.mark.parametrize(("how", "undo", "is_seen"), [("cut", "fix", False), ("unplug", "plug", True)])
 def test_a_link_that_is_cut_lets_nothing_through_until_it_is_mended(
     cluster_of: Callable[[int], Cluster], how: str, undo: str, is_seen: bool
 ) -> None:

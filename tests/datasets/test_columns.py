@@ -128,7 +128,7 @@ def test_a_failure_while_writing_leaves_nothing_and_the_next_call_succeeds(
     assert len([path for path in (folder / ".columns").iterdir() if path.is_dir()]) == 2
 
 
-def test_what_others_make_in_a_cache_dir_stays(folder: Path, tmp_path: Path) -> None:
+def test_foreign_files_in_a_cache_dir_stay(folder: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     others = (".making-step-000000500/part-00001.safetensors", ".making-tea/x", ".making-7/thesis.txt")
     for name in others:
@@ -158,7 +158,7 @@ def test_damaged_columns_are_made_again(
     assert "are damaged and are made again" in capsys.readouterr().out
 
 
-def test_a_fault_of_the_program_in_a_look_at_columns_is_none_of_the_columns(
+def test_a_program_error_while_checking_columns_is_not_reported_as_damage(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_columns(Config.of(data_path=str(folder)))
@@ -353,7 +353,7 @@ def test_files_that_change_while_they_are_read_leave_no_columns(
     assert sorted(path.name for path in (folder / ".columns").iterdir()) == [".lock", "parts"]
 
 
-def test_who_uses_columns_while_they_are_made_again_finds_every_file_as_it_was(folder: Path) -> None:
+def test_readers_of_columns_keep_their_files_during_a_rebuild(folder: Path) -> None:
     config = Config.of(data_path=str(folder))
     whole = Path(open_columns(config).folder)
     before = contents(whole)
@@ -382,7 +382,7 @@ def test_who_uses_columns_while_they_are_made_again_finds_every_file_as_it_was(f
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can become somebody else")
-def test_a_cache_of_somebody_else_is_used_while_it_is_whole_and_refused_in_a_sentence_when_not(
+def test_a_cache_of_another_user_is_used_if_whole_and_otherwise_refused(
     synthetic_folder: Path,
 ) -> None:
     # Not within tmp_path, which nobody else may enter.
@@ -532,7 +532,7 @@ def write_csv(folder: Path, ratings: list[tuple[int, int, float, int]]) -> Confi
     return Config.of(data_path=str(folder), validation_fraction=0.0)
 
 
-def test_a_test_that_begins_among_ratings_of_one_time_is_said(tmp_path: Path) -> None:
+def test_a_test_that_begins_among_ratings_of_one_time_is_reported(tmp_path: Path) -> None:
     # Of ten ratings six have the time 20; the test is the last four, three of which are among them.
     times = [10, 20, 20, 20, 11, 20, 20, 20, 12, 30]
     ratings = [(number, number % 3, 4.0, time) for number, time in enumerate(times)]

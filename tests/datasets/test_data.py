@@ -11,7 +11,7 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.opening import _check_same_data, check_same_flags, of_this_machine
+from recsuite.datasets.opening import _check_same_data, check_same_flags, with_machine_flags
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from tests.support.launch import SUPPORT, succeeded, torchrun
@@ -73,5 +73,5 @@ def test_machines_with_other_flags_are_refused_and_their_own_folders_and_workers
         check_same_flags(here)
     monkeypatch.setattr("recsuite.datasets.opening.all_gather_object", lambda mine: [mine(), mine()])
     check_same_flags(here)
-    decided = of_this_machine(there, here)
+    decided = with_machine_flags(there, here)
     assert (decided.optimizer.lr, decided.data.data_path, decided.loader.num_workers) == (0.04, "there", 2)

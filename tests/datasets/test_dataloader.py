@@ -368,7 +368,7 @@ def test_the_number_of_workers_follows_from_the_costs_and_the_cores(
 
 
 class Clock:
-    """A time that goes on when it is told to, so that a busy machine is no part of what is measured."""
+    """A time that continues when it is told to, so that a busy machine is no part of what is measured."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -12,7 +12,7 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.batches import EventBatches, Request
-from recsuite.datasets.batching import FORGOTTEN_EVERY
+from recsuite.datasets.batching import MASKED_EVERY
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
@@ -62,7 +62,7 @@ def test_each_day_of_each_user_has_a_row_and_its_number_of_training_events(confi
     assert {row: count for row, count in enumerate(counts.tolist()) if count} == of_training
 
 
-def test_the_rows_of_a_day_are_as_rare_as_its_training_events_and_forgotten_ones_as_all_of_these(
+def test_day_rows_have_the_rarity_of_their_training_events(
     config: Config,
 ) -> None:
     columns = open_columns(config)
@@ -74,11 +74,11 @@ def test_the_rows_of_a_day_are_as_rare_as_its_training_events_and_forgotten_ones
         batch = batches[Request("train", 0, step)]
         is_real = batch.weights.numpy() > 0
         rows = batch.values.numpy()[place * 64 : (place + 1) * 64]
-        of_rows = np.where(rows == UNKNOWN_ROW, -(-columns.num_train // FORGOTTEN_EVERY), counts[rows])
+        of_rows = np.where(rows == UNKNOWN_ROW, -(-columns.num_train // MASKED_EVERY), counts[rows])
         expected = batch.weights.numpy() / np.maximum(of_rows, 1)
         np.testing.assert_allclose(batch.rarities[3].numpy()[is_real], expected[is_real], rtol=1e-6)
         num_unknown += int((rows[is_real] == UNKNOWN_ROW).sum())
-    assert num_unknown == pytest.approx(columns.num_train / FORGOTTEN_EVERY, abs=1)
+    assert num_unknown == pytest.approx(columns.num_train / MASKED_EVERY, abs=1)
 
 
 def test_columns_without_days_stay_apart_from_those_with_them(config: Config) -> None:
@@ -88,7 +88,7 @@ def test_columns_without_days_stay_apart_from_those_with_them(config: Config) ->
     assert not list(Path(without.folder).glob("*_counts.npy"))
 
 
-def test_days_are_refused_where_those_of_the_test_are_new() -> None:
+def test_the_day_feature_requires_a_random_or_official_split() -> None:
     with pytest.raises(
         UserError, match=r"^--day_feature user requires --split random or an official split, got --split time"
     ):
@@ -101,7 +101,7 @@ def test_the_prior_holds_days_by_their_own_rarity_and_variances(config: Config) 
     assert (held["user"].rarity, held["movie"].rarity, held["genres"].rarity) == (0, 1, 2)
 
 
-def test_days_that_have_one_event_each_are_left_out_and_that_is_said(config: Config) -> None:
+def test_days_that_have_one_event_each_are_skipped_and_reported(config: Config) -> None:
     path = Path(config.data.data_path, "ratings.csv")
     lines = [
         f"{user},{movie},3,{(40 * user + movie) * DAY}" for user in range(NUM_USERS) for movie in range(40)

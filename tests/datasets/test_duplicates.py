@@ -122,7 +122,7 @@ def test_of_repeats_the_first_click_or_the_last_rating_counts_unless_a_flag_says
     assert DataConfig(**flags).duplicates_of(kind) == how
 
 
-def test_events_without_users_and_items_repeat_nothing_and_nothing_is_said(tmp_path: Path) -> None:
+def test_events_without_users_and_items_repeat_nothing_and_nothing_is_reported(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(
         "clicked,hour\n" + "".join(f"{n % 3 // 2},{n % 5}\n" for n in range(40))
     )
@@ -140,7 +140,7 @@ def test_events_without_users_and_items_repeat_nothing_and_nothing_is_said(tmp_p
         assert not columns.notes
 
 
-def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_said(tmp_path: Path) -> None:
+def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_reported(tmp_path: Path) -> None:
     for how in ("last", "first", "mean", "keep"):
         config = write(tmp_path, ONCE).replaced(duplicates=how)
         raw = read(locate(config.data, config.runtime.seed), config.data)
@@ -148,7 +148,7 @@ def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_said(tmp_pat
         assert (raw.skipped, raw.num_skipped) == ([], 0)
 
 
-def test_no_pair_lies_on_both_sides_of_a_random_split_unless_it_is_said(tmp_path: Path) -> None:
+def test_no_pair_lies_on_both_sides_of_a_random_split_unless_it_is_reported(tmp_path: Path) -> None:
     # Noise, each pair of which is there twice: what was trained on says all of what is tested.
     rng = np.random.default_rng(0)
     pairs = [(user, movie) for user in range(40) for movie in range(20)]

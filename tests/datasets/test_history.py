@@ -69,7 +69,7 @@ def expected(columns: Columns, position: int) -> tuple[set[tuple[int, float]], i
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_history_is_the_last_ratings_before_that_may_be_told_of(config: Config, split: str) -> None:
+def test_a_user_history_holds_the_last_earlier_ratings_without_leakage(config: Config, split: str) -> None:
     columns = open_columns(config)
     found = histories(columns, config, split)
     positions = columns.range_of(split)
@@ -84,12 +84,12 @@ def test_a_history_is_the_last_ratings_before_that_may_be_told_of(config: Config
     assert LENGTH in lengths
 
 
-def test_a_training_ratings_history_is_what_came_before_it_and_not_itself(config: Config) -> None:
+def test_a_training_rating_is_not_in_its_own_history(config: Config) -> None:
     columns = open_columns(config)
     dataset = EventBatches(columns, config, 0, 1)
     positions = np.concatenate(
         [
-            dataset._positions_and_turns(Request("train", 0, step))[0]
+            dataset._positions_of_step(Request("train", 0, step))[0]
             for step in range(dataset.num_steps("train"))
         ]
     )
@@ -136,7 +136,7 @@ def test_a_longer_history_begins_earlier_and_ends_the_same(config: Config) -> No
         assert more_rows[-len(rows) :] == rows if rows else more_rows == []
 
 
-def test_a_history_costs_nothing_where_it_is_not_asked_for(config: Config) -> None:
+def test_a_history_of_length_0_costs_nothing(config: Config) -> None:
     without = config.replaced(history=0)
     columns = open_columns(without)
     assert "history" not in [table.name for table in columns.tables]

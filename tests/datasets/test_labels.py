@@ -89,7 +89,7 @@ def test_labels_are_read_in_their_order_and_written_back() -> None:
         ('[label]\nkind = "clicks"\nweight = "w"\n', r'weight = "w" says nothing where kind = "clicks"'),
     ],
 )
-def test_a_fault_of_labels_gets_one_sentence(text: str, sentence: str) -> None:
+def test_a_fault_of_labels_gives_one_message(text: str, sentence: str) -> None:
     parts = (text + IDS) if text.startswith("label =") else IDS + text
     with pytest.raises(UserError, match=sentence):
         parse_schema(parts)
@@ -111,7 +111,7 @@ def test_a_batch_has_all_labels_and_the_weight_of_one_that_is_lacking_is_0(confi
     dataset = EventBatches(columns, config, 0, 1)
     request = Request("train", 0, 0)
     batch = InputPipeline.to_model_input(_pipeline(dataset), dataset[request])
-    positions, _ = dataset._positions_and_turns(request)
+    positions, _ = dataset._positions_of_step(request)
     rows = events().set_index(["user", "item"])
     mean = rows["weight"].loc[_pairs(columns, range(columns.num_train))].mean()
     of_batch = rows.loc[_pairs(columns, positions)]
@@ -185,7 +185,7 @@ def test_each_label_is_measured_on_the_events_that_have_it(config: Config, conte
     assert found["labels"] == 6
 
 
-def test_a_model_of_the_first_label_alone_is_taken_and_that_is_said(
+def test_a_model_of_the_first_label_alone_is_taken_and_reported(
     config: Config, context: RuntimeContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open_data(config, context) as data, rs.begin_training(data, config, context) as training:

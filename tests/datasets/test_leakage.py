@@ -26,7 +26,7 @@ FEATURES = (
 
 
 @pytest.mark.parametrize(("size", "share"), [(100, 0.05), (300, 0.02), (1_000, 0.02), (1_000, 0.01)])
-def test_a_rare_flag_that_has_nothing_to_do_with_items_says_nothing_of_them(size: int, share: float) -> None:
+def test_a_rare_flag_independent_of_items_has_no_leakage(size: int, share: float) -> None:
     popularity = 1 / np.arange(1, 501)
     for seed in range(40):
         draw = np.random.default_rng(seed)
@@ -36,7 +36,7 @@ def test_a_rare_flag_that_has_nothing_to_do_with_items_says_nothing_of_them(size
 
 
 @pytest.mark.parametrize("hot", [0, 7, 99])
-def test_an_item_with_nearly_all_events_hides_nothing(hot: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dominant_item_does_not_hide_leakage(hot: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "MOST_EVENTS", 1_000)
     monkeypatch.setattr(measure, "MOST_OF_ITEM", 100)
     # Half of the items have no event at all.
@@ -48,7 +48,7 @@ def test_an_item_with_nearly_all_events_hides_nothing(hot: int, monkeypatch: pyt
     assert found["price"] > 0.9
 
 
-def test_features_that_nearly_say_the_label_are_found_and_named_above_the_metrics() -> None:
+def test_features_that_leak_the_label_are_reported_above_the_metrics() -> None:
     draw, size = np.random.default_rng(0), 5_000
     stars = draw.integers(1, 6, size).astype(np.float32)
     headline = (3 * (stars - 1) + draw.integers(0, 3, size)).astype(np.int32)

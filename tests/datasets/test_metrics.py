@@ -170,7 +170,7 @@ def test_a_random_order_has_the_metrics_of_random_orders(num_items: int, exclude
     assert max(found.values()) <= 1
 
 
-def test_an_interval_is_that_of_a_bootstrap_over_users_and_holds_the_truth_as_often_as_it_says() -> None:
+def test_bootstrap_intervals_over_users_cover_the_true_value() -> None:
     draw, held = np.random.default_rng(0), 0
     users = np.repeat(np.arange(300), 4)
     for _ in range(60):

@@ -59,7 +59,7 @@ def read_in(dataset: EventBatches, request: Request) -> Iterator[Read]:
     values = dict(zip(names, np.split(batch.values.numpy(), lengths.sum(1).cumsum()[:-1]), strict=True))
     lists = np.split(values["history"], lengths[names.index("history")].cumsum())[:-1]
     first = len(lists) - dataset.batch_size
-    positions = dataset._positions_and_turns(request)[0]
+    positions = dataset._positions_of_step(request)[0]
     items = movie_rows(dataset)[dataset.features.column("rows")["item"][positions]]
     for place, (position, item) in enumerate(zip(positions.tolist(), items, strict=True), start=first):
         source, number = int(batch.sources[0, place]), int(batch.reads[place])
@@ -130,7 +130,7 @@ def expected(columns: Columns, config: Config, split: str, epoch: int) -> dict[i
 # --- pieces ---
 
 
-def test_pieces_are_all_events_once_each_a_run_of_one_user_and_none_too_long() -> None:
+def test_pieces_partition_the_events_into_short_runs_of_one_user() -> None:
     counts = np.array([0, 1, LONGEST, LONGEST + 1, 0, 50, 3 * LONGEST, 2])
     offsets = np.concatenate([[0], counts.cumsum()])
     cuts = []
@@ -164,7 +164,7 @@ def test_a_long_history_is_cut_at_each_place_in_some_pass() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_an_event_reads_what_came_before_it_in_the_order_of_its_user(config: Config, split: str) -> None:
+def test_an_event_reads_the_earlier_items_of_its_user(config: Config, split: str) -> None:
     columns = open_columns(config)
     # That each user has several of one time, and that some have more than is read, is planted.
     assert columns.num_train > 500
@@ -217,7 +217,7 @@ def test_ages_are_the_seconds_to_the_last_event_of_a_run_and_draws_differ_by_pas
     for split in ("train", "test"):
         for step in range(dataset.num_steps(split)):
             request = Request(split, 0, step)
-            batch, positions = dataset[request], dataset._positions_and_turns(request)[0]
+            batch, positions = dataset[request], dataset._positions_of_step(request)[0]
             first = len(batch.reads) - dataset.batch_size
             lengths = batch.lengths.view(len(dataset.tables), -1)[-1].tolist()
             ends = np.cumsum(lengths)
@@ -268,7 +268,7 @@ def test_a_resumed_pass_reads_what_the_whole_one_would_have_read(config: Config,
         assert joined == whole[first:]
 
 
-def test_a_steps_batch_is_the_same_whatever_was_asked_for_before(config: Config) -> None:
+def test_a_batch_does_not_depend_on_earlier_requests(config: Config) -> None:
     columns = open_columns(config)
     dataset, steps = EventBatches(columns, config, 0, 1), (3, 0, 5, 3)
     for epoch, step in zip((0, 1, 0, 2), steps, strict=True):
@@ -277,7 +277,7 @@ def test_a_steps_batch_is_the_same_whatever_was_asked_for_before(config: Config)
         assert [*read_in(dataset, request)] == [*read_in(fresh, request)]
 
 
-def test_a_data_set_that_knows_its_pieces_pickles_small_and_forgets_none(config: Config) -> None:
+def test_a_data_set_with_cached_pieces_pickles_small(config: Config) -> None:
     dataset = EventBatches(open_columns(config), config, 0, 1)
     expected = [*read_in(dataset, Request("train", 0, 1))]
     pickled = pickle.dumps(dataset)

@@ -206,9 +206,7 @@ def test_numbers_are_put_on_a_scale_by_what_is_trained_on_alone(folder: Path, tm
     assert scales[0]["discount"] == scales[1]["discount"]
 
 
-def test_some_trained_events_have_nothing_of_their_own_and_no_others_have(
-    columns: Columns, config: Config
-) -> None:
+def test_some_training_events_have_masked_ids_and_no_evaluated_ones(columns: Columns, config: Config) -> None:
     dataset = EventBatches(columns, config, 0, 1)
     unknown = {"device": 0, "discount": 0}
     for step in range(dataset.num_steps("train")):
@@ -340,9 +338,7 @@ NO_LEAKS = {
 
 @pytest.mark.parametrize("label", ["rating", "clicks"])
 @pytest.mark.parametrize("name", [*LEAKS, *NO_LEAKS])
-def test_what_says_which_item_was_chosen_is_refused_to_rank_by_whoever_wrote_the_schema(
-    name: str, label: str, tmp_path: Path
-) -> None:
+def test_features_that_leak_the_item_are_refused_for_rankings(name: str, label: str, tmp_path: Path) -> None:
     draw, num_items, size = np.random.default_rng(0), 100, 4_000
     item = draw.integers(0, num_items, size)
     price = np.exp(draw.normal(3, 1, num_items))[item]
@@ -366,7 +362,7 @@ def test_what_says_which_item_was_chosen_is_refused_to_rank_by_whoever_wrote_the
         check_leaks(open_columns(parse_args(flags)), "ranking")
 
 
-def test_a_leak_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_leakage_is_refused_before_training(tmp_path: Path) -> None:
     price = '[features.paid]\nof = "event"\ncolumn = "price"\nkind = "number"'
     folder = write_tables(tmp_path / "leaking", more=price)
     failed = python(EXAMPLE, "--data_path", folder, "--task", "ranking")
@@ -392,7 +388,7 @@ def test_random_clicks_are_ranked_by_chance_though_the_events_have_a_price(tmp_p
     assert read_json(report / "metrics.json")["test"]["hr_at_10"] < 3 * 10 / num_items
 
 
-def test_tables_without_times_are_split_at_random_and_it_is_said(
+def test_tables_without_times_are_split_at_random_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_tables(tmp_path / "timeless")

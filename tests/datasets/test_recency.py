@@ -11,7 +11,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.time_buckets import gaps_of
+from recsuite.time_buckets import time_buckets_of
 
 LENGTH = 6
 # An item of a history: its row, how many came after it, and the bucket of its age.
@@ -47,13 +47,19 @@ def histories(columns: Columns, config: Config, split: str, ranks: int = 1) -> d
         dataset = EventBatches(columns, config.replaced(batch_size=48 // ranks), rank, ranks)
         for step in range(dataset.num_steps(split)):
             request = Request(split, 1, step)
-            batch, positions = dataset[request], dataset._positions_and_turns(request)[0]
+            batch, positions = dataset[request], dataset._positions_of_step(request)[0]
             lengths = batch.lengths.view(len(columns.tables), -1).numpy()
             assert columns.tables[-1].name == "history"
             rows = batch.values.numpy()[lengths[:-1].sum() :]
             ends = lengths[-1].cumsum()
-            assert len(rows) == len(batch.places) == len(batch.gaps) == len(batch.history_labels) == ends[-1]
-            items = [*zip(rows.tolist(), batch.places.tolist(), batch.gaps.tolist(), strict=True)]
+            assert (
+                len(rows)
+                == len(batch.places)
+                == len(batch.time_buckets)
+                == len(batch.history_labels)
+                == ends[-1]
+            )
+            items = [*zip(rows.tolist(), batch.places.tolist(), batch.time_buckets.tolist(), strict=True)]
             for place, position in enumerate(positions.tolist()):
                 found[position] = items[ends[place] - lengths[-1, place] : ends[place]]
     return found
@@ -91,14 +97,14 @@ def test_each_item_of_a_history_has_its_place_and_its_age(config: Config, split:
         assert [item[1:] for item in items] == [item[1:] for item in expected]
 
 
-def test_any_number_of_ranks_is_told_the_same(config: Config) -> None:
+def test_ages_are_the_same_for_any_number_of_ranks(config: Config) -> None:
     columns = open_columns(config)
     assert histories(columns, config, "train") == histories(columns, config, "train", ranks=3)
 
 
-def test_gaps_are_doubled_from_bucket_to_bucket() -> None:
+def test_time_buckets_double_in_length() -> None:
     seconds = np.array([-5, 0, 1, 2, 3, 6, 7, 2**20 - 2, 2**20 - 1, 2**62])
-    assert gaps_of(seconds).tolist() == [0, 0, 1, 1, 2, 2, 3, 19, 20, 31]
+    assert time_buckets_of(seconds).tolist() == [0, 0, 1, 1, 2, 2, 3, 19, 20, 31]
 
 
 def test_batches_with_ages_fit_their_slots(config: Config) -> None:
@@ -114,7 +120,7 @@ def test_batches_with_ages_fit_their_slots(config: Config) -> None:
     )
 
 
-def test_nothing_is_told_of_ages_where_no_weights_are_learned(config: Config) -> None:
+def test_ages_are_absent_without_learned_weights(config: Config) -> None:
     plain = config.replaced(history_weights="equal")
     batch = EventBatches(open_columns(plain), plain, 0, 1)[Request("train", 0, 0)]
-    assert len(batch.places) == len(batch.gaps) == 0
+    assert len(batch.places) == len(batch.time_buckets) == 0

@@ -36,7 +36,7 @@ def test_the_largest_number_stays_in_range_and_repeats_nothing() -> None:
 
 
 @pytest.mark.parametrize("epoch", range(3))
-def test_a_shuffle_leaves_no_trace_of_the_order(epoch: int) -> None:
+def test_a_shuffle_is_uncorrelated_with_the_order(epoch: int) -> None:
     order = shuffled(np.arange(NUMBER), NUMBER, 0, epoch)
     # Each bound is more than four standard deviations of a uniform permutation.
     assert abs(np.corrcoef(np.arange(NUMBER), order)[0, 1]) < 0.013

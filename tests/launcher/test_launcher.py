@@ -52,7 +52,7 @@ def test_a_killed_rank_is_named_with_the_likely_reason_and_how_to_continue(tmp_p
         assert words in launcher._how_to_continue(argparse.Namespace(training_script_args=given))
 
 
-def test_a_killed_rank_of_a_launch_is_reported_in_a_sentence_instead_of_a_table(
+def test_a_killed_rank_of_a_launch_is_reported_with_one_message_instead_of_a_table(
     script: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "go").touch()
@@ -66,7 +66,7 @@ def test_a_killed_rank_of_a_launch_is_reported_in_a_sentence_instead_of_a_table(
     assert [*(tmp_path / "temporary").glob("*elastic*")] == []
 
 
-def test_a_signal_that_torch_loses_while_it_reads_the_clock_still_ends_the_launch_as_a_signal(
+def test_a_signal_lost_in_torchs_timer_still_ends_the_launch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told_to_end() -> float:
@@ -75,7 +75,7 @@ def test_a_signal_that_torch_loses_while_it_reads_the_clock_still_ends_the_launc
     clock = SimpleNamespace(time=told_to_end)
     monkeypatch.setattr("torch.distributed.elastic.metrics.api.time", clock)
     monitored = prof(lambda arguments: None)
-    # Once torch mends its decorator, this is a SignalException, and the launcher need not look for another.
+    # Once torch fixes its decorator, this is a SignalException, and the launcher need not look for another.
     with pytest.raises(UnboundLocalError):
         monitored(asked(2))
     monkeypatch.setattr("torch.distributed.run.run", monitored)
@@ -106,13 +106,13 @@ def test_a_launcher_prints_that_it_waits_for_other_machines_and_ctrl_c_ends_it(t
     assert process.returncode == 128 + signal.SIGINT
 
 
-def test_a_restart_of_ranks_is_printed_in_a_sentence(script: Path, tmp_path: Path) -> None:
+def test_a_restart_of_ranks_is_printed_with_one_message(script: Path, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     script.write_text(script.read_text().replace("    cleanup_runtime()", "    raise SystemExit(1)"))
     result = run_command(launched("--max_restarts=1", script), env=environment(tmp_path), timeout=90)
     assert result.returncode == 1
     assert result.stdout.count("told [0, 1]") == 2 * 2
-    said = "the ranks are started again: attempt 2 on this machine, with 2 ranks on 1 machine of --nnodes 1:1"
+    said = "restarting the ranks: attempt 2 on this machine, with 2 ranks on 1 machine of --nnodes 1:1"
     lines = [line for line in result.stderr.splitlines() if line.startswith("launcher: ")]
     # No word of other machines, of which there are none.
     assert lines == [f"launcher: {said}"]

@@ -8,10 +8,10 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from recsuite.launcher import meeting
+from recsuite.launcher import rendezvous
 
 
-def test_a_store_that_is_gone_is_taken_for_an_empty_one_for_a_moment_and_is_then_missed(
+def test_a_lost_store_is_tolerated_for_some_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers: list[int | None] = [2, 0, None, None]
@@ -23,8 +23,8 @@ def test_a_store_that_is_gone_is_taken_for_an_empty_one_for_a_moment_and_is_then
         return answer
 
     monkeypatch.setattr(DynamicRendezvousHandler, "num_nodes_waiting", ask)
-    monkeypatch.setattr(meeting, "SECONDS", 0.2)
-    meeting.outlive_store()
+    monkeypatch.setattr(rendezvous, "SECONDS", 0.2)
+    rendezvous.tolerate_lost_store()
     handler = object.__new__(DynamicRendezvousHandler)
     assert [handler.num_nodes_waiting() for _ in range(4)] == [2, 0, 0, 0]
     time.sleep(0.3)

@@ -294,7 +294,7 @@ def test_a_dead_process_ends_the_launch_at_once(name: str, phase: str, trained: 
 def test_ctrl_c_writes_a_checkpoint_first_and_sets_the_exit_status(trained: Path, tmp_path: Path) -> None:
     _, launch = attack("Ctrl-C", "training with dumps", REAL, tmp_path / "launch", trained)
     assert launch.commands[0].process.returncode == 128 + signal.SIGINT, launch.text()
-    assert "told to end, stopped at step" in launch.text()
+    assert "stopped by a signal at step" in launch.text()
     assert newest_in(tmp_path / "launch" / "dumps") is not None
 
 
@@ -303,7 +303,7 @@ def test_ctrl_c_writes_a_checkpoint_first_and_sets_the_exit_status(trained: Path
 
 @pytest.mark.soak
 @pytest.mark.parametrize("num_machines", [1, 2])
-def test_the_whole_attack(
+def test_stopped_and_killed_ranks_end_every_launch_in_time(
     num_machines: int,
     trained: Path,
     trained_folder: Path,

@@ -61,7 +61,7 @@ class Crossings(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_mixes_no_devices_and_asks_the_device_for_nothing(synthetic_folder: Path, name: str) -> None:
+def test_a_step_mixes_no_devices_and_does_not_synchronize(synthetic_folder: Path, name: str) -> None:
     model, batch = model_and_batch(Config.of(data_path=str(synthetic_folder), batch_size=64, **MODELS[name]))
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         model, batch, looked_up = moved(model, batch, lambda tensor: mode.from_tensor(tensor).to(DEVICE))
@@ -82,7 +82,7 @@ def test_a_step_mixes_no_devices_and_asks_the_device_for_nothing(synthetic_folde
     assert crossings.found == []
 
 
-def test_dense_numbers_are_chosen_where_they_lie() -> None:
+def test_dense_numbers_are_selected_on_their_device() -> None:
     layers = NumberLayers([0, 2], embedding_dim=8)
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         layers._apply(lambda tensor: mode.from_tensor(tensor).to(DEVICE))
@@ -128,7 +128,7 @@ def moved(
             features.keys(), features.length_per_key(), lengths.view(len(features.keys()), -1), strict=True
         )
     }
-    plain = {name: move(getattr(batch, name)) for name in ("labels", "weights", "numbers", "had")}
+    plain = {name: move(getattr(batch, name)) for name in ("labels", "weights", "numbers", "seen_bits")}
     members, links = Members(*map(move, batch.members)), Links(*map(move, batch.links))
     batch = dataclasses.replace(batch, features=there, members=members, links=links, **plain)
     return model, batch, looked_up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recsuite.models.layers import DistinctRows, shared_sums, sums_over_roots
+from recsuite.models.layers import DistinctRows, shared_sums, sums_over_root_lengths
 
 DIM = 3
 # Five events: the first two share a list of three, the third has none, the others have lists of their own.
@@ -74,7 +74,9 @@ def test_a_prior_adds_strength_times_row_to_the_gradient_of_an_events_own_row() 
     torch.testing.assert_close(gradients[1] - gradients[0], added)
 
 
-def test_alone_a_list_counts_with_the_root_of_its_length() -> None:
+def test_a_list_sum_is_divided_by_the_root_of_its_length() -> None:
     rows = torch.arange(8.0).view(4, 2)
-    found = sums_over_roots(DistinctRows(rows, torch.arange(4), torch.tensor([3, 0, 1])), torch.ones(4))
+    found = sums_over_root_lengths(
+        DistinctRows(rows, torch.arange(4), torch.tensor([3, 0, 1])), torch.ones(4)
+    )
     torch.testing.assert_close(found, torch.stack([rows[:3].sum(0) / 3**0.5, torch.zeros(2), rows[3]]))

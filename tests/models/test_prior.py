@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, USER, Feature
+from recsuite.datasets.schema import HISTORY, ITEM, ITEM_HISTORY, USER, Feature
 from recsuite.models.co_occurrence import (
     BIAS,
     FACTOR,
@@ -23,7 +23,7 @@ from recsuite.models.co_occurrence import (
     Prior,
     learned_spreads,
 )
-from recsuite.models.layers import Members, held_by_prior
+from recsuite.models.layers import Members, with_prior_gradient
 from recsuite.models.rows import Inputs
 from tests.support.feature_rows import feature_rows
 
@@ -32,7 +32,7 @@ NO_SPREADS = torch.zeros(len(GROUPS))
 HISTORY_HELD = Held(1, bias=LIST_BIAS, factor=LIST_FACTOR)
 
 
-def test_a_held_row_comes_to_where_ridge_regression_puts_it() -> None:
+def test_a_row_with_a_prior_converges_to_ridge_regression() -> None:
     # n labels of one row: their sum over n + noise / variance.
     labels, noise = torch.tensor([1.0, 2.0, 4.0, 2.0, 1.5]), 0.8
     prior = Prior({"user": Held(0)}, noise, unit=1.0, groups={"user": 0})
@@ -40,7 +40,7 @@ def test_a_held_row_comes_to_where_ridge_regression_puts_it() -> None:
     row = torch.zeros(1, requires_grad=True)
     for _ in range(500):
         rows = row.expand(5).unsqueeze(1)
-        held = held_by_prior(rows, prior.strengths("user", rarities, 1, NO_SPREADS))
+        held = with_prior_gradient(rows, prior.strengths("user", rarities, 1, NO_SPREADS))
         ((held.squeeze(1) - labels) ** 2).mean().backward()
         with torch.no_grad():
             assert row.grad is not None
@@ -66,7 +66,7 @@ def test_strengths_follow_counts_noise_the_unit_of_labels_and_the_scale_of_rows(
     torch.testing.assert_close(with_more_noise, 2 * user)
 
 
-def test_what_lies_twice_as_far_from_zero_is_held_a_quarter_as_strongly_but_for_the_bias_of_an_id() -> None:
+def test_the_prior_strength_falls_with_the_square_of_the_spread() -> None:
     rarities = torch.full((3, 2), 0.5)
     held = {"user": Held(0), "genre": Held(2), "history": HISTORY_HELD}
     prior = Prior(held, noise=1.0, unit=1.0, groups={"user": 0, "history": 1})
@@ -81,7 +81,7 @@ def test_what_lies_twice_as_far_from_zero_is_held_a_quarter_as_strongly_but_for_
     torch.testing.assert_close(genre, prior.strengths("genre", rarities, DIM, NO_SPREADS))
 
 
-def test_spreads_go_where_the_evidence_and_the_normal_prior_meet() -> None:
+def test_spreads_balance_evidence_and_prior() -> None:
     # Two groups that have nothing to do with each other; the labels are right for the second at once.
     products, noise = torch.diag(torch.tensor([400.0, 10.0], dtype=torch.float64)), 2.0
     wanted = torch.tensor([0.1, 0.0], dtype=torch.float64)
@@ -90,7 +90,7 @@ def test_spreads_go_where_the_evidence_and_the_normal_prior_meet() -> None:
     torch.testing.assert_close(found, torch.tensor([0.1 * weight, 0.0], dtype=torch.float64))
 
 
-def test_without_evidence_spreads_go_back_to_what_was_said_step_by_step() -> None:
+def test_without_evidence_spreads_return_to_the_prior() -> None:
     nothing = torch.zeros(2, 2, dtype=torch.float64)
     found = torch.tensor([0.2, -1.0], dtype=torch.float64)
     found = learned_spreads(found, nothing, nothing[0], 1.0)
@@ -108,18 +108,18 @@ def test_directions_are_the_derivatives_by_the_logarithm_of_what_rows_are_multip
         Feature("movie", ITEM, "movie"),
         Feature("genres", ITEM, "genres", multi=True),
         Feature(HISTORY, HISTORY, "movie", multi=True),
-        Feature(AUDIENCE, AUDIENCE, "user", multi=True),
+        Feature(ITEM_HISTORY, ITEM_HISTORY, "user", multi=True),
     ]
     torch.manual_seed(0)
     head = CoOccurrence(features, DIM, (4,), 3.0, 1.0, ["user", "movie"]).double()
-    groups = {"user": 0, "movie": 0, HISTORY: 1, AUDIENCE: 1}
+    groups = {"user": 0, "movie": 0, HISTORY: 1, ITEM_HISTORY: 1}
     head.prior = Prior({}, noise=1.0, unit=1.0, groups=groups)
     rows = {
         "user": drawn_rows(2, [1, 1], 1),
         "movie": drawn_rows(2, [1, 1], 2),
         "genres": drawn_rows(3, [2, 1], 3),
         HISTORY: drawn_rows(4, [3, 1], 4),
-        AUDIENCE: drawn_rows(2, [0, 2], 5),
+        ITEM_HISTORY: drawn_rows(2, [0, 2], 5),
     }
     labels, none = torch.tensor([5.0, 3.0, 1.0, 4.0], dtype=torch.float64), torch.zeros(0, dtype=torch.int32)
     inputs = Inputs(Members(labels, *[none] * 4), torch.zeros(2, 0))

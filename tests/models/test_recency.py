@@ -83,7 +83,7 @@ def test_the_near_half_begins_by_the_place_and_the_far_half_counts_all_alike() -
     torch.testing.assert_close(weights, torch.tensor([[1, 1 / 2, 1 / 3], [1, 1, 1]]))
 
 
-def test_a_batch_without_histories_has_vectors_of_nothing(recency: Recency) -> None:
+def test_a_batch_without_histories_has_zero_vectors(recency: Recency) -> None:
     none = Members(torch.zeros(0), *[torch.zeros(0, dtype=torch.int32)] * 4)
     found = recency(torch.zeros(0, DIM), torch.zeros(2, dtype=torch.int32), none)
     assert found.tolist() == [[0] * DIM] * 2

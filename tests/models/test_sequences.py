@@ -12,7 +12,7 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsuite.config.sections import BLOCKS, ModelConfig
-from recsuite.datasets.batching import OLDEST, gaps_of
+from recsuite.datasets.batching import OLDEST, time_buckets_of
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.models import losses as loss_module
@@ -22,12 +22,12 @@ from recsuite.models.losses import drawn_softmax, sampled_softmax
 from recsuite.models.rows import Inputs
 from recsuite.models.sequences import (
     Attention,
+    AttentionWindow,
     Dropout,
     PointwiseAttention,
     SequenceHead,
-    Window,
-    apart,
-    kept,
+    dropout_mask,
+    separate_histories,
 )
 from recsuite.models.tasks import TASKS, ModelData
 from recsuite.training.steps import with_histories
@@ -51,8 +51,8 @@ def random_ages(lengths: Sequence[int], seed: int = 0) -> torch.Tensor:
     return torch.tensor(np.concatenate(lists).clip(0, OLDEST).astype(np.int32))
 
 
-def window_of(lengths: Sequence[int], ages: torch.Tensor) -> Window:
-    return Window(torch.tensor(lengths, dtype=torch.int64), ages, WIDTH)
+def window_of(lengths: Sequence[int], ages: torch.Tensor) -> AttentionWindow:
+    return AttentionWindow(torch.tensor(lengths, dtype=torch.int64), ages, WIDTH)
 
 
 def randomized(module: torch.nn.Module, seed: int = 0) -> Any:
@@ -108,14 +108,14 @@ def test_the_bucket_of_each_pair_is_that_of_the_seconds_to_the_event_that_follow
             int(ages[key]) - (0 if query + 1 in ends else int(ages[query + 1])) for query, key in pairs()
         ]
         found = [int(window.gaps[place_in_window(*pair)]) for pair in pairs()]
-        assert found == gaps_of(np.array(seconds)).tolist()
+        assert found == time_buckets_of(np.array(seconds)).tolist()
 
 
 def test_the_bucket_changes_at_the_very_second_however_long_ago() -> None:
     edges = sorted({max(0, 2**power - 1 + by) for power in range(31) for by in (-1, 0, 1)} | {OLDEST})
     window = window_of([1] * len(edges), torch.tensor(edges, dtype=torch.int32))
     found = [int(window.gaps[place_in_window(place, place)]) for place in range(len(edges))]
-    assert found == gaps_of(np.array(edges)).tolist()
+    assert found == time_buckets_of(np.array(edges)).tolist()
 
 
 # --- attention and blocks ---
@@ -190,18 +190,22 @@ def test_the_gradient_of_a_state_reaches_what_is_before_it_alone(block: str) -> 
 def test_dropout_is_a_function_of_what_was_drawn_and_of_the_layer() -> None:
     draws = torch.from_numpy(np.random.default_rng(0).integers(-(2**31), 2**31, 20_000).astype(np.int32))
     for share in (0.1, 0.2, 0.5):
-        found = kept(draws, 64, 3, share)
-        assert torch.equal(found[100:200], kept(draws[100:200], 64, 3, share))
+        found = dropout_mask(draws, 64, 3, share)
+        assert torch.equal(found[100:200], dropout_mask(draws[100:200], 64, 3, share))
         assert abs(float((~found).float().mean()) - share) < 0.01 * share
         # By columns and rows too: no number is dropped more often than another.
         assert float(((~found).float().mean(0) - share).abs().max()) < 0.02
         assert (
-            abs(float((found == kept(draws, 64, 4, share)).float().mean()) - 1 + 2 * share * (1 - share))
+            abs(
+                float((found == dropout_mask(draws, 64, 4, share)).float().mean())
+                - 1
+                + 2 * share * (1 - share)
+            )
             < 0.01
         )
     layer, items = Dropout(0.5, 0), normal(200, 8)
     dropped = layer(items, draws[:200])
-    assert torch.equal(dropped, torch.where(kept(draws[:200], 8, 0, 0.5), 2 * items, 0.0))
+    assert torch.equal(dropped, torch.where(dropout_mask(draws[:200], 8, 0, 0.5), 2 * items, 0.0))
     assert torch.equal(layer.eval()(items, draws[:200]), items)
 
 
@@ -260,7 +264,7 @@ def test_an_evaluation_by_some_histories_at_once_is_that_of_all(
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("lengths", [[0, 0, 0], [0], [1, 0, 2]])
-def test_losses_and_gradients_are_finite_where_nobody_had_anything(block: str, lengths: list[int]) -> None:
+def test_losses_and_gradients_are_finite_without_histories(block: str, lengths: list[int]) -> None:
     head, ages = make_head(block, 0.2), random_ages(lengths)
     rows = normal(sum(lengths), DIM).requires_grad_()
     inputs = Inputs(members_of(ages), torch.zeros(len(lengths), 0))
@@ -293,7 +297,7 @@ def test_threads_change_no_bit_of_a_gradient() -> None:
         assert all(torch.equal(one, other) for one, other in zip(found[0], again, strict=True))
 
 
-def test_histories_behind_items_come_apart_as_they_were() -> None:
+def test_appended_histories_are_separated_again() -> None:
     lengths = torch.tensor([2, 0, 3, 1], dtype=torch.int32)
     values = {"user": torch.arange(4), "movie": torch.arange(10, 14), HISTORY: torch.arange(20, 26)}
     ones = torch.ones(4, dtype=torch.int32)
@@ -305,13 +309,13 @@ def test_histories_behind_items_come_apart_as_they_were() -> None:
     assert joined.tolist() == [0, 1, 2, 3, 10, 20, 21, 11, 12, 22, 23, 24, 13, 25]
     assert counts.tolist() == [1, 1, 1, 1, 3, 1, 4, 2]
     rows = {"movie": JaggedTensor(joined[4:].unsqueeze(1).float(), lengths=counts[4:])}
-    found = apart(rows, "movie")
+    found = separate_histories(rows, "movie")
     assert found["movie"].values().flatten().tolist() == values["movie"].tolist()
     assert found["movie"].lengths().tolist() == [1] * 4
     assert found[HISTORY].values().flatten().tolist() == values[HISTORY].tolist()
     assert found[HISTORY].lengths().tolist() == lengths.tolist()
     # What is apart stays so.
-    assert apart(found, "movie") is found
+    assert separate_histories(found, "movie") is found
 
 
 # --- the losses ---
@@ -340,8 +344,8 @@ def test_a_loss_that_goes_by_parts_is_that_of_the_whole(monkeypatch: pytest.Monk
     items = JaggedTensor(
         torch.tensor([0, 1, 2, 3, 4, 5, 3, 9, 9, 0, 7, 8, 0]), lengths=torch.ones(13, dtype=torch.int32)
     )
-    had = torch.tensor([[1], [0], [63], [5], [2], [0], [0]], dtype=torch.uint8)
-    batch: Any = SimpleNamespace(features={"movie": items}, weights=weights, had=had)
+    seen_bits = torch.tensor([[1], [0], [63], [5], [2], [0], [0]], dtype=torch.uint8)
+    batch: Any = SimpleNamespace(features={"movie": items}, weights=weights, seen_bits=seen_bits)
     losses = []
     for number in (1, 3, 7, 100):
         monkeypatch.setattr(loss_module, "EVENTS_AT_ONCE", number)
@@ -351,7 +355,7 @@ def test_a_loss_that_goes_by_parts_is_that_of_the_whole(monkeypatch: pytest.Monk
         torch.testing.assert_close(each, losses[0])
 
 
-def test_items_that_are_masked_do_not_compete_among_those_drawn() -> None:
+def test_masked_items_are_no_negatives() -> None:
     users, items, drawn = normal(2, DIM, seed=2), normal(2, DIM, seed=3), normal(4, DIM, seed=4)
     is_none = torch.tensor([[True, False, False, True], [False] * 4])
     found = drawn_softmax(users, items, drawn, is_none)
@@ -361,12 +365,12 @@ def test_items_that_are_masked_do_not_compete_among_those_drawn() -> None:
         torch.testing.assert_close(found[row], -scores.log_softmax(0)[0])
 
 
-def test_items_that_are_drawn_compete_beside_those_of_a_group() -> None:
+def test_drawn_negatives_extend_in_batch_negatives() -> None:
     users, items, log_expected = normal(2, DIM, seed=2), normal(5, DIM, seed=3), normal(5, seed=4)
     # The first item that is drawn is the second event's own, and the last one the first user had.
-    rows, had = torch.tensor([4, 6, 6, 8, 9]), torch.zeros(2, 5, dtype=torch.bool)
-    had[0, 4] = True
-    found = sampled_softmax(users, items, rows, log_expected, torch.ones(5, dtype=torch.bool), had)
+    rows, seen_bits = torch.tensor([4, 6, 6, 8, 9]), torch.zeros(2, 5, dtype=torch.bool)
+    seen_bits[0, 4] = True
+    found = sampled_softmax(users, items, rows, log_expected, torch.ones(5, dtype=torch.bool), seen_bits)
     for row, others in ((0, [0, 1, 2, 3]), (1, [1, 0, 3, 4])):
         scores = (items @ users[row] - log_expected)[others]
         torch.testing.assert_close(found[row], -scores.log_softmax(0)[0])

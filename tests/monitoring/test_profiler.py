@@ -132,7 +132,7 @@ def run_steps(profile: Profile, epochs: list[int]) -> None:
     for steps in epochs:
         with profile.phase("steps", Progress()):
             for _ in range(steps):
-                with process.named("step"):
+                with process.profiler_range("step"):
                     torch.ones(3).add_(1)
                 profile.on_step(NO_STEP)
     profile.on_end(NO_RUN)
@@ -162,5 +162,5 @@ def test_a_training_too_short_for_a_profile_prints_a_line(tmp_path: Path, epochs
 
 def test_without_a_recording_a_range_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.profiler, "record_function", None)
-    with process.named("step"):
+    with process.profiler_range("step"):
         pass

@@ -109,7 +109,7 @@ def test_control_characters_of_a_report_do_not_reach_the_terminal(
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_the_table_judges_as_the_tasks_do() -> None:
+def test_the_table_orders_runs_like_the_tasks() -> None:
     for task in map(TASKS.__getitem__, ModelConfig.flag("task").choices):
         assert lower_is_better(task.main_metric) == task.lower_is_better
 
@@ -128,7 +128,7 @@ def test_the_table_judges_as_the_tasks_do() -> None:
         ),
     ],
 )
-def test_an_invalid_report_is_one_sentence(tmp_path: Path, text: str) -> None:
+def test_an_invalid_report_gives_one_message(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.json").write_text(text)
     result = python("-m", "recsuite.monitoring.results", tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
@@ -137,12 +137,12 @@ def test_an_invalid_report_is_one_sentence(tmp_path: Path, text: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_gives_one_message(tmp_path: Path) -> None:
     for folder, sentence in ((tmp_path, "holds no metrics.json"), (tmp_path / "gone", "is not a folder")):
         result = python("-m", "recsuite.monitoring.results", folder)
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr == (
-            f"report: {folder} {sentence}; give folders that were a run's --report_dir, or hold such.\n"
+            f"report: {folder} {sentence}; give --report_dir folders of runs, or folders that contain them.\n"
         )
 
 

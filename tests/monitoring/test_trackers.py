@@ -122,7 +122,7 @@ def test_a_resumed_training_continues_its_curves_and_another_has_its_own(tmp_pat
         ("mlflow", "mlflow-skinny", lambda: MLflowTracker()),
     ],
 )
-def test_a_tracker_without_its_package_is_one_sentence_when_it_is_made(
+def test_a_tracker_without_its_package_gives_one_message_when_it_is_made(
     monkeypatch: pytest.MonkeyPatch, module: str, package: str, make: Callable[[], Tracker]
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -282,7 +282,7 @@ def test_more_metrics_than_a_request_of_mlflow_may_have_arrive(mlflow: Any) -> N
     assert len(mlflow.get_metric_history(run.info.run_id, "loss")) == 2500
 
 
-def test_a_server_that_is_not_there_is_one_sentence_before_the_first_step(
+def test_a_server_that_is_not_there_gives_one_message_before_the_first_step(
     mlflow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

@@ -156,7 +156,7 @@ def test_a_loop_that_leaves_early_is_refused(training: Training) -> None:
 
 
 @pytest.mark.parametrize("every", [0, 4])
-def test_gradients_that_no_step_learns_from_are_refused(training: Training, every: int) -> None:
+def test_gradients_without_a_step_are_refused(training: Training, every: int) -> None:
     model = training.shard(small(), loss=Mean())
     part = next(training.passes())
     for batch in part:
@@ -284,7 +284,7 @@ def test_several_outputs_a_loss_with_numbers_of_its_own_and_the_main_metric_can_
     assert training.train_state.model.module.loss.share.item() != 0
 
 
-def test_a_callback_is_shown_the_rate_that_the_loop_set_and_a_second_forward_learns_too(
+def test_a_callback_gets_the_rate_of_the_loop_and_a_second_forward_trains(
     training: Training,
 ) -> None:
     rates: list[float] = []

@@ -19,8 +19,8 @@ from tests.support.launch import EXAMPLE, LAUNCHER, PATIENCE, SUPPORT, python, r
 # that of another rank could come before its end: a launcher starts ranks without buffers.
 TALKER = """
 import signal, sys
-from recsuite.runtime.console import end_when_unread
-end_when_unread(checkpoint_first=True)
+from recsuite.runtime.console import end_when_pipe_closes
+end_when_pipe_closes(checkpoint_first=True)
 noted = []
 if "dump" in sys.argv:
     signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
@@ -71,10 +71,10 @@ def test_a_launch_whose_output_has_no_reader_ends_quietly(talker: list[str]) -> 
     assert "Traceback" not in errors
 
 
-def test_streams_that_were_closed_before_it_began_take_everything(tmp_path: Path) -> None:
+def test_closed_standard_streams_are_replaced(tmp_path: Path) -> None:
     talk = (
-        "from recsuite.runtime.console import end_when_unread; end_when_unread(); print(1, flush=True); "
-        "sys.stderr.write('2')"
+        "from recsuite.runtime.console import end_when_pipe_closes; end_when_pipe_closes(); print(1, "
+        "flush=True); sys.stderr.write('2')"
     )
     code = f"import sys; {talk}; sys.exit(sys.stderr.isatty())"
     result = run_command(["bash", "-c", f'"{sys.executable}" -c "$0" >&- 2>&-', code], cwd=tmp_path)
@@ -90,7 +90,7 @@ def test_streams_that_were_closed_before_it_began_take_everything(tmp_path: Path
         [*LAUNCHER, "--standalone", "--nproc_per_node=2", EXAMPLE],
     ],
 )
-def test_24_file_descriptors_are_one_sentence(command: list[object], tmp_path: Path) -> None:
+def test_24_file_descriptors_gives_one_message(command: list[object], tmp_path: Path) -> None:
     result = python(SUPPORT / "limited.py", 24, *command, cwd=tmp_path)
     assert result.returncode == 2
     assert (
@@ -100,7 +100,7 @@ def test_24_file_descriptors_are_one_sentence(command: list[object], tmp_path: P
     assert result.stderr.count("\n") == 1
 
 
-def test_print_is_tagged_and_given_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_print_is_tagged_and_restored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     original = builtins.print
     install_tag("RANK 3")
     try:
@@ -177,5 +177,5 @@ def test_the_message_of_fbgemm_on_a_torch_that_its_table_lacks_is_filtered() -> 
     noise, other = (
         logging.LogRecord("root", logging.WARNING, "", 0, words, None, None) for words in (text, "disk full")
     )
-    assert not console._is_no_noise(noise)
-    assert console._is_no_noise(other)
+    assert not console._is_relevant(noise)
+    assert console._is_relevant(other)

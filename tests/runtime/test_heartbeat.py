@@ -24,7 +24,7 @@ STUCK = """
 import os, threading
 from recsuite.launcher import __main__ as launcher
 launcher.PATIENCE = launcher.MEETING_SECONDS = 0.5
-launcher.end_when_stuck(["--dump", "--timeout", "1"])
+launcher.start_watchdog(["--dump", "--timeout", "1"])
 {what}
 """
 FREE = "for _ in range(40): time.sleep(0.1)\nprint('ended by itself')"
@@ -57,7 +57,7 @@ heart = peers.Heartbeat(1, 0)
 os.kill(os.getppid(), signal.SIGKILL)
 time.sleep(3 * peers.BEAT_SECONDS)
 heart.stop()
-print("goes on")
+print("continues")
 """
 FAILED = """
 import contextlib
@@ -75,7 +75,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-def test_a_call_without_an_end_ends_the_rank_with_a_sentence_and_its_place() -> None:
+def test_a_hanging_call_ends_the_rank_with_a_message_and_its_stack() -> None:
     result = run(CALL)
     assert result.returncode == 1
     assert result.stderr.endswith("example.py: joining the other ranks took longer than --timeout 1\n")
@@ -90,7 +90,7 @@ def test_a_rank_with_an_exception_has_time_to_report_it() -> None:
 def test_a_rank_that_torchrun_did_not_start_outlives_its_parent() -> None:
     result = run(SHELL, HEAD + ALONE)
     # The pipe is open as long as the rank lives.
-    assert result.stdout == "goes on\n"
+    assert result.stdout == "continues\n"
 
 
 def test_a_launcher_inside_a_call_that_does_not_return_is_ended() -> None:
@@ -126,7 +126,7 @@ STOPS = """
 import os, signal, subprocess
 from recsuite.launcher import __main__ as launcher
 launcher.STOPPED_SECONDS = 0.5
-launcher.end_when_stuck(["--timeout", "1"])
+launcher.start_watchdog(["--timeout", "1"])
 child = subprocess.Popen(["sleep", "60"])
 child.send_signal(signal.SIGSTOP)
 print(child.wait())

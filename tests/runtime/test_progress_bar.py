@@ -14,7 +14,7 @@ from recsuite.datasets.movielens import synthetic
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables import formats
-from recsuite.runtime.console import Stage, install_tag, remove_tag, shown, stage
+from recsuite.runtime.console import Stage, install_tag, remove_tag, showing_progress, stage
 from tests.support.launch import PATIENCE
 
 
@@ -42,7 +42,7 @@ def printed(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
 
 def test_work_that_is_one_call_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
     start = time.monotonic()
-    with shown(interval=0.05), stage("sorting"):
+    with showing_progress(interval=0.05), stage("sorting"):
         lines = printed(capsys, 3)
         seconds = time.monotonic() - start
     assert 3 <= len(lines) <= seconds / 0.05
@@ -50,21 +50,21 @@ def test_work_that_is_one_call_is_not_silent(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_chain_of_short_stages_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown(interval=0.1):
+    with showing_progress(interval=0.1):
         for number in range(10):
             with stage(f"stage {number}"):
                 time.sleep(0.06)
     assert len(capsys.readouterr().out.splitlines()) >= 3
 
 
-def test_the_innermost_stage_speaks(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown(interval=0.05), stage("outer"), stage("inner", 10, "steps") as reached:
+def test_the_innermost_stage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with showing_progress(interval=0.05), stage("outer"), stage("inner", 10, "steps") as reached:
         reached(5)
         (line, *_) = printed(capsys, 1)
     assert re.fullmatch(r"inner: 5 of 10 steps, [\d.,]+ steps/s, about \d s left", line)
 
 
-def test_other_lines_break_the_silence_too(
+def test_other_output_delays_progress_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A clock of its own, for on a busy machine every pause is long.
@@ -72,7 +72,7 @@ def test_other_lines_break_the_silence_too(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     install_tag("RANK 0")
     try:
-        with shown(interval=0.5), stage("epoch 1/8"):
+        with showing_progress(interval=0.5), stage("epoch 1/8"):
             for _ in range(8):
                 print("something")
                 now[0] += 0.4
@@ -87,11 +87,11 @@ def test_quiet_short_and_hidden_stages_print_nothing(
 ) -> None:
     with stage("nobody asked") as reached:
         reached(1)
-    with shown(interval=0.02):
+    with showing_progress(interval=0.02):
         with stage("quiet", quiet=True):
             time.sleep(0.1)
         time.sleep(0.1)
-    with shown(), stage("short"):
+    with showing_progress(), stage("short"):
         time.sleep(0.1)
     assert capsys.readouterr() == ("", "")
 
@@ -100,7 +100,7 @@ def test_a_terminal_gets_a_bar_instead_of_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with shown(interval=0.05), stage("epoch 1/8", 100, "ratings") as reached:
+    with showing_progress(interval=0.05), stage("epoch 1/8", 100, "ratings") as reached:
         reached(50)
         time.sleep(0.2)
     output, errors = capsys.readouterr()
@@ -114,7 +114,7 @@ def test_drawing_reading_and_columns_are_shown(
     # More than one block, of which the first is not yet the last.
     monkeypatch.setattr(synthetic, "USERS_PER_BLOCK", 128)
     monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 100_000)
-    with shown(interval=0.001):
+    with showing_progress(interval=0.001):
         write_synthetic(tmp_path / "data", 100_000, seed=0)
         open_columns(Config.of(data_path=str(tmp_path / "data")))
     output = capsys.readouterr().out

@@ -10,9 +10,9 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.errors import BrokenLaunchError, LostPeerError
 from recsuite.runtime import ending
-from recsuite.runtime.ending import name_lost_peers, report_broken_launch
+from recsuite.runtime.ending import identify_lost_peers, report_broken_launch
 from recsuite.runtime.peers import ALL_ANSWER, is_said
-from recsuite.runtime.process import MACHINES, after_lost_peer, how_to_continue
+from recsuite.runtime.process import MACHINES, after_lost_peer, recovery_advice
 
 HERE = Config()
 GONE = "rank 1 on node-1 has ended; seen by rank 0 on node-0"
@@ -29,7 +29,7 @@ def test_an_error_of_a_collective_becomes_a_sentence_when_a_rank_is_gone(
 ) -> None:
     monkeypatch.setattr(ending, "lost_peers", lambda: GONE)
     with pytest.raises(BrokenLaunchError) as found:
-        name_lost_peers(RuntimeError(error), HERE)
+        identify_lost_peers(RuntimeError(error), HERE)
     assert str(found.value) == (
         f"{first}. What to do: start again, with --dump to have something that --resume can continue from."
     )
@@ -41,18 +41,18 @@ def test_an_error_of_a_collective_that_no_lost_rank_explains_keeps_its_traceback
 ) -> None:
     monkeypatch.setattr(ending, "lost_peers", lambda: ALL_ANSWER)
     with pytest.raises(LostPeerError, match=ALL_ANSWER) as found:
-        name_lost_peers(error, HERE)
+        identify_lost_peers(error, HERE)
     assert not isinstance(found.value, BrokenLaunchError)
     assert found.value.__cause__ is error
     # Nor is a fault of the program's own one of the launch.
     monkeypatch.setattr(ending, "lost_peers", lambda: GONE)
-    name_lost_peers(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), HERE)
+    identify_lost_peers(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), HERE)
 
 
 def test_a_stray_connection_keeps_its_own_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "lost_peers", lambda: ALL_ANSWER)
     with pytest.raises(BrokenLaunchError, match=r"a connection came to port 7[.] What to do: start again"):
-        name_lost_peers(BrokenLaunchError("a connection came to port 7"), HERE)
+        identify_lost_peers(BrokenLaunchError("a connection came to port 7"), HERE)
 
 
 def test_a_lost_rank_is_printed_once_and_the_launcher_knows_that_it_was(
@@ -76,7 +76,7 @@ def test_a_launch_continues_from_a_checkpoint_where_there_is_one_or_is_restarted
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "node-0")
     monkeypatch.setenv("MASTER_PORT", "1")
-    assert how_to_continue(Config.of(load=str(tmp_path))) == "start again"
+    assert recovery_advice(Config.of(load=str(tmp_path))) == "start again"
     config = Config.of(dump=True, save_dir=str(tmp_path))
     there = f"start again{MACHINES}; --resume continues from the last checkpoint in {tmp_path}"
     assert after_lost_peer(config) == f"What to do: {there}."

@@ -27,7 +27,7 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 from recsuite.runtime.ending import Termination
 store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-with Termination(timedelta(seconds=60)).obeyed():
+with Termination(timedelta(seconds=60)).handling_signals():
     print("waits", flush=True)
     store.wait(["what nobody sets"], timedelta(seconds=60))
 """
@@ -92,10 +92,10 @@ def alone() -> Iterator[Termination]:
 @pytest.mark.parametrize("number", ending.SIGNALS)
 def test_the_ranks_agree_on_the_signal_one_step_later(alone: Termination, number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with alone.obeyed():
-        assert alone.agreed() == 0
+    with alone.handling_signals():
+        assert alone.vote() == 0
         os.kill(os.getpid(), number)
-        assert (alone.agreed(), alone.agreed()) == (0, number)
+        assert (alone.vote(), alone.vote()) == (0, number)
     assert signal.getsignal(number) is before
 
 
@@ -103,7 +103,7 @@ def test_a_rank_with_a_signal_to_end_that_lost_a_peer_exits_with_the_status_of_t
     alone: Termination,
 ) -> None:
     def lose(error: Exception) -> None:
-        with alone.obeyed():
+        with alone.handling_signals():
             os.kill(os.getpid(), signal.SIGTERM)
             raise error
 

@@ -86,13 +86,13 @@ def test_versions_of_two_generations_are_refused_with_the_command_that_mends_it(
 ) -> None:
     install(versions)
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    mend = f"mend it with: {UNINSTALL} && {CPU_TRIO}"
-    assert refusal() == f"Found {found}, which do not belong together: {needed}; {mend}"
+    fix = f"fix it with: {UNINSTALL} && {CPU_TRIO}"
+    assert refusal() == f"Found {found}, which do not belong together: {needed}; {fix}"
 
 
 def test_the_cuda_wheel_is_mended_with_the_cuda_wheel(install: Install) -> None:
     install({"torch": "2.12.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"})
-    assert refusal().endswith(f"mend it with: {UNINSTALL} && {CUDA_TRIO}")
+    assert refusal().endswith(f"fix it with: {UNINSTALL} && {CUDA_TRIO}")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_of_two_fbgemm_wheels_the_one_that_suits_torch_is_kept(
     install(both, torch_needs)
     sentence = refusal()
     assert "fbgemm-gpu 1.9.0, fbgemm-gpu-cpu 1.8.0, but the last two overwrite each other's files" in sentence
-    assert sentence.endswith(f"mend it with: {UNINSTALL} && {trio}")
+    assert sentence.endswith(f"fix it with: {UNINSTALL} && {trio}")
 
 
 @pytest.mark.parametrize("missing", ["torch", "torchrec", "fbgemm-gpu-cpu"])
@@ -127,13 +127,13 @@ def test_outside_of_a_repository_the_message_names_the_folder_of_the_list(
     monkeypatch.setattr(host, "checkout", lambda: None)
     install({})
     sentence = refusal()
-    assert "found none of them; mend it in the folder of the repository with: " in sentence
+    assert "found none of them; fix it in the folder of the repository with: " in sentence
     assert sentence.endswith("install --no-deps -r requirements.txt")
 
 
-def test_nothing_installed_is_one_sentence_too(install: Install) -> None:
+def test_nothing_installed_gives_one_message_too(install: Install) -> None:
     install({})
-    assert "but found none of them; mend it with: " in refusal()
+    assert "but found none of them; fix it with: " in refusal()
 
 
 def test_the_versions_for_reports_name_the_fbgemm_wheel(install: Install) -> None:

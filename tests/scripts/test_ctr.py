@@ -203,7 +203,7 @@ def test_a_log_of_one_file_is_read_with_all_that_is_missing(log: Path, tmp_path:
 
 
 @pytest.mark.parametrize("number", [39, 41])
-def test_another_number_of_columns_is_refused_in_one_sentence_and_nothing_is_written(
+def test_another_number_of_columns_is_refused_with_one_message_and_nothing_is_written(
     tmp_path: Path, number: int
 ) -> None:
     file = tmp_path / "train.txt"

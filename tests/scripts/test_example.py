@@ -26,9 +26,9 @@ from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import counted
 from recsuite.models.tasks import TASKS
 from recsuite.monitoring.report import (
+    describe_better_baselines,
     describe_difference,
-    describe_failures,
-    describe_nothing_left,
+    describe_no_epochs_left,
     results_table,
 )
 from tests.support.launch import (
@@ -170,12 +170,12 @@ def test_without_data_the_first_line_is_that_ratings_are_synthetic(tmp_path: Pat
         (["--batch_size", "0"], "--batch_size must be between 1 and 16,777,216, got 0"),
         (["--mlp_dims", "128,x"], "Argument --mlp_dims: '128,x' is not a list"),
         (["--nonsense"], "Unrecognized arguments: --nonsense"),
-        (["--data_path", str(EXAMPLE)], "Nothing says where the ids of users and items are"),
+        (["--data_path", str(EXAMPLE)], "Cannot find the ids of users and items"),
         (["--data_path", "/nowhere"], "Cannot read --data_path /nowhere: no such file or folder"),
         (["--data_path", "/proc/self"], "/proc/self/"),
     ],
 )
-def test_a_users_mistake_is_one_sentence_and_status_2(arguments: list[str], sentence: str) -> None:
+def test_a_users_mistake_gives_one_message_and_status_2(arguments: list[str], sentence: str) -> None:
     result = python(EXAMPLE, *arguments)
     refused(result, sentence)
     assert result.returncode == 2
@@ -206,7 +206,7 @@ def test_help_is_printed_once() -> None:
     assert output.count("Train a sharded recommender on MovieLens, or on tables of your own.") == 1
 
 
-def test_a_bad_row_is_one_sentence_and_status_2(synthetic_folder: Path, tmp_path: Path) -> None:
+def test_a_bad_row_gives_one_message_and_status_2(synthetic_folder: Path, tmp_path: Path) -> None:
     for name in ("movies.dat", "users.dat"):
         shutil.copy(synthetic_folder / name, tmp_path)
     (tmp_path / "ratings.dat").write_text("1::1::7::978300760\n")
@@ -215,7 +215,7 @@ def test_a_bad_row_is_one_sentence_and_status_2(synthetic_folder: Path, tmp_path
     assert result.returncode == 2
 
 
-def test_a_download_that_fails_is_one_sentence_and_status_2(tmp_path: Path) -> None:
+def test_a_download_that_fails_gives_one_message_and_status_2(tmp_path: Path) -> None:
     mirror = {"MOVIELENS_MIRROR": "http://127.0.0.1:9"}
     result = python(EXAMPLE, "--dataset", "ml-1m", "--data_path", tmp_path / "ml-1m", env=mirror)
     refused(result, "Cannot get http://127.0.0.1:9/ml-1m.zip (the connection failed (")
@@ -277,7 +277,7 @@ def test_a_resume_with_fewer_epochs_than_are_done_prints_a_line() -> None:
     said = []
     for done, stopped in ((6, False), (2, False), (1, True)):
         result: Any = SimpleNamespace(num_epochs=done, stopped_early=stopped)
-        said.append(describe_nothing_left(result, TrainingConfig(epochs=2)))
+        said.append(describe_no_epochs_left(result, TrainingConfig(epochs=2)))
     assert said == [
         "nothing is left to train: the checkpoint has done 6 epochs, and --epochs 2 asks for fewer; give "
         "more",
@@ -300,7 +300,7 @@ def baselines_of_ranks(chance: float, popularity: float) -> dict[str, dict[str, 
 def test_a_model_worse_than_any_baseline_has_a_line() -> None:
     columns: Any = SimpleNamespace(schema=SCHEMA, baselines={"ranks": baselines_of_ranks(0.04, 0.2)})
     said = [
-        describe_failures(columns, TASKS["ranking"], ranked(value))
+        describe_better_baselines(columns, TASKS["ranking"], ranked(value))
         for value in (0.2, 0.1, 0.01, float("nan"))
     ]
     both = "this model is worse than a random order (0.0400) and popularity (0.2000): its test NDCG@10 is "
@@ -311,11 +311,11 @@ def test_a_model_worse_than_any_baseline_has_a_line() -> None:
         [f"{both}-"],
     ]
     columns.baselines = {"predictions": {"global mean": {"rmse": 1.1}, "biases": {"rmse": 0.9}}}
-    (worse,) = describe_failures(columns, TASKS["rating"], Measured({"rmse": 1.0}, 5))
+    (worse,) = describe_better_baselines(columns, TASKS["rating"], Measured({"rmse": 1.0}, 5))
     assert worse == "this model is worse than biases (0.9000): its test RMSE is 1.0000"
 
 
-def test_users_of_the_training_and_others_are_held_against_the_baselines_apart() -> None:
+def test_known_and_new_users_are_compared_with_the_baselines_separately() -> None:
     baselines = {
         "ranks": baselines_of_ranks(0.1, 0.2),
         "ranks/known": baselines_of_ranks(0.1, 0.2),
@@ -324,12 +324,12 @@ def test_users_of_the_training_and_others_are_held_against_the_baselines_apart()
     columns: Any = SimpleNamespace(schema=SCHEMA, baselines=baselines)
     test = ranked(0.3)
     test.parts = {"/known": ranked(0.35, 80), "/new": ranked(0.15, 20)}
-    assert describe_failures(columns, TASKS["ranking"], test) == [
+    assert describe_better_baselines(columns, TASKS["ranking"], test) == [
         "users with training ratings (80 ratings): its test NDCG@10 is 0.3500, better than all baselines",
         "other users (20 ratings): its test NDCG@10 is 0.1500, worse than popularity (0.2500)",
     ]
     test.parts["/new"] = ranked(0.26, 20)
-    assert describe_failures(columns, TASKS["ranking"], test) == []
+    assert describe_better_baselines(columns, TASKS["ranking"], test) == []
 
 
 def test_a_difference_of_validation_and_test_beyond_chance_is_printed_with_the_reasons() -> None:

@@ -18,7 +18,7 @@ MULTITASK = ROOT / "example" / "multitask.py"
 
 # The figures of docs/multitask.md, on shops that no setting was chosen on.
 @pytest.mark.soak
-def test_clicks_teach_what_purchases_alone_do_not(tmp_path: Path) -> None:
+def test_the_click_label_improves_the_purchase_predictions(tmp_path: Path) -> None:
     found = {}
     for labels in (("purchase", "click"), ("purchase",)):
         shop, report = tmp_path / f"shop-{len(labels)}", tmp_path / f"report-{len(labels)}"

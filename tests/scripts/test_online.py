@@ -1,4 +1,4 @@
-"""The script of day two: a server follows a training, and in the end says what it was worth to go on."""
+"""The script of day two: a server follows a training, and in the end says what it was worth to continue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
 from tests.support.launch import ROOT, python, succeeded
 
 # Four Pythons import all by themselves.
@@ -19,7 +19,7 @@ ONLINE = ROOT / "example" / "online.py"
 def test_a_server_follows_a_stream_and_a_training_that_continues_is_better_than_one_that_ended(
     tmp_path: Path,
 ) -> None:
-    write_synthetic(tmp_path / "ratings", 12_000, seed=0, world=MovingWorld())
+    write_synthetic(tmp_path / "ratings", 12_000, seed=0, world=DriftingWorld())
     flags = ("--data_path", tmp_path / "ratings", "--save_dir", tmp_path / "dumps", "--window", "90d")
     output = succeeded(python(ONLINE, *flags))
     ages = re.findall(r"serving the model after window (\d+), (\S+) s old, .* progressive RMSE (\S+)", output)
@@ -36,11 +36,14 @@ def test_a_server_follows_a_stream_and_a_training_that_continues_is_better_than_
 def test_a_training_that_cannot_begin_ends_the_script_too(tmp_path: Path) -> None:
     ended = python(ONLINE, "--data_path", tmp_path, "--save_dir", tmp_path / "dumps")
     assert ended.returncode == 2
-    assert "The training ended with status 2; see what it said above." in ended.stderr
+    assert "The training ended with status 2; see its output above." in ended.stderr
 
 
-def test_where_there_is_one_window_nothing_is_compared(tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "ratings", 1_000, seed=0, world=MovingWorld())
+def test_a_single_window_gives_no_comparison(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "ratings", 1_000, seed=0, world=DriftingWorld())
     ended = python(ONLINE, "--data_path", tmp_path / "ratings", "--window", "9999d")
     assert ended.returncode == 2
-    assert "There were no two windows to compare; give more ratings, or a smaller --window." in ended.stderr
+    assert (
+        "online.py requires at least two windows. Fix: give more ratings, or a smaller --window."
+        in ended.stderr
+    )

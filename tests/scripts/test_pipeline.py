@@ -16,7 +16,7 @@ SMALL = ("--embedding_dim", 16, "--history", 10, "--epochs", 1)
 
 # Three Pythons import all by themselves.
 @pytest.mark.soak
-def test_two_trainings_are_served_while_they_go_on_and_compared(tmp_path: Path) -> None:
+def test_two_trainings_are_served_while_they_continue_and_compared(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "ratings", 6_000, seed=0)
     flags = ("--data_path", tmp_path / "ratings", "--save_dir", tmp_path / "models", "--candidates", 50)
     output = succeeded(python(PIPELINE, *flags, *SMALL))
@@ -29,20 +29,20 @@ def test_two_trainings_are_served_while_they_go_on_and_compared(tmp_path: Path) 
     assert {path.name for path in (tmp_path / "models").iterdir()} == {"retriever", "ranker"}
 
 
-def test_too_few_candidates_are_refused_in_a_sentence() -> None:
+def test_too_few_candidates_are_refused_with_one_message() -> None:
     ended = python(PIPELINE, "--candidates", 3)
     assert ended.returncode == 2
-    assert ended.stderr == "pipeline.py: --candidates 3 is too small; give at least 10, which are shown.\n"
+    assert ended.stderr == "pipeline.py: --candidates must be at least 10, got 3.\n"
 
 
 @pytest.mark.soak
 def test_a_training_that_cannot_begin_ends_the_script(tmp_path: Path) -> None:
     ended = python(PIPELINE, "--data_path", tmp_path, "--save_dir", tmp_path / "models")
     assert ended.returncode == 2
-    assert "ended with status 2; see what it said above." in ended.stderr
+    assert "ended with status 2; see its output above." in ended.stderr
 
 
-def test_ranks_of_a_launch_are_refused_in_a_sentence() -> None:
+def test_ranks_of_a_launch_are_refused_with_one_message() -> None:
     ended = torchrun(2, PIPELINE)
     assert ended.returncode != 0
     assert "pipeline.py: pipeline.py starts trainings of its own" in ended.stderr

@@ -483,7 +483,7 @@ def test_the_doctor_refuses_what_train_would(copy: Copy) -> None:
         ([], {"PYTHON": "no-python"}, "no-python is not found; set PYTHON to a Python 3.10 or newer"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_status_2(
+def test_a_mistake_gives_one_message_and_status_2(
     copy: Copy, arguments: list[str], variables: dict[str, str], sentence: str
 ) -> None:
     assert copy.run(*arguments, status=2, env=variables) == ("", f"run.sh: {sentence}\n")
@@ -521,7 +521,7 @@ def test_help_names_every_subcommand_and_variable(copy: Copy, word: str) -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user, which only root can")
 @pytest.mark.parametrize("is_there", [False, True])
-def test_the_checkout_of_another_user_is_refused_in_one_sentence(copy: Copy, is_there: bool) -> None:
+def test_the_checkout_of_another_user_is_refused_with_one_message(copy: Copy, is_there: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         # That of pytest is closed to others.
         shutil.copytree(copy.folder.parent, folder, dirs_exist_ok=True)

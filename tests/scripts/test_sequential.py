@@ -40,7 +40,7 @@ def test_it_ends_with_a_user_history_and_the_predicted_next_items(
 
 
 @pytest.mark.parametrize("ids", ["fixed", "dynamic"])
-def test_what_two_ranks_dumped_three_load_with_the_same_metrics(
+def test_three_ranks_load_a_checkpoint_of_two_with_the_same_metrics(
     synthetic_folder: Path, tmp_path: Path, ids: str
 ) -> None:
     data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
@@ -61,11 +61,14 @@ def test_what_two_ranks_dumped_three_load_with_the_same_metrics(
     [
         (("--history", 0), "--task sequence requires --history above 0"),
         (("--stream",), "--stream is not a flag of this script. Fix: leave it out"),
-        (("--num_heads", 3, "--embedding_dim", 8), "--embedding_dim 8 cannot be divided among --num_heads 3"),
+        (
+            ("--num_heads", 3, "--embedding_dim", 8),
+            "--embedding_dim must be a multiple of --num_heads 3, got 8",
+        ),
         (("--dropout", 1), "--dropout must be at least 0 and below 1, got 1.0"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(flags: tuple[object, ...], sentence: str) -> None:
+def test_impossible_flags_are_refused_with_one_message(flags: tuple[object, ...], sentence: str) -> None:
     ended = python(SEQUENTIAL, *flags)
     assert ended.returncode == 2
     assert ended.stderr.count(f"sequential.py: {sentence}") == 1, ended.stderr

@@ -109,7 +109,7 @@ def test_a_new_user_of_a_delta_is_known_after_a_refresh(dumps: Path, tmp_path: P
     assert mine != others == leaver
 
 
-def test_an_item_that_came_is_recommended_and_one_that_left_is_not(dumps: Path) -> None:
+def test_a_new_item_is_recommended_and_an_evicted_one_is_not(dumps: Path) -> None:
     model = ServedModel.open(state(dumps, 8))
     came_ever, left_ever = set(), set()
     everything = sorted({item for step in STEPS for item in ids_at(dumps, step, "movie")})
@@ -133,7 +133,7 @@ def test_an_item_that_came_is_recommended_and_one_that_left_is_not(dumps: Path) 
     assert len(model.similar_items([min(live)], k=3)[0]) == 3
 
 
-def test_serving_takes_nobody_in(dumps: Path, values: dict[str, list[Any]]) -> None:
+def test_serving_inserts_no_ids(dumps: Path, values: dict[str, list[Any]]) -> None:
     model = ServedModel.open(dumps)
     tables = model.snapshot.tables
     before = {name: each.ids.clone() for name, each in tables.items() if isinstance(each, IdTable)}
@@ -187,7 +187,7 @@ def test_an_export_serves_the_same_scores_and_a_follower_begins_with_it(
         ({"usr": [1]}, "There is no feature usr; the model has age, gender"),
     ],
 )
-def test_what_can_be_no_id_is_refused_in_one_sentence(
+def test_what_can_be_no_id_is_refused_with_one_message(
     dumps: Path, asked: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UserError) as found:
@@ -261,7 +261,7 @@ def test_other_dynamic_tables_than_the_models_are_refused(dumps: Path, tmp_path:
         ServedModel.open(base)
 
 
-def test_who_asks_while_ids_come_and_go_sees_whole_models_alone(
+def test_requests_during_deltas_use_one_snapshot(
     dumps: Path, values: dict[str, list[Any]], tmp_path: Path
 ) -> None:
     few = {name: given[:300] for name, given in values.items()}

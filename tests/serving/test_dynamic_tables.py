@@ -133,12 +133,12 @@ def test_an_id_that_left_has_the_row_of_the_unknown_until_it_comes_back(tmp_path
     assert rows() == [-1, -1, -1, -1]
 
 
-def test_who_expired_by_the_clock_of_the_record_is_not_there(tmp_path: Path) -> None:
+def test_ids_expired_at_the_checkpoint_are_absent(tmp_path: Path) -> None:
     base = write(tmp_path / "0", {1: 0.5, 2: 0.25}, seen=10, ttl=5, now=15)
     served = read_table(tmp_path / "0", base, keeps_texts=True)
     assert served.ids.tolist() == [1, 2]
     assert len(read_table(tmp_path / "0", forged(base, now=16), keeps_texts=True).ids) == 0
-    # A training that goes on with a shorter time to live lets rows go where it loads them, unsaid.
+    # A training that continues with a shorter time to live lets rows go where it loads them, unsaid.
     delta = write(tmp_path / "1", {2: 0.75}, gone=[], seen=16, ttl=5, now=16)
     assert after(served, tmp_path / "1", delta).ids.tolist() == [2]
 
@@ -217,7 +217,7 @@ def test_a_delta_with_other_tables_is_refused(
 
 
 @pytest.mark.parametrize("value", [-(2**63), 2**63, -(10**30), 1.5, float("inf"), float("-inf"), 1e300])
-def test_a_number_that_can_be_no_id_is_refused_in_one_sentence(value: float) -> None:
+def test_a_number_that_can_be_no_id_is_refused_with_one_message(value: float) -> None:
     with pytest.raises(
         UserError, match=r"The feature user takes whole numbers between .*, and got "
     ) as found:
@@ -225,7 +225,7 @@ def test_a_number_that_can_be_no_id_is_refused_in_one_sentence(value: float) -> 
     assert "\n" not in str(found.value)
 
 
-def test_ids_are_those_of_the_training_and_nobody_is_unknown() -> None:
+def test_ids_equal_those_of_the_training_and_none_is_unknown() -> None:
     values = [3, None, 3.0, float("nan"), np.int64(-4), 2**63 - 1]
     assert ids_of_values("user", values).tolist() == [3, -(2**63), 3, -(2**63), -4, 2**63 - 1]
     assert ids_of_values("user", []).tolist() == []

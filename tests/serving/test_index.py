@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from recsuite.checkpoint.format import DynamicRecord, read_manifest
-from recsuite.models.retrieval import InnerProduct, best_places, ranked
+from recsuite.models.retrieval import InnerProduct, ranked, top_items
 from recsuite.serving.export import write_export
 from recsuite.serving.index import FILE, NOTHING, NearestItems, curve_lines, recall_curve
 from recsuite.serving.served import ServedModel
@@ -54,7 +54,7 @@ class World:
         return World(torch.cat([keys, others]), torch.cat([vectors, comes]))
 
     def best(self) -> torch.Tensor:
-        return self.keys[best_places(InnerProduct(), USERS, self.vectors, K, NOTHING)]
+        return self.keys[top_items(InnerProduct(), USERS, self.vectors, K, NOTHING)]
 
     def found(self, index: NearestItems, breadth: int | None = None) -> torch.Tensor:
         """The keys of what is best of what an index finds."""
@@ -95,7 +95,7 @@ def test_the_more_lists_the_more_of_the_best_are_found() -> None:
     assert shares[0] < 0.7 < 0.9 < shares[2] <= shares[3] == 1
 
 
-def test_an_empty_catalogue_has_an_index_that_finds_nothing_and_takes_items_in() -> None:
+def test_an_index_of_an_empty_catalogue_accepts_items_later() -> None:
     world = World.of(0)
     index = NearestItems(world.keys, world.vectors)
     assert index.search(USERS, K).shape == (len(USERS), 0)
@@ -122,7 +122,7 @@ def test_after_any_deltas_an_index_finds_what_one_made_anew_finds(seed: int) -> 
     assert both[0] >= both[1] - 0.1
 
 
-def test_an_index_that_somebody_searches_stays_as_it_is() -> None:
+def test_an_index_does_not_change_during_a_search() -> None:
     world = World.of(500)
     index = NearestItems(world.keys, world.vectors)
     before = World(world.keys.clone(), world.vectors.clone())
@@ -190,7 +190,7 @@ def test_a_description_moves_the_items_that_it_says_more_of() -> None:
     assert model.items().nearest.lists.came == 10
 
 
-def test_what_is_left_out_makes_room_for_others_up_to_k() -> None:
+def test_excluded_items_are_replaced_up_to_k() -> None:
     model = ServedModel(snapshot_of("ranking", items=400))
     users = NAMES["user"][:5]
     had = [[item for item, _ in mine] for mine in model.recommend(users, k=60)]
@@ -229,7 +229,7 @@ def test_the_index_of_a_dynamic_table_has_the_items_that_have_a_row() -> None:
     assert model.items().nearest.lists.came == 1
 
 
-def test_who_asks_while_models_come_gets_answers_of_one_of_them() -> None:
+def test_searches_during_updates_use_one_model() -> None:
     snapshots = [snapshot_of("ranking", seed=seed, items=400) for seed in range(3)]
     answers = [ServedModel(snapshot).recommend([1, 2, 3]) for snapshot in snapshots]
     model, wrong, done = ServedModel(snapshots[0]), [], threading.Event()
@@ -307,7 +307,7 @@ def replace(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, flip, replace, lambda folder: (folder / FILE).unlink()])
-def test_an_index_that_is_not_what_was_written_is_made_anew_and_that_is_said(
+def test_an_index_that_is_not_what_was_written_is_made_anew_and_reported(
     exported: Path, damage: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(exported)

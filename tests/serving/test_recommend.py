@@ -29,7 +29,7 @@ from recsuite.serving import recommend
 from recsuite.serving.recommend import (
     DAMPING,
     MOST_SHOWN,
-    Told,
+    TrainingFeatures,
     Viewer,
     _check_ids,
     open_viewer,
@@ -126,7 +126,7 @@ def test_the_scores_are_the_models_and_know_the_last_ratings(model: ServedModel)
     assert number in [pytest.approx(score, abs=6e-4) for score in found]
 
 
-def test_somebody_given_by_the_events_of_a_user_is_recommended_what_the_user_is(model: ServedModel) -> None:
+def test_a_user_given_by_events_gets_the_recommendations_of_that_user(model: ServedModel) -> None:
     viewer = viewer_of(model, "7")
     last = slice(-FLAGS.data.history, None)
     events = list(zip(viewer.item_ids[last].tolist(), viewer.labels[last].tolist(), strict=True))
@@ -174,11 +174,11 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
         ("7.5", None),
     ],
 )
-def test_a_user_is_a_whole_number_of_64_bits_or_nobody(user: str, number: int | None) -> None:
+def test_a_user_name_that_is_no_64_bit_number_is_unknown(user: str, number: int | None) -> None:
     ratings = Events(np.array([0, 1, 1]), np.array([0, 1, 2]), np.ones(3, np.float32), np.arange(3))
     movies, users = pandas.DataFrame({"movie_id": [1, 2, 3]}), pandas.DataFrame({"user_id": [-5, 7]})
     raw = RawData(ratings, movies, users)
-    viewer = Viewer(raw, SCHEMA, user, Told(raw, SCHEMA, {"history": 5, "audience": 5}))
+    viewer = Viewer(raw, SCHEMA, user, TrainingFeatures(raw, SCHEMA, {"history": 5, "audience": 5}))
     assert viewer.id == number
     assert len(viewer.labels) == {-5: 1, 7: 2}.get(number or 0, 0)
 
@@ -189,7 +189,7 @@ def test_a_user_with_a_sign_is_read_from_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("user", ["99999999", "nobody", "-1", "1.5", "9" * 30])
-def test_an_unknown_user_is_shown_the_popular_movies_and_told_so(model: ServedModel, user: str) -> None:
+def test_an_unknown_user_gets_popular_movies_and_a_message(model: ServedModel, user: str) -> None:
     viewer = viewer_of(model, user)
     text = page(model, viewer, 5)
     assert f"the model knows no user {user}; these are the popular movies" in text
@@ -213,7 +213,7 @@ def test_equally_popular_movies_come_by_their_ids_in_whatever_order_the_ratings_
     events = Events(np.zeros(140, np.int32), movies[order], labels[order], np.arange(140))
     frame = pandas.DataFrame({"movie_id": range(1, 21)})
     raw = RawData(events, frame, pandas.DataFrame({"user_id": [1]}))
-    viewer = Viewer(raw, SCHEMA, "2", Told(raw, SCHEMA, {"history": 5, "audience": 5}))
+    viewer = Viewer(raw, SCHEMA, "2", TrainingFeatures(raw, SCHEMA, {"history": 5, "audience": 5}))
     everything = Mock(**{"snapshot.known": lambda feature, values: torch.ones(len(values), dtype=torch.bool)})
     found = popular(viewer, everything, 20)
     assert found.items.tolist() == [*range(20)]
@@ -234,7 +234,7 @@ def test_data_with_other_columns_than_the_models_are_refused(model: ServedModel,
         open_viewer(model, Config.of(recommend=True, user="1", data_path=str(tmp_path)), ["data_path"])
 
 
-def test_data_without_anybody_of_a_table_that_takes_ids_in_are_refused(tmp_path: Path) -> None:
+def test_data_without_any_id_of_a_dynamic_table_are_refused(tmp_path: Path) -> None:
     def known(name: str, ids: list[int]) -> torch.Tensor:
         return torch.tensor([each == 3 for each in ids])
 
@@ -283,7 +283,7 @@ def test_the_command_says_which_data_it_reads_and_takes_their_folder_from_no_che
     assert result.stderr == ""
 
 
-def test_what_is_untrained_is_asked_only_where_it_is_named_and_says_so(
+def test_an_untrained_checkpoint_is_served_only_by_name_with_a_message(
     save_dir: Path, synthetic_folder: Path, tmp_path: Path
 ) -> None:
     untrained = "step-000000000"
@@ -297,7 +297,7 @@ def test_what_is_untrained_is_asked_only_where_it_is_named_and_says_so(
     assert re.fullmatch(r"step 0, untrained, \d+ (s|min) old", lines[1])
 
 
-def test_a_folder_without_a_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused_with_one_message(tmp_path: Path) -> None:
     result = python(EXAMPLE, "--recommend", "--user", 7, "--save_dir", tmp_path)
     assert result.returncode == 2
     assert result.stderr == (
@@ -364,7 +364,7 @@ def test_an_item_that_a_user_had_several_times_is_shown_once(kind: str, expected
     labels = np.array([schema.learned(each) for each in quantity.tolist()], np.float32)
     events = Events(np.zeros(5, np.int32), item.astype(np.int32), labels, np.arange(5))
     raw = RawData(events, items, users)
-    viewer = Viewer(raw, schema, "1", Told(raw, schema, {"history": 5, "audience": 5}))
+    viewer = Viewer(raw, schema, "1", TrainingFeatures(raw, schema, {"history": 5, "audience": 5}))
     shown = viewer.liked()
     found = zip(shown.items.tolist(), shown.numbers.tolist(), strict=True)
     assert [("ABC"[place], pytest.approx(number, abs=1e-5)) for place, number in found] == [*expected.items()]

@@ -27,7 +27,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import UserError
 from recsuite.serving import followers
-from recsuite.serving.followers import follow, of_one_moment
+from recsuite.serving.followers import follow, from_one_snapshot
 from recsuite.serving.recommend import open_viewer, recommend
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import VocabularyTable
@@ -170,7 +170,7 @@ def test_each_answer_under_load_is_that_of_the_step_that_it_names(
             assert got == pytest.approx([score for _, score in wanted], abs=1e-6)
 
 
-def test_a_mistake_is_one_sentence_and_the_service_goes_on(save_dir: Path) -> None:
+def test_a_mistake_gives_one_message_and_the_service_goes_on(save_dir: Path) -> None:
     mistakes: dict[str, list[tuple[Any, int, str]]] = {
         "/score": [
             ({"usr": [1]}, 400, "There is no feature usr; the model has"),
@@ -179,7 +179,7 @@ def test_a_mistake_is_one_sentence_and_the_service_goes_on(save_dir: Path) -> No
             ([1], 422, "/score takes one JSON object."),
         ],
         "/recommend": [
-            ({"users": [1], "k": 0}, 400, "k is 0; give how many"),
+            ({"users": [1], "k": 0}, 400, "k must be a whole number of at least 1, got 0"),
             ({"users": [1], "kk": 3}, 400, "/recommend takes users, k, events, exclude, candidates"),
             ({}, 400, "recommend requires users or events"),
         ],
@@ -204,7 +204,7 @@ def test_a_mistake_is_one_sentence_and_the_service_goes_on(save_dir: Path) -> No
         assert process.poll() is None
 
 
-def test_an_answer_names_whom_the_model_does_not_know_and_a_request_has_a_limit(save_dir: Path) -> None:
+def test_an_answer_lists_unknown_ids_and_requests_are_limited(save_dir: Path) -> None:
     with serving(save_dir) as (client, _):
         body: dict[str, Any] = {"user": [1, -7, -7, None], "movie": [1, 2, -3, 1]}
         assert client.post("/score", json=body).json()["unknown"] == {"user": [-7], "movie": [-3]}
@@ -231,7 +231,7 @@ def test_an_answer_names_whom_the_model_does_not_know_and_a_request_has_a_limit(
         assert client.get("/health").status_code == 200
 
 
-def test_whoever_lacks_the_packages_gets_the_command_that_installs_them(tmp_path: Path) -> None:
+def test_missing_packages_are_reported_with_the_install_command(tmp_path: Path) -> None:
     hidden = "import sys; sys.modules['uvicorn'] = None; import serve; sys.exit(serve.main(['--port', '0']))"
     ended = subprocess.run(
         [sys.executable, "-c", hidden],
@@ -256,7 +256,7 @@ def test_a_request_during_which_a_delta_comes_is_asked_once_more_and_deltas_wait
             follower.model.snapshot += 1
         return len(asked)
 
-    assert of_one_moment(follower, ask) == (2, 1)  # type: ignore[arg-type]
+    assert from_one_snapshot(follower, ask) == (2, 1)  # type: ignore[arg-type]
     assert asked == [False, True]
     assert not follower.changing.locked()
 
@@ -274,14 +274,14 @@ def test_a_request_that_fails_because_another_model_came_is_asked_once_more(is_n
         return "an answer"
 
     if is_newer:
-        assert of_one_moment(follower, ask) == ("an answer", 1)  # type: ignore[arg-type]
+        assert from_one_snapshot(follower, ask) == ("an answer", 1)  # type: ignore[arg-type]
     else:
         with pytest.raises(UserError, match="no feature age"):
-            of_one_moment(follower, ask)  # type: ignore[arg-type]
+            from_one_snapshot(follower, ask)  # type: ignore[arg-type]
     assert asked == [0, 1][: 1 + is_newer]
 
 
-def test_before_the_first_model_nobody_can_connect_and_a_port_that_is_taken_is_refused(
+def test_the_port_opens_with_the_first_model_and_a_used_port_is_refused(
     trained_folder: Path, tmp_path: Path
 ) -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
@@ -466,7 +466,7 @@ def test_following_survives_any_exception_which_is_printed_once_and_shown_while_
 
 
 @pytest.mark.usefixtures("quick_looks")
-def test_following_goes_on_where_its_error_cannot_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_continues_where_its_error_cannot_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
 
     def refresh() -> bool:

@@ -20,7 +20,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recsuite.checkpoint.chain import describe_choice
-from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, publish, retire, set_aside, step_of
+from recsuite.checkpoint.folder import (
+    archive_checkpoints,
+    deltas_in,
+    full_checkpoints_in,
+    publish,
+    remove_checkpoint,
+    step_of,
+)
 from recsuite.checkpoint.format import (
     CONFIG,
     FEATURES_FILE,
@@ -182,7 +189,7 @@ def test_what_is_missing_or_was_never_seen_counts_as_unknown(trained: Trained) -
     assert model.score(short).dtype == torch.float32
     assert not torch.equal(model.score(short), model.score({"user": [-7, -7], "movie": [3, 4]}))
     assert len(model.score({"user": [], "movie": []})) == 0
-    with pytest.raises(UserError, match="Nothing says which movies are to be scored; give movie, or ask rec"):
+    with pytest.raises(UserError, match="score requires the feature movie, the movies to score"):
         model.score({"user": [7]})
     assert model.knows("movie", 3)
     assert not model.knows("movie", -3)
@@ -194,8 +201,8 @@ def test_what_is_missing_or_was_never_seen_counts_as_unknown(trained: Trained) -
         ({"usr": [1]}, "There is no feature usr; the model has"),
         ({}, "There is no feature nothing"),
         ({"user": [1, 2], "movie": [3]}, "give each as many"),
-        ({"user": [1], "history": [[3, 4]]}, "belong together; give both or neither"),
-        ({"user": [1], "history_ratings": [[3, 4]]}, "belong together; give both or neither"),
+        ({"user": [1], "history": [[3, 4]]}, "must be given together"),
+        ({"user": [1], "history_ratings": [[3, 4]]}, "must be given together"),
         ({"user": [1], "history": [[3, 4]], "history_ratings": [[5.0]]}, "give each as many"),
         (
             {"user": [1], "history": [3], "history_ratings": [5.0]},
@@ -228,7 +235,7 @@ def test_values_that_do_not_belong_together_are_refused(trained: Trained, values
         ServedModel.open(trained.save_dir).score(values)
 
 
-def test_what_a_model_cannot_know_is_refused_and_not_called_unknown(trained: Trained) -> None:
+def test_values_of_a_wrong_type_are_refused_and_not_unknown(trained: Trained) -> None:
     model = ServedModel.open(trained.save_dir)
     for feature, value in (("usr", 1), ("user", "1"), ("user", [1]), ("gender", 1)):
         with pytest.raises(UserError, match=f"feature {feature}"):
@@ -298,7 +305,7 @@ def test_export_says_what_it_wrote_and_takes_no_folder_twice(trained: Trained, t
     assert re.match(rf"{best}{tmp_path}/new/model: ", line)
     again = python(*command)
     assert again.returncode == 2
-    taken = f"{tmp_path}/new/model is there already; give a new folder, or remove that one."
+    taken = f"{tmp_path}/new/model exists already; give a new folder, or remove that one."
     assert again.stderr == f"example.py: {taken}\n"
 
 
@@ -338,11 +345,11 @@ def test_a_refusal_of_damage_names_a_checkpoint_that_can_be_read(trained: Traine
         (Progress(), "", "step 0, untrained"),
     ],
 )
-def test_which_checkpoint_was_taken_is_said(progress: Progress, asked: str, words: str) -> None:
+def test_which_checkpoint_was_taken_is_reported(progress: Progress, asked: str, words: str) -> None:
     assert describe_choice(progress, asked, "RMSE") == words
 
 
-def test_an_export_into_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_an_export_into_a_folder_that_is_invalid_is_refused_with_one_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
         export(CheckpointConfig(), tmp_path / ("a" * 1000))
 
@@ -521,7 +528,7 @@ def test_a_follower_takes_deltas_full_checkpoints_and_compactions(trained: Train
         assert (follower.model.snapshot.tables["user"].matrix is matrix) == (step != 8)
     # The trainer removes what nobody needs any more.
     for folder in (*reversed(deltas_in(save_dir)[:3]), full_checkpoints_in(save_dir)[0]):
-        retire(folder)
+        remove_checkpoint(folder)
     assert not follower.refresh()
     publish_state(trained, 14, save_dir)
     with pytest.raises(UserError, match=r"Delta 2 after .* is missing"):
@@ -535,7 +542,7 @@ def test_a_follower_takes_deltas_full_checkpoints_and_compactions(trained: Train
 def test_a_follower_goes_over_to_a_new_run_once_that_was_validated(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 10)
     follower = Follower(save_dir, checkpoint="latest")
-    set_aside(save_dir)
+    archive_checkpoints(save_dir)
     assert not follower.refresh()
     assert follower.model.progress.step == 10
     before = follower.model.snapshot
@@ -551,7 +558,7 @@ def test_a_follower_goes_over_to_a_new_run_once_that_was_validated(trained: Trai
     assert follower.refresh()
 
 
-def test_what_has_learned_nothing_is_served_only_where_it_is_named(trained: Trained, tmp_path: Path) -> None:
+def test_an_untrained_checkpoint_is_served_only_by_its_name(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 0)
     for use in (Follower, ServedModel.open):
         with pytest.raises(
@@ -664,7 +671,7 @@ def test_a_follower_survives_a_trainer_that_removes_what_it_reads(trained: Train
 def train_on(trained: Trained, save_dir: Path) -> None:
     """Five runs, one after the other, each with full checkpoints, deltas and compactions."""
     for number in range(5):
-        set_aside(save_dir)
+        archive_checkpoints(save_dir)
         for step in (0, 8, 16):
             publish_state(trained, step, save_dir, run=f"round {number}")
             digest = digest_of(full_checkpoints_in(save_dir)[-1] / MANIFEST)
@@ -672,7 +679,7 @@ def train_on(trained: Trained, save_dir: Path) -> None:
                 publish_linked(trained, delta, save_dir, f"round {number}", digest)
             for folder in (*reversed(deltas_in(save_dir)), *full_checkpoints_in(save_dir)[:-1]):
                 if step_of(folder) <= step:
-                    retire(folder)
+                    remove_checkpoint(folder)
 
 
 def publish_linked(trained: Trained, step: int, save_dir: Path, run: str, base_digest: str) -> None:

@@ -99,7 +99,7 @@ def test_only_candidates_are_recommended(model: ServedModel) -> None:
     assert model.recommend([1, 2], candidates=[]) == model.recommend([1, 2], candidates=[-1]) == [[], []]
 
 
-def test_what_an_item_is_counts_where_it_was_described(model: ServedModel) -> None:
+def test_described_item_features_change_the_scores(model: ServedModel) -> None:
     described: dict[str, list[Any]] = {
         "movie": [9, 3, -1, 300],
         "year": [1995, None, 1990, 1999],
@@ -127,7 +127,7 @@ def test_a_user_given_by_events_is_scored_by_them(model: ServedModel) -> None:
             assert_best(mine, all_scores(model, {"user": user, "gender": gender, **history}), 9)
 
 
-def test_the_items_of_a_history_are_left_out_unless_it_is_said_otherwise(model: ServedModel) -> None:
+def test_the_items_of_a_history_are_skipped_unless_it_is_said_otherwise(model: ServedModel) -> None:
     first, second, third = model.recommend(events=EVENTS, k=ITEMS)
     assert {item for item, _ in first} == {*NAMES["movie"]} - {3, 30}
     assert len(second) == ITEMS
@@ -140,9 +140,9 @@ def test_the_items_of_a_history_are_left_out_unless_it_is_said_otherwise(model: 
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"users": [1], "k": 0}, "k is 0; give how many movies, a whole number from 1 on"),
-        ({"users": [1], "k": 2.0}, r"k is 2\.0; give how many movies"),
-        ({"users": [1], "k": True}, "k is True; give how many movies"),
+        ({"users": [1], "k": 0}, "k must be a whole number of at least 1, got 0"),
+        ({"users": [1], "k": 2.0}, r"k must be a whole number of at least 1, got 2\.0"),
+        ({"users": [1], "k": True}, "k must be a whole number of at least 1, got True"),
         ({}, "recommend requires users or events"),
         ({"users": 42}, "user takes a list with an entry for each rating, and got 42"),
         ({"users": ["42"]}, "user takes values of type int, not '42'"),
@@ -157,17 +157,17 @@ def test_the_items_of_a_history_are_left_out_unless_it_is_said_otherwise(model: 
         ({"users": [1], "exclude": [["a"]]}, "movie takes values of type int, not 'a'"),
         ({"users": [1], "candidates": 3}, "candidates takes a list of movies, and got 3"),
         ({"users": [1], "candidates": ["3"]}, "movie takes values of type int, not '3'"),
-        ({"events": [(3, 4.5)]}, "An event is a pair of a movie and its rating, and not 3"),
+        ({"events": [(3, 4.5)]}, "An event must be a pair of a movie and its rating, got 3"),
         ({"events": [3]}, "history takes a list for each rating, and got 3"),
         ({"events": 3}, "history takes a list with an entry for each rating, and got 3"),
-        ({"events": [[(3, 4.5, 1)]]}, r"An event is a pair .*, and not \(3, 4\.5, 1\)"),
+        ({"events": [[(3, 4.5, 1)]]}, r"An event must be a pair .*, got \(3, 4\.5, 1\)"),
         ({"events": [[(3, 9.0)]]}, r"has 9\.0; give numbers from 0\.5 to 5"),
         ({"users": [1, 2], "events": [[(3, 4.5)]]}, "give each as many"),
         ({"users": {"history": [[3]]}, "events": [[(3, 4.5)]]}, "exclude each other; give one of them"),
         ({"users": [1], "approximate": True, "candidates": [3]}, "leave out approximate or candidates"),
     ],
 )
-def test_what_cannot_be_recommended_from_is_refused_in_a_sentence(asked: Any, sentence: str) -> None:
+def test_what_cannot_be_recommended_from_is_refused_with_one_message(asked: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         ranking().recommend(**asked)
 
@@ -175,14 +175,14 @@ def test_what_cannot_be_recommended_from_is_refused_in_a_sentence(asked: Any, se
 @pytest.mark.parametrize(
     ("described", "sentence"),
     [
-        ({"year": [1990]}, "A description of movies needs the feature movie itself"),
+        ({"year": [1990]}, "A description of movies requires the feature movie itself"),
         ({"movie": [3, 6, 3]}, "The movie 3 is described twice"),
         ({"movie": [3], "user": [1]}, "There is no feature user; the model has genres, movie, year"),
         ({"movie": [3], "year": [1, 2]}, "give each as many"),
         ({"movie": ["3"]}, "movie takes values of type int"),
     ],
 )
-def test_a_description_that_cannot_be_is_refused_and_changes_nothing(described: Any, sentence: str) -> None:
+def test_a_description_that_is_invalid_is_refused_and_changes_nothing(described: Any, sentence: str) -> None:
     model = ranking()
     before = model.recommend([1])
     with pytest.raises(UserError, match=sentence):
@@ -215,10 +215,10 @@ def test_similar_items_are_those_with_the_highest_cosines_of_their_factors(model
         (([-1],), "The model knows no movie -1; ask for one that its training has seen"),
         ((3,), "similar_items takes a list of movies, and got 3"),
         ((["3"],), "movie takes values of type int"),
-        (([3], 0), "k is 0"),
+        (([3], 0), "k must be a whole number of at least 1, got 0"),
     ],
 )
-def test_what_has_no_similar_items_is_refused_in_a_sentence(asked: Any, sentence: str) -> None:
+def test_what_has_no_similar_items_is_refused_with_one_message(asked: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         ranking().similar_items(*asked)
     assert ranking().similar_items([]) == []
@@ -257,11 +257,11 @@ def test_an_index_of_few_items_finds_all_of_them() -> None:
 
 def test_without_faiss_or_a_model_for_ranking_an_index_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        UserError, match="needs scores that are products of vectors, as those of --task ranking"
+        UserError, match="requires scores that are products of vectors, as those of --task ranking"
     ):
         ServedModel(snapshot_of("rating")).recommend([1], approximate=True)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match="needs faiss, which is not installed; run pip install faiss-cpu"):
+    with pytest.raises(UserError, match="requires faiss, which is not installed; run pip install faiss-cpu"):
         ranking().recommend([1], approximate=True)
 
 
@@ -282,7 +282,7 @@ def test_another_model_brings_its_own_items_and_scores(model: ServedModel) -> No
     assert_best(model.recommend([1])[0], all_scores(model, {"user": 1}, {"movie": [3, 6]}), 3)
 
 
-def test_recommendations_follow_deltas_and_are_of_one_moment(trained_folder: Path) -> None:
+def test_recommendations_follow_deltas_and_use_one_snapshot(trained_folder: Path) -> None:
     save_dir = trained_folder / "dumps"
     deltas = [save_dir / f"delta-{step:09d}" for step in (10, 12, 14)]
     states = [

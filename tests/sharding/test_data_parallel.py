@@ -60,7 +60,7 @@ def test_gradients_lie_in_the_same_places_in_whatever_order_they_come(sent: list
     torch.testing.assert_close(sent[1], torch.tensor([12, 6, 6]) / 3)
 
 
-def test_a_parameter_without_a_gradient_holds_nobody_up_and_gets_none(
+def test_a_parameter_without_a_gradient_does_not_block_the_exchange(
     sent: list[torch.Tensor],
 ) -> None:
     used, unused, last = model_of([1.0], [2.0], [3.0])

@@ -25,7 +25,7 @@ from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdagrad, Ro
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, build_train_state
 from recsuite.training.steps import InputPipeline
-from recsuite.training.weights import fold_scale, local_parts
+from recsuite.training.weights import apply_row_scale, local_parts
 from tests.support.feature_rows import feature_rows
 from tests.support.several_widths import WIDTHS, several_widths
 from tests.support.steps import tell, train_epoch
@@ -205,18 +205,18 @@ def test_a_scale_that_has_become_small_is_moved_into_the_tables_without_changing
 
     scale.fill_(0.7 * 2.0**-33)
     before = rows()
-    assert fold_scale(trained.train_state)
+    assert apply_row_scale(trained.train_state)
     assert 0.5 <= float(scale) < 1
     assert all(map(torch.equal, rows(), before))
     # Now there is nothing to move.
-    assert not fold_scale(trained.train_state)
+    assert not apply_row_scale(trained.train_state)
 
 
 def test_after_a_scale_was_moved_into_the_tables_the_next_checkpoint_is_full(trained: Trained) -> None:
     config = trained.config.replaced(resume=True, inc_dump=True)
     with checkpointing(trained.columns, config, trained.context) as checkpointer:
         checkpointer.begin(trained.train_state)
-        checkpointer.on_fold()
+        checkpointer.on_rescale()
         tell(checkpointer, Progress(5, 0, 5))
         tell(checkpointer, Progress(6, 0, 6))
     names = [path.name for path in trained.folder.iterdir()]

@@ -79,7 +79,7 @@ def test_the_policies_of_distribution_agree_on_three_ranks(found: Found) -> None
             assert table["rows"] == first["tables"][name]["rows"]
 
 
-def test_a_pipeline_that_asks_ahead_takes_in_the_same_ids(found: Found) -> None:
+def test_a_prefetching_pipeline_inserts_the_same_ids(found: Found) -> None:
     for plain, ahead in AHEAD:
         for num_ranks, result in found[plain].items():
             assert found[ahead][num_ranks]["losses"] == result["losses"]
@@ -100,11 +100,11 @@ def test_the_step_of_torchrec_inserts_the_same_ids_and_learns_the_same(found: Fo
                 check_learned(table, other, name)
 
 
-def test_evaluation_takes_in_nothing(found: Found) -> None:
+def test_evaluation_inserts_no_ids(found: Found) -> None:
     assert all(result["is_as_before"] for results in found.values() for result in results.values())
 
 
-def test_tight_tables_evict_and_those_without_eviction_say_who_found_no_place(found: Found) -> None:
+def test_full_tables_evict_or_count_ids_without_a_row(found: Found) -> None:
     assert found["lru continuous"][1]["counts"]["movie"]["evicted"] > 0
     none = found["none"][1]["counts"]["movie"]
     assert none["evicted"] == 0

@@ -48,7 +48,7 @@ def test_each_way_gives_the_rows_and_keys_that_gloo_gives(tmp_path: Path) -> Non
             assert all(torch.equal(part % 10_000, start + torch.arange(len(part))) for start, part in parts)
 
 
-def test_a_rank_takes_no_file_for_the_buffer_of_another(tmp_path: Path) -> None:
+def test_a_rank_does_not_map_a_foreign_file(tmp_path: Path) -> None:
     path = tmp_path / "buffer"
     path.write_bytes(b"mine")
     (tmp_path / "link").symlink_to(path)
@@ -75,7 +75,7 @@ def test_a_rank_that_sends_nothing_is_waited_for_as_long_as_was_asked(
     monkeypatch.setattr(exchange, "SLOT_BYTES", 64 + HEADER_BYTES)
     buffers = [torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
     chosen = alone_with(buffers, monkeypatch, timeout=0.05)
-    wait = chosen.swap(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
+    wait = chosen.exchange_rows(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
     with pytest.raises(RuntimeError, match="rank 1 has sent no rows for 0 s"):
         wait()
 
@@ -85,7 +85,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     buffers = [torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
     child = subprocess.Popen(["sleep", "60"])
     chosen = alone_with(buffers, monkeypatch, pids=[os.getpid(), child.pid])
-    wait = chosen.swap(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
+    wait = chosen.exchange_rows(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
     # Killed while it is waited for; nobody asks the system how it ended.
     threading.Timer(0.2, child.kill).start()
     start = time.monotonic()

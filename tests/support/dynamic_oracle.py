@@ -14,8 +14,8 @@ from recsuite.sharding.dynamic import (
     DynamicTable,
     LiveRows,
     Marks,
-    Moving,
     Placement,
+    ResizedShare,
     Waiting,
     initial_rows,
 )
@@ -266,12 +266,12 @@ class Shares:
             for one in moving:
                 assert rank.settle(self._part(one, number)) == 0
 
-    def _part(self, moving: Moving, number: int) -> Moving:
+    def _part(self, moving: ResizedShare, number: int) -> ResizedShare:
         owners, waiting = self.owners(moving.live.ids), self.owners(moving.live.waiting.ids)
         live = dataclasses.replace(
             moving.live.of_rows(owners == number), waiting=moving.live.waiting[waiting == number]
         )
-        return Moving(live, self._mine(moving.marks, number), self._mine(moving.waiting_marks, number))
+        return ResizedShare(live, self._mine(moving.marks, number), self._mine(moving.waiting_marks, number))
 
     def _mine(self, marks: Marks, number: int) -> Marks:
         return Marks(*(ids[self.owners(ids) == number] for ids in (marks.touched, marks.fresh, marks.gone)))

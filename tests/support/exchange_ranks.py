@@ -60,7 +60,7 @@ def swapped(chosen: Exchange, rank: int, step: int) -> torch.Tensor:
     time.sleep(0.01 * ((rank + step) % NUM_RANKS))
     outgoing = chosen.outgoing("rows", (sum(num_out), 4))
     outgoing.rows.copy_(torch.arange(4 * sum(num_out)).view(-1, 4) + 1000 * rank + 100_000 * step)
-    return chosen.swap(outgoing, num_out, num_in)()
+    return chosen.exchange_rows(outgoing, num_out, num_in)()
 
 
 def added_up(chosen: Exchange, rank: int, step: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from recsuite.checkpoint.folder import (
     LEFTOVER,
     LOCK,
     NAME,
+    archive_checkpoints,
     best_in,
     deltas_in,
     full_checkpoints_in,
@@ -29,7 +30,6 @@ from recsuite.checkpoint.folder import (
     new_attempt,
     newest_in,
     publish,
-    set_aside,
     step_of,
     writing,
 )
@@ -73,7 +73,7 @@ def begin(save_dir: Path) -> None:
 
 def put_aside(save_dir: Path) -> None:
     """A training that begins anew."""
-    set_aside(save_dir)
+    archive_checkpoints(save_dir)
 
 
 # The action, and what it finds: checkpoints at steps 10, the best, and 20, and where it says so a delta to
@@ -202,7 +202,7 @@ def kill_everywhere(work: Path, name: str) -> dict[str, Any]:
 def _set_aside_again(save_dir: Path) -> list[str]:
     """After a second attempt nothing is left behind, and the chain is whole where it was put."""
     if newest_in(save_dir):
-        set_aside(save_dir)
+        archive_checkpoints(save_dir)
     whole = check_whole(save_dir / "run-one")
     left = [path.name for path in save_dir.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
     return [] if not left and len(whole.deltas) == 1 else [f"{left} was left, {whole} was set aside"]

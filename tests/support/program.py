@@ -115,7 +115,7 @@ class Fresh:
         os.environ.clear()
         os.environ.update(env)
         _show(command, env)
-        self._forget()
+        self._mask_ids()
         sys.dont_write_bytecode, sys.pycache_prefix = False, self._bytecode
         # What it starts in turn.
         subprocess._fork_exec = functools.partial(start, self._fork)  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ class Fresh:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
-    def _forget(self) -> None:
+    def _mask_ids(self) -> None:
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)

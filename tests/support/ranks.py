@@ -120,7 +120,7 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
     from recsuite.config import sections
 
     # A rank's batch is a multiple of it whatever the number of ranks, so the same events compete.
-    competitors, sections.COMPETITORS = sections.COMPETITORS, 40
+    in_batch_negatives, sections.IN_BATCH_NEGATIVES = sections.IN_BATCH_NEGATIVES, 40
     flags = {"history_weights": "learned", "mlp_dims": (), "batch_size": 480 // context.world_size}
     config = config.replaced(task="ranking", epochs=2, **flags)
     found: dict[str, Any] = {}
@@ -129,7 +129,7 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
             losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)
             found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
     finally:
-        sections.COMPETITORS = competitors
+        sections.IN_BATCH_NEGATIVES = in_batch_negatives
     return found
 
 
@@ -258,7 +258,7 @@ def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContex
     overlap = Overlap(train_state.model, train_state.optimizer, context.device)
     train_state.after_forward = overlap.after_forward
     # To the end, for it exchanges the ids of batches ahead.
-    for batch in overlap.taken(input_pipeline.batches("test", epoch=0)):
+    for batch in overlap.device_batches(input_pipeline.batches("test", epoch=0)):
         make_step(train_state, batch)
     return len(overlap._pipelined_modules)
 

@@ -12,7 +12,7 @@ from recsuite.checkpoint.format import VOCABULARY
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.schema import AUDIENCE, HISTORY, USER
+from recsuite.datasets.schema import HISTORY, ITEM_HISTORY, USER
 from recsuite.datasets.source import locate, read
 from tests.support.states import FLAGS
 
@@ -56,7 +56,7 @@ def raw_lists(columns: Columns) -> dict[str, list[list[object]]]:
     vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())
     rows = columns.column("rows")[columns.range_of("test").start :]
     found = {}
-    for name, owner, member in ((HISTORY, "user", "movie"), (AUDIENCE, "item", "user")):
+    for name, owner, member in ((HISTORY, "user", "movie"), (ITEM_HISTORY, "item", "user")):
         offsets, held = columns.column(f"test_{name}_offsets"), columns.column(f"test_{name}")
         names = [None, *vocabulary[member]]
         of_rows = held[:, 0] if name == HISTORY else held

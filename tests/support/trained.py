@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.chain import chain_at, suggesting
+from recsuite.checkpoint.chain import chain_at, with_suggestion
 from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.writer import tensors_of
@@ -34,7 +34,7 @@ class Trained:
 
     def load(self, path: Path | None = None) -> Progress:
         folder = path or self.folder
-        chain = suggesting(folder, lambda: chain_at(folder))
+        chain = with_suggestion(folder, lambda: chain_at(folder))
         return restore(chain, self.train_state, self.columns, self.context).progress
 
     def refused(self, *words: str, path: Path | None = None) -> None:

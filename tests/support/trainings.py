@@ -72,7 +72,7 @@ def noting(dataset: Any, taken: list[int]) -> Any:
 
     def make_and_note(request: Any, *arguments: Any) -> Any:
         if request.split == "train":
-            taken.extend(dataset._positions_and_turns(request)[0].tolist())
+            taken.extend(dataset._positions_of_step(request)[0].tolist())
         return make(request, *arguments)
 
     return mock.patch.object(dataset, "make", make_and_note)

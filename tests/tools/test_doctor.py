@@ -52,7 +52,7 @@ def test_a_fault_is_status_1_and_the_other_lines_are_still_printed(
     states = states_of(output)
     assert [*states] == NAMES
     assert [name for name, state in states.items() if state == "fault"] == ["versions"]
-    assert "mend it with: " in output
+    assert "fix it with: " in output
     assert "1 fault" in output.splitlines()[-1]
 
 

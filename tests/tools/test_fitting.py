@@ -26,7 +26,7 @@ import pytest
 
 import recsuite
 from recsuite.datasets.metrics import finite
-from recsuite.datasets.schema import AUDIENCE
+from recsuite.datasets.schema import ITEM_HISTORY
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
     ItemColumn,
@@ -108,7 +108,7 @@ def test_a_model_of_frames_scores_their_rows_on_the_scale_of_the_labels(model: r
     assert set(model.metrics) == {"rmse", "mae", "auc", "log_loss"}
 
 
-def test_what_a_user_had_is_known_and_not_recommended(model: recsuite.FittedModel) -> None:
+def test_items_of_a_user_history_are_not_recommended(model: recsuite.FittedModel) -> None:
     events, _ = frames()
     had = set(events.loc[events["user_id"] == "user-7", "product_id"])
     ((*found,), (*everything,)) = model.recommend(["user-7", "nobody"], k=40)
@@ -141,7 +141,7 @@ def test_a_saved_model_scores_the_same_without_the_tables(
     }
     served = ServedModel.open(tmp_path / "served")
     assert served.score(values).item() == pytest.approx(model.score(values).item(), abs=1e-6)
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         model.save(tmp_path / "served")
 
 
@@ -157,17 +157,17 @@ def test_a_saved_model_scores_the_same_without_the_tables(
         ({"schema": {"label": 3}}, "schema takes the path"),
     ],
 )
-def test_a_flag_that_cannot_be_is_one_sentence(flags: dict[str, object], sentence: str) -> None:
+def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         recsuite.fit(frames(50)[0], **flags)
 
 
-def test_what_is_no_frame_is_one_sentence() -> None:
+def test_what_is_no_frame_gives_one_message() -> None:
     with pytest.raises(UserError, match="events must be a table of pandas, polars"):
         recsuite.fit([1, 2, 3])
 
 
-def test_a_frame_that_no_table_can_hold_is_one_sentence() -> None:
+def test_a_frame_that_no_table_can_hold_gives_one_message() -> None:
     events, _ = frames(50)
     twice = pandas.concat([events, events[["device"]]], axis=1)
     with pytest.raises(UserError, match="events has a column 'device', and takes columns with one name each"):
@@ -245,7 +245,7 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
 def test_a_bad_row_is_named_by_its_table_and_place() -> None:
     events, _ = frames(300)
     events.loc[250, "user_id"] = None
-    with pytest.raises(UserError, match=r"^the table events, row 251: user_id is missing; mend it, or give"):
+    with pytest.raises(UserError, match=r"^the table events, row 251: user_id is missing; fix it, or give"):
         recsuite.fit(events, **FLAGS)
 
 
@@ -258,7 +258,7 @@ def test_a_bad_row_is_named_by_its_table_and_place() -> None:
         (lambda model: model.score({"price": [10**400]}), "The feature price takes numbers"),
     ],
 )
-def test_what_a_model_cannot_take_is_one_sentence(
+def test_what_a_model_cannot_take_gives_one_message(
     model: recsuite.FittedModel, call: Callable[[recsuite.FittedModel], object], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):
@@ -433,9 +433,9 @@ def test_recommendations_have_the_scores_of_the_same_values_with_numbers_and_a_c
     assert len(ids) == 40
     data = model._data
     told = {**data.of_users(["user-3"] * 40, model.snapshot), **data.items.of(ids)}
-    if AUDIENCE in model.snapshot.tables:
+    if ITEM_HISTORY in model.snapshot.tables:
         # Of items that the user had, too.
-        told[AUDIENCE] = data.users_of(ids)
+        told[ITEM_HISTORY] = data.users_of(ids)
     scores = model.score({**told, **{name: [value] * 40 for name, value in coming.items()}})
     assert scores.tolist() == pytest.approx([score for _, score in found], abs=1e-6)
     (other,) = model.recommend(["user-3"], k=40, event={"device": "desktop", "discount": None}, exclude=None)

@@ -12,7 +12,7 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.presets import PRESETS
 from recsuite.datasets.opening import open_data
-from recsuite.datasets.schema import AUDIENCE, HISTORY
+from recsuite.datasets.schema import HISTORY, ITEM_HISTORY
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.served import ServedModel
@@ -54,7 +54,7 @@ SMALL = {
         ),
     ],
 )
-def test_lists_that_cannot_be_are_refused_in_a_sentence(flags: tuple[str, ...], sentence: str) -> None:
+def test_impossible_history_flags_are_refused_with_one_message(flags: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         parse_args([*flags])
 
@@ -71,7 +71,7 @@ def test_a_served_model_scores_as_the_trained_one(
         evaluator = PredictionEvaluator(loop.task, InputPipeline(data.loader), columns, context)
         expected = evaluator.predict(loop.train_state.model, "test", 0)
     model = ServedModel.open(tmp_path / "dumps", "best")
-    assert {HISTORY, AUDIENCE} <= model.snapshot.tables.keys()
+    assert {HISTORY, ITEM_HISTORY} <= model.snapshot.tables.keys()
     # What was learned of the prior goes with the weights: a training that is resumed holds rows as before.
     assert torch.equal(model.snapshot.head.spreads, loop.train_state.head.spreads)
     assert loop.train_state.head.spreads.abs().min() > 0
@@ -81,7 +81,7 @@ def test_a_served_model_scores_as_the_trained_one(
     found = model.score(values)
     torch.testing.assert_close(found, torch.from_numpy(expected[few]), rtol=0, atol=2e-6)
     # The lists and the days say something.
-    for left_out in (AUDIENCE, "user_day"):
+    for left_out in (ITEM_HISTORY, "user_day"):
         without = {name: given for name, given in values.items() if name != left_out}
         assert (model.score(without) - found).abs().max() > 0.01
 

@@ -118,7 +118,7 @@ def test_a_training_with_deltas_that_a_signal_ended_resumes(data: Path, tmp_path
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGTERM, output
-    (step,) = re.findall(r"told to end, stopped at step ([\d,]+); --resume continues from there", output)
+    (step,) = re.findall(r"stopped by a signal at step ([\d,]+); --resume continues from there", output)
     assert list(tmp_path.glob("delta-*"))
     epochs = int(step.replace(",", "")) // 9 + 2
     resumed = example(device, *flags, "--epochs", epochs, "--resume")

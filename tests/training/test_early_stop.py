@@ -15,7 +15,7 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.models.co_occurrence import standard_error
 from recsuite.models.tasks import TASKS
-from recsuite.training.loop import judged
+from recsuite.training.loop import with_validation
 from recsuite.training.progress import Progress
 from tests.support.early_ranks import GLOBAL_BATCH_SIZE, PLANTED, STEPS_OF_AN_EPOCH
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
@@ -35,7 +35,7 @@ def test_an_epoch_counts_as_the_best_unless_an_earlier_one_was_better_by_the_lee
 ) -> None:
     progress, found = Progress(), []
     for rmse in (0.90, 0.91, 0.89, 0.92, 0.905):
-        progress = judged(progress, rmse, TASKS["rating"], leeway)
+        progress = with_validation(progress, rmse, TASKS["rating"], leeway)
         found.append(progress.epochs_since_best)
     assert found == since_best
     # However many were taken that were a little worse.
@@ -108,7 +108,7 @@ def test_an_interrupted_training_stops_where_one_that_was_not_does(found: Any) -
     assert after["end"] == whole["end"]
 
 
-def test_a_training_that_stopped_early_does_not_go_on_unless_asked_to(found: Any) -> None:
+def test_a_training_that_stopped_early_does_not_continue_unless_asked_to(found: Any) -> None:
     assert found["planted"]["again"]["losses"] == []
     assert found["planted"]["again"]["test"] == BEST
     assert len(found["planted"]["more"]["losses"]) == 2 * STEPS_OF_AN_EPOCH
@@ -119,9 +119,7 @@ def test_a_training_that_stopped_early_does_not_go_on_unless_asked_to(found: Any
 def test_the_test_is_read_with_the_weights_of_the_best_epoch(kept: Any, where: str) -> None:
     found = kept[where]
     assert found["test"] == BEST
-    assert found["said"] == [
-        "the test is read with the weights of epoch 2, the best on the validation ratings"
-    ]
+    assert found["said"] == ["the test uses the weights of epoch 2, the best on the validation ratings"]
 
 
 def test_the_best_checkpoint_is_linked_beside_the_latest_and_kept_for_any_value_of_keep(
@@ -143,7 +141,7 @@ def test_without_room_for_the_best_weights_or_without_validation_those_of_the_la
         assert kept[name]["test"] == {"rmse": 3, "weights_of": [3]}
     refusal, last = kept["no memory"]["said"]
     assert refusal.startswith("the weights of the best epoch are not kept, but those of the last one: a copy")
-    assert last == "the test is read with the last weights, of epoch 3: no better ones were kept"
+    assert last == "the test uses the last weights, of epoch 3: no better ones were kept"
     assert kept["no validation"]["said"] == []
 
 
@@ -160,9 +158,9 @@ def test_without_the_best_checkpoint_the_test_names_the_one_that_it_uses(dumped:
     trainer: Any = SimpleNamespace(
         progress=position, checkpointer=kept, train_state=None, context=context, unit="ratings"
     )
-    assert Training.take_best(trainer).epoch == dumped
+    assert Training.restore_best_weights(trainer).epoch == dumped
     (line,) = said
-    begin = f"the test is read with the weights of epoch {dumped}, the best on the validation ratings"
+    begin = f"the test uses the weights of epoch {dumped}, the best on the validation ratings"
     assert line.startswith(begin + rest)
     assert (line == begin) == (rest == "")
 

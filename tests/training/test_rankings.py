@@ -47,7 +47,7 @@ SMALL = {
         (("--stream", "--task", "ranking"), "--task ranking cannot be used with --stream"),
     ],
 )
-def test_weights_that_cannot_be_learned_are_refused_in_a_sentence(
+def test_impossible_history_weights_are_refused_with_one_message(
     flags: tuple[str, ...], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):
@@ -74,7 +74,7 @@ class Trained:
     def histories(self) -> dict[str, list[list[Any]]]:
         """The histories of the test events, as long as the training has them, and how old their items are."""
         events = self.columns.range_of("test")
-        # An order goes on within a second.
+        # An order continues within a second.
         reads_order = self.config.model.reads_order
         known_before = self.columns.column("history_before")
         ends = known_before if reads_order else self.columns.column("rows")["history_end"]
@@ -172,7 +172,7 @@ def test_an_export_scores_as_its_checkpoint(trained: Trained, tmp_path: Path) ->
         ([3], "history_ages takes a list for each rating"),
     ],
 )
-def test_ages_that_cannot_be_are_refused_in_a_sentence(
+def test_ages_that_is_invalid_are_refused_with_one_message(
     trained: Trained, ages: list[Any], sentence: str
 ) -> None:
     movies = [*ServedModel.open(trained.folder, "latest").snapshot.vocabulary["movie"]][:2]

@@ -13,7 +13,7 @@ import pytest
 
 from recsuite.checkpoint.folder import deltas_in, newest_in, step_of
 from recsuite.checkpoint.format import read_manifest
-from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
 from recsuite.training.progress import StreamProgress
 from tests.support.launch import EXAMPLE, python, started, succeeded, wait_for
 
@@ -26,7 +26,7 @@ STREAM = ("--stream", "--inc_dump", "--window", "90d", "--batch_size", 128, "--e
 def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A world that moves."""
     folder = tmp_path_factory.mktemp("data") / "ratings"
-    write_synthetic(folder, NUM_RATINGS, seed=0, world=MovingWorld())
+    write_synthetic(folder, NUM_RATINGS, seed=0, world=DriftingWorld())
     return folder
 
 
@@ -147,7 +147,7 @@ def test_a_stream_does_not_count_ids_that_are_still_to_come(
     assert newest_in(tmp_path) is None
 
 
-def test_a_stream_is_not_gone_on_with_where_its_past_has_changed(
+def test_a_stream_with_changed_earlier_events_is_refused(
     growing: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     (data, _), save_dir = growing, tmp_path / "dumps"
@@ -174,7 +174,7 @@ def test_a_training_that_follows_its_data_learns_appended_events_until_a_signal_
         assert 0 < first < NUM_OLD
         ratings, user = data / "ratings.dat", more[99].split("::")[0]
         right = f"{user}::99999::{more[99].split('::', 2)[2]}"
-        # A row that cannot be read, which is mended then.
+        # A row that cannot be read, which is fixed then.
         later = [*more[:100], right.replace("::", "::?", 2)]
         for part in (later, more[100:]):
             with ratings.open("a") as file:

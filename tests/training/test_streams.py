@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 from tests.support.stream_ranks import TABLES
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.soak
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     """Results of launches of 1, 2 and 3 ranks, by number of ranks."""
     folder = tmp_path_factory.mktemp("streams")
-    write_synthetic(folder / "ratings", NUM_RATINGS, seed=0, world=MovingWorld())
+    write_synthetic(folder / "ratings", NUM_RATINGS, seed=0, world=DriftingWorld())
     results = {}
     for num_ranks in (1, 2, 3):
         path = folder / f"{num_ranks}.json"

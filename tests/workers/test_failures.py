@@ -135,7 +135,7 @@ def test_four_workers_train_on_one_core_with_64_descriptors_and_a_tiny_shared_me
     place.check_nothing_is_left()
 
 
-def test_more_workers_than_descriptors_are_one_sentence(place: Place) -> None:
+def test_more_workers_than_descriptors_gives_one_message(place: Place) -> None:
     flags = ["--data_path", place.data, "--epochs", 1, "--num_workers", 16]
     result = python(LIMITED, 64, EXAMPLE, *flags, env=place.env)
     assert result.returncode == 2

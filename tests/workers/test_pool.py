@@ -82,7 +82,7 @@ def test_a_view_of_a_batch_keeps_its_slot(pool: WorkerPool) -> None:
         assert (view == step).all()
 
 
-def test_a_consumer_that_lets_go_costs_no_copy(pool: WorkerPool) -> None:
+def test_released_batches_are_not_copied(pool: WorkerPool) -> None:
     before = pool.num_copied
     assert numbers(pool.batches(range(200))) == list(range(200))
     assert pool.num_copied == before
@@ -97,7 +97,7 @@ def test_the_ring_uses_the_memory_that_it_reports(pool: WorkerPool) -> None:
     assert sorted(slots) == list(range(2 * pool.slots_per_worker))
 
 
-def test_a_pass_that_is_left_early_is_followed_by_a_whole_one(pool: WorkerPool) -> None:
+def test_a_pass_after_an_abandoned_one_is_complete(pool: WorkerPool) -> None:
     for values, _ in pool.batches(range(100)):
         if values[0] == 3:
             break
@@ -340,7 +340,7 @@ def test_a_batch_larger_than_its_slot_is_refused() -> None:
     pool.close()
 
 
-def test_too_few_file_descriptors_are_reported_in_one_sentence() -> None:
+def test_too_few_file_descriptors_are_reported_with_one_message() -> None:
     before = multiprocessing.active_children()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     # What earlier tests left open must not be closed between the count and the pool.
@@ -366,7 +366,7 @@ def test_too_few_file_descriptors_are_reported_in_one_sentence() -> None:
     ],
 )
 @pytest.mark.parametrize("where", ["Ring", "Connection"])
-def test_errors_of_the_system_are_reported_in_one_sentence(
+def test_errors_of_the_system_are_reported_with_one_message(
     monkeypatch: pytest.MonkeyPatch, number: int, sentence: str, where: str
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -418,7 +418,7 @@ def test_a_stuck_worker_is_ended_within_the_deadline() -> None:
     assert not any(map(is_alive, pids))
 
 
-def test_a_pool_that_is_forgotten_ends_with_its_last_reference() -> None:
+def test_an_unreferenced_pool_ends_its_workers() -> None:
     pool = make_pool(Numbers())
     pids = pool.pids
     del pool

@@ -28,7 +28,7 @@ SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 METHODS = ("spawn", "forkserver", "fork")
 
 
-def test_pools_come_and_go_without_a_trace() -> None:
+def test_pools_leave_no_resources() -> None:
     rng = np.random.default_rng(0)
     faults = ["", *(fault for fault in FAULTS if fault != "sleep")]
     before, deadline = None, time.monotonic() + SECONDS
@@ -52,7 +52,7 @@ def test_pools_come_and_go_without_a_trace() -> None:
         assert found[1] <= before[1]
 
 
-def test_a_pool_stays_flat_and_true_for_long(tmp_path: Path) -> None:
+def test_a_long_lived_pool_keeps_its_memory_and_results(tmp_path: Path) -> None:
     config = Config.of(batch_size=8192, num_workers=4)
     columns = planted_columns(tmp_path / "columns", 2_000_000)
     dataset = EventBatches(columns, config, 0, 1)

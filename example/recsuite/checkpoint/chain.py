@@ -203,7 +203,7 @@ SETTLE_SECONDS = 30.0
 Result = TypeVar("Result")
 
 
-def asked_for(folder: Path, checkpoint: str, until: int = -1) -> str:
+def requested_kind(folder: Path, checkpoint: str, until: int = -1) -> str:
     """Return the kind of checkpoint to choose in a folder; empty if the folder is a checkpoint itself."""
     folder = folder.resolve()
     named = until != -1 or NAME.fullmatch(folder.name) or (folder / MANIFEST).exists()
@@ -221,7 +221,7 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
     if checkpoint not in (BEST, LATEST):
         raise ChoiceError(f"The checkpoint {checkpoint!r} is not known; give {BEST} or {LATEST}.")
     folder = folder.resolve()
-    if not asked_for(folder, checkpoint, until):
+    if not requested_kind(folder, checkpoint, until):
         return chain_at(folder, until)
     newest = newest_in(folder)
     if newest is not None and step_of(newest) == 0:
@@ -234,9 +234,7 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
         return chain_at(folder)
     best = best_in(folder)
     if best is None:
-        say(
-            f"{folder} holds nothing that was validated yet, so the newest checkpoint is taken, {newest.name}"
-        )
+        say(f"{folder} has no validated checkpoint yet, so the newest is used, {newest.name}")
     return chain_at(best or newest)
 
 
@@ -252,7 +250,7 @@ def describe_choice(progress: Progress, checkpoint: str, metric: str) -> str:
     return f"best: epoch {progress.epoch}, {value} ({step})"
 
 
-def settled(
+def retrying_if_moved(
     folder: Path,
     action: Callable[[], Result],
     ask: Callable[[Callable[[], Any]], Any] = lambda question: question(),
@@ -277,12 +275,12 @@ def settled(
                 raise
 
 
-def suggesting(
+def with_suggestion(
     folder: Path, find: Callable[[], Result], check: Callable[[Path], Any] = check_complete
 ) -> Result:
     """Return the result of a search in a folder; its errors also name the newest other complete checkpoint.
 
-    Put it around `settled`: an action that is retried needs no suggestion.
+    Put it around `retrying_if_moved`: an action that is retried needs no suggestion.
 
     check: refuses a folder that must not be suggested. Other ranks may wait for the rank that searches, so
     the default reads few bytes.

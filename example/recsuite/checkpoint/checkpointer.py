@@ -17,20 +17,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from recsuite.checkpoint.chain import CheckpointChain, chain_at, suggesting
+from recsuite.checkpoint.chain import CheckpointChain, chain_at, with_suggestion
 from recsuite.checkpoint.folder import (
     BEST,
     LATEST,
     LOCK,
+    archive_checkpoints,
     best_in,
     deltas_in,
     full_checkpoints_in,
     full_name,
     newest_in,
-    point_at,
     prune,
-    retire,
-    set_aside,
+    remove_checkpoint,
+    set_link,
     step_of,
     tidying,
     writing,
@@ -43,13 +43,13 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.streams import check_prefix
 from recsuite.errors import UserError, counted
-from recsuite.runtime.ending import Termination, status_of
+from recsuite.runtime.ending import Termination, exit_status_of_signal
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.callbacks import Epoch, Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel
-from recsuite.training.weights import check_finite, check_sound, unsound
+from recsuite.training.weights import check_finite, check_no_invalid_weights, describe_invalid_weights
 
 
 class Checkpointer:
@@ -123,7 +123,7 @@ class Checkpointer:
         """
         # All ranks vote in every step: a signal reaches them at different steps, and ranks that wrote at
         # different steps would wait for each other.
-        stop, every = self.termination.agreed(), self.config.checkpoint.dump_every
+        stop, every = self.termination.vote(), self.config.checkpoint.dump_every
         # Steps that only accumulate gradients do not call this, so the comparison is not with every step.
         is_due = every and step.progress.step // every > self.seen // every
         self.seen = step.progress.step
@@ -139,16 +139,16 @@ class Checkpointer:
 
         The trainer checked the weights before the validation, so they are not checked again.
         """
-        stop, self.seen = self.termination.agreed(), epoch.progress.step
+        stop, self.seen = self.termination.vote(), epoch.progress.step
         self.writer.finish()
         self.writer.write(epoch.progress, in_full=self.config.checkpoint.dump)
         self._end_if(stop, epoch.progress)
 
     def on_wait(self, progress: Progress) -> None:
         """End the process if any rank was told to; everything is in a checkpoint already."""
-        self._end_if(self.termination.agreed(), progress)
+        self._end_if(self.termination.vote(), progress)
 
-    def on_fold(self) -> None:
+    def on_rescale(self) -> None:
         """Write the next checkpoint in full."""
         self.writer.finish()
         self.writer.link = None
@@ -156,7 +156,7 @@ class Checkpointer:
     def on_growth(self, columns: Columns) -> None:
         """Write checkpoints of these columns from now on."""
         self.columns = columns
-        self.writer.take_up(columns)
+        self.writer.continue_with(columns)
 
     def _check(self, step: Step) -> None:
         """Refuse weights of a training that diverged.
@@ -164,17 +164,19 @@ class Checkpointer:
         The loss alone is not enough: it is computed before this step's update of the weights.
         """
         dense, tables, changed = self.dense, self.tables, self.saves_changes
-        everyones = all_gather_object(lambda: (float(step.loss), unsound(dense, tables, changed)), self.group)
+        everyones = all_gather_object(
+            lambda: (float(step.loss), describe_invalid_weights(dense, tables, changed)), self.group
+        )
         losses, faults = zip(*everyones, strict=True)
         check_finite(np.array(losses).max(keepdims=True), step.progress.step - 1, self.config.optimizer)
-        check_sound(faults, step.progress.step, self.config.optimizer)
+        check_no_invalid_weights(faults, step.progress.step, self.config.optimizer)
 
     def _end_if(self, stop: int, progress: Progress) -> None:
         """End the process if the ranks agreed to, after the last checkpoint is on the disk."""
         if stop:
             self.writer.close()
-            self.context.say(f"told to end, stopped at step {progress.step:,}; --resume continues from there")
-            raise SystemExit(status_of(stop))
+            self.context.say(f"stopped by a signal at step {progress.step:,}; --resume continues from there")
+            raise SystemExit(exit_status_of_signal(stop))
 
     def restore_best(self, train_state: ShardedModel) -> Progress | None:
         """Restore the best checkpoint and return its progress; None if there is none.
@@ -200,7 +202,7 @@ class Checkpointer:
         self.writer.close()
         # A signal came after the last vote: everything is written, and the exit status must show the signal.
         if self.termination.asked:
-            raise SystemExit(status_of(self.termination.asked))
+            raise SystemExit(exit_status_of_signal(self.termination.asked))
 
 
 # --- the only writer of a folder ---
@@ -215,10 +217,10 @@ def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> 
             last checkpoint failed.
     """
     save_dir = Path(config.checkpoint.save_dir)
-    with writing_together(save_dir, context):
+    with writing_on_all(save_dir, context):
         # With the lock: from here on no other process writes here, so checkpoints can be moved or chosen.
         if not config.checkpoint.resume:
-            raise_on_all(lambda: _begin_afresh(save_dir, context) if context.rank == 0 else None)
+            raise_on_all(lambda: _start_new_run(save_dir, context) if context.rank == 0 else None)
         # By one rank: on a network file system ranks see the newest checkpoint at different times, and each
         # would draw another name for a new run.
         resumed, run = broadcast_from_rank0(lambda: _find_start(save_dir))
@@ -227,13 +229,13 @@ def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> 
         checkpointer = Checkpointer(resumed, run, columns, config, context)
         # From here on a signal is recorded and voted on. Before, it ends the process at once, because there
         # is nothing to write. `close` is inside, because the last checkpoint may still be under way.
-        with checkpointer.termination.obeyed():
+        with checkpointer.termination.handling_signals():
             yield checkpointer
             checkpointer.close()
 
 
 @contextlib.contextmanager
-def writing_together(save_dir: Path, context: RuntimeContext) -> Iterator[None]:
+def writing_on_all(save_dir: Path, context: RuntimeContext) -> Iterator[None]:
     """Enter `writing` on rank 0 for all ranks. Collective: every rank.
 
     Raises:
@@ -255,12 +257,12 @@ def _check_shared(save_dir: Path, context: RuntimeContext) -> None:
         )
 
 
-def _begin_afresh(save_dir: Path, context: RuntimeContext) -> None:
+def _start_new_run(save_dir: Path, context: RuntimeContext) -> None:
     newest = newest_in(save_dir)
     if newest is not None:
         context.say(
             f"{save_dir} held {newest.name} of an earlier training, and all of that is now in "
-            f"{set_aside(save_dir)}; --resume would have continued from it"
+            f"{archive_checkpoints(save_dir)}; --resume would have continued from it"
         )
 
 
@@ -269,7 +271,7 @@ def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
     newest = newest_in(save_dir)
     if newest is None:
         return None, uuid.uuid4().hex
-    return suggesting(newest, lambda: chain_at(newest)), read_manifest(newest).run
+    return with_suggestion(newest, lambda: chain_at(newest)), read_manifest(newest).run
 
 
 def _check_continues(
@@ -291,8 +293,8 @@ def _check_kind(chain: CheckpointChain, progress: Progress, config: Config) -> N
     if is_stream != config.stream.stream:
         was, given = ("a stream", "without") if is_stream else ("epochs", "with")
         raise UserError(
-            f"{chain.folder} is of a training in {was}, and cannot go on {given} --stream; leave out "
-            "--resume to train anew."
+            f"{chain.folder} is of a training in {was}, and cannot continue {given} --stream; leave out "
+            "--resume to train again."
         )
 
 
@@ -317,9 +319,9 @@ def _check_ratings(chain: CheckpointChain, manifest: Manifest, columns: Columns)
         numbers = [digest.split("-")[1:2] for digest in (theirs, columns.digest)]
         shown = f" ({numbers[0][0]} for training then, {numbers[1][0]} now)" if all(numbers) else ""
         raise UserError(
-            f"--resume goes on with the {columns.schema.labels} of {chain.folder}, and those of "
+            f"--resume continues with the {columns.schema.labels} of {chain.folder}, and those of "
             f"{columns.source} are others{shown}; give the --data_path that its {CONFIG} names, with the "
-            "files as they were, or train anew on all files without --resume; a training with --stream goes "
+            "files as they were, or train again on all files without --resume; a training with --stream goes "
             "on with new files."
         )
     used = manifest.progress.samples
@@ -358,10 +360,10 @@ def compact(train_state: ShardedModel, columns: Columns, config: Config, context
             written.
     """
     save_dir = Path(config.checkpoint.save_dir)
-    find = partial(suggesting, save_dir, lambda: chain_at(save_dir))
-    # Before `writing_together` makes the folder for its lock: a mistyped --save_dir creates no folder.
+    find = partial(with_suggestion, save_dir, lambda: chain_at(save_dir))
+    # Before `writing_on_all` makes the folder for its lock: a mistyped --save_dir creates no folder.
     broadcast_from_rank0(find)
-    with writing_together(save_dir, context):
+    with writing_on_all(save_dir, context):
         # Found again, now that no other process writes here.
         chain = broadcast_from_rank0(find)
         # Also if there is no delta to merge because a compaction was interrupted: the deltas that the full
@@ -391,11 +393,11 @@ def _retire_compacted(save_dir: Path, keep: int) -> int:
     with tidying(save_dir):
         # If a compaction was interrupted, the links still name a delta.
         if step_of(newest) > 0:
-            point_at(newest, LATEST)
+            set_link(newest, LATEST)
         if best:
-            point_at(best, BEST)
+            set_link(best, BEST)
         # The newest first: if this is interrupted, the rest of the chain has no gap.
         for delta in reversed(merged):
-            retire(delta)
+            remove_checkpoint(delta)
         prune(save_dir, keep)
     return len(merged)

@@ -219,9 +219,9 @@ def publish(making: Path, final: Path, keep: int) -> None:
         flush(final.parent)
         # An untrained checkpoint is never `latest`.
         if step_of(final) > 0:
-            point_at(final, LATEST)
+            set_link(final, LATEST)
         if read_manifest(final).progress.is_best:
-            point_at(final, BEST)
+            set_link(final, BEST)
         prune(final.parent, keep)
     except (OSError, UserError) as error:
         # The checkpoint is written. If this raised, the same delta would be written a second time.
@@ -247,13 +247,13 @@ def prune(save_dir: Path, keep: int) -> None:
     if best is not None:
         used.add(best.name)
         # Before anything is removed: if a trainer was killed, the link may name an older best one.
-        point_at(best, BEST)
+        set_link(best, BEST)
     for checkpoint in old:
         if checkpoint.name not in used:
-            retire(checkpoint)
+            remove_checkpoint(checkpoint)
 
 
-def set_aside(save_dir: Path) -> Path:
+def archive_checkpoints(save_dir: Path) -> Path:
     """Move all checkpoints of an earlier training into a new folder, and return it. Call on rank 0.
 
     Raises:
@@ -277,7 +277,7 @@ def set_aside(save_dir: Path) -> Path:
     return aside
 
 
-def retire(folder: Path) -> None:
+def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint. It is renamed first: a folder with the name of a checkpoint must be complete."""
     removing = folder.with_name(f".removing-{folder.name}")
     folder.rename(removing)
@@ -291,7 +291,7 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def point_at(final: Path, name: str) -> None:
+def set_link(final: Path, name: str) -> None:
     """Point the link LATEST or BEST at this folder, atomically and durably."""
     if (final.parent / name).resolve() == final.resolve():
         return

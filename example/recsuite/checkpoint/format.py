@@ -20,6 +20,7 @@ from recsuite.files import (
     LARGEST,
     FileEntry,
     check_file,
+    check_no_duplicates,
     check_size,
     digest_of,
     digest_of_bytes,
@@ -28,7 +29,6 @@ from recsuite.files import (
     parsed,
     plain,
     reason_of,
-    refuse_twice,
     sealed,
     typed,
 )
@@ -178,8 +178,8 @@ def _manifest(found: dict[str, Any]) -> Manifest:
     held["progress"] = {**dataclasses.asdict(Progress()), **held["progress"]}
     manifest: Manifest = typed(Manifest, held)
     # A file that is named twice could have two digests, and a reader would check only one.
-    refuse_twice([entry.name for entry in manifest.files])
-    # A folder is named after the run, see `folder.set_aside`.
+    check_no_duplicates([entry.name for entry in manifest.files])
+    # A folder is named after the run, see `folder.archive_checkpoints`.
     if not manifest.run or "/" in manifest.run:
         raise ValueError(f"run is {manifest.run!r}")
     for name, (shape, dtype) in manifest.tensors.items():

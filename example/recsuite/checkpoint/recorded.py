@@ -13,13 +13,19 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from recsuite.checkpoint.chain import ChoiceError, chain_at, check_complete, settled, suggesting
+from recsuite.checkpoint.chain import (
+    ChoiceError,
+    chain_at,
+    check_complete,
+    retrying_if_moved,
+    with_suggestion,
+)
 from recsuite.checkpoint.folder import newest_in
 from recsuite.checkpoint.format import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.presets import as_given, in_words
 from recsuite.config.renamed import renamed_flags
-from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given
+from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given_flags
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, typed
 from recsuite.runtime.console import say
@@ -88,7 +94,9 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     section = config.checkpoint
     # With both a resume and a load, the flags of the checkpoint that is resumed count.
     folder = Path(section.save_dir if section.resume else section.folder_to_load)
-    found = suggesting(folder, lambda: settled(folder, lambda: _read_before(folder, config)), _check_readable)
+    found = with_suggestion(
+        folder, lambda: retrying_if_moved(folder, lambda: _read_before(folder, config)), _check_readable
+    )
     if found is None:
         return config
     folder, recorded = found[0], checked_flags(*found)
@@ -106,7 +114,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     if others:
         say(f"as in the training: {in_words(others)}")
     found_config = merged(folder, config, others)
-    check_given(found_config.stream.stream, given, found_config.data.duplicates)
+    check_given_flags(found_config.stream.stream, given, found_config.data.duplicates)
     return found_config
 
 
@@ -201,7 +209,7 @@ def _refuse_others(
         if name in given and name in recorded and _plain(recorded[name]) != config.flags[name]:
             raise UserError(
                 f"--{name} {as_given(config.flags[name])} does not fit {folder}, which was trained with "
-                f"--{name} {as_given(_plain(recorded[name]))}; leave it out, or train anew without --resume."
+                f"--{name} {as_given(_plain(recorded[name]))}; leave it out, or train again without --resume."
             )
 
 

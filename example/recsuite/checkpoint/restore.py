@@ -9,14 +9,14 @@ import torch
 
 from recsuite.checkpoint.chain import (
     CheckpointChain,
-    asked_for,
     chain_at,
     check_whole,
     chosen_chain,
     describe_choice,
-    settled,
-    suggesting,
+    requested_kind,
+    retrying_if_moved,
     suggestion,
+    with_suggestion,
 )
 from recsuite.checkpoint.folder import others_in
 from recsuite.checkpoint.format import CONFIG, DynamicRecord, Manifest
@@ -55,11 +55,13 @@ def restore(
         UserError: on every rank, when anything is missing, damaged, or made for another model; the train
             state is as it was. Where something is damaged it names the newest whole checkpoint of the folder.
     """
-    return _suggesting_together(context, lambda: _load(chain, train_state, columns, context, describe_step))
+    return _with_suggestion_on_all(
+        context, lambda: _load(chain, train_state, columns, context, describe_step)
+    )
 
 
-def _suggesting_together(context: RuntimeContext, load: Callable[[], Manifest]) -> Manifest:
-    """Load like `chain.suggesting`. Collective.
+def _with_suggestion_on_all(context: RuntimeContext, load: Callable[[], Manifest]) -> Manifest:
+    """Load like `chain.with_suggestion`. Collective.
 
     The ranks share the reading of other checkpoints, as they do for the one that is loaded: if one rank read
     everything, the others might wait for longer than --timeout.
@@ -125,7 +127,7 @@ def restore_chosen(
         UserError: see there; not all of a checkpoint may have been read by then.
     """
     folder, kind, until = Path(config.folder_to_load), config.checkpoint, config.until
-    asked = asked_for(folder, kind, until)
+    asked = requested_kind(folder, kind, until)
 
     def describe(progress: Progress) -> str:
         chosen = describe_choice(progress, asked, TASKS[model.task].main_label)
@@ -135,7 +137,9 @@ def restore_chosen(
     def load() -> Manifest:
         # One rank chooses: on a network file system ranks see a new checkpoint at different times, and could
         # mix two of them.
-        chain = broadcast_from_rank0(lambda: suggesting(folder, lambda: chosen_chain(folder, kind, until)))
+        chain = broadcast_from_rank0(
+            lambda: with_suggestion(folder, lambda: chosen_chain(folder, kind, until))
+        )
         manifest = _load(chain, train_state, columns, context, describe)
         if manifest.progress.stream is None and manifest.ratings != columns.digest:
             context.say(
@@ -144,7 +148,7 @@ def restore_chosen(
             )
         return manifest
 
-    return _suggesting_together(context, lambda: settled(folder, load, broadcast_from_rank0))
+    return _with_suggestion_on_all(context, lambda: retrying_if_moved(folder, load, broadcast_from_rank0))
 
 
 def _check_shards(chain: CheckpointChain, manifests: Sequence[Manifest]) -> None:
@@ -224,21 +228,21 @@ def check_fit(
         shown = ", ".join(parts[:MOST_NAMED])
         raise UserError(
             f"{folder} was trained with other features than {columns.source} has: {shown}; "
-            f"{SAME_DATA}, write the same [features] into schema.toml, or train anew."
+            f"{SAME_DATA}, write the same [features] into schema.toml, or train again."
         )
     # Equal shapes are not enough: a table may be of another column with the same number of values.
     for name, feature in ours.items():
         if theirs[name] != feature:
             raise UserError(
                 f"{folder} has the feature {name} as {printable(theirs[name])}, and this program has it as "
-                f"{feature}; {SAME_DATA}, or train anew."
+                f"{feature}; {SAME_DATA}, or train again."
             )
     # Rows have only numbers, and with other raw values row 7 belongs to another value.
     if manifest.vocabulary != digest_of_vocabulary(columns):
         raise UserError(
             f"{folder} was trained on other data than {columns.source}: {_describe_rows(manifest, shapes)}; "
-            f"{SAME_DATA}, with the same --split and --seed; for new ids train anew on all files, or from "
-            "the start with --vocabulary dynamic, and with --stream to go on with new files."
+            f"{SAME_DATA}, with the same --split and --seed; for new ids train again on all files, or from "
+            "the start with --vocabulary dynamic, and with --stream to continue with new files."
         )
     # Before the check of all tensors: this message is clearer than one about shapes of the dense part.
     recorded = widths_in(manifest)

@@ -601,9 +601,11 @@ def _check_slots(
     of_texts = {"texts.ids": "", "texts.ends": ""} if record.has_texts else {}
     for group in (ROWS, WAITING, of_texts):
         if len({found[slot][0][0] for slot in group}) > 1:
-            raise UserError(f"{path} does not fit its manifest: rows of {table} are not all as many.")
+            raise UserError(
+                f"{path} does not fit its manifest: the tensors of {table} have different numbers of rows."
+            )
     if any(found[slot][0][0] != 1 for slot in UNKNOWN if slot in found):
-        raise UserError(f"{path} does not fit its manifest: {table} has not one row for unknown ids.")
+        raise UserError(f"{path} does not fit its manifest: {table} must have one row for unknown ids.")
 
 
 def _check_ids(folder: Path, table: str, is_delta: bool, files: Sequence[ShardFile]) -> None:

@@ -12,7 +12,7 @@ from recsuite.checkpoint.format import VOCABULARY, read_manifest
 from recsuite.config.config import Config
 from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data
-from recsuite.datasets.streams import BEGINNING, Past
+from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
 from recsuite.files import explained
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0
 
@@ -29,13 +29,13 @@ def reopen_data(
     trains: for a training. Collective: every rank.
 
     Raises:
-        UserError: as `open_data`, and as `find_past`.
+        UserError: as `open_data`, and as `find_stream_state`.
     """
-    with open_data(config, context, find_past(config, trains), build) as data:
+    with open_data(config, context, find_stream_state(config, trains), build) as data:
         yield data
 
 
-def find_past(config: Config, trains: bool) -> Past:
+def find_stream_state(config: Config, trains: bool) -> StreamState:
     """Return the stream state with which to open the data, for a training or to read a checkpoint.
 
     Collective: every rank.
@@ -45,21 +45,21 @@ def find_past(config: Config, trains: bool) -> Past:
     """
     section = config.checkpoint
     if not config.stream.stream or (trains and not section.resume):
-        return BEGINNING
+        return EMPTY_STREAM_STATE
     folder = Path(section.save_dir if trains or section.compact else section.folder_to_load)
     # One rank reads: on a network file system ranks see a new checkpoint at different moments.
-    past: Past = broadcast_from_rank0(lambda: _read(folder))
-    return past
+    stream_state: StreamState = broadcast_from_rank0(lambda: _read(folder))
+    return stream_state
 
 
-def _read(folder: Path) -> Past:
+def _read(folder: Path) -> StreamState:
     # A --resume without a checkpoint begins a new training.
     if newest_in(folder) is None and not (folder / "manifest.json").is_file():
-        return BEGINNING
+        return EMPTY_STREAM_STATE
     chain = chain_at(folder)
     with explained(f"{chain.base} cannot be read"):
         vocabulary = (chain.base / VOCABULARY).read_text()
     stream = read_manifest(chain.folder).progress.stream
     if stream is None:
-        return BEGINNING
-    return Past(vocabulary, stream.late, stream.events_per_file, stream.learned)
+        return EMPTY_STREAM_STATE
+    return StreamState(vocabulary, stream.late, stream.events_per_file, stream.learned)

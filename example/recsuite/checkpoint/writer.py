@@ -273,7 +273,7 @@ class CheckpointWriter:
                 if any(manifest.dynamic[name].has_texts for manifest in manifests):
                     self.texts[name] = reader.texts(name, self.texts.get(name))
 
-    def take_up(self, columns: Columns) -> None:
+    def continue_with(self, columns: Columns) -> None:
         """Continue with data that have grown; fixed vocabularies are the same as before. Collective.
 
         Raises:

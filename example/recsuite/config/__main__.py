@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 
 from recsuite.config.parser import parse_given
-from recsuite.errors import UserError, signed
-from recsuite.runtime.console import end_when_unread
+from recsuite.errors import UserError, with_script_name
+from recsuite.runtime.console import end_when_pipe_closes
 
 if __name__ == "__main__":
     # The reader of `--help`, such as head, may close the pipe early.
-    end_when_unread()
+    end_when_pipe_closes()
     try:
         # Without the warning about former names of flags, which the run itself prints.
         parse_given()
     except UserError as error:
-        print(signed(error), file=sys.stderr)
+        print(with_script_name(error), file=sys.stderr)
         sys.exit(2)

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.presets import PRESETS, as_given, in_words, with_preset
 from recsuite.config.renamed import RENAMED, describe_renamed, renamed_words
-from recsuite.config.sections import NEWEST, Section, check_given
-from recsuite.errors import UserError, script_name, signed
+from recsuite.config.sections import NEWEST, Section, check_given_flags
+from recsuite.errors import UserError, script_name, with_script_name
 from recsuite.files import PATHS
 
 # Flags that have a second, longer name.
@@ -49,7 +49,7 @@ def present_words(argv: Sequence[str] | None = None) -> list[str]:
     words = [*(sys.argv[1:] if argv is None else argv)]
     # There is no process group yet, so the rank is read from the launcher's environment.
     if (warning := describe_renamed(words)) and os.environ.get("RANK", "0") == "0":
-        print(signed(warning), file=sys.stderr)
+        print(with_script_name(warning), file=sys.stderr)
     return renamed_words(words)
 
 
@@ -77,7 +77,7 @@ def parse_given(
     values = vars(found)
     config = with_preset(Config.of(**values), values, world_size)
     # Not in `Config.validate`, which cannot distinguish a given flag from a default.
-    check_given(config.stream.stream, values, config.data.duplicates)
+    check_given_flags(config.stream.stream, values, config.data.duplicates)
     return config, frozenset(values)
 
 

@@ -94,7 +94,7 @@ def fitting_preset(config: Config, given: Collection[str]) -> str:
         return "sequence"
     if config.stream.stream:
         return NONE
-    if model.competitors:
+    if model.in_batch_negatives:
         is_equal = "history_weights" in given and not model.learns_history_weights
         return NONE if is_equal or ("history" in given and data.history == 0) else "ranking"
     has_lists = {"history", "item_history"} & {*given} or (

@@ -490,13 +490,14 @@ TOP = 10
 EVALUATIONS = ("predictions", "ranks", "answers")
 # Events of a batch whose items are in-batch negatives for each other, for ranking tasks. A step costs this
 # times the batch, in time and in memory. A multiple of 8.
-COMPETITORS = 256
+IN_BATCH_NEGATIVES = 256
 # Weights of the items of a history: equal, or learned from their position and age.
 EQUAL, LEARNED = HISTORY_WEIGHTS = ("equal", "learned")
 # Blocks of a sequence model, see `recsuite.models.sequences`.
 SAS, HSTU = BLOCKS = ("sas", "hstu")
-# Number of time buckets for the age of an item of a history, see `gaps_of`: the last one begins at 68 years.
-NUM_GAPS = 32
+# Number of time buckets for the age of an item of a history, see `time_buckets_of`: the last one begins at 68
+# years.
+NUM_TIME_BUCKETS = 32
 # Limits of --mlp_dims.
 MAX_WIDTH, MAX_LAYERS = 2**14, 100
 MAX_EMBEDDING_DIM = 2**14
@@ -573,10 +574,12 @@ class ModelConfig(Section):
     )
 
     @property
-    def competitors(self) -> int:
-        """Number of events of a batch that share in-batch negatives, see `COMPETITORS`; 0 for label tasks."""
+    def in_batch_negatives(self) -> int:
+        """Number of events of a batch that share in-batch negatives, see `IN_BATCH_NEGATIVES`; 0 for label
+        tasks.
+        """
         # A batch of sequences has events of few users, which make poor negatives for each other.
-        return COMPETITORS if self.ranks and not self.reads_order else 0
+        return IN_BATCH_NEGATIVES if self.ranks and not self.reads_order else 0
 
     def num_negatives(self, num_items: int) -> int:
         """Return the maximum number of negatives drawn for a step from `num_items` items."""
@@ -756,7 +759,7 @@ class StreamConfig(Section):
         require(self.span.amount >= 1, f"--window must be longer than 0, got {self.window}")
 
 
-def check_given(stream: bool, given: Collection[str], duplicates: str) -> None:
+def check_given_flags(stream: bool, given: Collection[str], duplicates: str) -> None:
     """Refuse flags that a stream cannot use. given: the flags of the command line.
 
     Raises:

@@ -15,31 +15,31 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.batching import (
-    FORGOTTEN_EVERY,
+    MASKED_EVERY,
     MEMBERS,
     NO_AGES,
     Ages,
-    Asked,
     Batch,
     EventFeatures,
     EventOrder,
-    Lists,
-    Shared,
-    Stretch,
-    Turns,
-    bytes_of_group,
-    drawn,
+    InvertedLists,
+    ListRequest,
+    PassPart,
+    ReadPositions,
+    SharedLists,
+    bytes_of_bits,
     largest_batch,
     links_of,
-    mark_had,
-    mixed,
+    mark_seen_items,
+    mix_bits,
     num_rarities,
     reading_links,
+    sample_items,
     to_tensors,
     with_own,
 )
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import AUDIENCE, ENTITIES, HISTORY, UNKNOWN_ROW, USER
+from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM_HISTORY, UNKNOWN_ROW, USER
 
 SPLITS = ("train", "validation", "test", "catalogue")
 
@@ -79,7 +79,7 @@ class EventBatches:
         self.most_shared = (columns.num_train + columns.num_validation) if config.data.shares_lists else 0
         self.is_stream = config.stream.stream
         self.num_items, self.model = columns.num_items, config.model
-        self.is_two_sided = AUDIENCE in [table.name for table in columns.tables]
+        self.is_two_sided = ITEM_HISTORY in [table.name for table in columns.tables]
         self.seed = config.runtime.seed
         self.rank = rank
         self.world_size = world_size
@@ -126,16 +126,16 @@ class EventBatches:
         # Before each batch: access to a file that was truncated meanwhile would kill the process by a signal.
         features, trains = self.features, request.split == "train"
         features.check()
-        positions, turns = self._positions_and_turns(request)
+        positions, read_positions = self._positions_of_step(request)
         events = features.events(positions, request.split)
         found = features.find(events)
         negatives = self._negatives(request)
-        shared, ages, reads = self._lists_of(request, events, positions, turns)
+        shared, ages, reads = self._lists_of(request, events, positions, read_positions)
         # The lists take the events' own rows before some are hidden: an event is in the list with its user.
         found.lists.extend(self._listed(name, each, found.single) for name, each in shared.items())
         history_labels = self._labels_of(shared, events, empty)
         if trains:
-            self._forget(found.single, found.numbers, request)
+            self._mask_ids(found.single, found.numbers, request)
         if len(negatives):
             found = found.behind(features.find_items(negatives))
         num_rows, num_real = len(negatives) + self.batch_size, len(negatives) + len(events)
@@ -153,15 +153,29 @@ class EventBatches:
         # The number of events of a stream is not known.
         if self.is_two_sided and trains and not self.is_stream:
             features.rarities(events, found.single[-1], share, rarities[:, :num_real])
-        had = self._had(events if trains else events[:0], turns, negatives, empty)
-        return values, lengths, labels, weights, history_labels, *ages, numbers, *links, rarities, had, *more
+        seen_bits = self._had(events if trains else events[:0], read_positions, negatives, empty)
+        return (
+            values,
+            lengths,
+            labels,
+            weights,
+            history_labels,
+            *ages,
+            numbers,
+            *links,
+            rarities,
+            seen_bits,
+            *more,
+        )
 
     def _negatives(self, request: Request) -> np.ndarray:
         """Positions of the items drawn as negatives of a step, int32; none outside of training."""
         number = self.model.num_negatives(self.num_items)
         if request.split != "train" or number == 0:
             return np.zeros(0, np.int32)
-        return drawn(self.features.trained_items(), number, self.seed, request.epoch, self._begin_of(request))
+        return sample_items(
+            self.features.trained_items(), number, self.seed, request.epoch, self._begin_of(request)
+        )
 
     def _begin_of(self, request: Request) -> int:
         """Place in the pass at which a step begins.
@@ -171,19 +185,23 @@ class EventBatches:
         return request.first + request.step * self.batch_size * self.world_size
 
     def _lists_of(
-        self, request: Request, events: np.ndarray, positions: np.ndarray, turns: Turns | None
-    ) -> tuple[dict[str, Shared], Ages, np.ndarray]:
+        self,
+        request: Request,
+        events: np.ndarray,
+        positions: np.ndarray,
+        read_positions: ReadPositions | None,
+    ) -> tuple[dict[str, SharedLists], Ages, np.ndarray]:
         """User and item histories by the names of the lists, their ages, and `reads` of a `Batch`, int32."""
         features = self.features
         if self.model.reads_order:
-            read = features.find_order(events, positions, turns, request.split)
+            read = features.find_order(events, positions, read_positions, request.split)
             # Drawn by the place in the user histories: the same in any batch, on any number of ranks.
-            draws = mixed(read.places, (self.seed, request.epoch)).astype(np.int32)
+            draws = mix_bits(read.places, (self.seed, request.epoch)).astype(np.int32)
             return {HISTORY: read.history}, NO_AGES._replace(ages=read.ages, draws=draws), read.numbers
         # Another sample in each training step, selected by its place in the pass, so that a resumed pass
         # draws the same. In an evaluation the sample of an event is always the same.
         step = (request.epoch, self._begin_of(request)) if request.split == "train" else ()
-        shared = features.find_lists(events, Asked(request.split, (self.seed, *step)))
+        shared = features.find_lists(events, ListRequest(request.split, (self.seed, *step)))
         ages = NO_AGES
         if self.model.learns_history_weights:
             ages = features.ages(positions, shared[HISTORY], request.split)
@@ -216,7 +234,11 @@ class EventBatches:
         return labels, weights, more_labels, more_weights
 
     def _links(
-        self, shared: Mapping[str, Shared], reads: np.ndarray, first: int, empty: Callable[..., np.ndarray]
+        self,
+        shared: Mapping[str, SharedLists],
+        reads: np.ndarray,
+        first: int,
+        empty: Callable[..., np.ndarray],
     ) -> tuple[np.ndarray, ...]:
         """Sources, scales, own and reads of a `Batch`; first: the row of the first event."""
         if self.model.reads_order:
@@ -227,32 +249,32 @@ class EventBatches:
     def _had(
         self,
         events: np.ndarray,
-        turns: Turns | None,
+        read_positions: ReadPositions | None,
         negatives: np.ndarray,
         empty: Callable[..., np.ndarray],
     ) -> np.ndarray:
-        """Array `had` of a `Batch`."""
-        width = bytes_of_group(self.batch_size, self.model.competitors) + -(-len(negatives) // 8)
-        had = empty((self.batch_size, width), np.uint8)
-        had[:] = 0
+        """Array `seen_bits` of a `Batch`."""
+        width = bytes_of_bits(self.batch_size, self.model.in_batch_negatives) + -(-len(negatives) // 8)
+        seen_bits = empty((self.batch_size, width), np.uint8)
+        seen_bits[:] = 0
         if width and self.schema.excludes_seen:
             # If the order is read, earlier items of the same second count too.
-            ends = events[f"{HISTORY}_end"] if turns is None else turns.places
-            mark_had(had, events, ends, negatives, self.num_items, self.features.column)
-        return had
+            ends = events[f"{HISTORY}_end"] if read_positions is None else read_positions.places
+            mark_seen_items(seen_bits, events, ends, negatives, self.num_items, self.features.column)
+        return seen_bits
 
-    def _listed(self, name: str, found: Shared, single: list[np.ndarray]) -> Lists:
+    def _listed(self, name: str, found: SharedLists, single: list[np.ndarray]) -> InvertedLists:
         """Values of a list, each followed by the event's own value if the model is two-sided."""
         entity = ENTITIES.index(MEMBERS[name])
         own = single[entity][self._places[entity]]
-        # A member of a history has two numbers, of which the first is its row; AUDIENCE has rows only.
+        # A member of a history has two numbers, of which the first is its row; ITEM_HISTORY has rows only.
         rows = found.records[:, 0] if name == HISTORY else found.records
         if not self.is_two_sided:
-            return Lists(rows, found.counts, padding=0)
-        return Lists(with_own(rows, found.counts, own), found.counts + 1, padding=1)
+            return InvertedLists(rows, found.counts, padding=0)
+        return InvertedLists(with_own(rows, found.counts, own), found.counts + 1, padding=1)
 
     def _labels_of(
-        self, shared: Mapping[str, Shared], events: np.ndarray, empty: Callable[..., np.ndarray]
+        self, shared: Mapping[str, SharedLists], events: np.ndarray, empty: Callable[..., np.ndarray]
     ) -> np.ndarray:
         """Label of each value of the history, also of padding."""
         if HISTORY not in shared:
@@ -270,7 +292,7 @@ class EventBatches:
         labels[: len(known)], labels[len(known) :] = known, 0
         return labels
 
-    def _forget(self, single: list[np.ndarray], numbers: list[np.ndarray], request: Request) -> None:
+    def _mask_ids(self, single: list[np.ndarray], numbers: list[np.ndarray], request: Request) -> None:
         """Hide the user of a few events, and the own features of a few others.
 
         So training learns the unknown rows.
@@ -282,18 +304,18 @@ class EventBatches:
         begin += (request.step * self.world_size + self.rank) * self.batch_size
         # The order differs in each pass, so other events are chosen.
         of_user = single[ENTITIES.index(USER)]
-        of_user[self._places[ENTITIES.index(USER)], -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW
-        others = slice((FORGOTTEN_EVERY // 2 - begin) % FORGOTTEN_EVERY, None, FORGOTTEN_EVERY)
+        of_user[self._places[ENTITIES.index(USER)], -begin % MASKED_EVERY :: MASKED_EVERY] = UNKNOWN_ROW
+        others = slice((MASKED_EVERY // 2 - begin) % MASKED_EVERY, None, MASKED_EVERY)
         for of_event in single[len(ENTITIES) :]:
             of_event[:, others] = UNKNOWN_ROW
         for of_event in numbers[len(ENTITIES) :]:
             of_event[others] = np.nan
 
-    def _positions_and_turns(self, request: Request) -> tuple[np.ndarray, Turns | None]:
+    def _positions_of_step(self, request: Request) -> tuple[np.ndarray, ReadPositions | None]:
         """Return this rank's slice of a step: positions in the columns of events, int64 [at most batch_size].
 
         Also return their turns if they are runs of user histories, else None.
         """
         positions = self.positions_of(request.split, request.window)
-        stretch = Stretch(request.split, request.epoch, request.first, positions)
+        stretch = PassPart(request.split, request.epoch, request.first, positions)
         return self._order.of_step(stretch, request.step, self.features.column)

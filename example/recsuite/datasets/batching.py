@@ -7,9 +7,9 @@ short past in one pass and with a long one in another. A batch then holds runs, 
 padding.
 
 The two lists of an event are the other items of its user (HISTORY) and the other users of its item
-(AUDIENCE). There are three cases. If time counts, each event has a list of its own: the last events before
-it. If the order is read, the events of a run share one list, and each reads the part before itself. If time
-does not count, as for a random split, events of one user share a list of all items of that user, and an
+(ITEM_HISTORY). There are three cases. If time counts, each event has a list of its own: the last events
+before it. If the order is read, the events of a run share one list, and each reads the part before itself. If
+time does not count, as for a random split, events of one user share a list of all items of that user, and an
 event's own item is subtracted from the sum over the list. So a batch looks up each list once, for any number
 of events of that user.
 
@@ -32,8 +32,18 @@ import numpy as np
 
 from recsuite.config.sections import DataConfig, ModelConfig
 from recsuite.datasets.columns import NOWHERE, Columns, MappedColumn
-from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, HISTORY, ITEM, LISTS, UNKNOWN_ROW, USER, Table
-from recsuite.time_buckets import OLDEST, gaps_of
+from recsuite.datasets.schema import (
+    ENTITIES,
+    EVENT,
+    HISTORY,
+    ITEM,
+    ITEM_HISTORY,
+    LISTS,
+    UNKNOWN_ROW,
+    USER,
+    Table,
+)
+from recsuite.time_buckets import OLDEST, time_buckets_of
 
 if TYPE_CHECKING:
     import torch
@@ -173,11 +183,11 @@ def _permuted(positions: np.ndarray, shape: tuple[np.uint32, np.uint32], keys: l
 
 
 # The entity that owns each list, and the entity of its members.
-OWNERS = {HISTORY: USER, AUDIENCE: ITEM}
-MEMBERS = {HISTORY: ITEM, AUDIENCE: USER}
+OWNERS = {HISTORY: USER, ITEM_HISTORY: ITEM}
+MEMBERS = {HISTORY: ITEM, ITEM_HISTORY: USER}
 
 
-class Shared(NamedTuple):
+class SharedLists(NamedTuple):
     """Lists of one kind for n events, which may share them.
 
     records: records of the members, list after list, [sum of counts, ...]; starts: begin in the columns of
@@ -229,7 +239,7 @@ class Sample(NamedTuple):
         return (places >= 0) & (rest == 0) & (turn < self.counts)
 
 
-class Turns(NamedTuple):
+class ReadPositions(NamedTuple):
     """Positions of n events in user histories.
 
     places: the place of each event, int64 [n]; starts: begin of the part that it reads, int64 [n]; in_runs:
@@ -240,12 +250,12 @@ class Turns(NamedTuple):
     starts: np.ndarray
     in_runs: bool
 
-    def part(self, part: slice) -> Turns:
+    def part(self, part: slice) -> ReadPositions:
         """Turns of a slice of the events."""
-        return Turns(self.places[part], self.starts[part], self.in_runs)
+        return ReadPositions(self.places[part], self.starts[part], self.in_runs)
 
 
-class Read(NamedTuple):
+class OrderedReads(NamedTuple):
     """Parts of the user histories that n events read in order.
 
     history: the lists of runs, each stored for the first event of its run; numbers: number of values in its
@@ -253,7 +263,7 @@ class Read(NamedTuple):
     ages: seconds from each value of the lists to the last event of its run, int32 [sum of counts].
     """
 
-    history: Shared
+    history: SharedLists
     numbers: np.ndarray
     places: np.ndarray
     ages: np.ndarray
@@ -262,7 +272,7 @@ class Read(NamedTuple):
 ReadColumn = Callable[[str], np.ndarray]
 
 
-def before(name: str, events: np.ndarray, most: int, prefix: str, read: ReadColumn) -> Shared:
+def last_members(name: str, events: np.ndarray, most: int, prefix: str, read: ReadColumn) -> SharedLists:
     """Lists of the last `most` members before each event.
 
     events: records, [n]; prefix: of the names of the columns with the lists; read: returns a column by name.
@@ -273,22 +283,22 @@ def before(name: str, events: np.ndarray, most: int, prefix: str, read: ReadColu
     counts = ends - starts
     records = take_lists(read(f"{prefix}{name}"), starts, counts)
     nobody = np.zeros(len(events), np.float32)
-    return Shared(records, starts, counts, np.arange(len(events)), nobody, left=counts)
+    return SharedLists(records, starts, counts, np.arange(len(events)), nobody, left=counts)
 
 
-def others(
+def other_members(
     name: str, events: np.ndarray, most: int, prefix: str, read: ReadColumn, draws: Sequence[int]
-) -> Shared:
+) -> SharedLists:
     """Lists of all members of the owner of each event without the event itself, or samples of `most` members.
 
-    draws: numbers that select the sample. Other arguments as for `before`.
+    draws: numbers that select the sample. Other arguments as for `last_members`.
     """
     owners, firsts, inverse = np.unique(events[OWNERS[name]], return_index=True, return_inverse=True)
     ends = read(f"{prefix}{name}_offsets")
     begins = ends.take(owners)
     numbers = ends.take(owners + 1) - begins
     counts = np.minimum(numbers, most)
-    offsets = np.where(numbers > most, mixed(owners, draws) % np.maximum(numbers, 1), 0)
+    offsets = np.where(numbers > most, mix_bits(owners, draws) % np.maximum(numbers, 1), 0)
     sample = Sample(begins, numbers, counts, offsets)
     of_event = Sample(*(part.take(inverse) for part in sample))
     # Only training events have a place of their own in the lists.
@@ -304,19 +314,19 @@ def others(
     in_order = Sample(*(part.take(order) for part in sample))
     records = read(f"{prefix}{name}").take(in_order.places(), axis=0)
     sources = firsts.take(inverse)
-    return Shared(records, starts, counts, sources, own.astype(np.float32), left)
+    return SharedLists(records, starts, counts, sources, own.astype(np.float32), left)
 
 
-def in_order(turns: Turns, times: np.ndarray, prefix: str, read: ReadColumn) -> Read:
+def in_order(read_positions: ReadPositions, times: np.ndarray, prefix: str, read: ReadColumn) -> OrderedReads:
     """Parts of the user histories that events read in order: all values from their start to the event.
 
     Events of one time are in the order of the file. times: of the events, int64 [n]. Other arguments as for
-    `before`.
+    `last_members`.
     """
-    places, starts = turns.places, turns.starts
+    places, starts = read_positions.places, read_positions.starts
     number = len(places)
     is_first = np.ones(number, bool)
-    if turns.in_runs:
+    if read_positions.in_runs:
         is_first[1:] = (np.diff(starts) != 0) | (np.diff(places) != 1)
     firsts = np.flatnonzero(is_first)
     lasts = np.append(firsts[1:], number)[: len(firsts)] - 1
@@ -326,11 +336,11 @@ def in_order(turns: Turns, times: np.ndarray, prefix: str, read: ReadColumn) -> 
     seconds = take_lists(read(f"{prefix}{HISTORY}_time"), starts, counts)
     ages = (times[lasts].repeat(counts[firsts]) - seconds).clip(0, OLDEST).astype(np.int32)
     sources = firsts[is_first.cumsum() - 1]
-    history = Shared(records, starts, counts, sources, np.zeros(number, np.float32), counts)
-    return Read(history, (places - starts).astype(np.int32), places_of(starts, counts), ages)
+    history = SharedLists(records, starts, counts, sources, np.zeros(number, np.float32), counts)
+    return OrderedReads(history, (places - starts).astype(np.int32), places_of(starts, counts), ages)
 
 
-def mixed(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:
+def mix_bits(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:
     """Pseudorandom number for each owner, int64 [n], selected by the draws."""
     # A hash of the owner: the number for an event must not depend on its rank.
     seed = np.random.SeedSequence([*draws]).generate_state(1, np.uint64)
@@ -347,9 +357,9 @@ def with_own(records: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.nda
     """
     ends = (counts + 1).cumsum()
     found = np.empty(len(records) + len(own), records.dtype)
-    is_own = np.zeros(len(found), bool)
-    is_own[ends - 1] = True
-    found[is_own], found[~is_own] = own, records
+    is_user_tables = np.zeros(len(found), bool)
+    is_user_tables[ends - 1] = True
+    found[is_user_tables], found[~is_user_tables] = own, records
     return found
 
 
@@ -371,7 +381,7 @@ def reading_links(
 
 
 def links_of(
-    lists: Sequence[Shared], batch_size: int, empty: Callable[..., np.ndarray]
+    lists: Sequence[SharedLists], batch_size: int, empty: Callable[..., np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sources, scales and own of a `Batch`. A padding row uses its own list, scaled by 0."""
     shape = len(lists), batch_size
@@ -396,7 +406,7 @@ class Ages(NamedTuple):
     """
 
     places: np.ndarray
-    gaps: np.ndarray
+    time_buckets: np.ndarray
     ages: np.ndarray
     draws: np.ndarray
 
@@ -404,7 +414,7 @@ class Ages(NamedTuple):
 NO_AGES = Ages(*[np.zeros(0, np.int32)] * 4)
 
 
-def ages_of(history: Shared, times: np.ndarray, event_times: np.ndarray) -> Ages:
+def ages_of(history: SharedLists, times: np.ndarray, event_times: np.ndarray) -> Ages:
     """Places and gaps of the items of user histories.
 
     times: of the items; event_times: of the event of each item; int64 [sum of counts] both.
@@ -412,14 +422,14 @@ def ages_of(history: Shared, times: np.ndarray, event_times: np.ndarray) -> Ages
     counts = history.counts
     # Counted from the end of each list.
     places = counts.repeat(counts) - 1 - places_of(np.zeros_like(counts), counts)
-    return NO_AGES._replace(places=places.astype(np.int32), gaps=gaps_of(event_times - times))
+    return NO_AGES._replace(places=places.astype(np.int32), time_buckets=time_buckets_of(event_times - times))
 
 
 # Small batches are shuffled together: for one of them, numpy's overhead would exceed the work.
 POSITIONS_AT_ONCE = 32_768
 
 
-class Stretch(NamedTuple):
+class PassPart(NamedTuple):
     """Part of a pass over events.
 
     split, epoch: of the pass; first: place in the pass at which step 0 begins; positions: range of all
@@ -438,12 +448,12 @@ class Pieces(NamedTuple):
     begins: np.ndarray
     ends: np.ndarray
 
-    def turns(self, numbers: np.ndarray) -> Turns:
+    def read_positions(self, numbers: np.ndarray) -> ReadPositions:
         """Turns of the events with these numbers in the pass. numbers: int64 [n]."""
         pieces = np.searchsorted(self.ends, numbers, side="right")
         begins = self.begins.take(pieces)
         before = np.concatenate([[0], self.ends]).take(pieces)
-        return Turns(begins + (numbers - before), begins, in_runs=True)
+        return ReadPositions(begins + (numbers - before), begins, in_runs=True)
 
 
 def pieces_of(offsets: np.ndarray, longest: int, seed: int, epoch: int) -> Pieces:
@@ -451,7 +461,7 @@ def pieces_of(offsets: np.ndarray, longest: int, seed: int, epoch: int) -> Piece
     counts = np.diff(offsets)
     # A user with few events has one piece. Otherwise the first piece has a random length, the next ones are
     # full, and the last one is the rest.
-    first = mixed(np.arange(len(counts)), (seed, epoch)) % longest + 1
+    first = mix_bits(np.arange(len(counts)), (seed, epoch)) % longest + 1
     first = np.where(counts <= longest, counts, first)
     numbers = np.where(counts > 0, 1 - (first - counts) // longest, 0)
     place = places_of(np.zeros_like(numbers), numbers)
@@ -475,7 +485,7 @@ class EventOrder:
         self.seed = seed
         self.longest = longest
         # The last block of steps: its key, positions, and turns.
-        self._block: tuple[Any, np.ndarray, Turns | None] | None = None
+        self._block: tuple[Any, np.ndarray, ReadPositions | None] | None = None
         self._pieces: tuple[int, Pieces] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -483,8 +493,8 @@ class EventOrder:
         return {**self.__dict__, "_block": None, "_pieces": None}
 
     def of_step(
-        self, stretch: Stretch, step: int, read: Callable[[str], np.ndarray]
-    ) -> tuple[np.ndarray, Turns | None]:
+        self, stretch: PassPart, step: int, read: Callable[[str], np.ndarray]
+    ) -> tuple[np.ndarray, ReadPositions | None]:
         """Return this rank's slice of a step: positions in the columns of events, int64 [at most batch_size].
 
         Also return the turns of training events whose order counts, else None. read: returns a column by
@@ -498,12 +508,12 @@ class EventOrder:
             steps = range(num_steps * block, num_steps * (block + 1))
             self._block = wanted, *self._of_steps(stretch, steps, read)
         part = slice(place * self.batch_size, (place + 1) * self.batch_size)
-        _, positions, turns = self._block
-        return positions[part], turns.part(part) if turns else None
+        _, positions, read_positions = self._block
+        return positions[part], read_positions.part(part) if read_positions else None
 
     def _of_steps(
-        self, stretch: Stretch, steps: range, read: Callable[[str], np.ndarray]
-    ) -> tuple[np.ndarray, Turns | None]:
+        self, stretch: PassPart, steps: range, read: Callable[[str], np.ndarray]
+    ) -> tuple[np.ndarray, ReadPositions | None]:
         number = len(stretch.positions)
         # A step is one range of the pass, cut into a slice for each rank: its content depends only on the
         # size of the global batch, not on the number of ranks.
@@ -512,8 +522,8 @@ class EventOrder:
         # They are in ascending order, so one search finds those beyond the end of the split.
         numbers = numbers[: np.searchsorted(numbers, number)]
         if stretch.split == "train" and self.longest:
-            turns = self._pieces_of(stretch.epoch, read).turns(numbers)
-            return read(f"{HISTORY}_event").take(turns.places).astype(np.int64), turns
+            read_positions = self._pieces_of(stretch.epoch, read).read_positions(numbers)
+            return read(f"{HISTORY}_event").take(read_positions.places).astype(np.int64), read_positions
         if stretch.split == "train":
             # Only training is shuffled: predictions are compared with labels in the order of the disk.
             numbers = shuffled(numbers, number, self.seed, stretch.epoch)
@@ -525,9 +535,9 @@ class EventOrder:
         return self._pieces[1]
 
 
-def turns_of(
+def read_positions_of(
     events: np.ndarray, positions: np.ndarray, longest: int, prefix: str, read: Callable[[str], np.ndarray]
-) -> Turns:
+) -> ReadPositions:
     """Turns of events that are not training events, each read by itself.
 
     events: records, [n]; positions: their positions, int64 [n]; longest: largest number of earlier events
@@ -535,19 +545,19 @@ def turns_of(
     """
     places = read(f"{HISTORY}_before").take(positions).astype(np.int64)
     begins = read(f"{prefix}{HISTORY}_offsets").take(events[OWNERS[HISTORY]])
-    return Turns(places, np.maximum(begins, places - longest), in_runs=False)
+    return ReadPositions(places, np.maximum(begins, places - longest), in_runs=False)
 
 
 # Rows whose user histories are compared with the negatives at once.
 ROWS = 256
 
 
-def bytes_of_group(batch_size: int, competitors: int) -> int:
+def bytes_of_bits(batch_size: int, in_batch_negatives: int) -> int:
     """Number of bytes with a bit for each row of a group, see `Batch`."""
-    return -(-min(batch_size, competitors) // 8)
+    return -(-min(batch_size, in_batch_negatives) // 8)
 
 
-def drawn(items: np.ndarray, number: int, *draws: int) -> np.ndarray:
+def sample_items(items: np.ndarray, number: int, *draws: int) -> np.ndarray:
     """Return a sample of `number` items without repetition, or all items in order if there are no more.
 
     draws: numbers that select the sample.
@@ -558,7 +568,7 @@ def drawn(items: np.ndarray, number: int, *draws: int) -> np.ndarray:
     return items[shuffled(np.arange(number), len(items), *draws)]
 
 
-def mark_had(
+def mark_seen_items(
     found: np.ndarray,
     events: np.ndarray,
     ends: np.ndarray,
@@ -566,21 +576,22 @@ def mark_had(
     num_items: int,
     read: Callable[[str], np.ndarray],
 ) -> None:
-    """Fill in `had` of a `Batch` for training events. Takes time proportional to their whole user histories.
+    """Fill in `seen_bits` of a `Batch` for training events. Takes time proportional to their whole user
+    histories.
 
     found: uint8 [B, bytes of a group and of the negatives], of zeros; events: records, [n]; ends: end, in the
     user histories, of the items before each event, [n]; negatives: positions of items, [N]; read: returns a
     column by name.
     """
-    group = found.shape[1] - bytes_of_group(len(negatives), len(negatives))
+    group = found.shape[1] - bytes_of_bits(len(negatives), len(negatives))
     # Without a group the size is free: so many rows are compared with the negatives at once.
     size = 8 * group or ROWS
     for begin in range(0, len(events), size):
         rows, some = found[begin : begin + size], events[begin : begin + size]
         in_group = some[ITEM] if group else some[ITEM][:0]
         items = np.concatenate([in_group, negatives])
-        had = _had(some, ends[begin : begin + size], items, num_items, read)
-        for first, found_of in ((0, had[:, : len(in_group)]), (group, had[:, len(in_group) :])):
+        seen_bits = _had(some, ends[begin : begin + size], items, num_items, read)
+        for first, found_of in ((0, seen_bits[:, : len(in_group)]), (group, seen_bits[:, len(in_group) :])):
             packed = np.packbits(found_of, axis=1, bitorder="little")
             rows[: len(packed), first : first + packed.shape[1]] = packed
 
@@ -610,10 +621,10 @@ def _had(
 
 # One of so many training events is given the unknown user, so that row 0 learns the average of new users.
 # Few users lose an event to it.
-FORGOTTEN_EVERY = 64
+MASKED_EVERY = 64
 
 
-class Lists(NamedTuple):
+class InvertedLists(NamedTuple):
     """Feature with lists for n events: the values, list after list, and the length of each list, [n].
 
     padding: number of unknown rows in each row that pads the batch.
@@ -624,7 +635,7 @@ class Lists(NamedTuple):
     padding: int
 
 
-class Found(NamedTuple):
+class RowKeys(NamedTuple):
     """Features of n events.
 
     single: table rows of features with one value, [features, n], of users, items and events; numbers: dense
@@ -633,16 +644,16 @@ class Found(NamedTuple):
 
     single: list[np.ndarray]
     numbers: list[np.ndarray]
-    lists: list[Lists]
+    lists: list[InvertedLists]
 
-    def behind(self, other: Found) -> Found:
+    def behind(self, other: RowKeys) -> RowKeys:
         """Features of `other` followed by these."""
         pairs = zip(other.lists, self.lists, strict=True)
-        return Found(
+        return RowKeys(
             [np.concatenate(both, axis=1) for both in zip(other.single, self.single, strict=True)],
             [np.concatenate(both) for both in zip(other.numbers, self.numbers, strict=True)],
             [
-                Lists(
+                InvertedLists(
                     np.concatenate([before.values, mine.values]),
                     np.concatenate([before.counts, mine.counts]),
                     mine.padding,
@@ -652,7 +663,7 @@ class Found(NamedTuple):
         )
 
 
-class Asked(NamedTuple):
+class ListRequest(NamedTuple):
     """Request for lists. split: of the events; draws: numbers that select the samples."""
 
     split: str
@@ -715,10 +726,10 @@ class EventFeatures:
         for name in OWNERS:
             events[f"{name}_place"] = NOWHERE
         # The whole list of each item.
-        events[f"{AUDIENCE}_end"] = self.column(f"{AUDIENCE}_offsets").take(positions + 1)
+        events[f"{ITEM_HISTORY}_end"] = self.column(f"{ITEM_HISTORY}_offsets").take(positions + 1)
         return events
 
-    def find(self, events: np.ndarray) -> Found:
+    def find(self, events: np.ndarray) -> RowKeys:
         """Features of the users, items and events of records."""
         entities = {
             entity: self.column(f"{self.schema.name_of(entity)}_features").take(events[entity])
@@ -730,48 +741,52 @@ class EventFeatures:
             places = record["lists"].transpose(1, 2, 0)
             for name, (starts, counts) in zip(self._with_lists[entity], places, strict=True):
                 known = self.column(f"{name}_values").take(places_of(starts, counts))
-                lists.append(Lists(known, counts, padding=1))
-        return Found(
+                lists.append(InvertedLists(known, counts, padding=1))
+        return RowKeys(
             [record["features"].T for record in records], [record["numbers"] for record in records], lists
         )
 
-    def find_items(self, items: np.ndarray) -> Found:
+    def find_items(self, items: np.ndarray) -> RowKeys:
         """Features of items alone, with an unknown user without a history. items: positions, int64 [n]."""
         found = self.find(self.events(items, "catalogue"))
         found.single[ENTITIES.index(USER)][:] = UNKNOWN_ROW
-        nothing = Lists(np.zeros(0, np.int64), np.zeros(len(items), np.int64), padding=0)
+        nothing = InvertedLists(np.zeros(0, np.int64), np.zeros(len(items), np.int64), padding=0)
         found.lists.extend([nothing] * len(self.lists))
         return found
 
     def trained_items(self) -> np.ndarray:
         """Positions of the items with training events, int32."""
         if self._trained is None:
-            offsets = self.column(f"{AUDIENCE}_offsets")
+            offsets = self.column(f"{ITEM_HISTORY}_offsets")
             self._trained = np.flatnonzero(np.diff(offsets)).astype(np.int32)
         return self._trained
 
-    def find_order(self, events: np.ndarray, positions: np.ndarray, turns: Turns | None, split: str) -> Read:
+    def find_order(
+        self, events: np.ndarray, positions: np.ndarray, read_positions: ReadPositions | None, split: str
+    ) -> OrderedReads:
         """Parts of the user histories that events read in order. turns: of the events, if they are known."""
         prefix = "test_" if split == "test" else ""
         if split == "catalogue":
             nowhere = np.zeros(len(events), np.int64)
-            turns = Turns(nowhere, nowhere, in_runs=False)
-        elif turns is None:
-            turns = turns_of(events, positions, self.lists[HISTORY], prefix, self.column)
+            read_positions = ReadPositions(nowhere, nowhere, in_runs=False)
+        elif read_positions is None:
+            read_positions = read_positions_of(events, positions, self.lists[HISTORY], prefix, self.column)
         # The positions of a catalogue are items, not events.
-        return in_order(turns, self.column("time").take(positions, mode="clip"), prefix, self.column)
+        return in_order(read_positions, self.column("time").take(positions, mode="clip"), prefix, self.column)
 
-    def find_lists(self, events: np.ndarray, asked: Asked) -> dict[str, Shared]:
+    def find_lists(self, events: np.ndarray, asked: ListRequest) -> dict[str, SharedLists]:
         """User and item histories of events, by the names of the lists."""
         prefix = "test_" if asked.split == "test" else ""
         if self.most_others:
             return {
-                name: others(name, events, self.most_others, prefix, self.column, asked.draws)
+                name: other_members(name, events, self.most_others, prefix, self.column, asked.draws)
                 for name in self.lists
             }
-        return {name: before(name, events, most, prefix, self.column) for name, most in self.lists.items()}
+        return {
+            name: last_members(name, events, most, prefix, self.column) for name, most in self.lists.items()
+        }
 
-    def ages(self, positions: np.ndarray, history: Shared, split: str) -> Ages:
+    def ages(self, positions: np.ndarray, history: SharedLists, split: str) -> Ages:
         """Ages of the items of the user histories of events."""
         column = self.column("test_history_time" if split == "test" else "history_time")
         times = take_lists(column, history.starts, history.counts)
@@ -796,11 +811,15 @@ class EventFeatures:
         for name, rows, rarity in zip(self._of_events, own, found[len(OWNERS) + 1 :], strict=True):
             counts = self.column(f"{name}_counts").take(rows)
             # Nearly all events with the unknown row are those whose features are hidden.
-            counts += (rows == UNKNOWN_ROW) * np.int32(-(-self.num_train // FORGOTTEN_EVERY))
+            counts += (rows == UNKNOWN_ROW) * np.int32(-(-self.num_train // MASKED_EVERY))
             rarity /= counts
 
     def join(
-        self, batch_size: int, single: list[np.ndarray], lists: list[Lists], empty: Callable[..., np.ndarray]
+        self,
+        batch_size: int,
+        single: list[np.ndarray],
+        lists: list[InvertedLists],
+        empty: Callable[..., np.ndarray],
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the values and lengths of a `Batch`: ids of dynamic tables, rows of all others.
 
@@ -844,7 +863,7 @@ class EventFeatures:
         return self._columns[name].values
 
 
-def _size(part: Lists, num_padding: int) -> int:
+def _size(part: InvertedLists, num_padding: int) -> int:
     return len(part.values) + part.padding * num_padding
 
 
@@ -862,7 +881,7 @@ class Batch(NamedTuple):
 
     If weights of user histories are learned, `places` and `gaps` describe each value of the feature
     "history", int32 both: the number of values of its list after it, and the time bucket from it to the
-    event, see `gaps_of`. Otherwise they are empty.
+    event, see `time_buckets_of`. Otherwise they are empty.
 
     With the feature "audience", each row has one more value at the end of its lists: its own item and its own
     user. For each of S lists, `sources`, int64 [S, B], is the row whose list a row uses; `scales`, float32
@@ -872,11 +891,12 @@ class Batch(NamedTuple):
     feature of the event. It is 0 outside of training, and in a stream, whose number of events is not known.
     Otherwise all four are empty.
 
-    With in-batch negatives, `had` is uint8 [B, bytes]: bit k of byte j of a row is 1 if its user had, before,
-    the item of row 8 j + k of its group; 0 outside of training. A group is 8 * bytes rows, or the rest.
+    With in-batch negatives, `seen_bits` is uint8 [B, bytes]: bit k of byte j of a row is 1 if its user had,
+    before, the item of row 8 j + k of its group; 0 outside of training. A group is 8 * bytes rows, or the
+    rest.
 
     With N drawn negatives, training has N rows of these items alone before the B rows. `labels` and `weights`
-    have B rows only. So has `had`, with N more bits in bytes after those of the group.
+    have B rows only. So has `seen_bits`, with N more bits in bytes after those of the group.
 
     If the order of events is read, the rows of a run of one user share the list of its first row: `sources`,
     int64 [1, N + B], is the row whose list a row reads, and `reads`, int32 [N + B], is the number of its
@@ -891,7 +911,7 @@ class Batch(NamedTuple):
     weights: torch.Tensor
     history_labels: torch.Tensor
     places: torch.Tensor
-    gaps: torch.Tensor
+    time_buckets: torch.Tensor
     ages: torch.Tensor
     draws: torch.Tensor
     numbers: torch.Tensor
@@ -900,7 +920,7 @@ class Batch(NamedTuple):
     own: torch.Tensor
     reads: torch.Tensor
     rarities: torch.Tensor
-    had: torch.Tensor
+    seen_bits: torch.Tensor
     more_labels: torch.Tensor
     more_weights: torch.Tensor
 
@@ -920,8 +940,8 @@ def largest_batch(
     they share lists, else 0; more_labels: number of labels after the first.
     """
     lists = [table for table in tables if table.name in LISTS]
-    # With AUDIENCE, each row has its own value at the end of each list.
-    own = batch_size if AUDIENCE in [table.name for table in lists] else 0
+    # With ITEM_HISTORY, each row has its own value at the end of each list.
+    own = batch_size if ITEM_HISTORY in [table.name for table in lists] else 0
     in_lists = {
         table.name: min(batch_size * table.longest, most_shared or batch_size * table.longest) + own
         for table in lists
@@ -930,7 +950,7 @@ def largest_batch(
     values = num_rows * sum(table.longest for table in tables if table.name not in LISTS)
     values += sum(in_lists.values())
     row = 4 * len(tables) + (4 + 4) * (1 + more_labels) + 4 * num_numbers
-    row += bytes_of_group(batch_size, model.competitors) + bytes_of_group(num_negatives, num_negatives)
+    row += bytes_of_bits(batch_size, model.in_batch_negatives) + bytes_of_bits(num_negatives, num_negatives)
     # `sources` and `reads`.
     row += (8 + 4) * model.reads_order
     if own:

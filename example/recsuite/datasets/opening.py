@@ -20,8 +20,8 @@ from recsuite.datasets.leakage import MOST_ITEM_LEAKAGE
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
-from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own, locate, look
-from recsuite.datasets.streams import BEGINNING, Past
+from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_user_tables, locate, look
+from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 from recsuite.runtime.process import (
@@ -65,7 +65,7 @@ class Following:
         moments.
 
         Raises:
-            UserError: when they cannot be looked at.
+            UserError: when they cannot be read.
         """
         return bool(broadcast_from_rank0(self._has_settled))
 
@@ -78,26 +78,26 @@ class Following:
             return False
         # A file that is still being written differs at the next look.
         if moving := {name for name, _ in now.items() ^ before.items()}:
-            self._say_after_a_while(f"{min(moving)} is written to without rest, and is read when it rests")
+            self._report_after_a_while(f"{min(moving)} is written to without rest, and is read when it rests")
             return False
         changed = [file for file in files if self.known.get(file.name) != file.size]
         if unfinished := [file.name for file in changed if not _ends_a_line(file)]:
-            self._say_after_a_while(f"{unfinished[0]} does not end with a whole line, and is waited for")
+            self._report_after_a_while(f"{unfinished[0]} does not end with a whole line, and is waited for")
             return False
         self.known, self._since = now, None
         return True
 
-    def say_once(self, sentence: str) -> None:
+    def report_once(self, sentence: str) -> None:
         """Show a message, unless it was the last one."""
         if sentence != self._said:
             self.say(sentence)
         self._said = sentence
 
-    def _say_after_a_while(self, sentence: str) -> None:
+    def _report_after_a_while(self, sentence: str) -> None:
         now = time.monotonic()
         self._since = self._since or now
         if now - self._since > SAID_AFTER:
-            self.say_once(sentence)
+            self.report_once(sentence)
 
     def _files(self) -> list[TableFile]:
         found = look(self.config.data, self.config.runtime.seed)[1]
@@ -115,7 +115,7 @@ def _ends_a_line(file: TableFile) -> bool:
 
 
 # Flags that may differ between machines: paths of data, workers, and monitoring.
-OF_A_MACHINE = (
+MACHINE_FLAGS = (
     "data_path",
     "cache_dir",
     "num_workers",
@@ -144,7 +144,7 @@ class Data:
     columns: Columns
     loader: BatchLoader
     # For a stream: its state, and the polling for new data.
-    past: Past = BEGINNING
+    stream_state: StreamState = EMPTY_STREAM_STATE
     following: Following | None = None
     # Makes a loader, also for data that have grown.
     build: Callable[..., BatchLoader] = build_dataloader
@@ -154,7 +154,7 @@ class Data:
 def open_data(
     config: Config,
     context: RuntimeContext,
-    past: Past = BEGINNING,
+    stream_state: StreamState = EMPTY_STREAM_STATE,
     build: Callable[..., BatchLoader] = build_dataloader,
 ) -> Iterator[Data]:
     """Yield the data set and its loader. The workers end with the context. Collective: every rank.
@@ -162,11 +162,11 @@ def open_data(
     past: of a stream that continues; build: makes the loader, see `build_dataloader`.
 
     Raises:
-        UserError: when the data cannot be had, differ between machines, or the workers cannot start.
+        UserError: when the data cannot be obtained, differ between machines, or the workers cannot start.
     """
     # Before the files are read: later changes are new data.
     following = Following(config, context.say) if config.stream.follow_data else None
-    columns = find_same(config, context, past)
+    columns = open_same_columns(config, context, stream_state)
     check_task(columns.schema, config.model.task)
     check_leaks(columns, config.model.task)
     schema = columns.schema
@@ -184,20 +184,22 @@ def open_data(
         context.say(line)
     # Before the model is built, so that the workers start and make their first batches meanwhile.
     with load(columns, config, context, build) as loader:
-        yield Data(columns, loader, past, following, build)
+        yield Data(columns, loader, stream_state, following, build)
 
 
-def find_same(config: Config, context: RuntimeContext, past: Past = BEGINNING) -> Columns:
+def open_same_columns(
+    config: Config, context: RuntimeContext, stream_state: StreamState = EMPTY_STREAM_STATE
+) -> Columns:
     """Return the columns of the configured data set, the same on every machine. Collective: every rank.
 
     Raises:
-        UserError: when the data cannot be had, or differ between machines.
+        UserError: when the data cannot be obtained, or differ between machines.
     """
     # Every byte is read and digested once on a machine, by its first rank, and not once for each rank.
     # All use the launch of rank 0: machines may share a folder, and only the first of them rebuilds it.
     launch = broadcast_from_rank0(launch_name) if config.data.rebuild else ""
     everyones = once_per_node(
-        context, lambda: (gethostname(), open_columns(config, launch, past)), PREPARATION_DEADLINE
+        context, lambda: (gethostname(), open_columns(config, launch, stream_state)), PREPARATION_DEADLINE
     )
     _check_same_data(everyones)
     return everyones[context.rank][1]
@@ -226,7 +228,7 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
         UserError: when a flag asks for what the tables do not say.
     """
     # A named data set has ratings with times, and may have to be downloaded first.
-    if not is_own(config.data):
+    if not is_user_tables(config.data):
         return _with_task(config, FIRST_SCHEMA, given)
     from recsuite.datasets.tables.files import has_split, schema_path
 
@@ -303,7 +305,7 @@ def check_same_flags(config: Config) -> None:
         UserError: on every rank, names a flag and both values.
     """
     # Otherwise a flag given on one machine would be lost, because all continue with those of rank 0.
-    mine = {name: value for name, value in config.flags.items() if name not in OF_A_MACHINE}
+    mine = {name: value for name, value in config.flags.items() if name not in MACHINE_FLAGS}
     everyones = all_gather_object(lambda: mine)
     for rank, other in enumerate(everyones):
         for name, value in other.items():
@@ -314,9 +316,9 @@ def check_same_flags(config: Config) -> None:
                 )
 
 
-def of_this_machine(mine: Config, decided: Config) -> Config:
-    """Return the configuration of rank 0 with the flags of this machine, see OF_A_MACHINE."""
-    return decided.replaced(**{name: mine.flags[name] for name in OF_A_MACHINE})
+def with_machine_flags(mine: Config, decided: Config) -> Config:
+    """Return the configuration of rank 0 with the flags of this machine, see MACHINE_FLAGS."""
+    return decided.replaced(**{name: mine.flags[name] for name in MACHINE_FLAGS})
 
 
 def _check_same_data(everyones: Sequence[tuple[str, Columns]]) -> None:

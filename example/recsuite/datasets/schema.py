@@ -37,7 +37,7 @@ RATING, YES_NO, CLICKS, COUNT = LABEL_KINDS = ("rating", "yes_no", "clicks", "co
 # Items that a user had: excluded from negatives, rankings and recommendations, or treated like any other.
 EXCLUDE, ALLOW = "exclude", "allow"
 # The list features and their entities: other items of an event's user, other users of its item.
-HISTORY, AUDIENCE = LISTS = ("history", "audience")
+HISTORY, ITEM_HISTORY = LISTS = ("history", "audience")
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Feature:
     """One property of a user, an item, an event or a list. It has an embedding table unless it is dense.
 
     name: the key in the KeyedJaggedTensor and the name of the table; entity: USER, ITEM, EVENT, HISTORY or
-    AUDIENCE; column: of the parsed files, with raw values that are hashable and of one type (lists of them if
-    multi, floats if it is a number); number: "" for categories; BUCKETS, with a table row for each quantile
-    of the training; or DENSE, an input of the dense part; ids: one of IDS.
+    ITEM_HISTORY; column: of the parsed files, with raw values that are hashable and of one type (lists of
+    them if multi, floats if it is a number); number: "" for categories; BUCKETS, with a table row for each
+    quantile of the training; or DENSE, an input of the dense part; ids: one of IDS.
     """
 
     name: str
@@ -147,9 +147,9 @@ class Schema:
         return self._list(HISTORY, self.item)
 
     @property
-    def audience(self) -> Feature:
+    def item_history(self) -> Feature:
         """Feature of the other users of the item. It has the rows of the user feature, in its own table."""
-        return self._list(AUDIENCE, self.user)
+        return self._list(ITEM_HISTORY, self.user)
 
     def _list(self, name: str, members: str) -> Feature:
         of_members = next(feature for feature in self.features if feature.name == members)
@@ -195,7 +195,7 @@ class Schema:
 
     def vocabulary_of(self, table: str) -> str:
         """Feature whose raw values the rows of a table represent: for lists that of their members."""
-        return {HISTORY: self.item, AUDIENCE: self.user}.get(table, table)
+        return {HISTORY: self.item, ITEM_HISTORY: self.user}.get(table, table)
 
     def recorded(self, feature: Feature) -> Feature:
         """Return a feature in the form of files, in which entities have the names of the data set."""

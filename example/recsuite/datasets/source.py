@@ -37,9 +37,9 @@ def locate(config: DataConfig, seed: int) -> Source:
     Writes a schema for the user's own tables if they have none.
 
     Raises:
-        UserError: when there is nothing to read, or it cannot be had.
+        UserError: when there is nothing to read, or it cannot be obtained.
     """
-    if not is_own(config):
+    if not is_user_tables(config):
         from recsuite.datasets.movielens import source as movielens
 
         return movielens.locate(config, seed)
@@ -60,7 +60,7 @@ def _refuse_near_known(path: str) -> None:
     if "://" in path or schema_path(path).exists():
         return
     given = Path(path).absolute()
-    with explained(f"--data_path {path} cannot be looked at"):
+    with explained(f"--data_path {path} cannot be read"):
         near = [given.parent] if given.name in {files.events for files in EDITIONS.values()} else []
         near += sorted(given.iterdir()) if given.is_dir() else []
         known = next((each for each in near if each.is_dir() and is_known(each)), None)
@@ -71,7 +71,7 @@ def _refuse_near_known(path: str) -> None:
         )
 
 
-def as_wanted(source: Source, tables: TablesConfig, data: DataConfig) -> Source:
+def with_flags(source: Source, tables: TablesConfig, data: DataConfig) -> Source:
     """Return a data set with the ids and the features of the flags."""
     ids = VOCABULARY if tables.vocabulary == "fixed" else tables.vocabulary
     schema = source.schema if ids == "schema" else source.schema.with_ids(ids)
@@ -85,7 +85,7 @@ def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
     Raises:
         UserError: when there is nothing to read, and no set to obtain was named.
     """
-    if not is_own(config):
+    if not is_user_tables(config):
         from recsuite.datasets.movielens import source as movielens
 
         return movielens.look(config, seed)
@@ -96,7 +96,7 @@ def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
     return (Path(config.data_path), None) if found is None else (found.folder, found)
 
 
-def is_own(config: DataConfig) -> bool:
+def is_user_tables(config: DataConfig) -> bool:
     """True if --data_path names tables of the user's own, and not files of a known form."""
     if config.dataset or not config.data_path:
         return False

@@ -26,7 +26,7 @@ Rule = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Past:
+class StreamState:
     """State of a stream that continues: the encoding of its values, and its late events.
 
     vocabulary: the content of its vocabulary.json, empty for a new stream. events_per_file: number of events
@@ -42,9 +42,9 @@ class Past:
     owner: str = ""
 
     @property
-    def before(self) -> tuple[Past, ...]:
+    def before(self) -> tuple[StreamState, ...]:
         """States with which the columns may have been made, if the files did not change."""
-        return (BEGINNING, Past(self.vocabulary, self.late)) if self.events_per_file else ()
+        return (EMPTY_STREAM_STATE, StreamState(self.vocabulary, self.late)) if self.events_per_file else ()
 
     @property
     def known(self) -> dict[str, Any]:
@@ -84,10 +84,10 @@ class Past:
         return late
 
 
-BEGINNING = Past()
+EMPTY_STREAM_STATE = StreamState()
 
 
-def num_held_back(time: np.ndarray, order: np.ndarray, learned: int, now: float) -> int:
+def num_events_of_wrong_clock(time: np.ndarray, order: np.ndarray, learned: int, now: float) -> int:
     """Number of the newest events that seem to have the time of a wrong clock.
 
     They are more than a day after now. Or they are at most one in a hundred, and the gap between them and all
@@ -157,7 +157,7 @@ def check_prefix(keys: np.ndarray, end: int, digest: str, source: str) -> None:
     if end > len(keys) or Prefix(keys, end).extend(end) != digest:
         raise UserError(
             f"The first {end:,} events in the order of time of {source} are not those that this stream has "
-            "learned from: a stream goes on with new files and with what is added at the end of files, not "
+            "learned from: a stream continues with new files and with what is added at the end of files, not "
             "where anything before was added, changed or removed; put the files back as they were, or train "
             "anew without --resume."
         )

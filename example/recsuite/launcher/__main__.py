@@ -25,24 +25,24 @@ from pathlib import Path
 
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
-from recsuite.errors import LINES, UserError, counted, harmless
-from recsuite.runtime.console import UNREAD, end_when_unread
+from recsuite.errors import LINES, UserError, counted, escaped
+from recsuite.runtime.console import UNREAD, end_when_pipe_closes
 from recsuite.runtime.host import (
     ONE_MACHINE,
     allowed_cores,
     allowed_memory,
     check_descriptors,
+    describe_memory,
     gib,
-    memory_in_words,
 )
 from recsuite.runtime.peers import is_said, state_of
-from recsuite.runtime.process import end_process, how_to_continue
+from recsuite.runtime.process import end_process, recovery_advice
 
 
 def say(sentence: object) -> None:
     """Write a message to standard error, flushed and in one write."""
     # The ranks write there too, and a line of theirs could come in between.
-    sys.stderr.write(f"launcher: {harmless(sentence, LINES)}\n")
+    sys.stderr.write(f"launcher: {escaped(sentence, LINES)}\n")
     sys.stderr.flush()
 
 
@@ -55,7 +55,7 @@ MEETING_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 
 
-def end_when_stuck(script_args: Sequence[str]) -> None:
+def start_watchdog(script_args: Sequence[str]) -> None:
     """Start a thread that ends this launcher when its main thread is stuck. On Linux only.
 
     It is stuck if it is inside one call for longer than the ranks' --timeout and their time to end. The
@@ -131,7 +131,7 @@ def launch() -> int:
     if is_mine:
         del os.environ[CPP_LEVEL]
     # These import torch.
-    from recsuite.launcher.meeting import is_on_one_machine, meet_in, outlive_store
+    from recsuite.launcher.rendezvous import is_on_one_machine, tolerate_lost_store, use_folder_rendezvous
 
     # The first would log the end of each process, the second that the launcher with the rendezvous ended
     # before this one.
@@ -148,12 +148,12 @@ def launch() -> int:
         # A launcher's store outlives a restart, and the number of restarts, which separates attempts there,
         # differs between machines. So rank 0 makes a store for each attempt.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-        outlive_store()
+        tolerate_lost_store()
         say(
             f"meets the other machines at {arguments.rdzv_endpoint} and waits for them, 600 s "
             "at most unless --rdzv_conf says otherwise; Ctrl-C ends it"
         )
-    end_when_stuck(arguments.training_script_args)
+    start_watchdog(arguments.training_script_args)
     # Only its owner can access it.
     with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -163,7 +163,7 @@ def launch() -> int:
         events = logging.getLogger(f"torchelastic-events-{arguments.event_log_handler}")
         events.addHandler(_RestartNotice(arguments.nnodes))
         if is_on_one_machine(arguments):
-            meet_in(folder, arguments)
+            use_folder_rendezvous(folder, arguments)
         return _run(arguments)
 
 
@@ -232,7 +232,7 @@ class _RestartNotice(logging.Handler):
         if self._attempt > 1:
             ranks, machines = about["role_world_size"][0], about["group_world_size"]
             say(
-                f"the ranks are started again: attempt {self._attempt} on this machine, with "
+                f"restarting the ranks: attempt {self._attempt} on this machine, with "
                 f"{counted(ranks, 'rank')} on {counted(machines, 'machine')} of --nnodes {self._nnodes}"
             )
 
@@ -265,7 +265,7 @@ def _killed_rank(ranks: list[int], pid: int, arguments: argparse.Namespace) -> s
     return (
         f"rank {', '.join(map(str, ranks))} (pid {pid}) was killed by signal 9 (SIGKILL), most often by the "
         "kernel when the memory limit is reached; `dmesg` names what it killed.\n"
-        f"{memory_in_words()}\n"
+        f"{describe_memory()}\n"
         "What to do: where memory was short give fewer processes, a smaller --batch_size or a higher limit; "
         f"{_how_to_continue(arguments)}."
     )
@@ -274,10 +274,10 @@ def _killed_rank(ranks: list[int], pid: int, arguments: argparse.Namespace) -> s
 def _how_to_continue(arguments: argparse.Namespace) -> str:
     """Return how a launch with the same arguments can continue."""
     try:
-        return how_to_continue(parse_given(arguments.training_script_args)[0])
+        return recovery_advice(parse_given(arguments.training_script_args)[0])
     except UserError:
         # A user's script with flags of its own.
-        return how_to_continue(None)
+        return recovery_advice(None)
 
 
 def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
@@ -302,6 +302,6 @@ def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    end_when_unread()
+    end_when_pipe_closes()
     # Python's normal exit takes a second or two on a busy machine.
     end_process(launch())

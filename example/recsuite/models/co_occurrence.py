@@ -25,16 +25,16 @@ from typing import NamedTuple
 
 import torch
 
-from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, LISTS, USER, Feature
+from recsuite.datasets.schema import HISTORY, ITEM, ITEM_HISTORY, LISTS, USER, Feature
 from recsuite.models.heads import Interaction
 from recsuite.models.layers import (
     DistinctRows,
-    held_by_prior,
     means,
     repeated,
     scaled,
     shared_sums,
-    sums_over_roots,
+    sums_over_root_lengths,
+    with_prior_gradient,
 )
 from recsuite.models.rows import FeatureRows, Inputs
 
@@ -220,8 +220,8 @@ class CoOccurrence(Interaction):
 
     def _item_parts(self, rows: FeatureRows, batch: Inputs) -> dict[str, torch.Tensor]:
         parts = self._parts(rows, batch, ITEM)
-        if AUDIENCE in self.lists:
-            parts[AUDIENCE] = self._list_sums(AUDIENCE, rows, None, batch)
+        if ITEM_HISTORY in self.lists:
+            parts[ITEM_HISTORY] = self._list_sums(ITEM_HISTORY, rows, None, batch)
         return parts
 
     def _parts(self, rows: FeatureRows, batch: Inputs, side: str) -> dict[str, torch.Tensor]:
@@ -245,7 +245,7 @@ class CoOccurrence(Interaction):
             return found
         if name in rows.lists:
             strengths = repeated(strengths, lengths.to(torch.int64), len(found))
-        return held_by_prior(found, strengths)
+        return with_prior_gradient(found, strengths)
 
     def _strengths(
         self, name: str, found: torch.Tensor, scale: float, rows: FeatureRows, batch: Inputs
@@ -267,7 +267,7 @@ class CoOccurrence(Interaction):
         if weights is None:
             weights = found.rows.new_ones(len(found.places))
         if batch.links is None:
-            return LIST_SCALE * sums_over_roots(found, weights)
+            return LIST_SCALE * sums_over_root_lengths(found, weights)
         place, links = self.lists.index(name), batch.links
         link = links.sources[place], links.scales[place] * LIST_SCALE, links.own[place]
         strengths = self._strengths(name, found.rows, LIST_SCALE, rows, batch)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from recsuite.config.sections import NUM_GAPS
+from recsuite.config.sections import NUM_TIME_BUCKETS
 
 
 def make_mlp(widths: Sequence[int]) -> nn.Sequential:
@@ -213,7 +213,7 @@ class Links(NamedTuple):
     rarities: torch.Tensor
 
 
-def sums_over_roots(found: DistinctRows, weights: torch.Tensor) -> torch.Tensor:
+def sums_over_root_lengths(found: DistinctRows, weights: torch.Tensor) -> torch.Tensor:
     """Return the sum of each list of rows times weights, divided by the root of its length, float32 [B, D].
 
     found: without the events' own values; weights: float32, of each value.
@@ -285,13 +285,13 @@ def shared_sums(
     return sums
 
 
-def held_by_prior(rows: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
+def with_prior_gradient(rows: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
     """Return the same rows; the gradient gets strengths times rows in addition, which shrinks them.
 
     In the gradient and not in the loss, because the loss measures only predictions. strengths: float32, of
     the shape of rows or one that broadcasts to it.
     """
-    held: torch.Tensor = _HeldByPrior.apply(rows, strengths)
+    held: torch.Tensor = _WithPriorGradient.apply(rows, strengths)
     return held
 
 
@@ -358,8 +358,8 @@ class _SharedSums(torch.autograd.Function):
         return of_rows, *[None] * 8
 
 
-class _HeldByPrior(torch.autograd.Function):
-    """See `held_by_prior`: its gradient is not that of its output."""
+class _WithPriorGradient(torch.autograd.Function):
+    """See `with_prior_gradient`: its gradient is not that of its output."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
@@ -381,9 +381,9 @@ class Members(NamedTuple):
     """Data of the items of histories, besides their rows.
 
     labels: float32 [V]; places: the number of items of its history after each, int32 [V]; gaps: the time
-    bucket from each to the event, see `gaps_of`, int32 [V]; ages: the seconds from each to the last event
-    that reads its list, int32 [V]; draws: a random number for each, from which dropout is computed, int32
-    [V]. A member that the model does not use is empty.
+    bucket from each to the event, see `time_buckets_of`, int32 [V]; ages: the seconds from each to the last
+    event that reads its list, int32 [V]; draws: a random number for each, from which dropout is computed,
+    int32 [V]. A member that the model does not use is empty.
     """
 
     labels: torch.Tensor
@@ -404,7 +404,7 @@ class Recency(nn.Module):
         # Initial weights: in the near half one over the place of an item, in the far half equal.
         near = -torch.arange(1, num_places + 1, dtype=torch.float32).log()
         self.places = nn.Parameter(torch.stack([near, torch.zeros_like(near)]))
-        self.gaps = nn.Parameter(torch.zeros(NUM_HALVES, NUM_GAPS))
+        self.gaps = nn.Parameter(torch.zeros(NUM_HALVES, NUM_TIME_BUCKETS))
 
     def forward(self, rows: torch.Tensor, lengths: torch.Tensor, members: Members) -> torch.Tensor:
         """Return float32 [B, D]. rows: of all histories, float32 [V, D]; lengths: of the histories, [B]."""

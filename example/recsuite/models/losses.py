@@ -18,14 +18,14 @@ EVENTS_AT_ONCE = 128
 class Labelled(Protocol):
     """The part of a batch that a loss uses.
 
-    features: one of them identifies items; labels and weights: float32 [B], the weight of padding is 0; had:
-    the negatives that users had before, uint8 [B, bytes], a bit for each.
+    features: one of them identifies items; labels and weights: float32 [B], the weight of padding is 0;
+    seen_bits: the negatives that users have seen before, uint8 [B, bytes], a bit for each.
     """
 
     features: Any
     labels: torch.Tensor
     weights: torch.Tensor
-    had: torch.Tensor
+    seen_bits: torch.Tensor
 
 
 class SquaredError(nn.Module):
@@ -90,16 +90,16 @@ class SampledSoftmax(nn.Module):
         rows = found.values() if len(found.values()) == len(vectors) else found.values()[found.offsets()[:-1]]
         negatives, drawn = vectors[:num_drawn, 1], rows[:num_drawn]
         # Bits of the group's items, followed by a bit for each drawn item.
-        width = batch.had.size(1) - -(-num_drawn // 8)
+        width = batch.seen_bits.size(1) - -(-num_drawn // 8)
         # All rows of a batch against all would cost the square of the batch, and ranked no better.
         size = 8 * width or EVENTS_AT_ONCE
         # Each drawn item represents so many items.
         log_number = 0.0 if width else math.log((len(self.log_shares) - 1) / max(num_drawn, 1))
-        events = vectors[num_drawn:], rows[num_drawn:], batch.weights, batch.had
+        events = vectors[num_drawn:], rows[num_drawn:], batch.weights, batch.seen_bits
         losses = []
-        for part, items, real, had in zip(*(each.split(size) for each in events), strict=True):
+        for part, items, real, seen_bits in zip(*(each.split(size) for each in events), strict=True):
             user, item = part.unbind(dim=1)
-            had_of_drawn = bits_of(had[:, width:], num_drawn)
+            had_of_drawn = unpack_bits(seen_bits[:, width:], num_drawn)
             if not width:
                 is_none = had_of_drawn | (items.unsqueeze(1) == drawn)
                 losses.append(drawn_softmax(user, item, negatives, is_none, log_number))
@@ -107,9 +107,9 @@ class SampledSoftmax(nn.Module):
             competing = torch.cat([items, drawn])
             log_shares = self._log_expected(competing, len(items), num_drawn)
             is_real = torch.cat([real > 0, torch.ones_like(drawn, dtype=torch.bool)])
-            had = torch.cat([bits_of(had[:, :width], len(part)), had_of_drawn], dim=1)
+            seen_bits = torch.cat([unpack_bits(seen_bits[:, :width], len(part)), had_of_drawn], dim=1)
             item = torch.cat([item, negatives])
-            losses.append(sampled_softmax(user, item, competing, log_shares, is_real, had))
+            losses.append(sampled_softmax(user, item, competing, log_shares, is_real, seen_bits))
         # Over all rows, padding too: the weights of the real ones compensate for it.
         return (batch.weights * torch.cat(losses)).mean()
 
@@ -127,7 +127,7 @@ class SampledSoftmax(nn.Module):
         return self.log_shares[torch.where(self.item_ids[places] == items, places, 0)]
 
 
-def bits_of(packed: torch.Tensor, number: int) -> torch.Tensor:
+def unpack_bits(packed: torch.Tensor, number: int) -> torch.Tensor:
     """Return the bits of bytes, the lowest bit of each first: bool [n, number] of uint8 [n, bytes]."""
     # Made on the device: a list of numbers would be copied there, with a wait, in each step.
     bits = torch.arange(8, dtype=torch.uint8, device=packed.device)
@@ -140,15 +140,15 @@ def sampled_softmax(
     rows: torch.Tensor,
     log_shares: torch.Tensor,
     real: torch.Tensor,
-    had: torch.Tensor,
+    seen_bits: torch.Tensor,
 ) -> torch.Tensor:
     """Return minus the log probability of each user's item, float32 [n].
 
     The softmax is over the items of all n users and N other items.
 
     Takes vectors [n, D] and [n + N, D] and, for each item, its table row, the logarithm of its expected
-    number, such as its share of the training events, and True if it is not padding, [n + N]; had: True if a
-    user had an item before, bool [n, n + N]. An item is a negative as often as it is popular; to correct
+    number, such as its share of the training events, and True if it is not padding, [n + N]; seen_bits: True
+    if a user had an item before, bool [n, n + N]. An item is a negative as often as it is popular; to correct
     this, each score is lowered by that logarithm (Yi et al., "Sampling-bias-corrected neural modeling for
     large corpus item recommendations", 2019). The user's own item is never a negative, nor is an item that
     the user had before: no ranking shows it again.
@@ -156,7 +156,7 @@ def sampled_softmax(
     # The items of the other users of the group represent all items: no item has to be drawn or looked up for
     # them.
     scores = user @ item.T - log_shares
-    is_none = (rows[: len(user)].unsqueeze(1) == rows) | ~real | had
+    is_none = (rows[: len(user)].unsqueeze(1) == rows) | ~real | seen_bits
     # An item is no negative of its own user, but its score has to stay. Also that of padding: infinity times
     # the weight 0 is NaN.
     is_none.fill_diagonal_(False)

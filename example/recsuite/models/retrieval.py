@@ -36,7 +36,7 @@ class InnerProduct:
         return users @ items.t()
 
 
-def best_places(
+def top_items(
     scorer: Scorer, users: torch.Tensor, items: torch.Tensor, k: int, excluded: torch.Tensor
 ) -> torch.Tensor:
     """Return the items with the k highest scores of each user, int64 [U, min(k, N)]; -1 where fewer are left.
@@ -48,11 +48,11 @@ def best_places(
         some = users[begin : begin + USERS]
         here = (excluded[0] >= begin) & (excluded[0] < begin + USERS)
         user, item = excluded[:, here]
-        parts.append(_best_places(scorer, some, items, k, (user - begin, item)))
+        parts.append(_top_items(scorer, some, items, k, (user - begin, item)))
     return torch.cat(parts)
 
 
-def _best_places(
+def _top_items(
     scorer: Scorer,
     users: torch.Tensor,
     items: torch.Tensor,
@@ -100,7 +100,7 @@ def ranked(
     return places.gather(1, order), scores
 
 
-def without(places: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
+def mask_excluded(places: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
     """Return places of items, int64 [U, k], with -1 for excluded pairs, int64 [2, E]."""
     user, item = excluded
     pair, column = (places[user] == item.unsqueeze(1)).nonzero(as_tuple=True)

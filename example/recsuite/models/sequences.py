@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from recsuite.config.sections import NUM_GAPS
+from recsuite.config.sections import NUM_TIME_BUCKETS
 from recsuite.datasets.schema import HISTORY, Feature
 from recsuite.models.co_occurrence import SIDE_SCALE
 from recsuite.models.heads import SCALE, ProductHead
@@ -46,10 +46,10 @@ class Dropout(nn.Module):
         """Return float32 [V, D]; draws: a random number for each item, int32 [V]."""
         if not self.training or self.share == 0:
             return items
-        return items * (kept(draws, items.size(1), self.layer, self.share) / (1 - self.share))
+        return items * (dropout_mask(draws, items.size(1), self.layer, self.share) / (1 - self.share))
 
 
-def kept(draws: torch.Tensor, width: int, layer: int, share: float) -> torch.Tensor:
+def dropout_mask(draws: torch.Tensor, width: int, layer: int, share: float) -> torch.Tensor:
     """Return True for the numbers that stay, bool [V, width]; draws: int32 [V]; layer: its number."""
     column = torch.arange(layer * width, (layer + 1) * width, dtype=torch.int32, device=draws.device)
     hashed = draws.unsqueeze(1) + column * MULTIPLIERS[0]
@@ -69,7 +69,7 @@ BIAS_RATE = 10.0
 NO_SCORE = -1e9
 
 
-class Window:
+class AttentionWindow:
     """Positions and times of pairs of items.
 
     is_seen: True if a query attends to a key, bool [n, W, 2 W]; places: distance from the key in items, int64
@@ -96,10 +96,10 @@ class Window:
         self.is_seen = (of_query == self.keys(history, -2).unsqueeze(1)) & is_near
         self.places = self.places.clamp(0, width - 1)
         seconds = self.keys(ages, 0).unsqueeze(1) - self.queries(following, 0).unsqueeze(2)
-        # The binary exponent of 1 + s, as in `gaps_of`: with float32 some would be rounded up to the next
-        # power of two.
+        # The binary exponent of 1 + s, as in `time_buckets_of`: with float32 some would be rounded up to the
+        # next power of two.
         exponents = torch.frexp(1.0 + seconds.clamp(min=0).double()).exponent - 1
-        self.gaps = exponents.clamp(max=NUM_GAPS - 1).long()
+        self.gaps = exponents.clamp(max=NUM_TIME_BUCKETS - 1).long()
 
     def queries(self, items: torch.Tensor, filler: float = 0.0) -> torch.Tensor:
         """Cut items [V, ...] into blocks, [n, W, ...]; the filler comes after the last item."""
@@ -129,14 +129,14 @@ class PairBias(nn.Module):
         super().__init__()
         near = torch.arange(1, width + 1, dtype=torch.float32).log()
         self.places = nn.Parameter(-slopes.unsqueeze(1) * near / BIAS_RATE)
-        self.gaps = nn.Parameter(torch.zeros(len(slopes), NUM_GAPS))
+        self.gaps = nn.Parameter(torch.zeros(len(slopes), NUM_TIME_BUCKETS))
 
-    def forward(self, window: Window) -> torch.Tensor:
+    def forward(self, window: AttentionWindow) -> torch.Tensor:
         """Return the bias of each pair, see the class."""
-        return BIAS_RATE * (taken(self.places, window.places) + taken(self.gaps, window.gaps))
+        return BIAS_RATE * (gather_bias(self.places, window.places) + gather_bias(self.gaps, window.gaps))
 
 
-def taken(tables: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def gather_bias(tables: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return the entries at an index, [..., W, 2 W], of each of H tables, [H, m]: [..., H, W, 2 W]."""
     # Table by table: on a CPU a sum by an index takes many times as long for two-dimensional tensors.
     parts = [table.index_select(0, index.flatten()).view(index.shape) for table in tables]
@@ -155,13 +155,13 @@ class Attention(nn.Module):
         """Return the blocks of each head, [n, H, W, D / H], of blocks [n, W, D]."""
         return blocks.view(*blocks.shape[:2], self.num_heads, -1).transpose(1, 2)
 
-    def scores(self, query: torch.Tensor, key: torch.Tensor, window: Window) -> torch.Tensor:
+    def scores(self, query: torch.Tensor, key: torch.Tensor, window: AttentionWindow) -> torch.Tensor:
         """Return float32 [n, H, W, 2 W]; query, key: items [V, D]."""
         query, key = self.heads(window.queries(query)), self.heads(window.keys(key))
         return query @ key.transpose(2, 3) * query.size(3) ** -0.5 + self.bias(window)
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: Window
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: AttentionWindow
     ) -> torch.Tensor:
         """Return float32 [V, D]: the mean of the values, weighted by the softmax of the scores."""
         scores = self.scores(query, key, window)
@@ -173,7 +173,7 @@ class PointwiseAttention(Attention):
     """Attention in which each score counts by itself, independently of the others."""
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: Window
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: AttentionWindow
     ) -> torch.Tensor:
         """Return float32 [V, D]: the sum of the values, divided by the root of their number."""
         weights = nn.functional.silu(self.scores(query, key, window)) * window.is_seen.unsqueeze(1)
@@ -200,7 +200,7 @@ class SasBlock(nn.Module):
         self.layers = make_mlp([dim, *widths, dim])
         self.dropouts = nn.ModuleList([Dropout(dropout, 2 * number + 1), Dropout(dropout, 2 * number + 2)])
 
-    def forward(self, items: torch.Tensor, window: Window, draws: torch.Tensor) -> torch.Tensor:
+    def forward(self, items: torch.Tensor, window: AttentionWindow, draws: torch.Tensor) -> torch.Tensor:
         """Return float32 [V, D]; draws: see `Dropout`."""
         query, key, value = self.into(self.norms[0](items)).chunk(3, dim=1)
         items = items + self.dropouts[0](self.out(self.attention(query, key, value, window)), draws)
@@ -223,7 +223,7 @@ class HstuBlock(nn.Module):
         self.out = nn.Linear(dim, dim)
         self.dropout = Dropout(dropout, number + 1)
 
-    def forward(self, items: torch.Tensor, window: Window, draws: torch.Tensor) -> torch.Tensor:
+    def forward(self, items: torch.Tensor, window: AttentionWindow, draws: torch.Tensor) -> torch.Tensor:
         """Return float32 [V, D]; draws: see `Dropout`."""
         query, key, value, gate = nn.functional.silu(self.into(self.norms[0](items))).chunk(4, dim=1)
         seen = self.norms[1](self.attention(query, key, value, window))
@@ -275,7 +275,7 @@ class SequenceHead(ProductHead):
 
     def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """See `ProductHead`."""
-        apart_rows = FeatureRows(apart(rows.found, self.item), rows.scale, rows.lists)
+        apart_rows = FeatureRows(separate_histories(rows.found, self.item), rows.scale, rows.lists)
         return super().forward(apart_rows, batch)
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
@@ -319,7 +319,7 @@ class SequenceHead(ProductHead):
         self, rows: torch.Tensor, lengths: torch.Tensor, ages: torch.Tensor, draws: torch.Tensor
     ) -> torch.Tensor:
         """Return the state after each item of histories, float32 [V, D]."""
-        window = Window(lengths, ages, self.width)
+        window = AttentionWindow(lengths, ages, self.width)
         rows = SCALE * rows
         following = window.items(window.gaps.diagonal(self.width, 1, 2).view(-1, 1, self.width, 1)).view(-1)
         items = self.dropout(rows + self.following.index_select(0, following), draws)
@@ -327,7 +327,7 @@ class SequenceHead(ProductHead):
             items = block(items, window, draws)
         return self._sums(rows, window) + self.out(self.norm(items))
 
-    def _sums(self, rows: torch.Tensor, window: Window) -> torch.Tensor:
+    def _sums(self, rows: torch.Tensor, window: AttentionWindow) -> torch.Tensor:
         """Return for each item the weighted sum of it and those before it, float32 [V, D].
 
         The sum is divided by the root of the weights.
@@ -345,7 +345,7 @@ def after_last(lengths: torch.Tensor, total: int) -> torch.Tensor:
     return ends - 1 - torch.arange(total, device=lengths.device)
 
 
-def apart(looked_up: Mapping[str, LookedUp], item: str) -> Mapping[str, LookedUp]:
+def separate_histories(looked_up: Mapping[str, LookedUp], item: str) -> Mapping[str, LookedUp]:
     """Separate the rows of items and of histories, where a history comes after each event's own item."""
     if HISTORY in looked_up:
         return looked_up

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from recsuite.config.sections import HSTU, MAX_EMBEDDING_DIM, ModelConfig, require
-from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, LISTS, Feature, Schema
+from recsuite.datasets.schema import ENTITIES, EVENT, ITEM_HISTORY, LISTS, Feature, Schema
 from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.heads import Head, Interaction, Response, TwoTower
 from recsuite.models.losses import LogLoss, SampledSoftmax, SquaredError
@@ -63,7 +63,7 @@ class TrainingData(Protocol):
         """
 
 
-class Task(ABC):
+class WorkerTask(ABC):
     """Choice of --task: the library's model and loss for it, and its metrics and labels.
 
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
@@ -126,8 +126,8 @@ class Task(ABC):
         return dict.fromkeys(self.metrics, float("nan"))
 
 
-class Rating(Task):
-    """See `Task`."""
+class Rating(WorkerTask):
+    """See `WorkerTask`."""
 
     metrics: ClassVar = {"rmse": "RMSE", "mae": "MAE", "auc": "AUC", "log_loss": "log loss"}
     main_metric = "rmse"
@@ -137,25 +137,25 @@ class Rating(Task):
     score_label = "predicted"
 
     def make_model(self, data: ModelData, args: ModelConfig) -> Interaction:
-        """See `Task`."""
+        """See `WorkerTask`."""
         # The mean label is added, so that rows and layers learn only differences from it.
         common = data.features, args.embedding_dim, args.mlp_dims, data.mean_label
-        if data.names(AUDIENCE):
+        if data.names(ITEM_HISTORY):
             return CoOccurrence(*common, data.schema.unit, data.schema.ids)
         return Interaction(*common)
 
     def noise_of(self, value: float | None, unit: float) -> float | None:
-        """See `Task`."""
+        """See `WorkerTask`."""
         # Before any validation: the error of a prediction by the mean label.
         return unit**2 if value is None else value**2
 
     def make_loss(self, data: TrainingData) -> SquaredError:
-        """See `Task`."""
+        """See `WorkerTask`."""
         return SquaredError()
 
 
-class ResponseTask(Task):
-    """See `Task`."""
+class ResponseTask(WorkerTask):
+    """See `WorkerTask`."""
 
     metrics: ClassVar = {"log_loss": "log loss", "auc": "AUC", "calibration": "calibration"}
     main_metric = "log_loss"
@@ -164,21 +164,21 @@ class ResponseTask(Task):
     score_label = "chance of {answer}"
 
     def make_model(self, data: ModelData, args: ModelConfig) -> Response:
-        """See `Task`."""
+        """See `WorkerTask`."""
         # The share of yes is added, so that rows and layers learn only differences from it.
         return Response(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
 
     def make_loss(self, data: TrainingData) -> LogLoss:
-        """See `Task`."""
+        """See `WorkerTask`."""
         return LogLoss()
 
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
-        """See `Task`."""
+        """See `WorkerTask`."""
         return output.sigmoid()
 
 
-class Ranking(Task):
-    """See `Task`."""
+class Ranking(WorkerTask):
+    """See `WorkerTask`."""
 
     metrics: ClassVar = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
     main_metric = "ndcg_at_10"
@@ -188,13 +188,13 @@ class Ranking(Task):
     score_label = "score"
 
     def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
-        """See `Task`."""
+        """See `WorkerTask`."""
         # Without the mean: a number added to every score changes no rank.
         num_places = data.history if args.learns_history_weights else 0
         return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places)
 
     def make_loss(self, data: TrainingData) -> SampledSoftmax:
-        """See `Task`."""
+        """See `WorkerTask`."""
         ids = data.item_ids()
         # A copy: the columns are memory-mapped, and read-only.
         item_ids = None if ids is None else torch.from_numpy(ids.copy())
@@ -202,12 +202,12 @@ class Ranking(Task):
 
 
 class NextItem(Ranking):
-    """Next-item task, see `Task`; trained and evaluated like a ranking."""
+    """Next-item task, see `WorkerTask`; trained and evaluated like a ranking."""
 
     reads_order = True
 
     def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
-        """See `Task`."""
+        """See `WorkerTask`."""
         # Not at the top: no other task needs a transformer.
         from recsuite.models.sequences import HstuBlock, SasBlock, SequenceHead
 
@@ -215,7 +215,7 @@ class NextItem(Ranking):
         # Checked here, because the default of --embedding_dim is known only now.
         require(
             dim % args.num_heads == 0,
-            f"--embedding_dim {dim} cannot be divided among --num_heads {args.num_heads}; give a multiple",
+            f"--embedding_dim must be a multiple of --num_heads {args.num_heads}, got {dim}",
         )
         blocks: list[nn.Module] = []
         for number in range(args.num_blocks):
@@ -227,7 +227,7 @@ class NextItem(Ranking):
 
 
 # By the names of --task, whose choices are in `ModelConfig`: data workers read them without torch.
-TASKS: Mapping[str, Task] = {
+TASKS: Mapping[str, WorkerTask] = {
     "rating": Rating(),
     "ranking": Ranking(),
     "response": ResponseTask(),
@@ -259,7 +259,7 @@ def widths_of(model: nn.Module, tables: Collection[str], embedding_dim: int) -> 
     return widths
 
 
-def predictions_of(model: nn.Module, task: Task, output: Any, schema: Schema) -> torch.Tensor:
+def predictions_of(model: nn.Module, task: WorkerTask, output: Any, schema: Schema) -> torch.Tensor:
     """Return predicted labels of a model's output, float32 [B], or [B, L] for a model of all L labels.
 
     Uses the model's method `predictions(output)` if it has one, else that of the task.
@@ -303,7 +303,7 @@ def library_model(data: ModelData, args: ModelConfig) -> nn.Module:
     data: the data set of the model; args: its flags.
 
     Raises:
-        UserError: when --embedding_dim cannot be divided among --num_heads.
+        UserError: when --embedding_dim is not a multiple of --num_heads.
 
         model = training.shard(rs.library_model)
     """

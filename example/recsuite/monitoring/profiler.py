@@ -23,7 +23,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from recsuite.errors import UserError, counted
-from recsuite.files import explained, written_aside
+from recsuite.files import explained, replacing
 from recsuite.runtime.process import PARTS, STEP, RuntimeContext
 from recsuite.training.callbacks import Callback, Run, Step
 from recsuite.training.progress import Progress
@@ -220,6 +220,6 @@ class Profile(Callback):
         assert self._profiler
         # The library cannot write to every name.
         can = explained(f"{self.path} cannot be written", "give another --report_dir")
-        with can, written_aside(self.path) as aside, tempfile.NamedTemporaryFile(suffix=".json") as plain:
+        with can, replacing(self.path) as aside, tempfile.NamedTemporaryFile(suffix=".json") as plain:
             self._profiler.export_chrome_trace(plain.name)
             shutil.copyfile(plain.name, aside)

@@ -16,14 +16,14 @@ from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.leakage import MOST_LABEL_LEAKAGE
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics, finite
-from recsuite.errors import an, counted, four_places, markdown
+from recsuite.errors import counted, format_metric, markdown_table, with_article
 from recsuite.files import explained, replace_file
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Epoch, Run, TrainedWindow
 
 if TYPE_CHECKING:
-    from recsuite.models.tasks import Task
+    from recsuite.models.tasks import WorkerTask
 
 # Difference between validation and test, by the value of --split.
 DIFFERENCES = {
@@ -60,13 +60,13 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
     if run.is_stream:
         if context.rank == 0 and config.monitoring.report_dir and run.epochs:
             write_report(run, seconds, config, context)
-        say_stream(run, config.model, context)
+        print_stream_results(run, config.model, context)
         return
     if not run.epochs:
-        context.say(describe_nothing_left(run, config.training))
+        context.say(describe_no_epochs_left(run, config.training))
     elif context.rank == 0 and config.monitoring.report_dir:
         write_report(run, seconds, config, context)
-    say_results(f"epoch {run.test_epoch}", run.test, run.columns, config, context, run.validation)
+    print_results(f"epoch {run.test_epoch}", run.test, run.columns, config, context, run.validation)
 
 
 def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
@@ -152,7 +152,7 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
     }
 
 
-def say_results(
+def print_results(
     when: str,
     test: Metrics,
     columns: Columns,
@@ -170,13 +170,13 @@ def say_results(
         context.say(sentence)
     context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
     for sentence in (
-        *describe_failures(columns, task, test),
+        *describe_better_baselines(columns, task, test),
         *describe_difference(columns, task, test, validation or {}, config.data.split),
     ):
         context.say(sentence)
 
 
-def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
+def print_stream_results(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
     """Print the metrics of a stream's predictions, each made before training on its window."""
     from recsuite.models.tasks import TASKS
 
@@ -200,7 +200,7 @@ def describe_leaks(columns: Columns) -> list[str]:
     ]
 
 
-def describe_nothing_left(result: Run, config: TrainingConfig) -> str:
+def describe_no_epochs_left(result: Run, config: TrainingConfig) -> str:
     """Return one line on a resumed training that had no epoch left."""
     epochs = config.epochs
     if result.num_epochs > epochs:
@@ -215,7 +215,7 @@ def describe_nothing_left(result: Run, config: TrainingConfig) -> str:
 
 def results_table(
     columns: Columns,
-    task: Task,
+    task: WorkerTask,
     name: str,
     test: Metrics,
     of: str = "test",
@@ -238,25 +238,25 @@ def results_table(
     if oracle is not None:
         rows["oracle (knows the true parameters)"] = _shown(labels, oracle)
     heading = [f"{of} {columns.schema.labels}", *labels.values()]
-    return markdown([heading, *([name, *row] for name, row in rows.items())])
+    return markdown_table([heading, *([name, *row] for name, row in rows.items())])
 
 
 def _shown(labels: Mapping[str, str], metrics: Metrics) -> list[str]:
-    return [four_places(metrics.get(key)) for key in labels]
+    return [format_metric(metrics.get(key)) for key in labels]
 
 
 def _interval(metrics: Measured, key: str) -> str:
-    low, high = map(four_places, metrics.intervals.get(key, (float("nan"), float("nan"))))
+    low, high = map(format_metric, metrics.intervals.get(key, (float("nan"), float("nan"))))
     return "-" if low == "-" else f"{low} to {high}"
 
 
-def describe_failures(columns: Columns, task: Task, test: Metrics) -> list[str]:
+def describe_better_baselines(columns: Columns, task: WorkerTask, test: Metrics) -> list[str]:
     """Return lines on the baselines that predict the test better than a model; also for users with and
     without training events. Empty if the model is better than all of them.
     """
     labels, label = columns.schema.labels, task.main_label
     whole = _better(columns.baselines[task.evaluation], task, test, labels)
-    value = four_places(test[task.main_metric])
+    value = format_metric(test[task.main_metric])
     lines = [f"this model is worse than {whole}: its test {label} is {value}"] if whole else []
     parts: Mapping[str, Measured] = getattr(test, "parts", {})
     of_parts = {
@@ -267,20 +267,20 @@ def describe_failures(columns: Columns, task: Task, test: Metrics) -> list[str]:
         return []
     of_whom = {KNOWN: f"users with training {labels}", NEW: "other users"}
     for part, better in of_parts.items():
-        value = four_places(parts[part][task.main_metric])
+        value = format_metric(parts[part][task.main_metric])
         cases = counted(parts[part].cases, columns.schema.label)
         worse = f"worse than {better}" if better else "better than all baselines"
         lines.append(f"{of_whom[part]} ({cases}): its test {label} is {value}, {worse}")
     return lines
 
 
-def _better(baselines: Mapping[str, Metrics], task: Task, found: Metrics, labels: str) -> str:
+def _better(baselines: Mapping[str, Metrics], task: WorkerTask, found: Metrics, labels: str) -> str:
     """Return the better baselines, with their values; "" if there are none."""
     name, sign = task.main_metric, 1 if task.lower_is_better else -1
     names = {"global mean": f"the mean of all {labels}", "share of yes": "the share of yes"}
     # A result that is not a number is worse than all.
     return " and ".join(
-        f"{names.get(known, known)} ({four_places(metrics[name])})"
+        f"{names.get(known, known)} ({format_metric(metrics[name])})"
         for known, metrics in baselines.items()
         if known != "oracle"
         and math.isfinite(metrics[name])
@@ -289,7 +289,7 @@ def _better(baselines: Mapping[str, Metrics], task: Task, found: Metrics, labels
 
 
 def describe_difference(
-    columns: Columns, task: Task, test: Metrics, validation: Metrics, split: str
+    columns: Columns, task: WorkerTask, test: Metrics, validation: Metrics, split: str
 ) -> Iterator[str]:
     """Yield lines if validation and test differ beyond chance, or in the share of new users and items."""
     if not (isinstance(test, Measured) and isinstance(validation, Measured)):
@@ -303,7 +303,7 @@ def describe_difference(
     }
     reasons = [
         f"{of_test:.0%} of the test {schema.labels} and {of_validation:.0%} of those for validation have "
-        f"{an(noun)} without a training {schema.label}"
+        f"{with_article(noun)} without a training {schema.label}"
         for noun, (of_test, of_validation) in shares.items()
         if abs(of_test - of_validation) >= MOST_DIFFERENCE
     ]
@@ -312,7 +312,7 @@ def describe_difference(
     if split in DIFFERENCES:
         reasons.insert(0, DIFFERENCES[split].format(labels=schema.labels, label=schema.label))
     values = " and ".join(
-        f"{which} {task.main_label} {four_places(each[name])}"
+        f"{which} {task.main_label} {format_metric(each[name])}"
         for which, each in (("validation", validation), ("test", test))
     )
     how = "differ by more than chance" if differs else "are of different kinds of events"

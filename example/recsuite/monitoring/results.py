@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.config.renamed import renamed_flags
-from recsuite.errors import LINES, UserError, four_places, harmless, markdown, printable
+from recsuite.errors import LINES, UserError, escaped, format_metric, markdown_table, printable
 from recsuite.files import local, reason_of
-from recsuite.runtime.console import end_when_unread
+from recsuite.runtime.console import end_when_pipe_closes
 from recsuite.runtime.host import check_descriptors
 
 # A metric is an error, the smaller the better, if its name contains one of these; the others are scores.
@@ -58,7 +58,9 @@ def find_runs(folders: Sequence[Path]) -> list[RunReport]:
         found = sorted(folder.rglob("metrics.json"))
         if not found:
             what = "holds no metrics.json" if folder.is_dir() else "is not a folder"
-            raise UserError(f"{folder} {what}; give folders that were a run's --report_dir, or hold such.")
+            raise UserError(
+                f"{folder} {what}; give --report_dir folders of runs, or folders that contain them."
+            )
         files |= dict.fromkeys(path.resolve() for path in found)
     # The name of a run is the part of its path that differs from the others'.
     shared = os.path.commonpath([path.parent.parent for path in files])
@@ -118,12 +120,18 @@ def compare(runs: Sequence[RunReport]) -> str:
     rows = [["run", f"validation {label}", f"test {label}", "95 % interval", "seconds"]]
     rows[0] += [f"--{name}" for name in differ]
     for run in runs:
-        interval = " to ".join(map(four_places, run.interval)) or "-"
-        row = [run.name, four_places(run.validation), four_places(run.test), interval, f"{run.seconds:.1f}"]
+        interval = " to ".join(map(format_metric, run.interval)) or "-"
+        row = [
+            run.name,
+            format_metric(run.validation),
+            format_metric(run.test),
+            interval,
+            f"{run.seconds:.1f}",
+        ]
         rows.append(row + [run.flags.get(name, "-") for name in differ])
     for name, value in runs[0].baselines.items():
-        rows.append([name, "-", four_places(value), "-", "-", *["-"] * len(differ)])
-    return f"{runs[0].title}\n\n{markdown(rows)}"
+        rows.append([name, "-", format_metric(value), "-", "-", *["-"] * len(differ)])
+    return f"{runs[0].title}\n\n{markdown_table(rows)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,11 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     groups: dict[str, list[RunReport]] = {}
     for run in find_runs(parser.parse_args(arguments).runs):
         groups.setdefault(run.test_of, []).append(run)
-    print(harmless("\n\n".join(map(compare, groups.values())), LINES))
+    print(escaped("\n\n".join(map(compare, groups.values())), LINES))
 
 
 if __name__ == "__main__":
-    end_when_unread()
+    end_when_pipe_closes()
     try:
         check_descriptors()
         main()

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from recsuite.errors import LINES, duration, harmless
+from recsuite.errors import LINES, escaped, format_duration
 
 # Exit status of a program that ended because its output pipe was closed.
 UNREAD = 128 + signal.SIGPIPE
@@ -123,12 +123,12 @@ def say(text: str, tagged: bool = True) -> None:
     lines.
     """
     console()
-    text = harmless(text, "" if tagged else LINES)
+    text = escaped(text, "" if tagged else LINES)
     # An attribute of the record: a handler that the user added receives lines without a tag too.
     logging.getLogger(LOGGER).info("%s", text, extra={"tagged": tagged})
 
 
-def seconds_of_silence() -> float:
+def seconds_since_output() -> float:
     """Return the seconds since this process last wrote a line that was tagged or the program's own."""
     return time.monotonic() - console().when
 
@@ -172,7 +172,7 @@ class _Pipe(io.FileIO):
         return len(data)
 
 
-def end_when_unread(checkpoint_first: bool = False) -> None:
+def end_when_pipe_closes(checkpoint_first: bool = False) -> None:
     """End this program when it writes to a pipe without a reader.
 
     checkpoint_first: end by the handler of SIGTERM, if there is one.
@@ -191,17 +191,17 @@ def end_when_unread(checkpoint_first: bool = False) -> None:
         setattr(sys, name, io.TextIOWrapper(whole, stream.encoding, stream.errors, **options))
 
 
-def quieten_libraries() -> None:
+def filter_library_messages() -> None:
     """Filter messages that come on every run and that the user cannot fix, by their first words."""
     # PyTorch's profiler logs its start and end to standard error, at a level of its own above errors.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     for message in NOISE:
         warnings.filterwarnings("ignore", message=re.escape(message))
     for logger in NOISY_LOGGERS:
-        logging.getLogger(logger).addFilter(_is_no_noise)
+        logging.getLogger(logger).addFilter(_is_relevant)
 
 
-def _is_no_noise(record: logging.LogRecord) -> bool:
+def _is_relevant(record: logging.LogRecord) -> bool:
     return not MARGIN.sub("", record.getMessage(), count=1).startswith(NOISE)
 
 
@@ -237,13 +237,13 @@ class Stage:
     def __str__(self) -> str:
         seconds = time.monotonic() - self.start
         now = self.done - self.done_before
-        so_far = f"{duration(seconds)} so far" if seconds >= 1 else "begun just now"
+        so_far = f"{format_duration(seconds)} so far" if seconds >= 1 else "begun just now"
         if not self.total or not now:
             return f"{self.title}: {so_far}"
         left, rate = (self.total - self.done) * seconds / now, now / seconds
         return (
             f"{self.title}: {self.done:,} of {self.total:,} {self.unit}, {rate:,.{0 if rate >= 10 else 2}f} "
-            f"{self.unit}/s, about {duration(left)} left"
+            f"{self.unit}/s, about {format_duration(left)} left"
         )
 
 
@@ -269,7 +269,7 @@ class StageClock:
             for innermost in self.stages[-1:]:
                 if innermost.bar is not None:
                     innermost.bar.refresh()
-                elif min(time.monotonic() - self._start, seconds_of_silence()) >= self.interval:
+                elif min(time.monotonic() - self._start, seconds_since_output()) >= self.interval:
                     say(str(innermost))
 
 
@@ -278,7 +278,7 @@ _clock: ContextVar[StageClock | None] = ContextVar("clock", default=None)
 
 
 @contextlib.contextmanager
-def shown(interval: float = INTERVAL_SECONDS) -> Iterator[None]:
+def showing_progress(interval: float = INTERVAL_SECONDS) -> Iterator[None]:
     """Show the stages of this process, unless an outer call shows them already."""
     if _clock.get() is not None:
         yield

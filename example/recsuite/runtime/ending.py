@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
-from recsuite.errors import LINES, BrokenLaunchError, LostPeerError, UserError, harmless, signed
+from recsuite.errors import LINES, BrokenLaunchError, LostPeerError, UserError, escaped, with_script_name
 from recsuite.runtime.peers import ALL_ANSWER, in_silence, leave_for_torchrun
 from recsuite.runtime.process import after_lost_peer, lost_peers, read_launch
 
@@ -52,16 +52,16 @@ def report_mistake(sentence: str) -> None:
         local_rank = 0
     if local_rank != 0:
         time.sleep(SAME_MISTAKE_SECONDS)
-    print(signed(sentence), file=sys.stderr, flush=True)
+    print(with_script_name(sentence), file=sys.stderr, flush=True)
 
 
 def report_lost_worker(screen: str) -> None:
     """Print the failure of a data worker on its rank, without a traceback, which would add nothing."""
     leave_for_torchrun(screen, screen)
-    print(harmless(screen, LINES), file=sys.stderr, flush=True)
+    print(escaped(screen, LINES), file=sys.stderr, flush=True)
 
 
-def name_lost_peers(error: Exception, config: Config) -> None:
+def identify_lost_peers(error: Exception, config: Config) -> None:
     """Find the lost rank, its machine and how to continue, if an exception says only that a rank is lost.
 
     Raises:
@@ -92,7 +92,7 @@ def report_broken_launch(error: BrokenLaunchError) -> None:
         time.sleep(LOST_PEER_SECONDS)
     if read_launch().local_rank != 0:
         time.sleep(SAME_MISTAKE_SECONDS)
-    print(signed(error), file=sys.stderr, flush=True)
+    print(with_script_name(error), file=sys.stderr, flush=True)
     # After printing, so that no message is marked as printed before it is.
     leave_for_torchrun(str(error), str(error), is_said=True)
 
@@ -146,7 +146,7 @@ class Termination:
         self._interrupt: Callable[[int, FrameType | None], object] | None = None
 
     @contextlib.contextmanager
-    def obeyed(self) -> Iterator[None]:
+    def handling_signals(self) -> Iterator[None]:
         """Record a SIGTERM or a Ctrl-C instead of ending this process at once. Not collective.
 
         If Ctrl-C has a handler, such as Python's own, it belongs to the calling program. Then the first
@@ -167,23 +167,23 @@ class Termination:
         try:
             with contextlib.ExitStack() as stack:
                 if is_main and self._interrupt is None:
-                    stack.enter_context(_second_ctrl_c_ends(speaks=dist.get_rank() == 0))
+                    stack.enter_context(_ending_on_second_ctrl_c(speaks=dist.get_rank() == 0))
                 yield
         except SystemExit as ended:
-            if self._interrupt and ended.code == status_of(signal.SIGINT):
+            if self._interrupt and ended.code == exit_status_of_signal(signal.SIGINT):
                 raise KeyboardInterrupt from None
             raise
         except Exception as error:
             # Another rank that was told to end may have exited first. That end was requested, and is no
             # fault.
             if self.asked and is_lost_peer(error):
-                raise SystemExit(status_of(self.asked)) from error
+                raise SystemExit(exit_status_of_signal(self.asked)) from error
             raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def agreed(self) -> int:
+    def vote(self) -> int:
         """Return the signal that any rank had received one call ago, or 0. Ranks compute during the vote."""
         import torch
         import torch.distributed as dist
@@ -208,13 +208,13 @@ class Termination:
         self.asked = self.asked or number
 
 
-def status_of(number: int) -> int:
+def exit_status_of_signal(number: int) -> int:
     """Return the exit status of a process that a signal ended."""
     return 128 + number
 
 
 @contextlib.contextmanager
-def _second_ctrl_c_ends(speaks: bool) -> Iterator[None]:
+def _ending_on_second_ctrl_c(speaks: bool) -> Iterator[None]:
     """End this process at once on any signal to end after a Ctrl-C, even inside a blocking call.
 
     Python runs a handler between two of its own instructions, so never while a call into a library waits.
@@ -245,4 +245,4 @@ def _await_second(reader: int, speaks: bool) -> None:
             if speaks:
                 os.write(2, ANSWER.encode())
         elif first is not None and number[0] in SIGNALS and now - first > SAME_SECONDS:
-            os._exit(status_of(signal.SIGINT))
+            os._exit(exit_status_of_signal(signal.SIGINT))

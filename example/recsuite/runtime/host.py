@@ -55,7 +55,7 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 256 * 2**20)
 
 
-def spin_briefly() -> None:
+def limit_spinning() -> None:
     """Have torch's threads sleep after microseconds, instead of milliseconds, while they wait for each other.
 
     A spinning thread keeps a core from the thread that receives data from another rank, and from other
@@ -67,8 +67,8 @@ def spin_briefly() -> None:
 
 
 @contextlib.contextmanager
-def spinning_briefly() -> Iterator[None]:
-    """Have threads wait as with `spin_briefly`, if torch was imported before that could be read.
+def limited_spinning() -> Iterator[None]:
+    """Have threads wait as with `limit_spinning`, if torch was imported before that could be read.
 
     GNU's OpenMP spins briefly while a process has more threads than cores. This adds one thread, with a team
     of its own, which sleeps until the block ends.
@@ -168,7 +168,7 @@ def spare_cores(num_ranks: int, num_cores: int) -> int:
     return max(0, num_cores // num_ranks - 1)
 
 
-def memory_in_words() -> str:
+def describe_memory() -> str:
     """Current memory of the machine and of the cgroup, as text."""
     available, total = available_memory()
     text = f"Memory now: {gib(available)} of the machine's {gib(total)} are available"
@@ -282,19 +282,19 @@ def check_versions() -> None:
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if torch is None or torchrec is None or not wheels:
         needed = "The example needs torch, torchrec and one of fbgemm-gpu and fbgemm-gpu-cpu"
-        mend = _mend(wheels, everything=True)
+        fix = _mend(wheels, everything=True)
         where = "" if checkout() else " in the folder of the repository"
-        raise UserError(f"{needed}, but found {found or 'none of them'}; mend it{where} with: {mend}")
+        raise UserError(f"{needed}, but found {found or 'none of them'}; fix it{where} with: {fix}")
     if len(wheels) == 2:
         fault = f"Found {found}, but the last two overwrite each other's files and only one can be there"
-        raise UserError(f"{fault}; mend it with: {_mend(wheels)}")
+        raise UserError(f"{fault}; fix it with: {_mend(wheels)}")
     # The torchrec and fbgemm of a torch: 2.N goes with 1.(N - 5); tested with 2.13 and 2.11.
     match = re.match(r"2\.(\d+)", torch)
     wanted = f"1.{int(match[1]) - 5}" if match else None
     if not _minor(torchrec) == _minor(versions[wheels[0]]) == wanted:
         rule = f"torch {_minor(torch)} needs torchrec and fbgemm {wanted}" if wanted else "torch 2 is needed"
         fault = f"Found {found}, which do not belong together: {rule}"
-        raise UserError(f"{fault}; mend it with: {_mend(wheels)}")
+        raise UserError(f"{fault}; fix it with: {_mend(wheels)}")
 
 
 def has_cuda_kernels() -> bool:

@@ -31,7 +31,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from recsuite.errors import LostPeerError, signed
+from recsuite.errors import LostPeerError, with_script_name
 from recsuite.runtime.host import stat_fields
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Peers:
             with contextlib.suppress(RuntimeError):
                 missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
             raise LostPeerError(
-                f"{_named(missing)} of {world_size} never came: rank {mine.rank} on {mine.host} waited "
+                f"{_named(missing)} of {world_size} did not connect: rank {mine.rank} on {mine.host} waited "
                 f"{seconds:.0f} s"
             ) from error
         peers = [RemoteRank(rank, *json.loads(address)) for rank, address in enumerate(map(store.get, keys))]
@@ -412,6 +412,6 @@ def state_of(pid: int) -> str:
 
 def _say(sentence: str, explanation: str = "") -> None:
     """Write past Python's streams, which the main thread may have locked; skip it if nothing reads it."""
-    text = f"{explanation}{signed(sentence)}\n"
+    text = f"{explanation}{with_script_name(sentence)}\n"
     if select.select([], [2], [], 0)[1]:
         os.write(2, text.encode()[-LONGEST_TEXT:])

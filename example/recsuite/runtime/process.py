@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from recsuite.config.config import Config
-from recsuite.errors import LostPeerError, UserError, counted, harmless
-from recsuite.runtime.console import install_tag, quieten_libraries, remove_tag, say
+from recsuite.errors import LostPeerError, UserError, counted, escaped
+from recsuite.runtime.console import filter_library_messages, install_tag, remove_tag, say
 from recsuite.runtime.host import (
     allowed_cores,
     die_with_parent,
     has_cuda_kernels,
     keep_freed_memory,
-    spin_briefly,
-    spinning_briefly,
+    limit_spinning,
+    limited_spinning,
     stat_fields,
 )
 from recsuite.runtime.peers import Heartbeat, Peers
@@ -126,7 +126,7 @@ def open_store(launch: Launch, timeout: int) -> dist.Store:
         if launch.rank == 0:
             raise
         raise LostPeerError(
-            f"rank 0 at {where[0]}:{where[1]} never answered: rank {launch.rank} on {socket.gethostname()} "
+            f"rank 0 at {where[0]}:{where[1]} did not answer: rank {launch.rank} on {socket.gethostname()} "
             f"waited {timeout} s"
         ) from error
 
@@ -141,7 +141,7 @@ def _store_folder() -> str:
 MACHINES = " on the machines that are left, with their number as NNODES and one of them in RDZV_ENDPOINT"
 
 
-def how_to_continue(config: Config | None, where: str = "") -> str:
+def recovery_advice(config: Config | None, where: str = "") -> str:
     """Return advice after a failure of a launch with these flags, a sentence without its full stop.
 
     config: None for a script with flags of its own; where: on which machines to start again.
@@ -152,7 +152,7 @@ def how_to_continue(config: Config | None, where: str = "") -> str:
     if not config.checkpoint.writes:
         return f"{again}, with --dump to have something that --resume can continue from"
     # The folder is not read: it may have been on the lost machine, and then does not answer.
-    return f"{again}; --resume continues from the last checkpoint in {harmless(config.checkpoint.save_dir)}"
+    return f"{again}; --resume continues from the last checkpoint in {escaped(config.checkpoint.save_dir)}"
 
 
 def after_lost_peer(config: Config) -> str:
@@ -163,7 +163,7 @@ def after_lost_peer(config: Config) -> str:
     if done < most:
         anew = "" if config.checkpoint.resume else "; without --resume they start from the beginning"
         return f"torchrun tries to start the ranks again (restart {done + 1} of {most}){anew}."
-    return f"What to do: {how_to_continue(config, MACHINES if read_launch().spans_machines else '')}."
+    return f"What to do: {recovery_advice(config, MACHINES if read_launch().spans_machines else '')}."
 
 
 # The heartbeat of this process, between `init_runtime` and `cleanup_runtime`.
@@ -213,14 +213,14 @@ def init_runtime(config: Config) -> RuntimeContext:
     # program uses its cores, its threads would spin while they wait for each other.
     if "torch" in sys.modules:
         # A script may have imported torch already for its model.
-        RUNNING_SPINS.enter_context(spinning_briefly())
+        RUNNING_SPINS.enter_context(limited_spinning())
     else:
-        spin_briefly()
+        limit_spinning()
     # Not at the top: a data worker may import this file, and must not import torch.
     import numpy as np
     import torch
 
-    quieten_libraries()
+    filter_library_messages()
     # Before any port opens: if all ranks are on this machine, they listen where no other one can reach them.
     if sys.platform == "linux" and not launch.spans_machines:
         for library in ("GLOO", "NCCL"):
@@ -482,7 +482,7 @@ PARTS = ("feed", "input exchange", "lookup", "dense", "backward", "output exchan
 STEP = "step"
 
 
-def named(part: str) -> contextlib.AbstractContextManager[Any]:
+def profiler_range(part: str) -> contextlib.AbstractContextManager[Any]:
     """Open a profiler range. It costs next to nothing while nothing records; a record_function costs 6 us."""
     import torch
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, Schema
+from recsuite.datasets.schema import HISTORY, ITEM, ITEM_HISTORY, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
 from recsuite.models.layers import Members
-from recsuite.models.retrieval import without
+from recsuite.models.retrieval import mask_excluded
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import first_label
 from recsuite.serving.index import KeptIndex, NearestItems
@@ -26,7 +26,7 @@ from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
 # Entities whose features describe an item.
-OF_ITEMS = (ITEM, AUDIENCE)
+OF_ITEMS = (ITEM, ITEM_HISTORY)
 # Inputs of a model without vectors for users, or for items.
 Side = tuple[FeatureRows, Inputs]
 
@@ -118,7 +118,7 @@ class Items:
             raise UserError("An approximate search is one of all items; leave out approximate or candidates.")
         if not getattr(self.head, "scores_are_products", False):
             raise UserError(
-                "An approximate search needs scores that are products of vectors, as those of --task "
+                "An approximate search requires scores that are products of vectors, as those of --task "
                 "ranking; leave approximate out."
             )
         try:
@@ -127,7 +127,7 @@ class Items:
             return self.kept.of(self.keys, self.vectors / self.head.row_scale)
         except ImportError:
             raise UserError(
-                "An approximate search needs faiss, which is not installed; run pip install faiss-cpu, or "
+                "An approximate search requires faiss, which is not installed; run pip install faiss-cpu, or "
                 "leave approximate out."
             ) from None
 
@@ -180,7 +180,7 @@ class Items:
         """
         # Plus the largest number of excluded items of a user: these may be the best.
         more = int(left_out[0].bincount().max()) if left_out.numel() else 0
-        return without(self.nearest.search(users, k + more, breadth), left_out)
+        return mask_excluded(self.nearest.search(users, k + more, breadth), left_out)
 
     def named(self, places: torch.Tensor, scores: torch.Tensor) -> list[list[tuple[Any, float]]]:
         """Return raw ids with their scores. places, scores: [U, k]; place -1 is skipped."""
@@ -191,7 +191,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Located:
+class LocatedItems:
     """Items with the keys of their rows, by feature, and dense numbers, float32 [N, numbers].
 
     holder: the object that these were computed from; if it is still the same object, they are up to date.
@@ -202,11 +202,11 @@ class Located:
     found: dict[str, FoundKeys]
     numbers: torch.Tensor
 
-    def only(self, which: torch.Tensor, holder: object) -> Located:
+    def only(self, which: torch.Tensor, holder: object) -> LocatedItems:
         """Return some of the items. which: bool [N]."""
         ids = [self.ids[place] for place in which.nonzero().view(-1).tolist()]
         found = {name: each.only(which) for name, each in self.found.items()}
-        return Located(holder, ids, found, self.numbers[which])
+        return LocatedItems(holder, ids, found, self.numbers[which])
 
 
 class Catalogue:
@@ -220,8 +220,8 @@ class Catalogue:
         self.kept = kept
         self._values = values
         # All described items, and those of them that were in the training.
-        self._described: Located | None = None
-        self._located: Located | None = None
+        self._described: LocatedItems | None = None
+        self._located: LocatedItems | None = None
         self._items: Items | None = None
 
     def items(self, snapshot: Snapshot) -> Items:
@@ -238,7 +238,7 @@ class Catalogue:
             self._items = Items(head, snapshot.schema, located.ids, keys, vectors, kind, self.kept, side)
         return self._items
 
-    def _locate(self, snapshot: Snapshot) -> Located:
+    def _locate(self, snapshot: Snapshot) -> LocatedItems:
         known = snapshot.item_table.identity
         if self._located is None or self._located.holder is not known:
             described, item = self._describe(snapshot), snapshot.schema.item
@@ -246,7 +246,7 @@ class Catalogue:
             self._located = described.only(snapshot.is_known(item, described.found[item].keys), known)
         return self._located
 
-    def _describe(self, snapshot: Snapshot) -> Located:
+    def _describe(self, snapshot: Snapshot) -> LocatedItems:
         """Return the described items; kept for one vocabulary, while ids in dynamic tables come and go."""
         values, item = self._values, snapshot.schema.item
         if values is not None and self._described and self._described.holder is snapshot.vocabulary:
@@ -258,7 +258,7 @@ class Catalogue:
         values = {name: given for name, given in values.items() if name in names}
         found, numbers = snapshot.find(values, OF_ITEMS), snapshot.numbers_of(values)
         ids = snapshot.item_table.originals(values[item], found[item].keys)
-        self._described = Located(snapshot.vocabulary, ids, found, numbers)
+        self._described = LocatedItems(snapshot.vocabulary, ids, found, numbers)
         return self._described
 
 
@@ -273,7 +273,7 @@ def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot, kept: Kep
     snapshot.numbers_of(values)
     if schema.item not in values:
         raise UserError(
-            f"A description of {schema.items} needs the feature {schema.item} itself; give it too."
+            f"A description of {schema.items} requires the feature {schema.item} itself; give it too."
         )
     ids = [*values[schema.item]]
     twice = [item for item, times in collections.Counter(ids).items() if times > 1]

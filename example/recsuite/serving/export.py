@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.checkpoint.chain import asked_for, describe_choice
+from recsuite.checkpoint.chain import describe_choice, requested_kind
 from recsuite.checkpoint.format import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
 from recsuite.checkpoint.shards import PREFIX, write_shard_file
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import LISTS, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
-from recsuite.files import FileEntry, explained, flush, flushed, plain, written_aside
+from recsuite.files import FileEntry, explained, flush, flushed, plain, replacing
 from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.console import say
 from recsuite.serving.index import ItemLists, write_lists
@@ -54,7 +54,7 @@ def export(source: CheckpointConfig, target: Path, model: ModelMaker | None = No
     _check_free(target)
     snapshot = read_settled(save_dir, source.checkpoint, model)
     size = _write_beside(snapshot, target)
-    asked = asked_for(save_dir, source.checkpoint)
+    asked = requested_kind(save_dir, source.checkpoint)
     choice = describe_choice(snapshot.manifest.progress, asked, snapshot.metric)
     say(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
 
@@ -75,14 +75,14 @@ def _check_free(target: Path) -> None:
     with explained(f"{target} cannot be read"):
         is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if is_taken:
-        raise UserError(f"{target} is there already; give a new folder, or remove that one.")
+        raise UserError(f"{target} exists already; give a new folder, or remove that one.")
 
 
 def _write_beside(snapshot: Snapshot, target: Path, lists: ItemLists | None = None) -> int:
     """Write the folder under another name, rename it when all is on the disk, and return its bytes."""
     aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
     with explained(f"{target} cannot be written", "give another folder"):
-        with written_aside(target, aside) as making:
+        with replacing(target, aside) as making:
             making.mkdir(parents=True)
             files = _write_files(making, snapshot)
             index = write_lists(making, lists) if lists else {}

@@ -16,7 +16,7 @@ import torch
 
 from recsuite.checkpoint.folder import newest_in, step_of
 from recsuite.datasets.schema import EVENT, HISTORY, USER
-from recsuite.errors import UserError, printable, signed
+from recsuite.errors import UserError, printable, with_script_name
 from recsuite.runtime.console import say
 from recsuite.serving.request import AS_TRAINED, check_k
 from recsuite.serving.served import Follower, ServedModel
@@ -65,7 +65,7 @@ def follow(follower: Follower, stop: threading.Event, show: Callable[[], None] =
             with contextlib.suppress(Exception):
                 if is_new:
                     shown = error if is_mistake else traceback.format_exc()
-                    print(signed(shown), file=sys.stderr, flush=True)
+                    print(with_script_name(shown), file=sys.stderr, flush=True)
 
 
 def unknown_of(snapshot: Snapshot, users: Iterable[Any], items: Iterable[Any]) -> dict[str, list[Any]]:
@@ -87,7 +87,7 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def of_one_moment(follower: Follower, ask: Callable[[], Answer]) -> tuple[Answer, Snapshot]:
+def from_one_snapshot(follower: Follower, ask: Callable[[], Answer]) -> tuple[Answer, Snapshot]:
     """Return the answer of `ask`, and the one snapshot that all of it comes from.
 
     ask: calls the model of the follower, once or several times. It is called again if a delta or another
@@ -158,9 +158,9 @@ class ModelChain:
         self._check(users)
         number = max(k, self.num_candidates)
         found = self.retriever.recommend(
-            told(self.retriever, users), number, exclude=exclude, approximate=approximate
+            accepted_features(self.retriever, users), number, exclude=exclude, approximate=approximate
         )
-        vectors, items = self.ranker.vectors_of(told(self.ranker, users))
+        vectors, items = self.ranker.vectors_of(accepted_features(self.ranker, users))
         answers = []
         for vector, candidates in zip(vectors, found, strict=True):
             known = [(items.places[item], item, score) for item, score in candidates if item in items.places]
@@ -189,7 +189,7 @@ def names_of(model: ServedModel) -> list[str]:
     return model.snapshot.names_of((USER, EVENT, HISTORY))
 
 
-def told(model: ServedModel, users: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+def accepted_features(model: ServedModel, users: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     """Return the features and histories of users that a model takes."""
     names = names_of(model)
     return {name: values for name, values in users.items() if name in names}

@@ -22,7 +22,7 @@ from recsuite.checkpoint.format import Manifest
 from recsuite.checkpoint.shards import write_shard_file
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file, plain, typed
-from recsuite.models.retrieval import best_places, ranked
+from recsuite.models.retrieval import ranked, top_items
 from recsuite.runtime.console import say
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def recall_curve(users: torch.Tensor, items: Items, k: int = K) -> list[Point]:
     Raises:
         UserError: see `Items.nearest`.
     """
-    best = best_places(items.head, users, items.vectors, k, NOTHING)
+    best = top_items(items.head, users, items.vectors, k, NOTHING)
     nearest = items.nearest
     powers = [2**power for power in range(nearest.num_lists.bit_length())]
     breadths = sorted({*powers, nearest.breadth, nearest.num_lists})
@@ -91,7 +91,7 @@ LISTS_PER_ROOT = 4
 LEAST, SAMPLES = 16, 64
 ROUNDS = 10
 # The centres are recomputed once this many vectors have come for each vector that they were computed from.
-WORN = 0.5
+MAX_CHANGED_SHARE = 0.5
 # And once this share of the vectors is longer than all those were: every search scans the longer ones.
 MOST_LONGER = 0.01
 
@@ -110,7 +110,7 @@ class ItemLists:
     centres: float32 [L, D + 1], in units of `length`, the maximum length of the vectors that they were
     computed from; made_of: number of these vectors; came: number of vectors that have come since; keys: of
     the items, int64 [N], ascending; numbers: of their lists, int64 [N], L for the extra list; prints:
-    fingerprints of their vectors, see `prints_of`.
+    fingerprints of their vectors, see `fingerprints_of`.
     """
 
     centres: torch.Tensor
@@ -144,13 +144,15 @@ class ItemLists:
         """
         if self.centres.shape[1] != vectors.shape[1] + 1:
             return None
-        prints = prints_of(self.units_of(vectors))
+        prints = fingerprints_of(self.units_of(vectors))
         comes = torch.ones(len(keys), dtype=torch.bool)
         places = torch.searchsorted(self.keys, keys).clamp(max=max(0, len(self.keys) - 1))
         if len(self.keys):
             comes = (self.keys[places] != keys) | (self.prints[places] != prints)
         came = self.came + int(comes.sum())
-        if came > WORN * self.made_of or int(self._are_longer(vectors).sum()) > MOST_LONGER * len(keys):
+        if came > MAX_CHANGED_SHARE * self.made_of or int(
+            self._are_longer(vectors).sum()
+        ) > MOST_LONGER * len(keys):
             return None
         numbers = torch.empty(len(keys), dtype=torch.int64)
         numbers[~comes] = self.numbers[places[~comes]]
@@ -162,7 +164,9 @@ class ItemLists:
         faiss: Any = importlib.import_module("faiss")
         centres = faiss.IndexFlatL2(self.centres.shape[1])
         centres.add(self.centres.numpy())
-        numbers = torch.from_numpy(centres.search(longer(vectors / self.length).numpy(), 1)[1]).view(-1)
+        numbers = torch.from_numpy(
+            centres.search(with_unit_length(vectors / self.length).numpy(), 1)[1]
+        ).view(-1)
         return numbers.masked_fill(self._are_longer(vectors), len(self.centres))
 
     def _are_longer(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -205,19 +209,19 @@ def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> ItemLists:
         min_points_per_centroid=1,
         max_points_per_centroid=SAMPLES,
     )
-    means.train(longer(vectors / length).numpy())
+    means.train(with_unit_length(vectors / length).numpy())
     lists = ItemLists(torch.from_numpy(means.centroids), length, len(keys), 0, keys, nobody, nobody)
-    numbers, prints = lists._nearest(vectors), prints_of(lists.units_of(vectors))
+    numbers, prints = lists._nearest(vectors), fingerprints_of(lists.units_of(vectors))
     return dataclasses.replace(lists, numbers=numbers, prints=prints)
 
 
-def longer(vectors: torch.Tensor) -> torch.Tensor:
+def with_unit_length(vectors: torch.Tensor) -> torch.Tensor:
     """Return vectors with one more number, float32 [N, D + 1], which makes shorter ones length 1."""
     more = (1 - vectors.square().sum(dim=1, keepdim=True)).clamp(min=0).sqrt()
     return torch.cat([vectors, more], dim=1)
 
 
-def prints_of(halves: torch.Tensor) -> torch.Tensor:
+def fingerprints_of(halves: torch.Tensor) -> torch.Tensor:
     """Return a fingerprint of each vector, int64 [N], to detect changes. halves: float16 [N, D]."""
     # Four numbers at once, as one of 64 bits. Odd factors: if any bit changes, the product changes.
     words = torch.nn.functional.pad(halves, (0, -halves.shape[1] % 4)).view(torch.int64)
@@ -344,7 +348,7 @@ class NearestItems:
         """Return the index of a newer model; arguments as for making one.
 
         Items that are gone are removed, new or changed ones are put into their lists, and the others stay. If
-        too many have changed, the index is made anew.
+        too many have changed, the index is made again.
         """
         return NearestItems(keys, vectors, self.lists, self._index)
 
@@ -415,7 +419,7 @@ class KeptIndex:
         self._lock = threading.Lock()
 
     def of(self, keys: torch.Tensor, vectors: torch.Tensor) -> NearestItems:
-        """Return the index of these items, see `NearestItems`; print the time if making it anew took long.
+        """Return the index of these items, see `NearestItems`; print the time if making it again took long.
 
         Raises:
             ImportError: when faiss is not installed.

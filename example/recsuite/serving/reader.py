@@ -20,8 +20,8 @@ from recsuite.checkpoint.chain import (
     check_name,
     check_whole,
     chosen_chain,
-    settled,
-    suggesting,
+    retrying_if_moved,
+    with_suggestion,
 )
 from recsuite.checkpoint.folder import BEST
 from recsuite.checkpoint.format import (
@@ -54,7 +54,7 @@ from recsuite.datasets.schema import (
     DENSE as DENSE_NUMBER,
 )
 from recsuite.datasets.source import FIRST_SCHEMA
-from recsuite.errors import UserError, an, printable
+from recsuite.errors import UserError, printable, with_article
 from recsuite.files import LARGEST, parsed, typed
 from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
@@ -89,7 +89,9 @@ def read_settled(folder: Path, checkpoint: str = BEST, maker: ModelMaker | None 
         return read_snapshot(chosen_chain(folder, checkpoint), maker)
 
     # No other rank waits here, so every byte of a checkpoint is checked before it is suggested.
-    return suggesting(folder, lambda: settled(folder, read), lambda other: check_whole(chain_at(other)))
+    return with_suggestion(
+        folder, lambda: retrying_if_moved(folder, read), lambda other: check_whole(chain_at(other))
+    )
 
 
 def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Snapshot:
@@ -237,7 +239,11 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
     else:
         # The order of the columns' tables: sums of floats in another order round differently, and scores
         # would differ from those of the training.
-        ours = (*sorted(schema.features, key=lambda feature: feature.multi), schema.history, schema.audience)
+        ours = (
+            *sorted(schema.features, key=lambda feature: feature.multi),
+            schema.history,
+            schema.item_history,
+        )
         strange = names - {feature.name for feature in ours}
         if strange:
             raise UserError(
@@ -248,7 +254,7 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
     for entity in ENTITIES:
         if entity not in {feature.entity for feature in features}:
             raise UserError(
-                f"{folder} has no feature of {an(schema.name_of(entity))}, and a model needs one."
+                f"{folder} has no feature of {with_article(schema.name_of(entity))}, and a model needs one."
             )
     dynamic = {feature.name for feature in with_tables(features, reads_order) if feature.is_dynamic}
     if dynamic != manifest.dynamic.keys():

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.checkpoint.chain import asked_for, describe_choice
+from recsuite.checkpoint.chain import describe_choice, requested_kind
 from recsuite.checkpoint.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
 from recsuite.config.sections import NEWEST, DataConfig
 from recsuite.datasets.schema import (
-    AUDIENCE,
     CLICKS,
     COUNT,
     ENTITIES,
     HISTORY,
     ITEM,
+    ITEM_HISTORY,
     RATING,
     USER,
     YES_NO,
@@ -35,7 +35,7 @@ from recsuite.datasets.schema import (
     Schema,
 )
 from recsuite.datasets.source import locate, look, read
-from recsuite.errors import UserError, counted, duration, printable
+from recsuite.errors import UserError, counted, format_duration, printable
 from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.console import say
 from recsuite.serving.followers import follow, wait_for_first
@@ -53,7 +53,7 @@ def last_of(number: int, longest: int | None) -> slice:
     return slice(0 if longest is None else max(0, number - longest), None)
 
 
-class EventsOf:
+class EventLists:
     """Items of each user, or users of each item: positions and labels, the oldest first.
 
     owners, others: positions of users and of items, or vice versa, int32 [events]. number: of owners.
@@ -123,7 +123,7 @@ def _is_missing(value: Any) -> bool:
     return isinstance(value, float) and np.isnan(value)
 
 
-class Told:
+class TrainingFeatures:
     """Features and histories of users and items from the data of a training.
 
     longest: maximum length of the histories, by their names; None for no maximum.
@@ -132,11 +132,11 @@ class Told:
     def __init__(self, raw: RawData, schema: Schema, longest: Mapping[str, int | None]) -> None:
         self._raw, self.longest, self._shown = raw, longest, schema.shown
         self.users, self.items = Known(raw.users, schema, USER), Known(raw.items, schema, ITEM)
-        self._events = EventsOf(raw.events.user, raw.events.item, raw, len(raw.users))
+        self._events = EventLists(raw.events.user, raw.events.item, raw, len(raw.users))
 
     @functools.cached_property
-    def _audiences(self) -> EventsOf:
-        return EventsOf(self._raw.events.item, self._raw.events.user, self._raw, len(self._raw.items))
+    def _item_histories(self) -> EventLists:
+        return EventLists(self._raw.events.item, self._raw.events.user, self._raw, len(self._raw.items))
 
     def of_users(
         self,
@@ -166,12 +166,12 @@ class Told:
             ]
         return values
 
-    def had(self, users: Sequence[Any]) -> list[list[Any]]:
+    def seen_items(self, users: Sequence[Any]) -> list[list[Any]]:
         """Return all items of each user, also more than an item history takes."""
         return [[self.items.ids[place] for place in self.events(user)[0].tolist()] for user in users]
 
     def events(self, user: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return all events of a user, see `EventsOf.of`."""
+        """Return all events of a user, see `EventLists.of`."""
         return self._events.of(self.users.places.get(user, -1))
 
     def users_of(
@@ -181,19 +181,19 @@ class Told:
         users: Sequence[Any] | None = None,
     ) -> list[list[Any]]:
         """Return the user history of each item. ends, users: as for `of_users`."""
-        found = self._lists(AUDIENCE, items, ends or [None] * len(items), users)
+        found = self._lists(ITEM_HISTORY, items, ends or [None] * len(items), users)
         return [[self.users.ids[place] for place in places.tolist()] for places, _, _ in found]
 
     def _lists(
         self, name: str, ids: Sequence[Any], ends: Sequence[int | None], others: Sequence[Any] | None
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return item histories of users, or user histories of items, see `EventsOf.of`.
+        """Return item histories of users, or user histories of items, see `EventLists.of`.
 
         others: one entry to remove from each history.
         """
         events, known, listed = self._events, self.users, self.items
-        if name == AUDIENCE:
-            events, known, listed = self._audiences, self.items, self.users
+        if name == ITEM_HISTORY:
+            events, known, listed = self._item_histories, self.items, self.users
         return [
             events.of(known.places.get(each, -1), self.longest[name], end, listed.places.get(other, -1))
             for each, end, other in zip(ids, ends, others or [None] * len(ids), strict=True)
@@ -203,15 +203,15 @@ class Told:
         self, snapshot: Snapshot, items: Sequence[Any] | None = None, *others: Sequence[Any] | None
     ) -> dict[str, list[Any]]:
         """Return what a model takes of some items, or of all items. others: see `users_of`."""
-        names, ids = snapshot.names_of((ITEM, AUDIENCE)), self.items.ids if items is None else items
+        names, ids = snapshot.names_of((ITEM, ITEM_HISTORY)), self.items.ids if items is None else items
         values = {name: given for name, given in self.items.of(ids).items() if name in names}
-        return {**values, AUDIENCE: self.users_of(ids, *others)} if AUDIENCE in names else values
+        return {**values, ITEM_HISTORY: self.users_of(ids, *others)} if ITEM_HISTORY in names else values
 
 
 DAMPING = 20
 MOST_SHOWN = 5
 # Labels that say that something happened, or how often, but not how it was rated.
-HAPPENINGS = (CLICKS, COUNT)
+EVENT_VERBS = (CLICKS, COUNT)
 
 
 @dataclass(frozen=True)
@@ -225,30 +225,30 @@ class Listing:
 class Viewer:
     """One user, in the data or not, and the user's events. told: features and histories of the data."""
 
-    def __init__(self, raw: RawData, schema: Schema, user: str, told: Told) -> None:
+    def __init__(self, raw: RawData, schema: Schema, user: str, told: TrainingFeatures) -> None:
         self.raw = raw
         self.schema = schema
         self.name = user
-        self.told = told
+        self.features = told
         # If the ids of the data set are texts, any name is an id.
         self.id = user if type_of(told.users.ids) is str else _id_of(user)
         # The oldest first: positions in `RawData.items`.
         self.items, self.labels, self.times = told.events(self.id)
         self._shown = np.array([schema.shown(label) for label in self.labels.tolist()])
 
-    def others(self, number: int, least: int) -> list[Viewer]:
+    def other_users(self, number: int, least: int) -> list[Viewer]:
         """Return up to `number` users from across the same data, each with at least `least` items.
 
         Raises:
             UserError: when nobody had so many.
         """
-        counts = np.bincount(self.raw.events.user, minlength=len(self.told.users.ids))
+        counts = np.bincount(self.raw.events.user, minlength=len(self.features.users.ids))
         found = np.flatnonzero(counts >= least)
         if not len(found):
             raise UserError(f"No {self.schema.user} had {counted(least, self.schema.item)}; give more data.")
         some = found[np.linspace(0, len(found) - 1, min(number, len(found))).astype(np.int64)]
-        names = [str(self.told.users.ids[place]) for place in some]
-        return [Viewer(self.raw, self.schema, name, self.told) for name in names]
+        names = [str(self.features.users.ids[place]) for place in some]
+        return [Viewer(self.raw, self.schema, name, self.features) for name in names]
 
     @property
     def item_ids(self) -> np.ndarray:
@@ -279,13 +279,13 @@ class Viewer:
     def unseen(self, model: ServedModel) -> np.ndarray:
         """Return the items that may be shown, int64 [n]: in the training, and not seen by the user."""
         # The model has no trained row for any other item.
-        trained = model.snapshot.known(self.schema.item, self.told.items.ids).numpy()
+        trained = model.snapshot.known(self.schema.item, self.features.items.ids).numpy()
         trained[self.items] &= not self.schema.excludes_seen
         return np.flatnonzero(trained)
 
     def values(self, snapshot: Snapshot) -> dict[str, list[Any]]:
         """Return the features and the history of this user for a model."""
-        return self.told.of_users([self.id], snapshot)
+        return self.features.of_users([self.id], snapshot)
 
 
 def _id_of(user: str) -> int | None:
@@ -302,7 +302,7 @@ def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = F
     approximate: see `ServedModel.recommend`.
     """
     (found,) = model.recommend([viewer.id], top, approximate=approximate)
-    places = np.array([viewer.told.items.places[item] for item, _ in found], np.int64)
+    places = np.array([viewer.features.items.places[item] for item, _ in found], np.int64)
     scores = np.array([score for _, score in found], np.float32)
     schema = model.snapshot.schema
     if schema.label_kind == RATING and model.snapshot.task.evaluation == "predictions":
@@ -319,7 +319,7 @@ def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
     events, number = viewer.raw.events, len(viewer.raw.items)
     counts = np.bincount(events.item, minlength=number)
     unseen = viewer.unseen(model)
-    if viewer.schema.label_kind in HAPPENINGS:
+    if viewer.schema.label_kind in EVENT_VERBS:
         return _highest(unseen, counts[unseen], top)
     sums = np.bincount(events.item, weights=events.label, minlength=number)
     mean = events.label.mean(dtype=np.float64)
@@ -336,7 +336,7 @@ def _highest(items: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
 
 # Words for a user's items by the kind of the label: what the user did, and which come first, see
 # `Viewer.liked`.
-PAST = {
+PAST_TENSE = {
     RATING: ("rated", "and liked most"),
     YES_NO: ("was asked about", "those with a yes first"),
     CLICKS: ("had", "and last"),
@@ -363,7 +363,7 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker | None =
     # Before the data are read, so that files that come meanwhile are read again.
     seen = _seen(model, config, given) if follower else None
     viewer = open_viewer(model, config, given)
-    for line in page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)).split("\n"):
+    for line in page(model, viewer, config.serving.top, requested_kind(save_dir, checkpoint)).split("\n"):
         say(line)
     if follower:
         _follow(follower, viewer, seen, config, given)
@@ -377,7 +377,7 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     given: see `recommend`.
 
     Raises:
-        UserError: when the data cannot be had, or are not those of the model.
+        UserError: when the data cannot be obtained, or are not those of the model.
     """
     recorded = checked_flags(model.snapshot.trained, model.snapshot.config)
     config = _data_of(model, config, given)
@@ -395,7 +395,7 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     say(f"titles and {schema.labels} are those of {source.folder}")
     # Without --user, as in the script of a training, take the user of the newest event.
     newest = raw.users[schema.column_of(USER)].iloc[raw.events.user[raw.events.time.argmax()]]
-    told = Told(raw, schema, _longest(config.data, recorded))
+    told = TrainingFeatures(raw, schema, _longest(config.data, recorded))
     model.tell(told)
     return Viewer(raw, schema, config.serving.user or str(newest), told)
 
@@ -419,10 +419,10 @@ def _longest(data: DataConfig, recorded: Mapping[str, Any]) -> dict[str, int | N
     history, item_history, number = (
         int(recorded.get(name, getattr(data, name))) for name in ("history", "item_history", "co_occurrence")
     )
-    found: dict[str, int | None] = {HISTORY: history, AUDIENCE: item_history}
+    found: dict[str, int | None] = {HISTORY: history, ITEM_HISTORY: item_history}
     if number:
-        found = {HISTORY: number if history else 0, AUDIENCE: number}
-    return found if recorded or found[AUDIENCE] else {**found, AUDIENCE: None}
+        found = {HISTORY: number if history else 0, ITEM_HISTORY: number}
+    return found if recorded or found[ITEM_HISTORY] else {**found, ITEM_HISTORY: None}
 
 
 def _data_of(model: ServedModel, config: Config, given: Collection[str]) -> Config:
@@ -492,10 +492,10 @@ def page(
     schema = viewer.schema
     titles = viewer.raw.items[schema.title].map(printable).to_numpy()
     choice = describe_choice(model.progress, checkpoint, model.snapshot.metric)
-    lines = [f"{choice}, {duration(model.age)} old"]
-    is_happening = schema.label_kind in HAPPENINGS
+    lines = [f"{choice}, {format_duration(model.age)} old"]
+    is_happening = schema.label_kind in EVENT_VERBS
     if len(viewer.labels):
-        verb, which = PAST[schema.label_kind]
+        verb, which = PAST_TENSE[schema.label_kind]
         # A model that reads the order goes by the newest items, so these are shown.
         reads_order = model.snapshot.task.reads_order
         which, shown = ("and last", viewer.latest()) if reads_order else (which, viewer.liked())

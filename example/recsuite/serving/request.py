@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from recsuite.datasets.schema import HISTORY, ITEM, Feature, Schema
-from recsuite.errors import UserError, an, counted, printable
+from recsuite.errors import UserError, counted, printable, with_article
 from recsuite.ids import UNKNOWN_ID, ids_of
 from recsuite.models.layers import Members
-from recsuite.time_buckets import OLDEST, gaps_of
+from recsuite.time_buckets import OLDEST, time_buckets_of
 
 # Inputs of a model besides the features: the label of each item of a history, and its age in seconds before
 # the coming event.
@@ -73,7 +73,7 @@ def check_values(name: str, values: Sequence[Any], known: type[Any] | None) -> N
     if known is None:
         return
     # Real numbers of equal value, also numpy's, are the same key of a dictionary, so any number type will do.
-    strange = not_of(str if known is str else numbers.Real, [*values], type(None))
+    strange = values_of_other_type(str if known is str else numbers.Real, [*values], type(None))
     if strange:
         raise UserError(
             f"The feature {name} takes values of type {known.__name__}, not {printable(repr(strange[0]))}."
@@ -88,7 +88,7 @@ def ids_of_values(name: str, values: Sequence[Any]) -> np.ndarray:
     """
     texts = {place: value for place, value in enumerate(values) if isinstance(value, str)}
     others = {place: value for place, value in enumerate(values) if not isinstance(value, str | None)}
-    strange = not_of(numbers.Real, [*others.values()])
+    strange = values_of_other_type(numbers.Real, [*others.values()])
     if not strange:
         others = {place: value for place, value in others.items() if not math.isnan(value)}
         # The range is checked first: a float may be infinite, and then has no remainder.
@@ -110,7 +110,7 @@ def numbers_of(name: str, given: Sequence[Any]) -> np.ndarray:
     Raises:
         UserError: for what is not a number, or infinite.
     """
-    strange = not_of(numbers.Real, given, type(None))
+    strange = values_of_other_type(numbers.Real, given, type(None))
     try:
         # numpy converts None to NaN.
         found = np.array([] if strange else [*given], np.float64)
@@ -123,7 +123,9 @@ def numbers_of(name: str, given: Sequence[Any]) -> np.ndarray:
     return found
 
 
-def not_of(kind: type[Any], values: Sequence[Any], or_else: type[Any] | None = None) -> list[Any]:
+def values_of_other_type(
+    kind: type[Any], values: Sequence[Any], or_else: type[Any] | None = None
+) -> list[Any]:
     """Return the values that are of neither type."""
     # Checked by type, not by value: a history has a thousand values of one type, and a check of
     # `numbers.Real` is slow.
@@ -135,7 +137,7 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
     """Return the ratings of all histories, float32, after a check against the histories."""
     items, ratings = values.get(HISTORY, ()), values.get(HISTORY_RATINGS, ())
     if len(items) != len(ratings):
-        raise UserError(f"A {HISTORY} and {HISTORY_RATINGS} belong together; give both or neither.")
+        raise UserError(f"{HISTORY} and {HISTORY_RATINGS} must be given together.")
     for rated, given in zip(items, ratings, strict=True):
         check_list(HISTORY_RATINGS, given, schema)
         if len(rated) != len(given):
@@ -146,7 +148,9 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
     flat = [rating for given in ratings for rating in given]
     lowest, highest = schema.shown(schema.lowest_label), schema.shown(schema.highest_label)
     # NaN is in no range.
-    strange = not_of(numbers.Real, flat) or [rating for rating in flat if not lowest <= rating <= highest]
+    strange = values_of_other_type(numbers.Real, flat) or [
+        rating for rating in flat if not lowest <= rating <= highest
+    ]
     if strange:
         raise UserError(
             f"{HISTORY_RATINGS} has {printable(repr(strange[0]))}; give numbers from {lowest:g} to "
@@ -177,7 +181,10 @@ def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
             raise UserError(f"{HISTORY_AGES} has {strange[0]:g}; give seconds, from 0 on.")
     places = [place for length in lengths for place in reversed(range(length))]
     whole = np.floor(seconds)
-    gaps, ages = torch.from_numpy(gaps_of(whole)), torch.from_numpy(whole.clip(0, OLDEST).astype(np.int32))
+    gaps, ages = (
+        torch.from_numpy(time_buckets_of(whole)),
+        torch.from_numpy(whole.clip(0, OLDEST).astype(np.int32)),
+    )
     # A served model drops no items of a history.
     nothing = ages[:0]
     return Members(labels, torch.tensor(places, dtype=torch.int32), gaps, ages, nothing)
@@ -205,7 +212,7 @@ def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequen
         for event in mine:
             if isinstance(event, (str, bytes)) or not isinstance(event, Sequence) or len(event) != 2:
                 raise UserError(
-                    f"An event is a pair of {an(schema.item)} and its {schema.label}, and not "
+                    f"An event must be a pair of {with_article(schema.item)} and its {schema.label}, got "
                     f"{printable(repr(event))}."
                 )
     values[HISTORY] = [[item for item, _ in mine] for mine in events]
@@ -253,7 +260,8 @@ def check_items(values: Mapping[str, Sequence[Any]], features: Sequence[Feature]
     # All would get the score of an unknown item, which is of no use.
     if not any(feature.entity == ITEM and feature.name in values for feature in features):
         raise UserError(
-            f"Nothing says which {schema.items} are to be scored; give {schema.item}, or ask recommend for "
+            f"score requires the feature {schema.item}, the {schema.items} to score. Fix: give it, or call "
+            f"recommend for "
             "the best ones."
         )
 
@@ -274,4 +282,4 @@ def check_ids(name: str, ids: Any, known: type[Any] | None, schema: Schema) -> l
 def check_k(k: Any, schema: Schema) -> None:
     """Refuse a k that is not a whole number from 1 on."""
     if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
-        raise UserError(f"k is {printable(repr(k))}; give how many {schema.items}, a whole number from 1 on.")
+        raise UserError(f"k must be a whole number of at least 1, got {printable(repr(k))}.")

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recsuite.checkpoint.chain import chain_at, check_chain, settled
+from recsuite.checkpoint.chain import chain_at, check_chain, retrying_if_moved
 from recsuite.checkpoint.folder import BEST, best_in, newest_in, seen_in
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.files import local
 from recsuite.models.heads import TwoSided
-from recsuite.models.retrieval import InnerProduct, best_places, ranked
+from recsuite.models.retrieval import InnerProduct, ranked, top_items
 from recsuite.models.rows import Inputs
 from recsuite.models.tasks import ModelMaker
 from recsuite.serving.catalogue import Catalogue, Items, described
@@ -54,10 +54,10 @@ from recsuite.serving.snapshot import Snapshot
 from recsuite.training.progress import Progress
 
 if TYPE_CHECKING:
-    from recsuite.serving.recommend import Told
+    from recsuite.serving.recommend import TrainingFeatures
 
 LABELLED_HISTORY = {HISTORY, HISTORY_RATINGS, HISTORY_AGES}
-WITHOUT_HISTORIES = (
+NO_HISTORY_WARNING = (
     "The model takes the history of a user, and gets none, so scores are worse and what it recommends may be "
     "what the user had; give --data_path (in Python: ServedModel.open(..., data_path=...)), or events."
 )
@@ -80,7 +80,7 @@ class ServedModel:
         self._snapshot = snapshot
         self._catalogue = Catalogue(KeptIndex(snapshot.lists))
         self._lock = threading.Lock()
-        self._data: Told | None = None
+        self._data: TrainingFeatures | None = None
 
     @classmethod
     def open(
@@ -179,7 +179,7 @@ class ServedModel:
         with self._lock:
             self._catalogue = catalogue
 
-    def tell(self, data: Told) -> None:
+    def tell(self, data: TrainingFeatures) -> None:
         """Set the data that features and histories of users and items given by ids come from."""
         self.describe_items(data.of_items(self._snapshot))
         self._data = data
@@ -230,7 +230,7 @@ class ServedModel:
         data, had = self._data, users.get(HISTORY, events)
         if data and had is None and schema.user in users and rule_of(exclude, schema) == SEEN:
             # The history of a model may be shorter than all the user's items.
-            exclude = data.had(users[schema.user])
+            exclude = data.seen_items(users[schema.user])
         vectors, items = self.vectors_of(values)
         if candidates is not None:
             items = items.only(candidates)
@@ -238,7 +238,7 @@ class ServedModel:
         if approximate:
             places = items.near(vectors, k, left_out)
         else:
-            places = best_places(items.head, vectors, items.vectors, k, left_out)
+            places = top_items(items.head, vectors, items.vectors, k, left_out)
         places, scores = ranked(items.head, vectors, items.vectors, places)
         return items.named(places[:, :k], scores[:, :k])
 
@@ -258,7 +258,7 @@ class ServedModel:
                 check_values(name, ids[name], snapshot.kind_of(name))
         if data is None:
             if schema.user in ids and snapshot.takes_history and had is None:
-                warnings.warn(WITHOUT_HISTORIES, stacklevel=5)
+                warnings.warn(NO_HISTORY_WARNING, stacklevel=5)
             return {**values, **ids}
         told = data.of_users(ids[schema.user], snapshot) if schema.user in ids else {}
         if had is not None:
@@ -312,7 +312,7 @@ class ServedModel:
         places = known.places_of(items)
         own = known.directions[places]
         left_out = torch.stack([torch.arange(len(places)), places])
-        best = best_places(InnerProduct(), own, known.directions, k, left_out)
+        best = top_items(InnerProduct(), own, known.directions, k, left_out)
         return known.named(*ranked(InnerProduct(), own, known.directions, best))
 
     def apply(self, delta: Path | str) -> bool:
@@ -391,7 +391,7 @@ class Follower:
             return False
         before = self.model.snapshot
         with self.changing:
-            settled(self.save_dir, self._take_newer)
+            retrying_if_moved(self.save_dir, self._take_newer)
         # The listing from before the reading, and only if that succeeded: the next call sees checkpoints that
         # came meanwhile, and retries those that could not be read.
         self._seen = seen

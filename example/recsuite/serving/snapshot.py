@@ -23,7 +23,7 @@ from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_RO
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
 from recsuite.models.rows import FeatureRows, Inputs
-from recsuite.models.tasks import TASKS, ModelMaker, Task, predictions_of
+from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask, predictions_of
 from recsuite.serving.index import ItemLists
 from recsuite.serving.request import (
     HISTORY_AGES,
@@ -433,7 +433,7 @@ class Snapshot:
     maker: ModelMaker | None = None
 
     @property
-    def task(self) -> Task:
+    def task(self) -> WorkerTask:
         """Task of the training."""
         return TASKS[self.task_name]
 

@@ -39,11 +39,11 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
-from recsuite.datasets.schema import AUDIENCE, LISTS
+from recsuite.datasets.schema import ITEM_HISTORY, LISTS
 from recsuite.ids import UNKNOWN_ID
 from recsuite.models.layers import DistinctRows
 from recsuite.models.rows import SharedRows
-from recsuite.runtime.process import named
+from recsuite.runtime.process import profiler_range
 from recsuite.sharding.dynamic import NO_ROW, DynamicSpec, DynamicTable, Placement, rows_per_rank
 from recsuite.sharding.exchange import Exchange, open_exchange
 from recsuite.sharding.recommender import of_tables
@@ -345,7 +345,7 @@ class CountsExchange(Awaitable[Awaitable[LookupRequest]]):
         super().__init__()
         self.layout = layout
         self.features = features
-        with named("input exchange"):
+        with profiler_range("input exchange"):
             self.wanted = _with_ids(layout, features) if layout.dynamic else _keys_alone(layout, features)
             keys = self.wanted.keys
             outgoing = exchange.outgoing("keys", keys.shape, layout.key_dtype)
@@ -357,7 +357,7 @@ class CountsExchange(Awaitable[Awaitable[LookupRequest]]):
             self.keys = exchange.send_keys(outgoing, header)
 
     def _wait_impl(self) -> Awaitable[LookupRequest]:
-        with named("input exchange"):
+        with profiler_range("input exchange"):
             return KeysExchange(self, self.keys.counts()[:, 1:])
 
 
@@ -382,7 +382,7 @@ class KeysExchange(Awaitable[LookupRequest]):
         )
 
     def _wait_impl(self) -> LookupRequest:
-        with named("input exchange"):
+        with profiler_range("input exchange"):
             self.request.rows = self.keys.keys().long()
             for part, piece in self.layout.pieces(self.request):
                 # Ids are kept: only the step itself decides which ids have a row.
@@ -538,7 +538,7 @@ def _resolve_part(part: DynamicPart, request: LookupRequest, pieces: list[slice]
             request.rows[piece] = found
 
 
-def take_unknown(request: LookupRequest, rows: torch.Tensor) -> None:
+def fill_unknown_rows(request: LookupRequest, rows: torch.Tensor) -> None:
     """Use the unknown row for ids with a marked row. rows: the returned rows, float32 [n, D]."""
     is_missing = rows.view(torch.int32)[:, 0] == MARK
     missing = is_missing.nonzero().view(-1)
@@ -631,7 +631,7 @@ class CpuTables(ShardedEmbeddingCollection):
             # so on all ranks.
             request = CountsExchange(self.layout, self.exchange, request.features).wait().wait()
         if not request.is_resolved:
-            with named("lookup"):
+            with profiler_range("lookup"):
                 resolve(self.layout, request, self.training)
         if self.post_lookup_tracker_fn is not None:
             # TorchRec calls its tracker in the lookup that this one replaces.
@@ -685,7 +685,7 @@ def _module_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
 def shared_in(names: Sequence[str]) -> Sequence[str]:
     """Return the features whose rows are summed without a copy for each value, which would cost more."""
     # With item histories the rows of other features have a prior, whose gradient differs for each event.
-    return LISTS if AUDIENCE in names else names
+    return LISTS if ITEM_HISTORY in names else names
 
 
 def expanded_in(request: LookupRequest) -> list[torch.Tensor]:
@@ -708,7 +708,7 @@ class RowLookup(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         """Collective: every rank."""
         ctx.tables, ctx.request = tables, request
-        with named("lookup"):
+        with profiler_range("lookup"):
             mine = tables.exchange.outgoing("rows", (len(request.rows), tables._embedding_dim))
             rows = request.rows if request.missing is None else request.rows.clamp(min=0)
             for part, piece in tables.layout.pieces(request):
@@ -717,11 +717,11 @@ class RowLookup(torch.autograd.Function):
             # Mark the ids without a row in the rows that go back.
             if request.missing is not None:
                 mine.rows.view(torch.int32)[request.missing, 0] = MARK
-        with named("output exchange"):
-            found = tables.exchange.swap(mine, request.received, request.num_sent)()
-        with named("lookup"):
+        with profiler_range("output exchange"):
+            found = tables.exchange.exchange_rows(mine, request.received, request.num_sent)()
+        with profiler_range("lookup"):
             if tables.layout.dynamic:
-                take_unknown(request, found)
+                fill_unknown_rows(request, found)
             return *(found.index_select(0, inverse) for inverse in expanded_in(request)), found
 
     @staticmethod
@@ -734,9 +734,9 @@ class RowLookup(torch.autograd.Function):
         sums.rows.copy_(of_distinct)
         for inverse, gradient in zip(expanded_in(request), of_features, strict=True):
             sums.rows.index_add_(0, inverse, gradient)
-        with named("output exchange"):
-            mine = tables.exchange.swap(sums, request.num_sent, request.received)()
-        with named("optimizer"):
+        with profiler_range("output exchange"):
+            mine = tables.exchange.exchange_rows(sums, request.num_sent, request.received)()
+        with profiler_range("optimizer"):
             if tables._env.world_size > 1:
                 # The loss is the mean over ranks, but each rank's backward started from its own loss.
                 # TorchRec's exchange divides in the same way.

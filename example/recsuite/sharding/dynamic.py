@@ -133,7 +133,7 @@ class Order:
         return [self.first_key(seen, count, horizon), *others]
 
 
-def order_of_waiting() -> Order:
+def eviction_order_of_waiting() -> Order:
     """Return the order in which waiting ids are evicted."""
     # Of equal ids the larger one is evicted: a step adds waiting ids in ascending order, so the first ones
     # stay.
@@ -235,7 +235,7 @@ class Marks:
 
 
 @dataclass(frozen=True)
-class Moving:
+class ResizedShare:
     """Contents of a share on its way to a table of another capacity."""
 
     live: LiveRows
@@ -421,7 +421,7 @@ def is_lower(keys: list[torch.Tensor], others: list[torch.Tensor]) -> torch.Tens
     return lower
 
 
-def turns(home: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def positions_in_buckets(home: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Number the ids of each bucket, in a list where those of a bucket are neighbours.
 
     Returns the buckets, the index of each id's bucket among them, and each id's number within its bucket.
@@ -572,7 +572,7 @@ class Places:
     def _shared_out(self, home: torch.Tensor, horizon: int) -> torch.Tensor:
         """Return the place of each id in a few buckets, NO_ROW for ids beyond the width of a bucket."""
         ordered, indices = home.sort(stable=True)
-        buckets, inverse, turn = turns(ordered)
+        buckets, inverse, turn = positions_in_buckets(ordered)
         slots = slots_in_order(self._keys(buckets, horizon))
         slot = slots[inverse, turn.clamp(max=self.width - 1)]
         places = torch.where(turn < self.width, ordered * self.width + slot, NO_ROW)
@@ -582,7 +582,7 @@ class Places:
         """Assign distinct places to new ids, in place of any earlier ids; return the number of empty ones."""
         before = self.flat_ids.index_select(0, places)
         empty = before == EMPTY
-        self._note_gone(before, places)
+        self._note_removed(before, places)
         self.flat_ids.index_copy_(0, places, ids)
         self.flat_seen.index_fill_(0, places, seen)
         self.count.index_fill_(0, places, count)
@@ -592,7 +592,7 @@ class Places:
         self.taken += number
         return number
 
-    def _note_gone(self, ids: torch.Tensor, places: torch.Tensor) -> None:
+    def _note_removed(self, ids: torch.Tensor, places: torch.Tensor) -> None:
         # An id inserted after the last marks is in no delta yet, so no delta has to remove it.
         left = ids[(ids != EMPTY) & ~self.fresh.index_select(0, places)]
         if len(left):
@@ -600,7 +600,7 @@ class Places:
 
     def empty(self, places: torch.Tensor) -> None:
         """Remove the ids from distinct places."""
-        self._note_gone(self.flat_ids[places], places)
+        self._note_removed(self.flat_ids[places], places)
         self.taken -= len(places)
         self.flat_ids.index_fill_(0, places, EMPTY)
         self.flat_seen.index_fill_(0, places, NEVER)
@@ -609,9 +609,9 @@ class Places:
 
     def marks(self) -> Marks:
         """Return the changes, by id."""
-        return Marks(self.flat_ids[self.touched], self.flat_ids[self.fresh], self.all_gone())
+        return Marks(self.flat_ids[self.touched], self.flat_ids[self.fresh], self.removed_ids())
 
-    def all_gone(self) -> torch.Tensor:
+    def removed_ids(self) -> torch.Tensor:
         """Return the removed ids, some of which may be back."""
         return torch.cat(self.gone) if self.gone else self.flat_ids[:0]
 
@@ -678,7 +678,7 @@ class Places:
         """Find places for ids without one, int64 [n], bucket by bucket."""
         if not len(home):
             return home
-        buckets, inverse, turn = turns(home)
+        buckets, inverse, turn = positions_in_buckets(home)
         free = self.ids.index_select(0, buckets) == EMPTY
         num_free = free.sum(1)
         fits = (torch.bincount(inverse) <= num_free)[inverse]
@@ -701,7 +701,7 @@ class Places:
         for key in reversed(keys):
             best = best[key[best].argsort(stable=True, descending=True)]
         best = best[home[best].argsort(stable=True)]
-        buckets, inverse, turn = turns(home[best])
+        buckets, inverse, turn = positions_in_buckets(home[best])
         there = self._keys(buckets, horizon)
         slot = slots_in_order(there)[inverse, turn.clamp(max=self.width - 1)]
         higher = is_lower([key[inverse, slot] for key in there], [key[best] for key in keys])
@@ -747,7 +747,7 @@ class DynamicTable(EmbeddingTable):
         num_buckets = self.placement.buckets_on(rank)
         self.places = Places(num_buckets, BUCKET_WIDTH, self.clock.order(), self.device)
         num_waiting = num_buckets if spec.admit > 1 else 0
-        self.waiting = Places(num_waiting, BUCKET_WIDTH, order_of_waiting(), self.device)
+        self.waiting = Places(num_waiting, BUCKET_WIDTH, eviction_order_of_waiting(), self.device)
         self.admitted = self.evicted = self.expired = self.unplaced = self.unadmitted = 0
 
     @property
@@ -850,7 +850,7 @@ class DynamicTable(EmbeddingTable):
         rows = torch.full_like(home, NO_ROW)
         if len(ready):
             rows[ready] = self._admit(ids[ready], home[ready])
-            # An id without a place goes on waiting, and tries again when it is seen again.
+            # An id without a place continues waiting, and tries again when it is seen again.
             waiting.empty(places[ready[rows[ready] >= 0]])
         self.unadmitted += len(ids) - len(ready)
         new = places < 0
@@ -881,25 +881,25 @@ class DynamicTable(EmbeddingTable):
         self.remove_expired()
         return Changes(
             self._rows_at(self.places.touched, self.waiting.touched),
-            self._still_gone(self.places),
-            self._still_gone(self.waiting),
+            self._still_removed(self.places),
+            self._still_removed(self.waiting),
         )
 
     def remove_expired(self) -> None:
         """Remove expired ids; otherwise they are removed when they are looked up."""
-        if self._has_looked:
+        if self._has_expired_ids_removed:
             return
         for of in (self.places, self.waiting):
             self._expire(of, of.late(self.clock.horizon))
         self._looked_for = self.clock.horizon
 
     @property
-    def _has_looked(self) -> bool:
+    def _has_expired_ids_removed(self) -> bool:
         """True if no expired id can be left."""
         return self.clock.horizon <= self._looked_for
 
-    def _still_gone(self, of: Places) -> torch.Tensor:
-        gone = of.all_gone()
+    def _still_removed(self, of: Places) -> torch.Tensor:
+        gone = of.removed_ids()
         return gone[of.match(self._home(gone), gone) < 0].sort().values if len(gone) else gone
 
     def export(self, changed: bool = False) -> RowSlots:
@@ -1045,28 +1045,28 @@ class DynamicTable(EmbeddingTable):
 
     def counts(self) -> Counts:
         """Return the number of rows, and the counters since the beginning."""
-        is_sure = self._has_looked or not self.spec.ttl
+        is_sure = self._has_expired_ids_removed or not self.spec.ttl
         held, horizon = (self.places, self.waiting), self.clock.horizon
         live, waiting = (of.taken if is_sure else int(of.alive(horizon).sum()) for of in held)
         return Counts(
             live, waiting, self.admitted, self.evicted, self.expired, self.unplaced, self.unadmitted
         )
 
-    def resized(self, capacity: int) -> Moving:
+    def resized(self, capacity: int) -> ResizedShare:
         """Return the contents of this share, and leave it empty, laid out for another capacity.
 
         The contents go to the ranks that own the buckets by the new `placement`, and `settle` inserts them.
         """
         # Expired ids do not move, and deltas have to remove them.
         self.remove_expired()
-        moving = Moving(self.live(), self.places.marks(), self.waiting.marks())
+        moving = ResizedShare(self.live(), self.places.marks(), self.waiting.marks())
         self._lay_out(capacity)
         num_buckets = self.placement.buckets_on(self.rank)
         self.places.reset(num_buckets)
         self.waiting.reset(num_buckets if self.spec.admit > 1 else 0)
         return moving
 
-    def settle(self, moving: Moving) -> int:
+    def settle(self, moving: ResizedShare) -> int:
         """Insert what `resized` returned, with its marks; return the number of rows without a place."""
         dropped = self.put(moving.live)
         self.places.mark(self._home, moving.marks)

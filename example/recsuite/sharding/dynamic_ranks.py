@@ -21,8 +21,8 @@ from recsuite.sharding.dynamic import (
     DynamicTable,
     LiveRows,
     Marks,
-    Moving,
     Placement,
+    ResizedShare,
     Waiting,
 )
 
@@ -166,7 +166,7 @@ def _places(
 Send = Callable[[torch.Tensor], torch.Tensor]
 
 
-def exchanged(moving: Moving, placement: Placement) -> Moving:
+def exchanged(moving: ResizedShare, placement: Placement) -> ResizedShare:
     """Send the contents of shares to their ranks by a placement. Collective: every rank.
 
     Returns the contents that belong to this rank.
@@ -187,7 +187,7 @@ def exchanged(moving: Moving, placement: Placement) -> Moving:
         rows(live.count),
         Waiting(waits(waiting.ids), waits(waiting.count), waits(waiting.seen)),
     )
-    return Moving(arrived, _marks(moving.marks, send), _marks(moving.waiting_marks, send))
+    return ResizedShare(arrived, _marks(moving.marks, send), _marks(moving.waiting_marks, send))
 
 
 def _marks(marks: Marks, send: Callable[[torch.Tensor], Send]) -> Marks:
@@ -214,7 +214,7 @@ def _sender(ranks: torch.Tensor, world_size: int) -> Send:
 STEPS_BETWEEN_GROWTH = 32
 
 
-class DynamicTables(Protocol):
+class DynamicTableStates(Protocol):
     """Module with dynamic tables."""
 
     def dynamic_rows(self) -> Mapping[str, DynamicTable]:
@@ -232,7 +232,7 @@ def dynamic_rows(model: nn.Module) -> dict[str, DynamicTable]:
     return {name: rows for module in dynamic_modules(model) for name, rows in module.dynamic_rows().items()}
 
 
-def dynamic_modules(model: nn.Module) -> list[DynamicTables]:
+def dynamic_modules(model: nn.Module) -> list[DynamicTableStates]:
     """Return the modules with dynamic tables. Not collective."""
     return [module for module in model.modules() if hasattr(module, "dynamic_rows")]  # type: ignore[misc]
 
@@ -277,7 +277,7 @@ def grow(model: nn.Module, step: int) -> list[str]:
 
 def resize(rows: DynamicTable, capacity: int) -> None:
     """Change the capacity of a table, and move every row to the rank of its new bucket. Collective."""
-    moving: Moving = rows.resized(capacity)
+    moving: ResizedShare = rows.resized(capacity)
     rows.settle(exchanged(moving, rows.placement))
 
 

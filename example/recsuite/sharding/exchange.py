@@ -78,7 +78,7 @@ class Exchange:
             return KeyTransfer(keys, header)
         return KeyMessages(self, keys, header)
 
-    def swap(
+    def exchange_rows(
         self, outgoing: Outgoing, num_out: list[int], num_in: list[int], starts: list[int] | None = None
     ) -> Callable[[], torch.Tensor]:
         """Send rows; return a function that waits for the received rows, sorted by rank. Collective.
@@ -342,7 +342,7 @@ class SharedExchange(Exchange):
         """See `Exchange`."""
         return SharedKeys(self, keys, header)
 
-    def swap(
+    def exchange_rows(
         self, outgoing: Outgoing, num_out: list[int], num_in: list[int], starts: list[int] | None = None
     ) -> Callable[[], torch.Tensor]:
         """See `Exchange`."""
@@ -365,7 +365,9 @@ class SharedExchange(Exchange):
         mine = self.outgoing("dense", numbers.shape)
         mine.rows.copy_(numbers)
         # Every rank takes all numbers of all ranks.
-        wait = SharedExchange.swap(self, mine, [0] * self.world_size, [len(numbers)] * self.world_size)
+        wait = SharedExchange.exchange_rows(
+            self, mine, [0] * self.world_size, [len(numbers)] * self.world_size
+        )
         # Summed in the order of the ranks, on each of them.
         return lambda: wait().view(self.world_size, -1).sum(0)
 
@@ -424,7 +426,7 @@ class SharedKeys(KeyTransfer):
         # The header has a row for each rank, so an exchange of rows gives each rank its header.
         mine = exchange.outgoing("counts", header.shape, header.dtype)
         mine.rows.copy_(header)
-        self.wait = exchange.swap(mine, one_each, one_each)
+        self.wait = exchange.exchange_rows(mine, one_each, one_each)
 
     def counts(self) -> torch.Tensor:
         """See `KeyTransfer`."""
@@ -435,7 +437,7 @@ class SharedKeys(KeyTransfer):
         """See `KeyTransfer`."""
         num_in = self.header[:, 1:].sum(1).tolist()
         # The keys were written before the header, so they need no sequence number of their own.
-        return self.exchange.swap(self.outgoing, [], num_in, self.header[:, 0].tolist())()
+        return self.exchange.exchange_rows(self.outgoing, [], num_in, self.header[:, 0].tolist())()
 
 
 class MixedExchange(SharedExchange):
@@ -450,7 +452,7 @@ class MixedExchange(SharedExchange):
         # Also on a rank that has mapped all others: all ranks have to take part in the same collective.
         return Exchange.add_up(self, numbers)
 
-    def swap(
+    def exchange_rows(
         self, outgoing: Outgoing, num_out: list[int], num_in: list[int], starts: list[int] | None = None
     ) -> Callable[[], torch.Tensor]:
         """See `Exchange`."""

@@ -36,7 +36,7 @@ from recsuite.models.heads import TwoSided
 from recsuite.models.layers import Links, Members
 from recsuite.models.rows import FeatureRows, JoinedRows, LookedUp, with_row_scale
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, require_shape, widths_of
-from recsuite.runtime.process import named
+from recsuite.runtime.process import profiler_range
 
 # A user's metric: a function of predictions and labels, both numpy float32 [n].
 Metric = Callable[[np.ndarray, np.ndarray], float]
@@ -49,7 +49,7 @@ class ModelInput(Pipelineable):
     features: the rows to look up, a KeyedJaggedTensor; labels and weights: float32 [B], the weight of padding
     is 0; more_labels and more_weights: of the labels after the first, float32 [B, L - 1], both 0 where an
     event lacks one; all_labels and all_weights: of all L labels, float32 [B, L]; numbers: dense features,
-    float32 [B, numbers]; had: bits of the negatives that the user had, uint8 [B, bytes], see
+    float32 [B, numbers]; seen_bits: bits of the negatives that the user had, uint8 [B, bytes], see
     `datasets.batching.Batch`; members: of its histories; links: of its lists. Made in the main process
     from a worker's plain arrays; `to` moves all of it, so that TorchRec's pipelines can copy it ahead of
     time.
@@ -63,7 +63,7 @@ class ModelInput(Pipelineable):
     labels: torch.Tensor
     weights: torch.Tensor
     numbers: torch.Tensor
-    had: torch.Tensor
+    seen_bits: torch.Tensor
     members: Members
     links: Links
     more_labels: torch.Tensor
@@ -132,7 +132,7 @@ class Recommender(nn.Module):
     def forward(self, batch: ModelInput) -> Any:
         """Return the output of the model. Collective: every rank."""
         # Without lookup and output exchange, which have names of their own.
-        with named("input exchange"):
+        with profiler_range("input exchange"):
             looked_up = [tables(batch.features) for tables in self.embeddings]
         return self.compute(looked_up, batch)
 

@@ -67,12 +67,12 @@ def _script_of_labels(config: DataConfig) -> str:
     """Return the script for several binary labels, or for a log like Criteo's, whose events have no users: 40
     columns without names, or a schema that gives all events the same user; "" for other data.
     """
-    from recsuite.datasets.source import is_own
+    from recsuite.datasets.source import is_user_tables
     from recsuite.datasets.tables.description import given_in
     from recsuite.datasets.tables.files import find_tables, schema_path
     from recsuite.datasets.tables.formats import TextFile
 
-    if not is_own(config):
+    if not is_user_tables(config):
         return ""
     written = schema_path(config.data_path)
     if written.exists():

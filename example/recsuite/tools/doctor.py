@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recsuite.config.config import Config
-from recsuite.errors import LINES, UserError, counted, harmless
+from recsuite.errors import LINES, UserError, counted, escaped
 from recsuite.files import reason_of
 from recsuite.runtime.host import (
     allowed_cores,
     check_versions,
+    describe_memory,
     gib,
     installed_versions,
-    memory_in_words,
     mib,
 )
 from recsuite.runtime.process import Launch, choose_device, read_launch
@@ -35,13 +35,13 @@ def diagnose(config: Config) -> int:
     checks: dict[str, Callable[[], str]] = {
         "versions": check_packages,
         "device": lambda: check_device(launch),
-        "memory": memory_in_words,
+        "memory": describe_memory,
         "data": lambda: check_data(config),
     }
     for name, check in checks.items():
         text, fault = examined(check)
         faults += fault
-        print(harmless(f"{'fault' if fault else 'ok':<5}  {name:<8}  {text}", LINES), flush=True)
+        print(escaped(f"{'fault' if fault else 'ok':<5}  {name:<8}  {text}", LINES), flush=True)
     print(counted(faults, "fault") if faults else "No fault; `python -m torch.utils.collect_env` shows more.")
     return 1 if faults else 0
 

@@ -53,11 +53,11 @@ from recsuite.files import LARGEST, local, typed
 from recsuite.runtime.host import stat_fields
 from recsuite.runtime.process import launch_name, read_launch
 from recsuite.serving.export import write_export
-from recsuite.serving.recommend import Told
+from recsuite.serving.recommend import TrainingFeatures
 from recsuite.serving.request import check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
-from recsuite.tools.script import joined
+from recsuite.tools.script import joined_launch
 
 if TYPE_CHECKING:
     import pandas
@@ -83,7 +83,7 @@ class FittedModel(ServedModel):
         model.save("served")
     """
 
-    _data: Told
+    _data: TrainingFeatures
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class FittedModel(ServedModel):
             entity: {str(name): frame[name].to_numpy() for name in frame if derived(str(name))}
             for entity, frame in ((USER, raw.users), (ITEM, raw.items))
         }
-        self._data = Told(raw, snapshot.schema, lists.lists)
+        self._data = TrainingFeatures(raw, snapshot.schema, lists.lists)
         self.tell(self._data)
 
     def __repr__(self) -> str:
@@ -327,8 +327,7 @@ def _value_of(name: str, value: Any) -> Any:
 def _check_launch() -> None:
     if read_launch().world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         raise UserError(
-            "The ranks of this launch have no launcher in common by which they would find one folder; start "
-            "them with torchrun."
+            "fit on several ranks requires a common launcher to agree on a folder; start them with torchrun."
         )
 
 
@@ -370,7 +369,7 @@ def _folder_of_launch() -> Iterator[Path]:
         if isinstance(error, UserError):
             # The files of tables in memory are temporary.
             said = re.sub(rf"{re.escape(str(folder))}/data/(\w+)\.parquet", r"the table \1", str(error))
-            raise UserError(said.replace("mend the file", "mend it")) from None
+            raise UserError(said.replace("fix the file", "fix it")) from None
         raise
 
 
@@ -433,7 +432,7 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
     from recsuite.training.loop import begin_training
 
     with (
-        joined(config, given) as (config, context),
+        joined_launch(config, given) as (config, context),
         observing(config, context) as observers,
     ):
         with ExitStack() as stack:

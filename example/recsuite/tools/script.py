@@ -17,9 +17,9 @@ from recsuite.config.parser import check_read, parse_given, present_words, unrea
 from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
 from recsuite.config.sections import DataConfig, require
 from recsuite.errors import BrokenLaunchError, UserError
-from recsuite.runtime.console import end_when_unread, say, shown, stage
+from recsuite.runtime.console import end_when_pipe_closes, say, showing_progress, stage
 from recsuite.runtime.ending import (
-    name_lost_peers,
+    identify_lost_peers,
     record_crash,
     report_broken_launch,
     report_lost_worker,
@@ -73,7 +73,7 @@ def run_script(main: Callable[[], int]) -> None:
     # of the signal always ends the process, its workers end with it, and no file is left half written. A
     # training that writes checkpoints has a handler of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    end_when_unread(checkpoint_first=True)
+    end_when_pipe_closes(checkpoint_first=True)
     end_with(main)
 
 
@@ -144,7 +144,7 @@ def run_modes(
     if config.is_alone:
         return run_alone(config, given, model)
     check_machine()
-    with shown():
+    with showing_progress():
         run(config, given, modes, after, model, added)
     return 0
 
@@ -159,12 +159,12 @@ def run(
 ) -> None:
     """Run the modes of a configuration, see `run_modes`. Collective: every rank.
 
-    given: the flags of the command line; defaults: see `joined`.
+    given: the flags of the command line; defaults: see `joined_launch`.
     """
-    # With a checkpoint this is known only after its flags are read: then `joined` prints it.
+    # With a checkpoint this is known only after its flags are read: then `joined_launch` prints it.
     if not config.checkpoint.reads:
-        say_if_synthetic(config.data)
-    with joined(config, given, defaults) as (config, context):
+        print_if_synthetic(config.data)
+    with joined_launch(config, given, defaults) as (config, context):
         modes = {"compact": lambda config, context: compact(config, context, model), **modes}
         section = config.checkpoint
         kind = "inc_dump" if section.inc_dump else "dump" if section.dump else "train"
@@ -194,7 +194,7 @@ def check_machine() -> None:
     """Refuse too few file descriptors and packages that do not match. Does not import torch.
 
     Raises:
-        UserError: with the command that mends it.
+        UserError: with the command that fixes it.
     """
     check_descriptors()
     check_versions()
@@ -224,7 +224,7 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
         propose(config.data.schema).show()
         return 0
     check_machine()
-    with shown():
+    with showing_progress():
         if config.serving.export:
             from recsuite.serving.export import export
 
@@ -237,7 +237,7 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
 
 
 @contextlib.contextmanager
-def joined(
+def joined_launch(
     config: Config, given: frozenset[str] = frozenset(), defaults: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Config, RuntimeContext]]:
     """Join the process group of this launch, and agree on one configuration. Collective: every rank.
@@ -255,7 +255,7 @@ def joined(
         context = init_runtime(config)
         yield _agree_on_flags(config, given, defaults), context
     except Exception as error:
-        name_lost_peers(error, config)
+        identify_lost_peers(error, config)
         raise
     finally:
         cleanup_runtime()
@@ -264,7 +264,7 @@ def joined(
 def _agree_on_flags(config: Config, given: frozenset[str], defaults: frozenset[str] = frozenset()) -> Config:
     """Return the same configuration on every rank, except flags of one machine. Collective: every rank."""
     # This imports torch, which a data worker must not do.
-    from recsuite.datasets.opening import check_same_flags, fitted_to_tables, of_this_machine
+    from recsuite.datasets.opening import check_same_flags, fitted_to_tables, with_machine_flags
 
     check_same_flags(config)
 
@@ -282,13 +282,13 @@ def _agree_on_flags(config: Config, given: frozenset[str], defaults: frozenset[s
             fitted.model.task == found.model.task,
             f"The checkpoint is of a training with --task {found.model.task}, and the labels of --data_path "
             f"{found.data.data_path} are for --task {fitted.model.task}; give the data of that training, or "
-            "train anew on these",
+            "train again on these",
         )
         return fitted
 
-    config = of_this_machine(config, broadcast_from_rank0(decided))
+    config = with_machine_flags(config, broadcast_from_rank0(decided))
     if config.checkpoint.reads:
-        say_if_synthetic(config.data)
+        print_if_synthetic(config.data)
     return config
 
 
@@ -321,7 +321,7 @@ def fitted_to_data(config: Config, given: frozenset[str]) -> tuple[Config, str]:
     return config, fitting_preset(config, given) if config.model.preset == AUTO else config.model.preset
 
 
-def say_if_synthetic(config: DataConfig) -> None:
+def print_if_synthetic(config: DataConfig) -> None:
     """Print from rank 0 if the ratings are synthetic. Not collective."""
     if config.is_synthetic and read_launch().rank == 0:
         say(SYNTHETIC_NOTICE)
@@ -432,18 +432,18 @@ def report_test(
         model, progress = rs.restore(data, args, runtime, make_model)
         rs.report_test(model, progress, data, args, runtime)
     """
-    from recsuite.monitoring.report import say_results
+    from recsuite.monitoring.report import print_results
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import describe_step
     from recsuite.training.steps import InputPipeline
-    from recsuite.training.stream import say_rest
+    from recsuite.training.stream import report_rest_of_stream
 
     evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
     if config.stream.stream:
-        say_rest(evaluator, model.model, progress, data.columns, context)
+        report_rest_of_stream(evaluator, model.model, progress, data.columns, context)
         return
     test = evaluator.test(model.model, progress.epoch)
-    say_results(describe_step(progress), test, data.columns, config, context)
+    print_results(describe_step(progress), test, data.columns, config, context)
 
 
 def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:

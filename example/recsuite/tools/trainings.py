@@ -56,7 +56,7 @@ def started(commands: Mapping[str, Sequence[object]]) -> Iterator[dict[str, subp
     """
     if read_launch().world_size > 1:
         raise UserError(
-            f"{script_name()} starts trainings of its own, which ranks of one launch would take for theirs; "
+            f"{script_name()} starts trainings of its own and cannot run under a launcher; "
             "run it with python alone."
         )
     begun: dict[str, subprocess.Popen[bytes]] = {}
@@ -90,7 +90,7 @@ def have_ended(begun: Mapping[str, subprocess.Popen[bytes]]) -> bool:
     statuses = {name: process.poll() for name, process in begun.items()}
     for name, status in statuses.items():
         if status:
-            raise UserError(f"The {name} ended with status {status}; see what it said above.")
+            raise UserError(f"The {name} ended with status {status}; see its output above.")
     return all(status == 0 for status in statuses.values())
 
 

@@ -198,7 +198,7 @@ class CheckpointerProtocol(Protocol):
         """Handle a wait for more data, with all training so far saved; may end the process."""
         return
 
-    def on_fold(self) -> None:
+    def on_rescale(self) -> None:
         """Handle that all rows of all tables were rescaled, with the same meaning."""
         return
 

@@ -33,7 +33,7 @@ from recsuite.datasets.metrics import (
 )
 from recsuite.datasets.schema import ITEM, LISTS, USER, YES_NO
 from recsuite.models.co_occurrence import GROUPS, CoOccurrence, learned_spreads
-from recsuite.models.tasks import TASKS, ResponseTask, Task, first_label, predictions_of
+from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0
 from recsuite.sharding.recommender import ModelInput, Recommender
@@ -111,7 +111,7 @@ class PredictionEvaluator:
     """Evaluator of predicted labels."""
 
     def __init__(
-        self, task: Task, input_pipeline: InputPipeline, columns: Columns, context: RuntimeContext
+        self, task: WorkerTask, input_pipeline: InputPipeline, columns: Columns, context: RuntimeContext
     ) -> None:
         self.task = task
         self.input_pipeline = input_pipeline
@@ -238,7 +238,9 @@ class PredictionEvaluator:
         dataset = self.input_pipeline.loader.dataset
         shape = dataset.num_steps(split, window=window), dataset.batch_size
         mine = torch.empty(*shape, device=self.context.device)
-        for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context, window)):
+        for step, batch in enumerate(
+            batches_with_progress(self.input_pipeline, split, epoch, self.context, window)
+        ):
             output = model(batch.to(self.context.device, non_blocking=True)).output
             found = predictions_of(model.module.recommender.head, self.task, output, self.schema)
             if mine.shape[2:] != found.shape[1:]:
@@ -247,7 +249,7 @@ class PredictionEvaluator:
         return in_order(mine, len(dataset.positions_of(split, window)), self.context)
 
 
-def shown_batches(
+def batches_with_progress(
     input_pipeline: InputPipeline,
     split: str,
     epoch: int,
@@ -374,14 +376,14 @@ class RankingEvaluator:
                 # The item itself is not counted: ranks start at 1.
                 own_case, own_item = np.arange(len(is_above)), cases.items[part]
                 case, item = cases.seen(part)
-                is_own = own_item[case] == item
+                is_user_tables = own_item[case] == item
                 for cases_of, items_of in ((own_case, own_item), (case, item)):
                     here = (items_of >= first) & (items_of < first + len(items))
                     is_above[torch.from_numpy(cases_of[here]), torch.from_numpy(items_of[here] - first)] = (
                         False
                     )
                 mine[part] += is_above.sum(dim=1)
-                mine[part][torch.from_numpy(case[is_own])] = never_found(self.num_items)
+                mine[part][torch.from_numpy(case[is_user_tables])] = never_found(self.num_items)
         return in_order(found, cases.number, self.context)
 
     def _embed(
@@ -391,7 +393,7 @@ class RankingEvaluator:
         cases, device = self.cases[split], self.context.device
         # As in `PredictionEvaluator.predict`.
         users, scores = torch.empty(0), torch.empty(cases.shape, device=device)
-        for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context)):
+        for step, batch in enumerate(batches_with_progress(self.input_pipeline, split, epoch, self.context)):
             user, item = model(batch.to(device, non_blocking=True)).output.unbind(dim=1)
             if step == 0:
                 # As wide as the model's vectors.
@@ -406,7 +408,7 @@ class RankingEvaluator:
         dataset = self.input_pipeline.loader.dataset
         first = 0
         sizes = dataset.step_sizes("catalogue")
-        batches = shown_batches(self.input_pipeline, "catalogue", epoch, self.context)
+        batches = batches_with_progress(self.input_pipeline, "catalogue", epoch, self.context)
         for size, batch in zip(sizes, batches, strict=True):
             vectors = model(batch.to(self.context.device, non_blocking=True)).output
             # A strided view of a larger tensor, which a collective does not accept.

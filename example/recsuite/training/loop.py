@@ -19,9 +19,9 @@ from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import Window
-from recsuite.errors import counted, four_places
+from recsuite.errors import counted, format_metric
 from recsuite.models.co_occurrence import standard_error
-from recsuite.models.tasks import TASKS, ModelMaker, Task
+from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import (
     RuntimeContext,
@@ -59,8 +59,14 @@ from recsuite.training.state import (
     stops_early,
 )
 from recsuite.training.steps import InputPipeline, Pass, learn, start_clock
-from recsuite.training.stream import StreamWindows, WindowLines, describe_growth
-from recsuite.training.weights import BestInMemory, check_finite, check_sound, fold_scale, unsound
+from recsuite.training.stream import StreamWindows, WindowLog, describe_growth
+from recsuite.training.weights import (
+    InMemoryBest,
+    apply_row_scale,
+    check_finite,
+    check_no_invalid_weights,
+    describe_invalid_weights,
+)
 
 # The share of the epochs after which spreads are learned. Before that, rows are small because they have
 # learned little, and not because of the prior.
@@ -97,7 +103,7 @@ class Training:
         self.columns = data.columns
         self.task = TASKS[config.model.task]
         # Also a training without checkpoints is tested with its best weights.
-        self.checkpointer = checkpointer or BestInMemory(config.training, context)
+        self.checkpointer = checkpointer or InMemoryBest(config.training, context)
         self.progress = self.checkpointer.start
         self.unit = data.columns.schema.labels
         self.part: TrainingPass
@@ -108,7 +114,7 @@ class Training:
         self.windows: StreamWindows | None = None
         if config.stream.stream:
             self.windows = StreamWindows(data, config, context)
-            self.lines = WindowLines(self.task, self.unit, context)
+            self.lines = WindowLog(self.task, self.unit, context)
             self.stream = self.windows.begin(self.progress.stream)
         # The workers start on the first batches, while the model is built.
         if self.stream.is_under_way if self.windows else self.has_epochs_left:
@@ -209,7 +215,7 @@ class Training:
                 part.end(self.validate())
         if self.windows is not None:
             self.close()
-            self.say_dynamic_tables()
+            self.print_dynamic_tables()
         elif self.epochs and self.train_state.prior is not None:
             self.context.say(describe_spreads(self.train_state.head))
 
@@ -234,10 +240,10 @@ class Training:
                 model, labels = self.train_state.model, self.windows.labels_of(window)
                 predicted = self.evaluator.window(model, self.progress.epoch, window, labels)
                 self.stream = self.windows.begun(self.stream, window, predicted)
-        if fold_scale(self.train_state):
+        if apply_row_scale(self.train_state):
             # It may wait for a checkpoint that is still being written.
             with self.phase(self.checkpointer.phase):
-                self.checkpointer.on_fold()
+                self.checkpointer.on_rescale()
         return True
 
     def _next_window(self, windows: StreamWindows) -> Window | None:
@@ -247,7 +253,7 @@ class Training:
             if not is_waiting:
                 self.lines.say()
                 # The stream may never end, and other trainings print it at the end.
-                self.say_dynamic_tables()
+                self.print_dynamic_tables()
                 self.context.say(windows.describe_wait(self.stream))
                 is_waiting = True
             with self.phase(self.checkpointer.phase):
@@ -297,7 +303,7 @@ class Training:
             if has_stopped:
                 self.context.say(describe_early_stop(self.progress, self.task, self.config.training))
             with self.phase(self.checkpointer.phase):
-                best = self.take_best()
+                best = self.restore_best_weights()
             # Only now: no choice may depend on the test.
             with self.phase("evaluation"):
                 test = self.evaluator.test(self.train_state.model, best.epoch)
@@ -326,12 +332,12 @@ class Training:
             )
 
     def _check_weights(self, changed: bool = False) -> None:
-        """Refuse weights that no trained model has; changed: see `unsound`. Collective."""
+        """Refuse weights that no trained model has; changed: see `describe_invalid_weights`. Collective."""
         dense, tables = self.checkpointer.dense, self.checkpointer.tables
-        faults = all_gather_object(lambda: unsound(dense, tables, changed))
-        check_sound(faults, self.progress.step, self.config.optimizer)
+        faults = all_gather_object(lambda: describe_invalid_weights(dense, tables, changed))
+        check_no_invalid_weights(faults, self.progress.step, self.config.optimizer)
 
-    def say_dynamic_tables(self) -> None:
+    def print_dynamic_tables(self) -> None:
         """Print the rows and counters of dynamic tables. Collective: every rank."""
         sentence = describe_counts(counts_of(dynamic_rows(self.train_state.model)))
         if sentence:
@@ -387,7 +393,7 @@ class Training:
             self.epochs.append(dataclasses.replace(epoch, losses=epoch.losses[:0]))
         else:
             self.context.say(describe_epoch(epoch, self.task, self.unit, self.config.training))
-            self.say_dynamic_tables()
+            self.print_dynamic_tables()
             self.epochs.append(epoch)
 
     def _learn_spreads(self) -> None:
@@ -406,10 +412,12 @@ class Training:
         if self.train_state.prior is not None and best is not None:
             leeway = standard_error(best, self.columns.num_validation)
         # Only one rank decides: other machines may round differently.
-        found: Progress = broadcast_from_rank0(lambda: judged(self.progress, value, self.task, leeway))
+        found: Progress = broadcast_from_rank0(
+            lambda: with_validation(self.progress, value, self.task, leeway)
+        )
         return found
 
-    def take_best(self) -> Progress:
+    def restore_best_weights(self) -> Progress:
         """Restore the best weights, if they were saved, and print their epoch; return their progress.
         Collective: every rank.
         """
@@ -419,13 +427,13 @@ class Training:
         best = self.checkpointer.restore_best(self.train_state)
         if best is None:
             self.context.say(
-                f"the test is read with the last weights, of epoch {progress.epoch}: no better ones were kept"
+                f"the test uses the last weights, of epoch {progress.epoch}: no better ones were kept"
             )
             return progress
         wanted = progress.epoch - progress.epochs_since_best
         lost = f" that is still there; epoch {wanted} was better, but its checkpoint is gone"
         self.context.say(
-            f"the test is read with the weights of epoch {best.epoch}, the best on the validation "
+            f"the test uses the weights of epoch {best.epoch}, the best on the validation "
             f"{self.unit}{lost if best.epoch < wanted else ''}"
         )
         return best
@@ -472,7 +480,7 @@ def _largest(value: float, context: RuntimeContext) -> float:
     return float(largest)
 
 
-def judged(progress: Progress, value: float, task: Task, leeway: float) -> Progress:
+def with_validation(progress: Progress, value: float, task: WorkerTask, leeway: float) -> Progress:
     """Return the progress at the end of an epoch with a value of the main metric.
 
     The epoch counts as the best unless an earlier one was better by the leeway.
@@ -484,10 +492,10 @@ def judged(progress: Progress, value: float, task: Task, leeway: float) -> Progr
     return dataclasses.replace(progress, best=best, epochs_since_best=0)
 
 
-def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) -> str:
+def describe_epoch(epoch: Epoch, task: WorkerTask, unit: str, config: TrainingConfig) -> str:
     """Describe an epoch in one line; unit: the noun for events."""
     validation = ", ".join(
-        f"{label} {four_places(epoch.validation[name])}"
+        f"{label} {format_metric(epoch.validation[name])}"
         for name, label in task.labels_for(epoch.validation).items()
         if name in task.epoch_metrics or name not in task.metrics
     )
@@ -498,7 +506,7 @@ def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) 
     )
 
 
-def describe_early_stop(progress: Progress, task: Task, config: TrainingConfig) -> str:
+def describe_early_stop(progress: Progress, task: WorkerTask, config: TrainingConfig) -> str:
     """Describe in one line why a training ended before its last epoch."""
     assert progress.best is not None
     return (

@@ -20,9 +20,9 @@ class StreamProgress:
     begin, end: of the window under way; if there is none, both are the end of the last window. time: of the
     last event before `end`, in seconds since 1970. begins_at: the clock of event time, which is the time of
     the first event of the last window. events_per_file: of the data when they were last read, to detect new
-    events; late: see `datasets.streams.Past`; digest: of all events before `end`. predicted: metrics of the
-    window under way, which is predicted before it is trained on; sums, counts: of the metrics of all windows
-    before it.
+    events; late: see `datasets.streams.StreamState`; digest: of all events before `end`. predicted: metrics
+    of the window under way, which is predicted before it is trained on; sums, counts: of the metrics of all
+    windows before it.
     """
 
     begin: int = 0

@@ -29,7 +29,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
 from recsuite.models.co_occurrence import Prior
 from recsuite.models.tasks import TASKS, ModelMaker, require_shape
-from recsuite.runtime.process import RuntimeContext, named
+from recsuite.runtime.process import RuntimeContext, profiler_range
 from recsuite.sharding.plan import build_model
 from recsuite.sharding.recommender import Metric, ModelInput
 from recsuite.sharding.table_rules import RowWiseAdagrad, TableRule
@@ -204,7 +204,7 @@ class ShardedModel:
 
     def __call__(self, batch: ModelInput) -> torch.Tensor:
         """Return the loss of this rank's events, float32 []. Collective: every rank."""
-        with named("dense"):
+        with profiler_range("dense"):
             loss, output = self.model(batch)
         require_shape(loss, 0, "A loss must be one number", "return (batch.weights * losses).mean()")
         self.loss = loss.detach()
@@ -223,7 +223,7 @@ class ShardedModel:
         # The time until the step is mostly the backward.
         self.is_pending = True
         self._between.close()
-        self._between.enter_context(named("backward"))
+        self._between.enter_context(profiler_range("backward"))
 
     def step(self, loss: torch.Tensor | None = None) -> None:
         """Update the dense part by the gradients since the last step, and clear them. Collective.
@@ -234,7 +234,7 @@ class ShardedModel:
         if loss is not None:
             self.loss = loss.detach()
         self.is_pending = False
-        with named("optimizer"):
+        with profiler_range("optimizer"):
             self.optimizer.step()
             self.dense_optimizer.zero_grad()
 

@@ -23,7 +23,7 @@ from recsuite.datasets.batching import Batch
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.schema import HISTORY
 from recsuite.models.layers import Links, Members, repeated
-from recsuite.runtime.process import STEP, RuntimeContext, named
+from recsuite.runtime.process import STEP, RuntimeContext, profiler_range
 from recsuite.sharding.dynamic import DynamicTable
 from recsuite.sharding.dynamic_ranks import begin_step, dynamic_modules, dynamic_rows, grow
 from recsuite.sharding.recommender import ModelInput
@@ -100,8 +100,8 @@ class InputPipeline:
             batch.labels,
             batch.weights,
             batch.numbers,
-            batch.had,
-            Members(batch.history_labels, batch.places, batch.gaps, batch.ages, batch.draws),
+            batch.seen_bits,
+            Members(batch.history_labels, batch.places, batch.time_buckets, batch.ages, batch.draws),
             links,
             batch.more_labels,
             batch.more_weights,
@@ -136,7 +136,7 @@ class Overlap(TrainPipelineSparseDist):
     Copying the next batches and exchanging their ids overlap with the computation of the current one.
     """
 
-    def taken(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
+    def device_batches(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         """Yield batches on the device, whose ids were exchanged.
 
         The caller gives each to the model once, and then calls `after_forward`.
@@ -220,7 +220,7 @@ class Pass:
             set_rates(model.optimizer, left, scale.value, progress.step)
             model.table_optimizer.zero_grad()
             start_clock(shares, progress, scale.value)
-            with named(STEP):
+            with profiler_range(STEP):
                 yield next(batches)
                 losses[number] = self._taken_loss()
                 for module in modules:
@@ -249,7 +249,7 @@ class Pass:
 
     def _copied(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         for batch in source:
-            with named("feed"):
+            with profiler_range("feed"):
                 there = batch.to(self.context.device, non_blocking=True)
             yield there
 
@@ -257,7 +257,7 @@ class Pass:
         overlap = Overlap(self.model.model, self.model.optimizer, self.context.device)
         self.model.after_forward = overlap.after_forward
         try:
-            yield from overlap.taken(source)
+            yield from overlap.device_batches(source)
         finally:
             # Evaluation needs the model's plain forward, which TorchRec's pipeline replaces.
             overlap.detach()

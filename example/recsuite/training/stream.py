@@ -16,12 +16,12 @@ from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.metrics import Metrics
-from recsuite.datasets.opening import Data, find_same, load
+from recsuite.datasets.opening import Data, load, open_same_columns
 from recsuite.datasets.preparation.cache import VOCABULARY, owner_of, remove_owned
 from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
-from recsuite.datasets.streams import Past, Prefix, Rule, Window, check_prefix, next_window, num_empty
-from recsuite.errors import UserError, counted, four_places
-from recsuite.models.tasks import Task
+from recsuite.datasets.streams import Prefix, Rule, StreamState, Window, check_prefix, next_window, num_empty
+from recsuite.errors import UserError, counted, format_metric
+from recsuite.models.tasks import WorkerTask
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, launch_name, raise_on_all
 from recsuite.training.callbacks import TrainedWindow
 from recsuite.training.evaluation import Evaluator, PredictionEvaluator
@@ -46,9 +46,9 @@ class StreamWindows:
 
     def begin(self, stream: StreamProgress | None) -> StreamProgress:
         """Return the progress of the stream, with what later reads of the data need."""
-        stream, columns, past = stream or StreamProgress(), self.columns, self._data.past
+        stream, columns, stream_state = stream or StreamProgress(), self.columns, self._data.stream_state
         self._prefix = Prefix(columns.column("keys"), stream.end)
-        return self._noted(stream, past.rules(columns.events_per_file) if columns.num_late else ())
+        return self._noted(stream, stream_state.rules(columns.events_per_file) if columns.num_late else ())
 
     def _read(self, columns: Columns) -> None:
         # Mapped now, because their files may be removed.
@@ -105,14 +105,16 @@ class StreamWindows:
         """
         before = self.columns
         vocabulary = Path(before.folder, VOCABULARY).read_text()
-        past = Past(vocabulary, stream.late, stream.events_per_file, stream.learned, self._owner)
+        stream_state = StreamState(
+            vocabulary, stream.late, stream.events_per_file, stream.learned, self._owner
+        )
         try:
             # --rebuild was done when the data were first read.
-            columns = find_same(self._config.replaced(rebuild=False), self._context, past)
+            columns = open_same_columns(self._config.replaced(rebuild=False), self._context, stream_state)
         except UserError as error:
             assert self.following is not None
             # Possibly half of a file has come, or an event before its item: the next change brings the rest.
-            self.following.say_once(f"{error} The stream waits until the files change again.")
+            self.following.report_once(f"{error} The stream waits until the files change again.")
             return None
         keys = columns.column("keys")
         raise_on_all(lambda: check_prefix(keys, stream.end, stream.digest, columns.source))
@@ -120,7 +122,7 @@ class StreamWindows:
         self._read(columns)
         # A rule that excluded no event need not be saved: later events are under a later rule.
         found_late = columns.num_late > before.num_late
-        return self._noted(stream, past.rules(columns.events_per_file) if found_late else stream.late)
+        return self._noted(stream, stream_state.rules(columns.events_per_file) if found_late else stream.late)
 
     def load(self) -> BatchLoader:
         """Return a loader of the current columns; the one before ends."""
@@ -180,10 +182,10 @@ def describe_growth(before: Columns, columns: Columns) -> str:
 AT_LEAST = 2.0
 
 
-class WindowLines:
+class WindowLog:
     """Log lines about windows, several windows in one line."""
 
-    def __init__(self, task: Task, unit: str, context: RuntimeContext) -> None:
+    def __init__(self, task: WorkerTask, unit: str, context: RuntimeContext) -> None:
         """Start without windows. unit: the noun for events."""
         self.task, self.unit, self.context = task, unit, context
         self._windows: list[TrainedWindow] = []
@@ -202,7 +204,7 @@ class WindowLines:
         self._windows, self._said_at = [], time.monotonic()
 
 
-def describe_windows(windows: list[TrainedWindow], task: Task, unit: str) -> str:
+def describe_windows(windows: list[TrainedWindow], task: WorkerTask, unit: str) -> str:
     """Describe consecutive windows in one line; unit: the noun for events."""
     first, last = windows[0], windows[-1]
     numbers = f"window {last.number}" if len(windows) == 1 else f"windows {first.number} to {last.number}"
@@ -210,7 +212,7 @@ def describe_windows(windows: list[TrainedWindow], task: Task, unit: str) -> str
     name = task.main_metric
     shown = [("", last.validation[name])] if len(windows) == 1 else []
     shown.append((" of all windows", last.overall[name]))
-    errors = ", ".join(f"{task.main_label}{of} {four_places(value)}" for of, value in shown)
+    errors = ", ".join(f"{task.main_label}{of} {format_metric(value)}" for of, value in shown)
     return (
         f"{numbers} ({day(first.first_time)} to {day(last.last_time)}): {counted(number, unit[:-1], unit)}, "
         f"predicted with {errors}, {number / max(seconds, 1e-9):,.0f} {unit}/s trained"
@@ -222,7 +224,7 @@ def day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
 
 
-def say_rest(
+def report_rest_of_stream(
     evaluator: Evaluator,
     model: DistributedModelParallel,
     progress: Progress,
@@ -247,5 +249,5 @@ def say_rest(
     labels = np.asarray(columns.column("rating")[begin:end])
     metrics = evaluator.window(model, progress.epoch, (begin, end), labels)
     name, label = evaluator.task.main_metric, evaluator.task.main_label
-    many, error = counted(end - begin, unit[:-1], unit), four_places(metrics[name])
+    many, error = counted(end - begin, unit[:-1], unit), format_metric(metrics[name])
     context.say(f"{step}: {many} after it, none of them learned, predicted with {label} {error}")

@@ -37,7 +37,7 @@ DENSE = ""
 OPTIMIZER_SLOTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def unsound(
+def describe_invalid_weights(
     dense: Mapping[str, torch.Tensor], tables: Mapping[str, EmbeddingTable], changed: bool = False
 ) -> str:
     """Describe a value on this rank that no trained model has; "" if there is none. Not collective.
@@ -69,7 +69,7 @@ def local_parts(value: torch.Tensor | ShardedTensor) -> list[torch.Tensor]:
     return [shard.tensor.detach() for shard in value.local_shards()]
 
 
-def fold_scale(train_state: ShardedModel) -> bool:
+def apply_row_scale(train_state: ShardedModel) -> bool:
     """Move a small row scale into the tables; return True if it was moved.
 
     By a power of two, so that no bit of a row changes. Without it the scale of a stream would become zero.
@@ -86,7 +86,7 @@ def fold_scale(train_state: ShardedModel) -> bool:
     return True
 
 
-class BestInMemory(CheckpointerProtocol):
+class InMemoryBest(CheckpointerProtocol):
     """Copy of the weights of the best epoch, in memory if they fit, for a training without checkpoints.
 
     Collective: every rank.
@@ -190,8 +190,9 @@ def check_finite(losses: np.ndarray, step: int, config: OptimizerConfig) -> None
         )
 
 
-def check_sound(faults: Sequence[str], step: int, config: OptimizerConfig) -> None:
-    """Refuse a model in which any rank found a fault, see `unsound`; faults: those of all ranks.
+def check_no_invalid_weights(faults: Sequence[str], step: int, config: OptimizerConfig) -> None:
+    """Refuse a model in which any rank found a fault, see `describe_invalid_weights`; faults: those of all
+    ranks.
 
     Raises:
         UserError: names the first fault.

@@ -31,9 +31,9 @@ import numpy as np
 
 from recsuite.errors import UserError, counted, script_name
 from recsuite.runtime.host import (
+    describe_memory,
     descriptor_limit,
     gib,
-    memory_in_words,
     mib,
 )
 from recsuite.workers.worker import (
@@ -45,8 +45,8 @@ from recsuite.workers.worker import (
     Made,
     Ring,
     Worker,
-    birth,
     serve,
+    starting_processes,
 )
 
 # Exit code from multiprocessing for a forked worker whose server is gone.
@@ -139,7 +139,7 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
     smaller = "a smaller --batch_size, --prefetch_factor or --num_workers"
     if number == signal.SIGKILL:
         return (
-            f"{fact}: most often the kernel, when the memory limit is reached.\n{memory_in_words()}",
+            f"{fact}: most often the kernel, when the memory limit is reached.\n{describe_memory()}",
             f"give {smaller}, or raise the memory limit; `dmesg` names what the kernel killed. If memory is "
             "left, another process sent the signal: start again.",
         )
@@ -147,7 +147,7 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
         return (
             f"{fact}: a page of mapped memory was missing. Either a file was truncated while it was read, or "
             f"the memory is full, of which batches take at most {mib(failure.ring_bytes)} on each rank.\n"
-            f"{memory_in_words()}",
+            f"{describe_memory()}",
             "do not change the files of the data set while it is used (truncated ones are made again at the "
             f"next start); where memory is full, give {smaller}.",
         )
@@ -193,7 +193,7 @@ class WorkerHandle:
         size = os.fstat(self.crash_log.descriptor).st_size
         return os.pread(self.crash_log.descriptor, size, 0).decode(errors="replace")
 
-    def stack_now(self) -> str:
+    def current_stack(self) -> str:
         """Return its current stack; "" if it does not answer."""
         # It may be gone by now.
         with contextlib.suppress(ProcessLookupError):
@@ -223,7 +223,7 @@ def start_workers(
         )
         first = worker_id * slots_per_worker
         workers.append(WorkerHandle(process, ours, crash_log, deque(range(first, first + slots_per_worker))))
-        with _script_left_out(source):
+        with _without_main_script(source):
             process.start()
         # Else the pipe would stay open when the worker is gone.
         theirs.close()
@@ -235,7 +235,7 @@ def start_workers(
 
 
 @contextlib.contextmanager
-def _script_left_out(source: BatchSource) -> Iterator[None]:
+def _without_main_script(source: BatchSource) -> Iterator[None]:
     """Start workers without the script of this process, which may import torch.
 
     Only if the data set needs nothing that the script defines.
@@ -275,7 +275,7 @@ def end_workers(workers: list[WorkerHandle], ring: Ring) -> None:
 
 
 @contextlib.contextmanager
-def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
+def explaining_os_errors(num_workers: int, num_bytes: int) -> Iterator[None]:
     """Turn a system error of a pool into a sentence: on descriptors, processes or memory."""
     files = (
         f"a process may have {descriptor_limit()} files open, and all are in use. Fix: raise the limit with "
@@ -355,7 +355,7 @@ class WorkerPool:
         self.timeout = timeout
         self.mp_context = mp_context
         num_slots = num_workers * self.slots_per_worker
-        with refusals_in_words(num_workers, num_slots * source.batch_bytes):
+        with explaining_os_errors(num_workers, num_slots * source.batch_bytes):
             self.ring = Ring(num_slots, source.batch_bytes)
         self.num_copied = 0
         self._workers: list[WorkerHandle] = []
@@ -367,7 +367,7 @@ class WorkerPool:
             self, end_workers, args=(self._workers, self.ring), exitpriority=100
         )
         try:
-            with refusals_in_words(num_workers, self.ring.num_bytes), birth():
+            with explaining_os_errors(num_workers, self.ring.num_bytes), starting_processes():
                 context = multiprocessing.get_context(mp_context)
                 start_workers(self._workers, source, self.ring, context, rank, num_workers)
         except BaseException:
@@ -469,7 +469,7 @@ class WorkerPool:
         task = worker.tasks[0]
         ready = [descriptor for descriptor, _ in worker.poll.poll(self.timeout * 1000)]
         if not ready:
-            raise WorkerSilentError(self._failure(worker, task), self.timeout, worker.stack_now())
+            raise WorkerSilentError(self._failure(worker, task), self.timeout, worker.current_stack())
         # The answer first, even if some worker has ended meanwhile: an earlier batch is valid, and the next
         # call finds the worker that ended.
         if worker.connection.fileno() in ready:

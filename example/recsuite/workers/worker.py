@@ -287,7 +287,7 @@ def _settle(worker: Worker) -> None:
 
 
 @contextlib.contextmanager
-def birth() -> Iterator[None]:
+def starting_processes() -> Iterator[None]:
     """Start processes within this context with one thread, and with the signals blocked.
 
     For the main thread of the trainer. It receives its own blocked signals at the end.

@@ -1,6 +1,6 @@
 """Files and archives damaged at random: each is read as data, or refused in one sentence.
 
-The short form draws from one seed; `./run.sh soak` goes on drawing for SOAK_SECONDS.
+The short form draws from one seed; `./run.sh soak` continues drawing for SOAK_SECONDS.
 """
 
 from __future__ import annotations
@@ -293,13 +293,13 @@ def seeds() -> Iterator[int]:
         seed += 1
 
 
-def test_a_damaged_file_is_read_or_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_file_is_read_or_refused_with_one_message(tmp_path: Path) -> None:
     counts = counted(iter(range(SHORT)), read_damaged, tmp_path)
     assert counts["data"] > 10
     assert counts["sentence"] > 10
 
 
-def test_a_damaged_archive_is_read_or_refused_in_one_sentence(
+def test_a_damaged_archive_is_read_or_refused_with_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = counted(

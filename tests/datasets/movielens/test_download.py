@@ -143,7 +143,7 @@ def test_a_set_is_unpacked_and_one_line_names_its_address_and_size(
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_an_empty_folder_is_filled_and_a_link_where_it_leads(
+def test_a_download_fills_an_empty_folder_and_the_target_of_a_link(
     mirror: Mirror, folder: Path, tmp_path: Path, is_link: bool
 ) -> None:
     target = tmp_path / "scratch" / "movies" if is_link else folder
@@ -185,7 +185,7 @@ def test_a_download_that_fails_for_a_moment_is_tried_again(
         (refused(302, b"Location: /ml-1m.zip\r\n"), "TooManyRedirects", 10),
     ],
 )
-def test_a_download_that_fails_is_one_sentence_and_leaves_nothing(
+def test_a_download_that_fails_gives_one_message_and_leaves_nothing(
     mirror: Mirror, folder: Path, answer: bytes, reason: str, attempts: int
 ) -> None:
     mirror.answer(answer)
@@ -366,7 +366,7 @@ def test_an_archive_that_cannot_be_unpacked_is_refused(
     assert reason in refusal(folder)
 
 
-def test_no_file_of_an_archive_leaves_the_folder(mirror: Mirror, folder: Path, tmp_path: Path) -> None:
+def test_an_archive_cannot_write_outside_the_folder(mirror: Mirror, folder: Path, tmp_path: Path) -> None:
     content = archive("ml-latest/ratings.csv", "ml-latest/../../evil", "/evil-movielens", "../evil")
     mirror.answer(sent(hashlib.md5(content).hexdigest().encode()), sent(content))
     source.download("ml-latest", folder)

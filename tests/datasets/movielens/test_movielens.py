@@ -348,7 +348,7 @@ def test_packed_files_and_those_in_utf_16_are_read(
 
 
 @pytest.mark.parametrize("name", ["ml_1m", "ml_100k", "ml_csv"])
-def test_the_mark_of_utf_8_is_no_content(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_utf_8_byte_order_mark_is_skipped(name: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(name)
     ratings = next(path for path in folder.iterdir() if path.name in ("ratings.dat", "u.data", "ratings.csv"))
     ratings.write_bytes(ratings.read_bytes() + b"bad\n")
@@ -486,7 +486,7 @@ def test_a_folder_without_ratings_is_refused(tmp_path: Path) -> None:
     assert "holds no table of events; give a file or a folder" in refusal(tmp_path)
 
 
-def test_a_folder_below_a_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_below_a_file_is_refused_with_one_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be made .File name too long.; give a --data_path that can"):
         locate(DataConfig(dataset="synthetic", data_path=str(tmp_path / ("a" * 1000))), seed=0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recsuite.datasets.movielens import synthetic as planted
-from recsuite.datasets.movielens.synthetic import ChainWorld, MovingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import DriftingWorld, MarkovWorld, write_synthetic
 from recsuite.errors import UserError
 from tests.support.written_world import World, contents, read, rmse
 
@@ -39,8 +39,8 @@ def test_same_seed_gives_the_same_bytes(world: World, tmp_path: Path) -> None:
     ("drawn", "digest"),
     [
         (planted.World(), "874912fcfbe90bd81000062694f2054b75f7a4683c61a2799eeeacca644bcacb"),
-        (ChainWorld(), "d4dfa0211e8a7385655fbd2ab0e0f09898692a7012417d89b379cfa0754ffd3c"),
-        (MovingWorld(), "237261ab6f756716b5074642a9685e85d6ec0d8aa2e86e82807b31224c3e534f"),
+        (MarkovWorld(), "d4dfa0211e8a7385655fbd2ab0e0f09898692a7012417d89b379cfa0754ffd3c"),
+        (DriftingWorld(), "237261ab6f756716b5074642a9685e85d6ec0d8aa2e86e82807b31224c3e534f"),
     ],
 )
 def test_bytes_are_those_of_earlier_versions(drawn: planted.World, digest: str, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_too_few_ratings_are_refused(tmp_path: Path) -> None:
         "synthetic.draw_times",
     ],
 )
-def test_a_full_disk_leaves_no_files_and_gives_one_sentence(
+def test_a_full_disk_leaves_no_files_and_gives_one_message(
     step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*_: object) -> None:

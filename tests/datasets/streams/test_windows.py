@@ -14,16 +14,16 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.datasets.streams import (
-    BEGINNING,
-    Past,
+    EMPTY_STREAM_STATE,
     Prefix,
+    StreamState,
     Window,
     check_prefix,
     digests_of,
     keys_of,
     next_window,
     num_empty,
-    num_held_back,
+    num_events_of_wrong_clock,
 )
 from recsuite.errors import UserError
 
@@ -66,30 +66,30 @@ def test_windows_without_an_event_are_counted() -> None:
 
 def test_new_events_older_than_learned_ones_are_late() -> None:
     time, files = np.array([10, 20, 15, 30, 5]), {"a": 5}
-    assert BEGINNING.is_late(time, files).tolist() == [False] * 5
-    after = Past(events_per_file={"a": 2}, learned=20)
+    assert EMPTY_STREAM_STATE.is_late(time, files).tolist() == [False] * 5
+    after = StreamState(events_per_file={"a": 2}, learned=20)
     assert after.is_late(time, files).tolist() == [False, False, True, False, True]
     # An event of the very second that was learned last may be another one of it.
-    after = Past(events_per_file={"a": 2}, learned=15)
+    after = StreamState(events_per_file={"a": 2}, learned=15)
     assert after.is_late(time, files).tolist() == [False, False, False, False, True]
 
 
 def test_files_may_grow_and_new_files_may_sort_anywhere() -> None:
     # b and d were there with two and one events, and learned up to 20.
-    past = Past(events_per_file={"b": 2, "d": 1}, learned=20)
+    stream_state = StreamState(events_per_file={"b": 2, "d": 1}, learned=20)
     files = {"a": 2, "b": 4, "c": 1, "d": 3, "e": 2}
     time = np.array([20, 21, 10, 15, 19, 20, 20, 20, 20, 19, 19, 20])
     late = [True, False, False, False, True, True, True, False, False, True, True, False]
-    assert past.is_late(time, files).tolist() == late
+    assert stream_state.is_late(time, files).tolist() == late
     # Remembered, the rules hold when more has come since, and another time is learned.
-    again = Past(late=past.rules(files), events_per_file=files, learned=30)
+    again = StreamState(late=stream_state.rules(files), events_per_file=files, learned=30)
     more = {**files, "d": 4}
     assert again.is_late(np.insert(time, 10, 29), more).tolist() == [*late[:10], True, *late[10:]]
 
 
 def test_a_stream_that_has_not_learned_yet_reads_all_events() -> None:
-    past = Past(events_per_file={"b": 1})
-    assert not past.is_late(np.zeros(3), {"a": 1, "b": 2}).any()
+    stream_state = StreamState(events_per_file={"b": 1})
+    assert not stream_state.is_late(np.zeros(3), {"a": 1, "b": 2}).any()
 
 
 def keys(users: list[int]) -> np.ndarray:
@@ -118,7 +118,7 @@ def test_ids_that_are_texts_have_digests_too() -> None:
     assert digests_of([-1, 2**62]).tolist() == [2**64 - 1, 2**62]
 
 
-def test_one_event_in_64_is_of_an_unknown_user_however_short_windows_are(synthetic_folder: Path) -> None:
+def test_one_event_in_64_has_an_unknown_user_for_any_window_length(synthetic_folder: Path) -> None:
     config = Config.of(data_path=str(synthetic_folder), stream=True, history=0, batch_size=8)
     columns = open_columns(config)
     dataset, place = (
@@ -154,32 +154,34 @@ DAYS = NOW - DAY * np.arange(200)[::-1]
 def test_events_with_times_in_the_future_are_held_back(newest: list[int], number: int) -> None:
     time = np.array([*newest, *DAYS])
     order = np.argsort(time, kind="stable")
-    assert num_held_back(time, order, -1, NOW) == number
+    assert num_events_of_wrong_clock(time, order, -1, NOW) == number
     # Nothing that was learned is.
-    assert num_held_back(time, order, 4_000_000_000, NOW) == 0
+    assert num_events_of_wrong_clock(time, order, 4_000_000_000, NOW) == 0
 
 
 def test_if_most_events_are_in_the_future_none_is_held_back() -> None:
-    held = [num_held_back(DAYS, np.arange(200), -1, NOW - days * DAY) for days in (98, 102, 300)]
+    held = [num_events_of_wrong_clock(DAYS, np.arange(200), -1, NOW - days * DAY) for days in (98, 102, 300)]
     assert held == [97, 0, 0]
 
 
 def test_a_few_events_far_after_the_others_are_held_back_until_there_are_more() -> None:
     for number in (1, 2, 3):
         time = np.array([*DAYS, *(NOW + 300 * DAY + np.arange(number))])
-        assert num_held_back(time, np.arange(len(time)), -1, 2 * NOW) == (number if number < 3 else 0)
+        assert num_events_of_wrong_clock(time, np.arange(len(time)), -1, 2 * NOW) == (
+            number if number < 3 else 0
+        )
     # After a pause no longer than what was before, or shorter than a month.
     for time in (np.array([*DAYS, NOW + 190 * DAY]), np.array([*range(200), 29 * DAY])):
-        assert num_held_back(time, np.arange(201), -1, 2 * NOW) == 0
+        assert num_events_of_wrong_clock(time, np.arange(201), -1, 2 * NOW) == 0
 
 
 def test_a_stream_continues_after_an_event_with_a_wrong_clock(tmp_path: Path) -> None:
     def write(times: list[int]) -> Columns:
         rows = (f"{place % 9},{place % 7},{1 + place % 5},{time}\n" for place, time in enumerate(times))
         (tmp_path / "a.csv").write_text("".join(["user,item,rating,timestamp\n", *rows]))
-        return open_columns(config, past=past)
+        return open_columns(config, stream_state=stream_state)
 
-    config, past = Config.of(data_path=str(tmp_path), stream=True, history=0), BEGINNING
+    config, stream_state = Config.of(data_path=str(tmp_path), stream=True, history=0), EMPTY_STREAM_STATE
     old = [1_600_000_000 + DAY * day for day in range(40)]
     before = write([*old[:20], 4_000_000_000, *old[20:]])
     assert (before.num_train, before.num_late, before.num_skipped) == (40, 0, 1)
@@ -189,7 +191,7 @@ def test_a_stream_continues_after_an_event_with_a_wrong_clock(tmp_path: Path) ->
         "2096-10-02T07:06:40, and the newest before it 2020-10-22T12:26:40"
     )
     vocabulary = Path(before.folder, "vocabulary.json").read_text()
-    past = Past(vocabulary, events_per_file=before.events_per_file, learned=old[-1])
+    stream_state = StreamState(vocabulary, events_per_file=before.events_per_file, learned=old[-1])
     after = write([*old[:20], 4_000_000_000, *old[20:], *(old[-1] + np.arange(1, 6)).tolist()])
     assert (after.num_train, after.num_late) == (45, 0)
     check_prefix(after.column("keys"), 40, Prefix(before.column("keys"), 40).extend(40), "data")

@@ -80,10 +80,10 @@ def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
-def test_contradictory_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_contradictory_files_are_refused_with_one_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no table of events; give a file or a folder"):
         find_tables(tmp_path)
-    with pytest.raises(UserError, match=r"nothing is not there; give a file, a folder or a URL\."):
+    with pytest.raises(UserError, match=r"nothing does not exist; give a file, a folder or a URL\."):
         find_tables(tmp_path / "nothing")
     with pytest.raises(UserError, match="neither a file nor a folder"):
         find_tables("/dev/null")

@@ -167,7 +167,7 @@ def test_deep_brackets_are_a_bad_line_and_do_not_end_the_process(tmp_path: Path)
         ("a.feather", b"FEA1" + ARROW, "is Feather of version 1"),
     ],
 )
-def test_damage_is_one_sentence_that_names_the_file(
+def test_damage_gives_one_message_that_names_the_file(
     tmp_path: Path, name: str, content: bytes, sentence: str
 ) -> None:
     with pytest.raises(UserError) as raised:
@@ -256,7 +256,7 @@ def test_the_advice_for_a_file_without_a_header_works(tmp_path: Path, content: s
 
 
 @pytest.mark.parametrize("header", ["user,item,0,1", "user,2019,2020,2021", "user,item,v1,v2"])
-def test_names_that_count_are_no_data(tmp_path: Path, header: str) -> None:
+def test_numbered_column_names_are_not_data(tmp_path: Path, header: str) -> None:
     with opened(file_of(tmp_path / "a.csv", f"{header}\n1,5,0.25,0.5\n".encode())) as source:
         assert source.names == header.split(",")
 

@@ -14,7 +14,14 @@ import pyarrow as pa
 import pytest
 
 from recsuite.datasets.tables.description import describe, given_in, parse_schema, text_of, validate
-from recsuite.datasets.tables.guessing import AGE_TELLS, OF_EVENT, OUTCOME, LeftOut, table_name, words_of
+from recsuite.datasets.tables.guessing import (
+    AGE_TELLS,
+    OF_EVENT,
+    OUTCOME,
+    SkippedColumn,
+    table_name,
+    words_of,
+)
 from recsuite.datasets.tables.proposal import SAME_NAME, guess
 from recsuite.datasets.tables.schema_file import FeatureColumn, LabelColumn, TableSchema, TimestampColumn
 from recsuite.datasets.tables.values import times
@@ -58,7 +65,7 @@ def guessed(columns: Mapping[str, Any], typed: bool = False, **own: pa.Table) ->
 
 def left_out(columns: Mapping[str, Any], **own: pa.Table) -> dict[str, str]:
     """The reasons why columns are left out."""
-    found: list[LeftOut] = guess({"events": texts(columns), **own})[1]
+    found: list[SkippedColumn] = guess({"events": texts(columns), **own})[1]
     return {omission.feature.column: omission.why for omission in found}
 
 
@@ -546,15 +553,15 @@ def test_a_column_of_an_item_table_named_like_the_label_is_not_a_feature() -> No
     }
 
 
-def test_unrecognised_tables_give_one_sentence_with_columns_and_a_fix() -> None:
+def test_unrecognised_tables_give_one_message_with_columns_and_a_fix() -> None:
     with pytest.raises(UserError) as refused:
         guess({"events": texts({"temperature": RNG.random(9), "town": ["Rome"] * 9})})
     assert str(refused.value) == (
-        "Nothing says where the ids of users and items are among 2 columns: temperature, town; write a "
+        "Cannot find the ids of users and items among 2 columns: temperature, town; write a "
         'schema.toml beside the data with the lines [user] and column = "NAME", then [item] and column = '
         '"NAME"; what it does not say is guessed.'
     )
-    with pytest.raises(UserError, match=r"ids of items are among 2 columns: user, x; .* lines \[item\] and"):
+    with pytest.raises(UserError, match=r"ids of items among 2 columns: user, x; .* lines \[item\] and"):
         guess({"events": texts({"user": USER, "x": RNG.random(ROWS)})})
     with pytest.raises(UserError, match="The events have no rows"):
         guess({"events": texts({"user": [], "item": []})})
@@ -607,7 +614,7 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
 @pytest.mark.parametrize(("columns", "roles"), FORMS)
 def test_roles_of_common_tables_are_guessed_or_asked_for(columns: dict[str, Any], roles: Any) -> None:
     if isinstance(roles, str):
-        with pytest.raises(UserError, match=f"Nothing says where the ids of {roles} are"):
+        with pytest.raises(UserError, match=f"Cannot find the ids of {roles}"):
             guess({"events": texts(columns)})
         return
     schema = guessed(columns)
@@ -661,7 +668,7 @@ def test_names_of_labels_come_before_answers_and_these_before_small_amounts(
     assert {column for _, column in labels[1:]} <= {each.feature.column for each in found.left_out}
 
 
-def test_indices_of_pandas_and_numbers_of_orders_are_left_out() -> None:
+def test_indices_of_pandas_and_numbers_of_orders_are_skipped() -> None:
     orders = {"user": USER, "item": ITEM, "Unnamed: 0": USER, "__index_level_0__": range(ROWS)}
     orders["order_number"] = RNG.permutation(ROWS)
     assert left_out(orders) == {
@@ -672,7 +679,7 @@ def test_indices_of_pandas_and_numbers_of_orders_are_left_out() -> None:
     guessed(orders)
 
 
-def test_numbers_with_decimal_commas_are_left_out_and_are_no_lists() -> None:
+def test_numbers_with_decimal_commas_are_skipped_and_are_no_lists() -> None:
     prices = [f"{item % 3},{40 + item % 9}" for item in ITEM]
     assert left_out({"user": USER, "item": ITEM, "price": prices}) == {
         "price": "it holds numbers with decimal commas, which are not read; write them with points"

@@ -12,7 +12,7 @@ SEED, NUMBER = 20_261_122, 200
 DEADLINE_SECONDS = 60
 
 
-def test_a_mutated_file_is_read_correctly_or_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_mutated_file_is_read_correctly_or_refused_with_one_message(tmp_path: Path) -> None:
     made = mutants(SEED, NUMBER)
     for mutant in made:
         (tmp_path / mutant.name).write_bytes(mutant.content)

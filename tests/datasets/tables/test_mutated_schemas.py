@@ -87,7 +87,7 @@ def check(sentence: str, path: Path) -> None:
 
 # Each takes milliseconds, and none may hang.
 @pytest.mark.timeout(60)
-def test_each_of_200_damaged_schemas_is_refused_in_one_sentence_or_read(tmp_path: Path) -> None:
+def test_each_of_200_damaged_schemas_is_refused_with_one_message_or_read(tmp_path: Path) -> None:
     path, outcomes = tmp_path / "schema.toml", []
     assert outcome(VALID.encode(), path) == "read"
     for name, content in mutated_schemas(VALID, NUMBER, SEED):

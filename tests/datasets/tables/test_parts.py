@@ -141,7 +141,7 @@ def test_tables_in_a_read_only_folder_are_read(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_an_error_of_the_disk_gives_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_disk_gives_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -72,7 +72,7 @@ def test_the_command_writes_a_schema_and_shows_it_and_writes_no_other_over_it(tm
     again = python(EXAMPLE, "--schema", tmp_path)
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr.splitlines()[-1].endswith(
-        f"{written} is there already, perhaps with corrections; remove it to have another one guessed."
+        f"{written} exists already, perhaps with corrections; remove it to have another one guessed."
     )
     assert written.read_bytes() == before
 
@@ -101,7 +101,7 @@ def followed(message: str, **names: str) -> str:
 
 def test_the_advice_of_messages_completes_a_schema_when_it_is_followed(tmp_path: Path) -> None:
     write(tmp_path / "events.csv", STARS)
-    with pytest.raises(UserError, match="Nothing says where the ids of users and items are") as refused:
+    with pytest.raises(UserError, match="Cannot find the ids of users and items") as refused:
         propose(tmp_path)
     advised = followed(str(refused.value), user="who", item="what")
     assert advised == '[user]\ncolumn = "who"\n[item]\ncolumn = "what"\n'
@@ -113,7 +113,7 @@ def test_the_advice_of_messages_completes_a_schema_when_it_is_followed(tmp_path:
     # What was written stays, and the file is read again.
     assert (tmp_path / "schema.toml").read_text().startswith(advised.replace("\n[item]", "\n[item]"))
     assert read_schema(tmp_path / "schema.toml") == schema
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         propose(tmp_path)
 
 
@@ -263,7 +263,7 @@ VALUES_OF_ANY_KIND: tuple[Callable[[int], object], ...] = (
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_schema_that_is_guessed_is_one_that_reading_takes(tmp_path: Path, seed: int) -> None:
+def test_a_guessed_schema_can_be_read(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     columns = draw.sample(COLUMNS_OF_ANY_KIND, 8)
     values = draw.choices(VALUES_OF_ANY_KIND, k=8)
@@ -336,9 +336,9 @@ def test_without_users_or_tables_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no table of events"):
         propose(tmp_path)
     write(tmp_path / "log.csv", PRODUCTS)
-    with pytest.raises(UserError, match="Nothing says where the ids of users are among 3 columns"):
+    with pytest.raises(UserError, match="Cannot find the ids of users among 3 columns"):
         propose(tmp_path)
-    with pytest.raises(UserError, match="is not there; give a file, a folder or a URL"):
+    with pytest.raises(UserError, match="does not exist; give a file, a folder or a URL"):
         propose(tmp_path / "absent")
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 

@@ -347,7 +347,7 @@ def test_the_kind_of_a_count_can_be_corrected_alone() -> None:
         ("[user]", "[user", "is not TOML: "),
     ],
 )
-def test_a_fault_gets_one_sentence(before: str, after: str, sentence: str) -> None:
+def test_a_fault_gives_one_message(before: str, after: str, sentence: str) -> None:
     assert before in WHOLE
     assert sentence in refusal(WHOLE.replace(before, after, 1))
 
@@ -371,7 +371,7 @@ def test_a_fault_gets_one_sentence(before: str, after: str, sentence: str) -> No
         ("x = " + "[" * 5000, "is not"),
     ],
 )
-def test_a_schema_without_its_parts_gets_one_sentence(text: str, sentence: str) -> None:
+def test_a_schema_without_its_parts_gives_one_message(text: str, sentence: str) -> None:
     assert sentence in refusal(text)
 
 

@@ -137,7 +137,9 @@ def test_a_url_is_shown_without_its_secrets(url: str, without: str) -> None:
     assert shown(url) == without
 
 
-def test_a_silent_server_is_given_up_in_one_sentence(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_given_up_with_one_message(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "SILENT_SECONDS", 0.5)
     server.silent = True
     start = time.monotonic()
@@ -146,7 +148,7 @@ def test_a_silent_server_is_given_up_in_one_sentence(server: Server, monkeypatch
     assert time.monotonic() - start < 20 * PATIENCE
 
 
-def test_a_silent_store_is_given_up_in_one_sentence(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_store_is_given_up_with_one_message(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "SILENT_SECONDS", 0.5)
     s3.silent = True
     start = time.monotonic()
@@ -166,7 +168,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     # A file system that was used before is kept there.
     monkeypatch.delitem(sys.modules["fsspec.registry"].__dict__["_registry"], "s3", raising=False)
-    with pytest.raises(UserError, match=r"s3://bucket/a\.csv needs a package that is not .*: Install s3fs"):
+    with pytest.raises(
+        UserError, match=r"s3://bucket/a\.csv requires a package that is not .*: Install s3fs"
+    ):
         find_tables("s3://bucket/a.csv")
 
 

@@ -10,7 +10,7 @@ import torch
 
 from recsuite.sharding import dynamic_ranks
 from recsuite.sharding.dynamic import Counts, DynamicSpec, DynamicTable, initial_rows
-from recsuite.training.weights import unsound
+from recsuite.training.weights import describe_invalid_weights
 from tests.support.dynamic_oracle import Oracle, Shares, same
 
 ENDS = [2**63 - 1, 2**63 - 2, -(2**63) + 1, -(2**63) + 2, -1, 0, 1]
@@ -167,7 +167,7 @@ def test_no_id_of_a_step_loses_its_place_to_another_of_the_same_step(evict: str)
         ("momentum1", float("inf"), "the optimizer of the table user (tables.user.momentum1) has inf"),
     ],
 )
-def test_what_no_trained_model_has_is_found_also_where_only_changed_rows_are_looked_at(
+def test_invalid_values_are_found_in_changed_rows_too(
     place: int, slot: str, value: float, which: str
 ) -> None:
     (rank,) = Shares(spec_of(), 1).ranks
@@ -178,14 +178,14 @@ def test_what_no_trained_model_has_is_found_also_where_only_changed_rows_are_loo
     held, row = (rank.weights if slot == "weight" else rank.state), [*rows.tolist(), -1][place]
     dense, shares = {"dense.row_scale": torch.ones(1)}, {"user": rank}
     for changed in (False, True):
-        assert unsound(dense, shares, changed) == ""
+        assert describe_invalid_weights(dense, shares, changed) == ""
         before = held[row].clone()
         held[row] = value
-        assert unsound(dense, shares, changed) == which
+        assert describe_invalid_weights(dense, shares, changed) == which
         held[row] = before
 
 
-def test_who_comes_with_an_old_sighting_expires_although_all_were_looked_through_before() -> None:
+def test_a_loaded_id_with_an_old_time_still_expires() -> None:
     shares = Shares(spec_of(ttl=5), 1)
     shares.begin_step(2, 1.0)
     shares.find_or_insert(torch.tensor([7]), 1)
@@ -217,7 +217,7 @@ def test_initial_rows_depend_on_seed_table_and_id_alone_and_have_the_deviation_a
     assert many.std().item() == pytest.approx(0.025, rel=0.01)
 
 
-def test_a_smaller_table_keeps_those_that_go_last_whatever_the_order_of_loading() -> None:
+def test_a_smaller_table_keeps_the_ids_evicted_last_for_any_load_order() -> None:
     large = Shares(spec_of(capacity=64, max_capacity=64), 2)
     for now, ids in enumerate(torch.arange(60).split(20)):
         large.begin_step(now, 1.0)

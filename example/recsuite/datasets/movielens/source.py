@@ -36,7 +36,7 @@ from recsuite.datasets.tables.formats import TextFile
 from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn, Files
 from recsuite.datasets.tables.source import Source, TableFile
 from recsuite.errors import UserError, printable
-from recsuite.files import DATA_ROOT, explained, locked, remove, written_aside
+from recsuite.files import DATA_ROOT, explained, locked, remove, replacing
 from recsuite.runtime.console import say
 
 TABLES = read_schema(Path(__file__).with_name("schema.toml"))
@@ -145,7 +145,7 @@ def download(name: str, folder: Path) -> None:
         home.parent.mkdir(parents=True, exist_ok=True)
         # A killed process may have left one.
         remove(aside)
-        with tempfile.TemporaryFile(dir=home.parent) as archive, written_aside(home, aside):
+        with tempfile.TemporaryFile(dir=home.parent) as archive, replacing(home, aside):
             digest = digest or _published_digest(f"{url}.md5", end)
             say(f"Downloading {address} ({megabytes} MB)")
             _fetch(url, archive, end)
@@ -283,7 +283,7 @@ def locate(config: DataConfig, seed: int) -> MovieLens:
     start at once.
 
     Raises:
-        UserError: when there is nothing to read, or it cannot be had.
+        UserError: when there is nothing to read, or it cannot be obtained.
     """
     dataset = "synthetic" if config.is_synthetic else config.dataset
     folder, found = look(config, seed)

@@ -57,7 +57,7 @@ import numpy as np
 from recsuite.config.renamed import renamed_flag
 from recsuite.datasets.batching import places_of
 from recsuite.errors import UserError
-from recsuite.files import explained, remove, written_aside
+from recsuite.files import explained, remove, replacing
 from recsuite.runtime.console import stage
 
 MIN_RATINGS_PER_USER = 20
@@ -266,7 +266,7 @@ LEAST_STAY, MEAN_MORE = 0.3, 0.2
 
 
 @dataclass(frozen=True)
-class MovingWorld(World):
+class DriftingWorld(World):
     """The drifting world.
 
     quarter_turns: turn of the preferences in the whole period; with 1, none of those of the first day remain.
@@ -378,7 +378,7 @@ WALKERS_PER_BLOCK = 1024
 
 
 @dataclass(frozen=True)
-class ChainWorld(World):
+class MarkovWorld(World):
     """The Markov world."""
 
     NAME: ClassVar = "markov"
@@ -412,7 +412,7 @@ class ChainWorld(World):
 
 
 @dataclass(frozen=True)
-class Chain:
+class RetrieveThenRank:
     """Markov chain over the movies.
 
     successors: of each movie, distinct and other than itself, int64 [movies, K], in the order of CHANCES;
@@ -485,7 +485,7 @@ class Chain:
         return above + 1, -np.log2(own / left)
 
 
-def draw_chain(rng: np.random.Generator, weights: np.ndarray) -> Chain:
+def draw_chain(rng: np.random.Generator, weights: np.ndarray) -> RetrieveThenRank:
     """Draw the successors of each movie by weights, float64 [movies]."""
     popularity = weights / weights.sum()
     num_movies, ends = len(weights), np.cumsum(popularity)[:-1]
@@ -495,7 +495,7 @@ def draw_chain(rng: np.random.Generator, weights: np.ndarray) -> Chain:
         successors[missing] = drawn
         ordered = np.sort(np.column_stack([drawn, missing]), axis=1)
         missing = missing[(np.diff(ordered, axis=1) == 0).any(axis=1)]
-    return Chain(successors, popularity)
+    return RetrieveThenRank(successors, popularity)
 
 
 def in_order(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -513,7 +513,7 @@ def taste(users: np.ndarray, movies: np.ndarray) -> np.ndarray:
 
 FORMAT = 1
 # By the value of --synthetic_kind.
-WORLDS = {world.NAME: world for world in (DEFAULT_WORLD, MovingWorld(), ChainWorld())}
+WORLDS = {world.NAME: world for world in (DEFAULT_WORLD, DriftingWorld(), MarkovWorld())}
 MIN_NUM_RATINGS = 1_000
 
 # ml-1m's genres, and the percentage of its movies that carry each.
@@ -570,7 +570,7 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = DE
     partial = folder.with_name(f".{folder.name}.partial")
     advice = "make room there, or name another folder with --data_path"
     explaining = explained(f"The synthetic data set cannot be written to {folder}", advice)
-    with explaining, written_aside(folder, partial):
+    with explaining, replacing(folder, partial):
         # A killed process may have left one.
         remove(partial)
         partial.mkdir(parents=True)

@@ -41,7 +41,7 @@ from recsuite.datasets.preparation.arrays import (
     sorted_places,
     temporary,
 )
-from recsuite.datasets.schema import AUDIENCE, HISTORY, LISTS
+from recsuite.datasets.schema import HISTORY, ITEM_HISTORY, LISTS
 
 if TYPE_CHECKING:
     from recsuite.datasets.schema import RawData, Schema
@@ -134,7 +134,7 @@ def histories(item_rows: np.ndarray) -> Content:
     return content
 
 
-def audiences(user_rows: np.ndarray) -> Content:
+def item_history_content(user_rows: np.ndarray) -> Content:
     """Content of the item histories: users. user_rows: the table row of each user, int32 [users]."""
     return lambda users, labels, times, places: {"audience": user_rows[users]}
 
@@ -153,8 +153,8 @@ def write_all_lists(
     the finished share.
     """
     fields, longest = {}, {}
-    owners = {HISTORY: stored.user, AUDIENCE: stored.item}
-    contents = {HISTORY: histories(rows[1]), AUDIENCE: audiences(rows[0])}
+    owners = {HISTORY: stored.user, ITEM_HISTORY: stored.item}
+    contents = {HISTORY: histories(rows[1]), ITEM_HISTORY: item_history_content(rows[0])}
     for number, (name, of_owners) in enumerate(zip(LISTS, groups, strict=True)):
 
         def of_name(share: float, before: int = number) -> None:
@@ -196,10 +196,10 @@ def write_lists(
         order = sorted_places(columns[1], columns[4]).astype(np.intp)
         places, owner, other, label, time = (column.take(order) for column in columns)
         first = _first_of_time(owner, time)
-        for lists, is_own in ((in_training, places < num_known), (in_test, places >= num_known)):
+        for lists, is_user_tables in ((in_training, places < num_known), (in_test, places >= num_known)):
             # Known events are stored first, so the place identifies them.
             is_known = places < lists.num_known
-            known, own = np.flatnonzero(is_known), np.flatnonzero(is_own)
+            known, own = np.flatnonzero(is_known), np.flatnonzero(is_user_tables)
             lists.write(range_of, *(column.take(known) for column in (other, label, time, places)))
             # Number of known events before each one in this order, which is a place in the files.
             before = lists.offsets[range_of.start] + np.cumsum(is_known) - is_known

@@ -49,9 +49,9 @@ from recsuite.datasets.preparation.vocabulary import (
     write_vocabulary,
 )
 from recsuite.datasets.schema import (
-    AUDIENCE,
     HISTORY,
     ITEM,
+    ITEM_HISTORY,
     SCHEMA_FILE,
     USER,
     RawData,
@@ -59,9 +59,9 @@ from recsuite.datasets.schema import (
     Table,
     record_of,
 )
-from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, as_wanted, locate, read
-from recsuite.datasets.streams import BEGINNING, HEAD, Past, digests_of, keys_of
-from recsuite.errors import UserError, harmless
+from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, with_flags
+from recsuite.datasets.streams import EMPTY_STREAM_STATE, HEAD, StreamState, digests_of, keys_of
+from recsuite.errors import UserError, escaped
 from recsuite.files import (
     digest_of,
     digest_of_bytes,
@@ -106,7 +106,7 @@ def make_columns(
     config: DataConfig,
     seed: int,
     there: Columns | None = None,
-    past: Past | None = None,
+    stream_state: StreamState | None = None,
 ) -> None:
     """Write columns and move them to their folder. The caller must hold the lock.
 
@@ -121,7 +121,7 @@ def make_columns(
     try:
         with stage("making columns", sum(PARTS.values()), "percent") as reached:
             # Written under another name: a process that dies here leaves no columns that look complete.
-            manifest = _write_columns(making, raw, schema, config, seed, reached, past)
+            manifest = _write_columns(making, raw, schema, config, seed, reached, stream_state)
         # The files must be on the disk before the rename.
         written = [flushed(path) for path in sorted(making.iterdir())]
         files = [dataclasses.asdict(entry) for entry in written]
@@ -181,24 +181,28 @@ def _write_columns(
     config: DataConfig,
     seed: int,
     reached: Callable[[int], None],
-    past: Past | None,
+    stream_state: StreamState | None,
 ) -> dict[str, Any]:
     order, sizes, notes = (
-        stream_order(raw, schema, past) if past else split(raw, schema, config, seed, folder)
+        stream_order(raw, schema, stream_state) if stream_state else split(raw, schema, config, seed, folder)
     )
-    num_late = int(np.count_nonzero(past.is_late(raw.events.time, raw.events_per_file))) if past else 0
+    num_late = (
+        int(np.count_nonzero(stream_state.is_late(raw.events.time, raw.events_per_file)))
+        if stream_state
+        else 0
+    )
     stored = _write_events(folder, raw, order, _done(reached, "events"))
     oracle = oracle_of(raw, order, sizes[2], config.split)
     num_train = sizes[0]
-    written, own = _write_features(folder, raw, stored, order, num_train, schema, past)
-    num_head = min(num_train, HEAD) if past else num_train
+    written, own = _write_features(folder, raw, stored, order, num_train, schema, stream_state)
+    num_head = min(num_train, HEAD) if stream_state else num_train
     weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
-    item_leakage = _leakage_or_keys(folder, raw, stored, order[:num_train], schema, past)
+    item_leakage = _leakage_or_keys(folder, raw, stored, order[:num_train], schema, stream_state)
     label_leakage = leakage_of_label(raw.events, order[:num_head], stored.label[:num_head], schema)
     # Frees as much memory as a column.
     del order
     by_user, by_item = by_users(folder, stored), by_items(folder, stored, len(raw.items))
-    seen, said = rule_for_seen(config, by_user, num_train, schema, is_stream=past is not None)
+    seen, said = rule_for_seen(config, by_user, num_train, schema, is_stream=stream_state is not None)
     schema = dataclasses.replace(schema, seen=seen)
     features = [*(table.feature for table in written.tables), *written.numbers]
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
@@ -208,7 +212,7 @@ def _write_columns(
     write_records(folder / "rows.npy", {**fields, **places, **weight}, own)
     del places, weight, fields, own
     baselines: dict[str, dict[str, Metrics]] = {name: {} for name in EVALUATIONS}
-    if not past:
+    if not stream_state:
         with flushing(folder):
             progress = _done(reached, "baselines")
             baselines = baselines_of(stored, by_user, by_item, sizes, oracle, schema, progress)
@@ -232,9 +236,9 @@ def _write_columns(
         "seen": schema.seen,
         "item_leakage": item_leakage,
         "label_leakage": label_leakage,
-        "notes": [*map(harmless, (*raw.skipped, *notes, *said, *_notes_on(written)))],
+        "notes": [*map(escaped, (*raw.skipped, *notes, *said, *_notes_on(written)))],
         "num_late": num_late,
-        "events_per_file": raw.events_per_file if past else {},
+        "events_per_file": raw.events_per_file if stream_state else {},
     }
 
 
@@ -261,7 +265,7 @@ def _write_features(
     order: np.ndarray,
     num_train: int,
     schema: Schema,
-    past: Past | None,
+    stream_state: StreamState | None,
 ) -> tuple[Written, Own]:
     """Write the features of users and items, and the vocabulary. Returns the features of events too.
 
@@ -271,7 +275,7 @@ def _write_features(
         entity: (frame, np.flatnonzero(counts_of(column[:num_train], len(frame))))
         for entity, frame, column in ((USER, raw.users, stored.user), (ITEM, raw.items, stored.item))
     }
-    written = write_features(folder, entities, schema, past.known if past else {})
+    written = write_features(folder, entities, schema, stream_state.known if stream_state else {})
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
     # The tables of events are the last ones at this point.
     write_counts(folder, written.tables[len(written.tables) - len(own.features) :], own, num_train)
@@ -297,10 +301,15 @@ def _write_events(folder: Path, raw: RawData, order: np.ndarray, done: Callable[
 
 
 def _leakage_or_keys(
-    folder: Path, raw: RawData, stored: Stored, trained: np.ndarray, schema: Schema, past: Past | None
+    folder: Path,
+    raw: RawData,
+    stored: Stored,
+    trained: np.ndarray,
+    schema: Schema,
+    stream_state: StreamState | None,
 ) -> dict[str, float]:
     """Return the leakage of the item by features of the event. For a stream, write its keys instead."""
-    if past is not None:
+    if stream_state is not None:
         _write_keys(folder, raw, stored, schema)
         return {}
     return leakage_of_item(raw.events, trained, stored.item[: len(trained)], len(raw.items), schema)
@@ -357,7 +366,7 @@ COLUMNS = ".columns"
 NAME = re.compile(r"\w+-[0-9a-f]{12}(?:-(?P<version>v\d+|[0-9a-f]{12})(?:\.\d+)?)?")
 
 
-def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Columns:
+def open_columns(config: Config, launch: str = "", stream_state: StreamState = EMPTY_STREAM_STATE) -> Columns:
     """Return the columns of the configured data set. Make them first if they are missing or damaged.
 
     Reads every byte of the files and of the columns, so call it once on a machine. Safe when several
@@ -369,14 +378,14 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
     past: of a stream that continues.
 
     Raises:
-        UserError: when the data cannot be had, read or stored.
+        UserError: when the data cannot be obtained, read or stored.
     """
     data, seed = config.data, config.runtime.seed
     if config.stream.stream:
         # A stream has one part, and keeps every event.
         data = dataclasses.replace(data, split=STREAM, duplicates="keep")
-    source = as_wanted(locate(data, seed), config.tables, data)
-    known = past if config.stream.stream else None
+    source = with_flags(locate(data, seed), config.tables, data)
+    known = stream_state if config.stream.stream else None
     if known is not None and not source.has_times:
         raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
     cache = Path(data.cache_dir) if data.cache_dir else place_for(source.folder, COLUMNS)
@@ -392,9 +401,9 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
         return raw
 
     columns = None
-    for before in past.before:
+    for before in stream_state.before:
         found = newest_of(cache, _name(digests, source.key, data, seed, before))
-        columns = columns or _unchanged(found, source, past)
+        columns = columns or _unchanged(found, source, stream_state)
     # First without the lock: most runs find their columns, even in a read-only folder.
     if columns is None and not _is_due(data, cache, name, launch):
         columns = _found(cache, name, source, bool(data.cache_dir))
@@ -415,7 +424,7 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
             "is."
         )
     schema, rows = columns.schema, {table.name: table.rows for table in columns.tables}
-    longest = {HISTORY: columns.longest_history, AUDIENCE: columns.longest_audience}
+    longest = {HISTORY: columns.longest_history, ITEM_HISTORY: columns.longest_audience}
     # At most the longest list in the data: a worker's slots have room for this many values in every row.
     lists = [
         Table(
@@ -424,18 +433,18 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
             0 if config.model.reads_order else rows[schema.vocabulary_of(feature.name)],
             most if data.shares_lists or config.model.reads_order else min(most, longest[feature.name]),
         )
-        for feature in (schema.history, schema.audience)
+        for feature in (schema.history, schema.item_history)
         if (most := data.lists[feature.name])
     ]
     return dataclasses.replace(columns, tables=(*columns.tables, *lists))
 
 
-def _unchanged(folder: Path, source: Source, past: Past) -> Columns | None:
+def _unchanged(folder: Path, source: Source, stream_state: StreamState) -> Columns | None:
     """Return the columns of a stream if they exist and match its state; else None."""
     columns, _ = load_columns(folder, source.folder, source.schema)
-    if columns is None or columns.events_per_file != past.events_per_file:
+    if columns is None or columns.events_per_file != stream_state.events_per_file:
         return None
-    is_same = (folder / VOCABULARY).read_text() == past.vocabulary
+    is_same = (folder / VOCABULARY).read_text() == stream_state.vocabulary
     return columns if is_same else None
 
 
@@ -446,7 +455,7 @@ def _with_lock(
     settings: tuple[DataConfig, int],
     launch: str,
     read_again: Callable[[], RawData],
-    past: Past | None,
+    stream_state: StreamState | None,
 ) -> Columns:
     """Return the columns of this name. Make them unless the previous holder of the lock did.
 
@@ -461,11 +470,11 @@ def _with_lock(
     elif there is not None:
         say(f"the columns in {folder} are made again, as --rebuild asks")
     say(f"reading {source.folder}; its columns will lie in {folder}")
-    make_columns(folder, read_again(), source.schema, data, seed, there, past)
+    make_columns(folder, read_again(), source.schema, data, seed, there, stream_state)
     made = newest_of(cache, name)
     if data.rebuild:
         replace_file(_mark_of(cache, name), launch.encode())
-    _say_what_stays(folder, made, there)
+    _report_kept_folder(folder, made, there)
     # Every byte was read for its digest when it was written.
     columns, _ = load_columns(made, source.folder, source.schema, every_byte=False)
     assert columns is not None
@@ -491,18 +500,18 @@ def _is_due(config: DataConfig, cache: Path, name: str, launch: str) -> bool:
         return True
 
 
-def _say_what_stays(folder: Path, made: Path, there: Columns | None) -> None:
+def _report_kept_folder(folder: Path, made: Path, there: Columns | None) -> None:
     """Report the result of a --rebuild of existing columns, and columns of other versions in the folder."""
     if there is not None and made == folder:
         say("the new columns are the same as before, to the last bit")
     elif there is not None:
-        say(f"the new columns differ and lie in {made}; the earlier ones stay for whoever uses them")
+        say(f"the new columns differ and lie in {made}; the earlier ones stay for running processes")
     found = [NAME.fullmatch(path.parent.name) for path in sorted(folder.parent.glob(f"*/{MANIFEST}"))]
     others = [match[0] for match in found if match and match["version"] != f"v{VERSION}"]
     # Another checkout may be using them, so only the user may remove them.
     if others:
         say(
-            f"left in {folder.parent} what other versions of the program made: {', '.join(others)}; remove "
+            f"kept in {folder.parent} files of other versions of the program: {', '.join(others)}; remove "
             "what nothing uses any more"
         )
 
@@ -518,7 +527,11 @@ def _found(cache: Path, name: str, source: Source, is_named: bool) -> Columns | 
 
 
 def _name(
-    digests: dict[str, str], key: object, config: DataConfig, seed: int, past: Past | None = None
+    digests: dict[str, str],
+    key: object,
+    config: DataConfig,
+    seed: int,
+    stream_state: StreamState | None = None,
 ) -> str:
     """Name of the folder for columns of files with these digests, made by this version of the program."""
     # A flag without an effect on the columns must not make a second copy. So --history, --item_history and
@@ -537,10 +550,14 @@ def _name(
         # Always, because validation is drawn by it for every split.
         "seed": seed,
     }
-    if past is not None:
-        made_from["past"] = past.key
+    if stream_state is not None:
+        made_from["past"] = stream_state.key
     digest = hashlib.sha256(json.dumps(made_from, allow_nan=False).encode()).hexdigest()[:12]
-    whose = f"{config.split}_{past.owner}" if past is not None and past.owner else config.split
+    whose = (
+        f"{config.split}_{stream_state.owner}"
+        if stream_state is not None and stream_state.owner
+        else config.split
+    )
     return f"{whose}-{digest}-v{VERSION}"
 
 

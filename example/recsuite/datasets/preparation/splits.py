@@ -40,8 +40,8 @@ from recsuite.datasets.schema import (
     Schema,
     with_columns,
 )
-from recsuite.datasets.streams import Past, num_held_back
-from recsuite.errors import UserError, an, counted
+from recsuite.datasets.streams import StreamState, num_events_of_wrong_clock
+from recsuite.errors import UserError, counted, with_article
 from recsuite.runtime.console import stage
 
 # Explanation of each value of --duplicates.
@@ -89,7 +89,7 @@ def settle(raw: RawData, how: str, schema: Schema, folder: Path | None = None) -
     if num_events == 0:
         return raw
     note = (
-        f"{num_events:,} {schema.labels} are of {an(schema.item)} that the same {schema.user} "
+        f"{num_events:,} {schema.labels} are of {with_article(schema.item)} that the same {schema.user} "
         f"{'rated' if schema.label_kind == RATING else 'had'} more than once "
         f"({counted(num_pairs, 'such pair')}): {COUNTS[how]}{', with the weight of all' if adds_up else ''} "
         f"(--duplicates {how}{'; keep counts all' if how != 'keep' else ''})"
@@ -164,8 +164,9 @@ def describe_leak(
     if not sum(leaks):
         return []
     return [
-        f"{sum(leaks):,} of {int(is_test.sum()):,} test {schema.labels} are of {an(schema.user)} and "
-        f"{an(schema.item)} that training or validation has {an(schema.label)} of too: metrics of "
+        f"{sum(leaks):,} of {int(is_test.sum()):,} test {schema.labels} are of {with_article(schema.user)} "
+        f"and {with_article(schema.item)} that training or validation has {with_article(schema.label)} of "
+        f"too: metrics of "
         "predicted labels flatter the model, and rankings without what a user had cannot find these"
     ]
 
@@ -195,8 +196,9 @@ def rule_for_seen(
     seen = ALLOW if share >= LEAST_REPEATS else EXCLUDE
     does = "are ranked and recommended again" if seen == ALLOW else "are not recommended again"
     return seen, [
-        f"--seen {seen}: {share:.1%} of the training {schema.labels} repeat {an(schema.item)} of their "
-        f"{schema.user} (limit: {LEAST_REPEATS:.0%}), so {schema.items} that {an(schema.user)} had {does}"
+        f"--seen {seen}: {share:.1%} of the training {schema.labels} repeat {with_article(schema.item)} of "
+        f"their {schema.user} (limit: {LEAST_REPEATS:.0%}), so {schema.items} that "
+        f"{with_article(schema.user)} had {does}"
     ]
 
 
@@ -287,7 +289,7 @@ def split(
 
 
 def stream_order(
-    raw: RawData, schema: Schema, past: Past
+    raw: RawData, schema: Schema, stream_state: StreamState
 ) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
     """Same as `split` for a stream: the events in the order of time without late ones, and notes on these.
 
@@ -297,15 +299,15 @@ def stream_order(
     order = sorted_places(raw.events.time)
     if raw.events.time[order[:1]].min(initial=0) < 0:
         raise UserError(f"A stream of {schema.labels} from before 1970 is not known; leave --stream out.")
-    late = past.is_late(raw.events.time, raw.events_per_file)
+    late = stream_state.is_late(raw.events.time, raw.events_per_file)
     num_late = int(np.count_nonzero(late))
     if num_late:
         order = order[~late[order]]
-    held = num_held_back(raw.events.time, order, past.learned, time.time())
+    held = num_events_of_wrong_clock(raw.events.time, order, stream_state.learned, time.time())
     notes = [_describe_held(raw, schema, order, held)] if held else []
     order = order[: len(order) - held]
     if len(order) == 0:
-        raise UserError(f"A stream needs {schema.labels}, and there are none; give files that hold some.")
+        raise UserError(f"A stream requires {schema.labels}, and there are none; give files that hold some.")
     one = f"{schema.label} was older than what was trained when it came, and is left out"
     several = f"{schema.labels} were older than what was trained when they came, and are left out"
     notes += [counted(num_late, one, several)] if num_late else []

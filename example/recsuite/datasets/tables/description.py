@@ -551,8 +551,8 @@ ADDED = """\
 """
 
 
-class Omission(Protocol):
-    """Unused column with the section that it would have, such as `guessing.LeftOut`."""
+class SkippedColumnLike(Protocol):
+    """Unused column with the section that it would have, such as `guessing.SkippedColumn`."""
 
     @property
     def name(self) -> str:
@@ -571,7 +571,7 @@ class Omission(Protocol):
         """Some values of the column, as text."""
 
 
-def write_schema(schema: TableSchema, path: Path, left_out: Sequence[Omission] = ()) -> None:
+def write_schema(schema: TableSchema, path: Path, left_out: Sequence[SkippedColumnLike] = ()) -> None:
     """Write a schema.toml with comments, in one step. Reading it gives the same schema.
 
     left_out: unused columns; their sections are written as comments.
@@ -584,7 +584,9 @@ def write_schema(schema: TableSchema, path: Path, left_out: Sequence[Omission] =
         replace_file(path, text_of(schema, left_out).encode())
 
 
-def completed(text: str, given: Mapping[str, Any], schema: TableSchema, left_out: Sequence[Omission]) -> str:
+def completed(
+    text: str, given: Mapping[str, Any], schema: TableSchema, left_out: Sequence[SkippedColumnLike]
+) -> str:
     """Return the text of a schema.toml, completed from another schema; its own lines stay.
 
     given: the sections and keys of the text.
@@ -602,7 +604,7 @@ def completed(text: str, given: Mapping[str, Any], schema: TableSchema, left_out
     return f"{text.rstrip()}\n\n{ADDED}{''.join(_sections(schema, left_out, given))}"
 
 
-def text_of(schema: TableSchema, left_out: Sequence[Omission] = ()) -> str:
+def text_of(schema: TableSchema, left_out: Sequence[SkippedColumnLike] = ()) -> str:
     """Return the text that `write_schema` writes."""
     return HEAD_TEXT + "".join(_sections(schema, left_out))
 
@@ -621,7 +623,7 @@ def _sections_of(schema: TableSchema) -> dict[str, dict[str, str | float]]:
 
 
 def _sections(
-    schema: TableSchema, left_out: Sequence[Omission], given: Collection[str] = ()
+    schema: TableSchema, left_out: Sequence[SkippedColumnLike], given: Collection[str] = ()
 ) -> Iterator[str]:
     for name, section in _sections_of(schema).items():
         if name in given:
@@ -914,7 +916,9 @@ MOST_LEFT_OUT = 40
 Row = tuple[str, str, str, str, str, str]
 
 
-def describe(schema: TableSchema, samples: Mapping[str, pa.Table], left_out: Sequence[Omission] = ()) -> str:
+def describe(
+    schema: TableSchema, samples: Mapping[str, pa.Table], left_out: Sequence[SkippedColumnLike] = ()
+) -> str:
     """Return a text table with a line for each role, feature and unused column.
 
     Each line shows up to three values of the column; that of an unused column also shows the reason.

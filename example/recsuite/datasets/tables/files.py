@@ -115,7 +115,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         else:
             fs, path = url_to_fs(url, **_options(scheme))
     except ImportError as error:
-        raise UserError(f"{shown(url)} needs a package that is not installed: {error}.") from None
+        raise UserError(f"{shown(url)} requires a package that is not installed: {error}.") from None
     # s3fs retries five times, on top of the retries and deadlines of botocore.
     if hasattr(fs, "retries"):
         fs.retries = 1
@@ -312,7 +312,7 @@ def schema_path(path: str | Path) -> Path:
     """
     if is_remote(str(path)):
         return Path.cwd() / FILENAME
-    with explained(f"{printable(path)} cannot be looked at"):
+    with explained(f"{printable(path)} cannot be read"):
         folder = Path(path) if Path(path).is_dir() else Path(path).parent
         beside = folder / FILENAME
         return beside if beside.exists() or not folder.is_dir() else place_for(folder, FILENAME)
@@ -440,7 +440,7 @@ def _is_file(root: str) -> bool:
     if os.path.isdir(root):
         return False
     if not os.path.exists(root):
-        raise UserError(f"{root} is not there; give a file, a folder or a URL.")
+        raise UserError(f"{root} does not exist; give a file, a folder or a URL.")
     # Reading from a pipe or a device may never end.
     if not os.path.isfile(root):
         raise UserError(f"{root} is neither a file nor a folder.")

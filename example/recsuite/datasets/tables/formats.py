@@ -62,7 +62,7 @@ class Faults:
         """
         if self.first:
             raise UserError(
-                f"{self._described(file)}; mend the file, or give --bad_rows skip to leave such rows out."
+                f"{self._described(file)}; fix the file, or give --bad_rows skip to leave such rows out."
             )
 
     def accepted(self, file: object, num_rows: int, most: float) -> list[str]:
@@ -76,7 +76,7 @@ class Faults:
         if self.number > most * num_rows:
             raise UserError(
                 f"{self._described(file)}; with it {self.number:,} of {num_rows:,} rows of the file cannot "
-                f"be read, and --max_bad_rows {most:g} allows {int(most * num_rows):,}; mend the file, or "
+                f"be read, and --max_bad_rows {most:g} allows {int(most * num_rows):,}; fix the file, or "
                 "give a larger one."
             )
         return [
@@ -498,7 +498,7 @@ def _explained_length(file: File) -> Iterator[None]:
             raise
         raise UserError(
             f"{file} has a row of more than {CSV_BLOCK_BYTES // 2**20} MiB, as when a quote is not closed; "
-            "mend the file."
+            "fix the file."
         ) from None
 
 

@@ -133,7 +133,7 @@ def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | N
     return known.index(left[0]) if len(left) == 1 and left[0] in known else None
 
 
-def says_time(name: str) -> bool:
+def names_time(name: str) -> bool:
     """True if a name stands for times of events, such as "eventdate" or "visit_date", but not "play_time"."""
     found = words_of(name)
     if OTHER_DATES & {*found}:
@@ -350,7 +350,7 @@ def _share(column: pa.Array, pattern: str, counts: np.ndarray | None = None) -> 
 
 def _time_format(name: str, values: Sequence[object]) -> str:
     """Return the time format of most values of a column; empty if they are no times."""
-    is_called = says_time(name)
+    is_called = names_time(name)
     if not values or not (is_called or forms_of([*map(str, values[:2])])[0].name):
         return ""
     tried, least = [*map(str, some_of(values))], LEAST_TIMES if is_called else 1 - MOST_DAMAGED
@@ -377,7 +377,7 @@ def _separator_of(column: pa.Array, texts: Sequence[str], counts: np.ndarray) ->
     return ""
 
 
-def tells_time_of_day(content: Content) -> bool:
+def has_time_of_day(content: Content) -> bool:
     """True if times have a time of the day, not only a date."""
     hours = np.unique(hours_of(content))
     num_days = len(np.unique(hours // 24))
@@ -405,7 +405,7 @@ OUTCOME = "by its name it could be a label itself, or be counted from labels"
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedColumn:
     """Unused column: the name and the section that it would have, the reason, and some values as text."""
 
     name: str
@@ -580,7 +580,7 @@ def roles_of(
     if found.column:
         # A scale or drop written by hand already defines the valid labels.
         is_given = bool({"drop", "lowest", "highest"} & given.get("label", {}).keys())
-        found, notes = _set_apart(found, contents[found.column], is_given)
+        found, notes = _drop_off_scale(found, contents[found.column], is_given)
     return Roles(user, item, found, weight, timestamp, notes, of_labels)
 
 
@@ -641,7 +641,7 @@ def _unrecognised(contents: Mapping[str, Content], user: str, item: str) -> User
     lacking = [role for role, found in (("user", user), ("item", item)) if not found]
     written = ", then ".join(f'[{role}] and column = "NAME"' for role in lacking)
     return UserError(
-        f"Nothing says where the ids of {' and '.join(f'{role}s' for role in lacking)} are among "
+        f"Cannot find the ids of {' and '.join(f'{role}s' for role in lacking)} among "
         f"{counted(len(names), 'column')}: {listed}; write a schema.toml beside the data with the lines "
         f"{written}; what it does not say is guessed."
     )
@@ -663,7 +663,7 @@ def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, ite
     found = {
         name: (
             not _is_called_time(name),
-            not tells_time_of_day(content),
+            not has_time_of_day(content),
             _place_of_time(name),
             "%" in content.time_format,
         )
@@ -671,7 +671,7 @@ def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, ite
         if content.is_time or (content.time_format and _is_called_time(name))
         if may_be(name)
     }
-    called = (name for name, each in contents.items() if each.texts and says_time(name))
+    called = (name for name, each in contents.items() if each.texts and names_time(name))
     chosen = min(found, key=lambda name: found[name]) if found else next(filter(may_be, called), "")
     if chosen:
         _check_form(contents[chosen])
@@ -679,7 +679,7 @@ def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, ite
 
 
 def _is_called_time(name: str) -> bool:
-    return says_time(name) or has_word(name, TIMES)
+    return names_time(name) or has_word(name, TIMES)
 
 
 def _check_form(content: Content) -> None:
@@ -773,7 +773,7 @@ def _is_answer(numbers: np.ndarray) -> bool:
 def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
     """Return the label of a column. given: the keys of its section written by hand; they have priority."""
     numbers, name, kind = content.numbers, content.name, given.get("kind")
-    sorted_out = numbers[~np.isin(numbers, apart_from(numbers))]
+    sorted_out = numbers[~np.isin(numbers, values_off_scale(numbers))]
     if kind == YES_NO or (kind is None and _is_answer(numbers)):
         return LabelColumn(YES_NO, name, noun="event")
     is_count = content.is_whole and (_is_heavy(sorted_out) or has_word(name, (*COUNTS, *ANSWERS)))
@@ -790,7 +790,7 @@ def _is_heavy(numbers: np.ndarray) -> bool:
     return bool(numbers.min() >= 1 and numbers.max() > max(10, HEAVY * np.median(numbers)))
 
 
-def apart_from(numbers: np.ndarray) -> list[float]:
+def values_off_scale(numbers: np.ndarray) -> list[float]:
     """Return the values apart from a scale, such as -1 and 99 for a missing answer."""
     values = np.unique(numbers)
     if len(values) < LEAST_SCALE:
@@ -802,7 +802,9 @@ def apart_from(numbers: np.ndarray) -> list[float]:
     return found + ([float(low[0])] if len(low) == 1 and low[0] in (-1, *(-each for each in FILLERS)) else [])
 
 
-def _set_apart(label: LabelColumn, content: Content, is_given: bool) -> tuple[LabelColumn, tuple[str, ...]]:
+def _drop_off_scale(
+    label: LabelColumn, content: Content, is_given: bool
+) -> tuple[LabelColumn, tuple[str, ...]]:
     """Return a label that drops the values for missing answers, and notes on them."""
     numbers = content.numbers
     if is_given or not numbers.size:
@@ -815,7 +817,7 @@ def _set_apart(label: LabelColumn, content: Content, is_given: bool) -> tuple[La
             "[label], leaves their events out"
         )
         return replace(label, drop="<0"), (note,)
-    found = apart_from(numbers) if label.kind == RATING else []
+    found = values_off_scale(numbers) if label.kind == RATING else []
     if found:
         shown = ", ".join(f"{each:g}" for each in sorted(found))
         number = int(np.isin(numbers, found).sum())

@@ -44,7 +44,7 @@ from recsuite.files import (
     explained,
     place_for,
     remove,
-    written_aside,
+    replacing,
 )
 from recsuite.runtime.console import stage
 
@@ -255,7 +255,7 @@ def make_part(
     Raises:
         UserError: for a file that cannot be read, a column that is missing, and without `skip` a bad row.
     """
-    with opened(file) as source, written_aside(folder) as aside, contextlib.ExitStack() as stack:
+    with opened(file) as source, replacing(folder) as aside, contextlib.ExitStack() as stack:
         aside.mkdir(parents=True)
         files = [stack.enter_context((aside / f"{place}.bin").open("wb")) for place in range(len(wanted))]
         writer = _Writer(source, wanted, files, pool)

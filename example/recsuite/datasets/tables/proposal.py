@@ -54,8 +54,8 @@ from recsuite.datasets.tables.files import (
 from recsuite.datasets.tables.formats import first_rows
 from recsuite.datasets.tables.guessing import (
     Content,
-    LeftOut,
     Roles,
+    SkippedColumn,
     codes_of,
     contents_of,
     contradictions,
@@ -262,7 +262,7 @@ class Guess(NamedTuple):
     """Schema, the columns that it does not use, and sentences on unusual events."""
 
     schema: TableSchema
-    left_out: list[LeftOut]
+    left_out: list[SkippedColumn]
     notes: list[str]
 
 
@@ -376,9 +376,9 @@ def _features(
     samples: Mapping[str, pa.Table],
     contents: Mapping[str, Content],
     given: Mapping[str, Mapping[str, Any]],
-) -> tuple[dict[str, FeatureColumn], list[LeftOut]]:
+) -> tuple[dict[str, FeatureColumn], list[SkippedColumn]]:
     features: dict[str, FeatureColumn] = {}
-    left_out: list[LeftOut] = []
+    left_out: list[SkippedColumn] = []
     is_ranked = roles.label.kind in RANKED
     numbers = _numbers(samples, contents, roles)
     by_hand = given.get("features", {})
@@ -396,7 +396,7 @@ def _features(
             name = table_name(column + "_age" * (feature.column != column), names)
             names.add(name)
             if why:
-                left_out.append(LeftOut(name, feature, why, _values(samples, of, column)))
+                left_out.append(SkippedColumn(name, feature, why, _values(samples, of, column)))
             else:
                 features[name] = feature
     return features, left_out
@@ -449,7 +449,7 @@ class Proposal:
 
     path: Path
     schema: TableSchema
-    left_out: list[LeftOut]
+    left_out: list[SkippedColumn]
     overview: str
     notes: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -482,7 +482,7 @@ def propose(path: str | Path) -> Proposal:
         with suppress(IncompleteSchemaError):
             parse_schema(text, written)
             raise UserError(
-                f"{printable(written)} is there already, perhaps with corrections; remove it to have "
+                f"{printable(written)} exists already, perhaps with corrections; remove it to have "
                 "another one guessed."
             )
     tables = find_tables(path, Files(**given.get("files", {})))

@@ -258,7 +258,7 @@ def property_of(
     values = joined([(part, wanted) for part in parts]) if wanted.is_coded else None
     missing = -1 if values else np.nan
     first = np.full(number, missing, np.int32 if values else np.float64)
-    taken = _Taken(first, first.copy(), np.full(number, np.iinfo(np.int64).min), np.zeros(number, bool))
+    taken = _GatherBias(first, first.copy(), np.full(number, np.iinfo(np.int64).min), np.zeros(number, bool))
 
     def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield the owner, the value and the time of the rows with a value."""
@@ -278,7 +278,7 @@ def property_of(
     return Property(taken.newest, int(taken.varied.sum()), num_others, values, untyped)
 
 
-def _settle(taken: _Taken, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
+def _settle(taken: _GatherBias, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
     """Give an owner with several values that of over half of its rows; return the number of other rows."""
     pairs = []
     for places, found, _ in blocks:
@@ -302,7 +302,7 @@ def _counted(places: np.ndarray, values: np.ndarray, counts: np.ndarray) -> tupl
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _GatherBias:
     """First and newest value of each user or item, the time of the newest, and a mark if values differ."""
 
     first: np.ndarray

@@ -286,7 +286,7 @@ def parsed(values: Any, wanted: Wanted) -> Any:
         place = int(np.argmax(is_bad))
         value = column[place].as_py()
         shown = "" if value is None else f"{printable(value)[:60]!r} "
-        raise UserError(f"{wanted.column} {shown}{FAULTS[faults[place]]}; mend it.")
+        raise UserError(f"{wanted.column} {shown}{FAULTS[faults[place]]}; fix it.")
     return found
 
 

@@ -24,9 +24,7 @@ def listening(pids: list[int]) -> list[str]:
     return [end[1] for end in ends if end[3] == LISTENS and f"socket:[{end[9]}]" in inodes]
 
 
-def test_nothing_of_a_launch_on_one_machine_listens_on_an_address_that_others_reach(
-    script: Path, tmp_path: Path
-) -> None:
+def test_a_launch_on_one_machine_listens_on_no_public_address(script: Path, tmp_path: Path) -> None:
     env = environment(tmp_path)
     with started(launched(script), env=env) as process:
         wait_for(process, "met", 2)

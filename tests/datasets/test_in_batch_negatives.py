@@ -13,7 +13,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.models.losses import bits_of, sampled_softmax
+from recsuite.models.losses import sampled_softmax, unpack_bits
 
 GROUP = 24
 
@@ -21,7 +21,7 @@ GROUP = 24
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Planted ratings of few movies by few users, several in one second, so that many had many."""
-    monkeypatch.setattr(sections, "COMPETITORS", GROUP)
+    monkeypatch.setattr(sections, "IN_BATCH_NEGATIVES", GROUP)
     rng = np.random.default_rng(0)
     lines = ["userId,movieId,rating,timestamp"]
     for user in range(30):
@@ -59,9 +59,7 @@ def had_by(
 
 # A batch that is no multiple of the group, one of a group, and one below it that fills no bytes.
 @pytest.mark.parametrize("batch_size", [60, 24, 13])
-def test_the_competitors_that_a_user_had_before_are_marked_and_no_others(
-    config: Config, batch_size: int
-) -> None:
+def test_in_batch_negatives_that_a_user_has_seen_are_marked(config: Config, batch_size: int) -> None:
     config = config.replaced(batch_size=batch_size)
     columns = open_columns(config)
     batches = EventBatches(columns, config, 0, 1)
@@ -69,10 +67,10 @@ def test_the_competitors_that_a_user_had_before_are_marked_and_no_others(
     number = 0
     for step in range(batches.num_steps("train")):
         request = Request("train", 1, step)
-        had, positions = batches[request].had, batches._positions_and_turns(request)[0]
-        assert len(had) == batch_size
+        seen_bits, positions = batches[request].seen_bits, batches._positions_of_step(request)[0]
+        assert len(seen_bits) == batch_size
         for begin in range(0, batch_size, GROUP):
-            found = bits_of(had[begin : begin + GROUP], len(had[begin : begin + GROUP]))
+            found = unpack_bits(seen_bits[begin : begin + GROUP], len(seen_bits[begin : begin + GROUP]))
             group = positions[begin : begin + GROUP].tolist()
             wanted = torch.zeros_like(found)
             if group:
@@ -84,26 +82,26 @@ def test_the_competitors_that_a_user_had_before_are_marked_and_no_others(
 
 
 @pytest.mark.parametrize(("task", "split"), [("rating", "train"), ("ranking", "validation")])
-def test_nothing_is_marked_where_nothing_competes(config: Config, task: str, split: str) -> None:
+def test_no_negative_is_marked_without_in_batch_negatives(config: Config, task: str, split: str) -> None:
     config = config.replaced(task=task, validation_fraction=0.1)
     batch = EventBatches(open_columns(config), config, 0, 1)[Request(split, 0, 0)]
-    assert batch.had.shape == (60, 0 if task == "rating" else GROUP // 8)
-    assert not batch.had.any()
+    assert batch.seen_bits.shape == (60, 0 if task == "rating" else GROUP // 8)
+    assert not batch.seen_bits.any()
 
 
-def test_the_loss_is_the_same_as_without_the_items_that_a_user_had() -> None:
+def test_the_loss_ignores_seen_items() -> None:
     generator = torch.Generator().manual_seed(0)
     users, items = torch.randn(2, 6, 4, generator=generator)
     log_shares, real = torch.randn(6, generator=generator), torch.ones(6, dtype=torch.bool)
-    had = torch.zeros(6, 6, dtype=torch.bool)
-    had[2, [0, 5]] = True
-    losses = sampled_softmax(users, items, torch.arange(6), log_shares, real, had)
+    seen_bits = torch.zeros(6, 6, dtype=torch.bool)
+    seen_bits[2, [0, 5]] = True
+    losses = sampled_softmax(users, items, torch.arange(6), log_shares, real, seen_bits)
     scores = (users @ items.T - log_shares)[2, [1, 2, 3, 4]]
     assert float(losses[2]) == pytest.approx(float(scores.logsumexp(0) - scores[1]))
-    untouched = sampled_softmax(users, items, torch.arange(6), log_shares, real, torch.zeros_like(had))
+    untouched = sampled_softmax(users, items, torch.arange(6), log_shares, real, torch.zeros_like(seen_bits))
     assert losses[[0, 1, 3, 4, 5]].tolist() == untouched[[0, 1, 3, 4, 5]].tolist()
     # What is its own stays, whatever is said of it.
-    assert sampled_softmax(users, items, torch.arange(6), log_shares, real, ~had).isfinite().all()
+    assert sampled_softmax(users, items, torch.arange(6), log_shares, real, ~seen_bits).isfinite().all()
 
 
 def test_batches_with_marks_fit_their_slots(config: Config) -> None:
@@ -171,7 +169,7 @@ def test_the_items_drawn_are_the_first_rows_of_training_and_of_nothing_else(
         batch = batches[request]
         lengths = batch.lengths.view(len(names), -1)
         assert lengths.shape[1] == number + 60
-        assert len(batch.labels) == len(batch.weights) == len(batch.had) == 60
+        assert len(batch.labels) == len(batch.weights) == len(batch.seen_bits) == 60
         starts = [0, *lengths.sum(1).cumsum(0).tolist()]
         values = {name: batch.values[starts[place] : starts[place + 1]] for place, name in enumerate(names)}
         rows = columns.column("movie_features")["features"][batches._negatives(request), 0]
@@ -181,7 +179,7 @@ def test_the_items_drawn_are_the_first_rows_of_training_and_of_nothing_else(
         assert lengths[names.index("history"), :number].sum() == 0
 
 
-def test_where_no_more_are_known_than_are_wanted_all_of_them_are_drawn_in_their_order(config: Config) -> None:
+def test_all_items_are_drawn_in_order_if_there_are_few(config: Config) -> None:
     config = with_new_items(config).replaced(task="sequence")
     columns = open_columns(config)
     known = sorted(trained_items(columns))
@@ -203,9 +201,7 @@ def test_a_resumed_pass_draws_what_the_whole_one_would_have_drawn(config: Config
 # Numbers that fill bytes, and that do not.
 @pytest.mark.parametrize("negatives", [16, 13, 1000])
 @pytest.mark.parametrize("task", ["ranking", "sequence"])
-def test_the_items_drawn_that_a_user_had_before_are_marked_and_no_others(
-    config: Config, task: str, negatives: int
-) -> None:
+def test_drawn_negatives_that_a_user_has_seen_are_marked(config: Config, task: str, negatives: int) -> None:
     config = config.replaced(task=task, negatives=negatives)
     columns = open_columns(config)
     batches = EventBatches(columns, config, 0, 1)
@@ -213,11 +209,11 @@ def test_the_items_drawn_that_a_user_had_before_are_marked_and_no_others(
     number = 0
     for step in range(batches.num_steps("train")):
         request = Request("train", 0, step)
-        had, drawn = batches[request].had, batches._negatives(request).tolist()
-        assert had.shape == (60, group + -(-len(drawn) // 8))
-        found = bits_of(had[:, group:], len(drawn))
+        seen_bits, drawn = batches[request].seen_bits, batches._negatives(request).tolist()
+        assert seen_bits.shape == (60, group + -(-len(drawn) // 8))
+        found = unpack_bits(seen_bits[:, group:], len(drawn))
         wanted = torch.zeros_like(found)
-        positions = batches._positions_and_turns(request)[0].tolist()
+        positions = batches._positions_of_step(request)[0].tolist()
         wanted[: len(positions)] = had_by(columns, positions, drawn, task == "sequence")
         assert torch.equal(found, wanted)
         number += int(found.sum())
@@ -225,7 +221,7 @@ def test_the_items_drawn_that_a_user_had_before_are_marked_and_no_others(
     if task == "ranking":
         # The group's are what they are without any that is drawn; a sequence without a number draws all.
         without = EventBatches(columns, config.replaced(negatives=0), 0, 1)[request]
-        assert torch.equal(without.had, had[:, :group])
+        assert torch.equal(without.seen_bits, seen_bits[:, :group])
 
 
 @pytest.mark.parametrize("task", ["ranking", "sequence"])

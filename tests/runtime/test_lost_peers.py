@@ -27,7 +27,7 @@ def meet(world_size: int, came: int, seconds: float = 5) -> list[Peers]:
         return list(made)
 
 
-def test_who_has_ended_is_named_with_its_machine_by_all_that_are_left() -> None:
+def test_every_remaining_rank_names_an_ended_rank_and_its_machine() -> None:
     ranks = meet(4, 4)
     assert ranks[0].fault() == "all other ranks answer, and one is late"
     ranks[1].close()
@@ -56,7 +56,7 @@ def test_faults_are_grouped_by_machine_and_kind(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ranks_that_never_come_are_named() -> None:
-    sentence = f"ranks 1, 2 of 3 never came: rank 0 on {HOST} waited 1 s"
+    sentence = f"ranks 1, 2 of 3 did not connect: rank 0 on {HOST} waited 1 s"
     with pytest.raises(LostPeerError, match=sentence):
         meet(3, 1, seconds=1)
 

@@ -17,7 +17,7 @@ MOST = 1_000
 SIDES = {"history": ("user", "item"), "audience": ("item", "user")}
 
 
-class Told(NamedTuple):
+class TrainingFeatures(NamedTuple):
     """What a batch says of one event's list: positions of members, and the scale of their sum."""
 
     members: list[int]
@@ -46,13 +46,15 @@ def rows_of(columns: Columns, entity: str) -> np.ndarray:
     return rows
 
 
-def told(columns: Columns, config: Config, split: str, world_size: int = 1) -> dict[str, list[Told]]:
+def told(
+    columns: Columns, config: Config, split: str, world_size: int = 1
+) -> dict[str, list[TrainingFeatures]]:
     """For each list what is told of the events of a pass, in the order of the global batches: rows of members
     as they are added up, without the event's own.
     """
     names = [table.name for table in columns.tables]
     ranks = [EventBatches(columns, config, rank, world_size) for rank in range(world_size)]
-    found: dict[str, list[Told]] = {name: [] for name in SIDES}
+    found: dict[str, list[TrainingFeatures]] = {name: [] for name in SIDES}
     for step in range(ranks[0].num_steps(split)):
         for dataset in ranks:
             batch = dataset[Request(split, 0, step)]
@@ -66,7 +68,7 @@ def told(columns: Columns, config: Config, split: str, world_size: int = 1) -> d
                     members = lists[int(batch.sources[place, event])][:-1].tolist()
                     if batch.own[place, event]:
                         members.remove(lists[event][-1])
-                    found[name].append(Told(members, float(batch.scales[place, event])))
+                    found[name].append(TrainingFeatures(members, float(batch.scales[place, event])))
     return found
 
 
@@ -87,7 +89,7 @@ def expected(columns: Columns, split: str, name: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_measured_event_is_told_all_that_is_known_and_nothing_of_itself(config: Config, split: str) -> None:
+def test_an_evaluated_event_gets_all_training_events_of_its_user_and_item(config: Config, split: str) -> None:
     columns = open_columns(config)
     for name, found in told(columns, config, split).items():
         wanted = expected(columns, split, name)
@@ -96,7 +98,7 @@ def test_a_measured_event_is_told_all_that_is_known_and_nothing_of_itself(config
         assert [one.scale for one in found] == pytest.approx(scales)
 
 
-def test_a_training_event_is_told_all_others_and_not_itself(config: Config) -> None:
+def test_a_training_event_gets_all_other_events_of_its_user_and_item(config: Config) -> None:
     columns = open_columns(config)
     for name, found in told(columns, config, "train").items():
         # The order of training is shuffled, so the lists are held against each other without it.
@@ -107,7 +109,7 @@ def test_a_training_event_is_told_all_others_and_not_itself(config: Config) -> N
 
 @pytest.mark.parametrize("most", [5, MOST])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_what_is_told_is_the_same_for_1_2_and_3_ranks(config: Config, split: str, most: int) -> None:
+def test_co_occurrence_lists_are_the_same_for_1_2_and_3_ranks(config: Config, split: str, most: int) -> None:
     config = config.replaced(co_occurrence=most)
     columns = open_columns(config)
     for world_size in (2, 3):
@@ -116,14 +118,14 @@ def test_what_is_told_is_the_same_for_1_2_and_3_ranks(config: Config, split: str
             assert found == told(columns, config, split)[name]
 
 
-def test_a_sample_has_so_many_distinct_others_and_counts_as_a_list_of_them(config: Config) -> None:
+def test_a_sampled_list_has_distinct_members_and_scaled_weights(config: Config) -> None:
     config = config.replaced(co_occurrence=5)
     columns = open_columns(config)
     for name, found in told(columns, config, "test").items():
-        for one, everybody in zip(found, expected(columns, "test", name), strict=True):
-            assert len(set(one.members)) == len(one.members) == min(5, len(everybody))
-            assert set(one.members) <= {*everybody}
-            assert one.scale == pytest.approx(len(one.members) ** -0.5 if everybody else 0)
+        for one, every_id in zip(found, expected(columns, "test", name), strict=True):
+            assert len(set(one.members)) == len(one.members) == min(5, len(every_id))
+            assert set(one.members) <= {*every_id}
+            assert one.scale == pytest.approx(len(one.members) ** -0.5 if every_id else 0)
 
 
 def test_another_epoch_has_other_samples_and_a_measurement_the_same(config: Config) -> None:
@@ -153,13 +155,13 @@ def test_rarities_are_one_over_the_events_of_user_item_and_all(config: Config) -
     assert (measured.rarities == 0).all()
 
 
-def test_without_an_audience_a_batch_is_what_it_was(config: Config) -> None:
+def test_without_an_item_history_a_batch_is_unchanged(config: Config) -> None:
     config = config.replaced(co_occurrence=0)
     batch = EventBatches(open_columns(config), config, 0, 1)[Request("train", 0, 0)]
     assert [part.shape[0] for part in (batch.sources, batch.scales, batch.own, batch.rarities)] == [0] * 4
 
 
-def test_with_the_past_alone_an_audience_holds_who_had_the_item_before(config: Config) -> None:
+def test_an_item_history_holds_earlier_users_of_the_item(config: Config) -> None:
     config = config.replaced(co_occurrence=0, item_history=3, split="time", batch_size=2048)
     columns = open_columns(config)
     rows, times = columns.column("rows"), columns.column("time")

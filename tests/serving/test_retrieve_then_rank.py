@@ -46,7 +46,7 @@ def test_the_best_are_those_of_the_candidates_with_the_highest_sums(chain: Model
         assert all(sums[item] == pytest.approx(score, abs=1e-4) for item, score in answer)
 
 
-def test_with_a_ranker_that_counts_for_nothing_the_retriever_alone_decides(chain: ModelChain) -> None:
+def test_with_ranker_weight_0_the_retriever_decides(chain: ModelChain) -> None:
     alone = ModelChain(chain.retriever, chain.ranker, 40, weight=0.0)
     expected = chain.retriever.recommend(USERS, 5)
     assert [[item for item, _ in mine] for mine in alone.recommend(USERS, 5)] == [
@@ -54,11 +54,11 @@ def test_with_a_ranker_that_counts_for_nothing_the_retriever_alone_decides(chain
     ]
 
 
-def test_more_may_be_asked_for_than_there_are_candidates(chain: ModelChain) -> None:
+def test_k_may_exceed_the_number_of_candidates(chain: ModelChain) -> None:
     assert [len(mine) for mine in chain.recommend(USERS, k=60)] == [60, 60, 60]
 
 
-def test_an_item_that_the_ranker_does_not_know_is_left_out(chain: ModelChain) -> None:
+def test_an_item_that_the_ranker_does_not_know_is_skipped(chain: ModelChain) -> None:
     few = ModelChain(chain.retriever, ServedModel(snapshot_of("ranking", items=50)), num_candidates=ITEMS)
     assert {item for mine in few.recommend(USERS, ITEMS) for item, _ in mine} <= {*range(3, 151, 3)}
 
@@ -71,7 +71,9 @@ def test_an_item_that_the_ranker_does_not_know_is_left_out(chain: ModelChain) ->
         ({}, "A chain takes the values of users by their names, and got none"),
     ],
 )
-def test_what_no_model_takes_is_refused_in_a_sentence(chain: ModelChain, users: Any, sentence: str) -> None:
+def test_features_of_no_model_are_refused_with_a_message(
+    chain: ModelChain, users: Any, sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         chain.recommend(users)
 
@@ -81,7 +83,7 @@ def test_a_model_that_predicts_labels_is_no_part_of_a_chain(chain: ModelChain) -
         ModelChain(chain.retriever, ServedModel(snapshot_of("rating")))
 
 
-def test_what_came_counts_by_its_place_among_ten() -> None:
+def test_metrics_use_the_rank_among_ten() -> None:
     def first_two(
         values: dict[str, list[int]], k: int, exclude: list[list[int]]
     ) -> list[list[tuple[int, float]]]:

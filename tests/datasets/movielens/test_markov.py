@@ -13,8 +13,8 @@ from recsuite.datasets.metrics import measure_ranks
 from recsuite.datasets.movielens.synthetic import (
     CHANCES,
     LEAPS,
-    Chain,
-    ChainWorld,
+    MarkovWorld,
+    RetrieveThenRank,
     draw_chain,
     write_synthetic,
 )
@@ -28,12 +28,12 @@ LEFT_OUT = ("--split", "leave_one_out", "--validation_fraction", "0")
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("chain") / "world"
-    write_synthetic(folder, NUM_RATINGS, seed=0, world=ChainWorld())
+    write_synthetic(folder, NUM_RATINGS, seed=0, world=MarkovWorld())
     return read(folder)
 
 
 @pytest.fixture
-def chain() -> Chain:
+def chain() -> RetrieveThenRank:
     return draw_chain(np.random.default_rng(0), np.arange(1.0, 31.0))
 
 
@@ -41,7 +41,7 @@ def columns_of(folder: Path, *flags: str) -> Columns:
     return open_columns(parse_args(["--data_path", str(folder), *(flags or LEFT_OUT)]))
 
 
-def weights_of(chain: Chain) -> np.ndarray:
+def weights_of(chain: RetrieveThenRank) -> np.ndarray:
     """Of each movie after each, float64 [movies, movies]: the definition, word by word."""
     weights = np.tile(LEAPS * chain.popularity, (len(chain.popularity), 1))
     for movie, successors in enumerate(chain.successors):
@@ -51,10 +51,10 @@ def weights_of(chain: Chain) -> np.ndarray:
 
 
 def test_same_seed_gives_the_same_bytes_and_another_seed_another_chain(world: World, tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "again", NUM_RATINGS, seed=0, world=ChainWorld())
+    write_synthetic(tmp_path / "again", NUM_RATINGS, seed=0, world=MarkovWorld())
     assert contents(tmp_path / "again") == contents(world.folder)
     assert world.summary["world"] == "markov"
-    write_synthetic(tmp_path / "other", NUM_RATINGS, seed=1, world=ChainWorld())
+    write_synthetic(tmp_path / "other", NUM_RATINGS, seed=1, world=MarkovWorld())
     other, same = contents(tmp_path / "other"), contents(world.folder)
     assert all(other[name] != same[name] for name in same)
 
@@ -72,18 +72,18 @@ def test_stars_are_those_of_a_planted_taste(world: World) -> None:
     assert 0.83 < world.summary["rmse"] < 0.89 < 0.95 * world.ratings.std()
 
 
-def test_popularity_is_uneven_but_not_as_that_of_the_other_worlds(world: World) -> None:
+def test_popularity_is_less_skewed_than_in_the_other_data_sets(world: World) -> None:
     counts = np.sort(np.unique(world.movie_ids, return_counts=True)[1])
     top = counts[-len(world.movies) // 10 :].sum() / NUM_RATINGS
     assert 0.2 < top < 0.45
 
 
-def test_markov_successors_are_distinct_and_exclude_the_movie_itself(chain: Chain) -> None:
+def test_markov_successors_are_distinct_and_exclude_the_movie_itself(chain: RetrieveThenRank) -> None:
     for movie, successors in enumerate(chain.successors.tolist()):
         assert len({movie, *successors}) == 1 + len(CHANCES)
 
 
-def test_markov_walks_follow_the_chain_with_its_probability(chain: Chain) -> None:
+def test_markov_walks_follow_the_chain_with_its_probability(chain: RetrieveThenRank) -> None:
     movies, _, _ = chain.walk(np.random.default_rng(1), np.full(30_000, 2))
     first, second = movies.T
     assert np.bincount(first) / len(first) == pytest.approx(chain.popularity, abs=0.005)
@@ -98,7 +98,7 @@ def test_markov_walks_follow_the_chain_with_its_probability(chain: Chain) -> Non
     assert shares[frequent] == pytest.approx(expected[frequent], abs=0.04)
 
 
-def test_ranks_and_surprise_are_those_of_brute_force(chain: Chain) -> None:
+def test_ranks_and_surprise_equal_brute_force(chain: RetrieveThenRank) -> None:
     counts = np.array([10, 3, 25, 18] * 20)
     movies, ranks, surprise = chain.walk(np.random.default_rng(2), counts)
     weights = weights_of(chain)
@@ -118,7 +118,7 @@ def test_ranks_and_surprise_are_those_of_brute_force(chain: Chain) -> None:
     assert max(seen_ranks) > 15
 
 
-def test_entropy_is_that_of_the_chances_and_the_leaps(chain: Chain) -> None:
+def test_entropy_is_that_of_the_chances_and_the_leaps(chain: RetrieveThenRank) -> None:
     _, _, surprise = chain.walk(np.random.default_rng(3), np.full(50_000, 2))
     weights = weights_of(chain)
     np.fill_diagonal(weights, 0)
@@ -187,7 +187,7 @@ def counted_ndcg(columns: Columns) -> float:
 def test_a_counted_chain_approaches_the_oracle_as_data_grow(tmp_path: Path) -> None:
     ratios = []
     for number in (3_000, 30_000, 300_000):
-        write_synthetic(tmp_path / str(number), number, seed=0, world=ChainWorld())
+        write_synthetic(tmp_path / str(number), number, seed=0, world=MarkovWorld())
         columns = columns_of(tmp_path / str(number))
         ratios.append(counted_ndcg(columns) / columns.baselines["ranks"]["oracle"]["ndcg_at_10"])
     assert ratios == sorted(ratios)
@@ -197,5 +197,5 @@ def test_a_counted_chain_approaches_the_oracle_as_data_grow(tmp_path: Path) -> N
 
 def test_synthetic_data_work_with_a_thousand_ratings(tmp_path: Path) -> None:
     for seed in range(5):
-        write_synthetic(tmp_path / f"{seed}", 1_000, seed, ChainWorld())
+        write_synthetic(tmp_path / f"{seed}", 1_000, seed, MarkovWorld())
         assert len((tmp_path / f"{seed}" / "ratings.dat").read_text().splitlines()) == 1_000

@@ -38,7 +38,7 @@ def is_on_one_machine(arguments: argparse.Namespace) -> bool:
     return bool(arguments.standalone) or (arguments.nnodes in ONE_MACHINE and not named)
 
 
-def meet_in(folder: Path, arguments: argparse.Namespace) -> None:
+def use_folder_rendezvous(folder: Path, arguments: argparse.Namespace) -> None:
     """Make a folder the rendezvous of torchrun with these arguments, and of its ranks."""
     # torchrun has no parameter for a custom rendezvous, but finds one by its name here.
     rendezvous_handler_registry.register(BACKEND, FolderRendezvous)
@@ -86,7 +86,7 @@ class FolderRendezvous(RendezvousHandler):
 SECONDS = 5.0
 
 
-def outlive_store() -> None:
+def tolerate_lost_store() -> None:
     """Let torchrun treat an unreachable store as one without new machines for some seconds."""
     ask, lost_since = DynamicRendezvousHandler.num_nodes_waiting, 0.0
 

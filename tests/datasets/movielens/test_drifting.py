@@ -13,7 +13,7 @@ import pytest
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens import synthetic
 from recsuite.datasets.movielens.source import locate
-from recsuite.datasets.movielens.synthetic import FIRST_TIME, LAST_TIME, MovingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import FIRST_TIME, LAST_TIME, DriftingWorld, write_synthetic
 from recsuite.errors import UserError
 from tests.support.written_world import World, contents, read, rmse
 
@@ -31,7 +31,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[np.ndar
 
     moving_lives = synthetic.draw_lives
     with mock.patch.object(synthetic, "draw_lives", noted):
-        write_synthetic(folder, NUM_RATINGS, seed=0, world=MovingWorld())
+        write_synthetic(folder, NUM_RATINGS, seed=0, world=DriftingWorld())
     return read(folder), lives
 
 
@@ -45,7 +45,7 @@ def moments(world: World) -> np.ndarray:
 
 
 def test_same_seed_gives_the_same_bytes(world: World, tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "again", NUM_RATINGS, seed=0, world=MovingWorld())
+    write_synthetic(tmp_path / "again", NUM_RATINGS, seed=0, world=DriftingWorld())
     assert contents(tmp_path / "again") == contents(world.folder)
     assert json.loads((world.folder / "oracle.json").read_text())["world"] == "drifting"
 
@@ -94,7 +94,7 @@ def test_true_parameters_predict_up_to_the_noise_and_old_ones_get_worse(world: W
 
 @pytest.mark.parametrize("seed", range(5))
 def test_synthetic_data_work_with_a_thousand_ratings(tmp_path: Path, seed: int) -> None:
-    write_synthetic(tmp_path / "small", 1_000, seed, MovingWorld())
+    write_synthetic(tmp_path / "small", 1_000, seed, DriftingWorld())
     assert len((tmp_path / "small" / "ratings.dat").read_text().splitlines()) == 1_000
 
 
