@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from recsuite.errors import counted
 from recsuite.files import replace_file
 from recsuite.runtime.host import allowed_cores, available_memory, installed_versions
 
@@ -136,7 +137,8 @@ def describe_machine() -> str:
     lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.machine()
-    return f"{allowed_cores()} cores of {name}, {available_memory()[1] / 2**30:.0f} GiB, {platform.system()}"
+    cores = counted(allowed_cores(), "core")
+    return f"{cores} of {name}, {available_memory()[1] / 2**30:.0f} GiB, {platform.system()}"
 
 
 def origin(about: Result, fbgemm: bool = False, without: Sequence[str] = ()) -> str:
