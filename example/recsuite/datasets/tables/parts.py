@@ -90,8 +90,9 @@ class Coder:
         """Write the rest; return the distinct values and their codes, int32. A value may have two codes."""
         import pyarrow
 
-        self._write()
         self._wait()
+        if self._waiting:
+            self._write_codes(self._waiting)
         small = np.flatnonzero(self._seen)
         known = pyarrow.array([], pyarrow.string()) if self._known is None else self._known
         values = pyarrow.concat_arrays(same_type([pyarrow.array(small, pyarrow.int64()), known]))
