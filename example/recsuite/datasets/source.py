@@ -1,6 +1,6 @@
 """Families of data sets that the program reads, and the choice of one by the configuration.
 
-A family has `locate` and `look`, which return a `tables.source.Source`: its schema, its files and their
+A family has `locate` and `look`, which return a `tables.source.TableSource`: its schema, its files and their
 reader. Code outside of `datasets` does not depend on the family.
 """
 
@@ -21,7 +21,7 @@ from recsuite.files import DATA_ROOT, explained
 
 # For types only: a rank that only trains must not import Arrow.
 if TYPE_CHECKING:
-    from recsuite.datasets.tables.source import Source
+    from recsuite.datasets.tables.source import TableSource
 
 __all__ = ["DATA_DEADLINE", "NUM_EVENTS"]
 
@@ -31,7 +31,7 @@ PREPARATION_DEADLINE = 4 * DATA_DEADLINE
 FIRST_SCHEMA = SCHEMA
 
 
-def locate(config: DataConfig, seed: int) -> Source:
+def locate(config: DataConfig, seed: int) -> TableSource:
     """Return the configured data set. Obtain a named set that is missing first.
 
     Writes a schema for the user's own tables if they have none.
@@ -71,7 +71,7 @@ def _refuse_near_known(path: str) -> None:
         )
 
 
-def with_flags(source: Source, tables: TablesConfig, data: DataConfig) -> Source:
+def with_flags(source: TableSource, tables: TablesConfig, data: DataConfig) -> TableSource:
     """Return a data set with the ids and the features of the flags."""
     ids = VOCABULARY if tables.vocabulary == "fixed" else tables.vocabulary
     schema = source.schema if ids == "schema" else source.schema.with_ids(ids)
@@ -79,7 +79,7 @@ def with_flags(source: Source, tables: TablesConfig, data: DataConfig) -> Source
     return dataclasses.replace(source, schema=schema if data.day_feature == "none" else with_user_day(schema))
 
 
-def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
+def look(config: DataConfig, seed: int) -> tuple[Path, TableSource | None]:
     """Return the folder of the configured data set, and the set if its files are there. Obtains nothing.
 
     Raises:
@@ -106,13 +106,13 @@ def is_user_tables(config: DataConfig) -> bool:
     return schema_path(config.data_path).exists() or not is_known(Path(config.data_path))
 
 
-def read(source: Source, config: DataConfig, folder: Path | None = None) -> RawData:
+def read(source: TableSource, config: DataConfig, folder: Path | None = None) -> RawData:
     """Read all files of a set, and apply --duplicates to several events of one user and one item.
 
     folder: for temporary files; without one the data stay in memory.
 
     Raises:
-        UserError: see `tables.source.Source.read`.
+        UserError: see `tables.source.TableSource.read`.
     """
     # Here, so that not every family of data sets has to do it.
     how = config.duplicates_of(source.schema.label_kind)

@@ -54,7 +54,7 @@ class ModelInput(Pipelineable):
     from a worker's plain arrays; `to` moves all of it, so that TorchRec's pipelines can copy it ahead of
     time.
 
-        class SquaredError(nn.Module):
+        class MyLoss(nn.Module):
             def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
                 return (batch.weights * (predictions - batch.labels) ** 2).mean()
     """

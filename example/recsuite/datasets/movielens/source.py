@@ -34,7 +34,7 @@ from recsuite.datasets.tables.description import read_schema
 from recsuite.datasets.tables.files import File, filesystem, find_tables, reason_of_failure, shown
 from recsuite.datasets.tables.formats import TextFile
 from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn, Files
-from recsuite.datasets.tables.source import Source, TableFile
+from recsuite.datasets.tables.source import TableFile, TableSource
 from recsuite.errors import UserError, printable
 from recsuite.files import DATA_ROOT, explained, locked, remove, replacing
 from recsuite.runtime.console import say
@@ -224,20 +224,20 @@ NO_GENRE = ("unknown", "(no genres listed)")
 ORACLES = ("oracle.npy", "ranks.npy")
 
 
-class MovieLens(Source):
+class MovieLens(TableSource):
     """A MovieLens set, or one in its format."""
 
     @property
     def files(self) -> list[TableFile]:
-        """See `Source`."""
+        """See `TableSource`."""
         found = [path for name in ORACLES if (path := self.folder / name).is_file()]
         oracles = (File(str(path), "npy", size=path.stat().st_size) for path in found)
         return [*super().files, *(TableFile(file, Path(file.path).name) for file in oracles)]
 
     def read(self) -> RawData:
-        """See `Source`."""
+        """See `TableSource`."""
         tables = dataclasses.replace(self.tables, items=tuple(map(_decoded, self.tables.items)))
-        # Imported late, as in `Source`.
+        # Imported late, as in `TableSource`.
         from recsuite.datasets.tables.reading import read_tables
 
         raw = read_tables(tables, self.table_schema, self.config)

@@ -78,7 +78,7 @@ from recsuite.files import (
 from recsuite.runtime.console import say, stage
 
 if TYPE_CHECKING:
-    from recsuite.datasets.tables.source import Source, TableFile
+    from recsuite.datasets.tables.source import TableFile, TableSource
 
 # Name of an unfinished folder, with the process id, and the names of its files. A temporary file is among
 # them if the system cannot make an unnamed one.
@@ -439,7 +439,7 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
     return dataclasses.replace(columns, tables=(*columns.tables, *lists))
 
 
-def _unchanged(folder: Path, source: Source, stream_state: StreamState) -> Columns | None:
+def _unchanged(folder: Path, source: TableSource, stream_state: StreamState) -> Columns | None:
     """Return the columns of a stream if they exist and match its state; else None."""
     columns, _ = load_columns(folder, source.folder, source.schema)
     if columns is None or columns.events_per_file != stream_state.events_per_file:
@@ -451,7 +451,7 @@ def _unchanged(folder: Path, source: Source, stream_state: StreamState) -> Colum
 def _with_lock(
     cache: Path,
     name: str,
-    source: Source,
+    source: TableSource,
     settings: tuple[DataConfig, int],
     launch: str,
     read_again: Callable[[], RawData],
@@ -516,7 +516,7 @@ def _report_kept_folder(folder: Path, made: Path, there: Columns | None) -> None
         )
 
 
-def _found(cache: Path, name: str, source: Source, is_named: bool) -> Columns | None:
+def _found(cache: Path, name: str, source: TableSource, is_named: bool) -> Columns | None:
     """Return columns of this name from their folder or from the folder of the files, or None."""
     # With --cache_dir only that folder is searched.
     for place in (cache,) if is_named else dict.fromkeys((cache, source.folder / COLUMNS)):

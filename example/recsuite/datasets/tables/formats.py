@@ -93,7 +93,7 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class Batch:
+class FileBatch:
     """Rows of a file, in order.
 
     first: number of rows before these. num_bad: number of rows of the file that could not be split so far.
@@ -106,7 +106,7 @@ class Batch:
     lines: np.ndarray | None = None
 
 
-class Source:
+class FileReader:
     """Reader of one file: its columns, then batches of the wanted ones.
 
     bad: the rows that could not be split into columns, in order; it grows with the batches.
@@ -130,11 +130,11 @@ class Source:
         """Number of its bytes that were read."""
         raise NotImplementedError
 
-    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows with only these columns of the file."""
         raise NotImplementedError
 
-    def number_of(self, batch: Batch, place: int) -> int:
+    def number_of(self, batch: FileBatch, place: int) -> int:
         """Return the number of the line or row at a position of a batch, counted from 1."""
         return batch.first + place + 1 if batch.lines is None else int(batch.lines[place])
 
@@ -336,7 +336,7 @@ WIDE = 500
 STRADDLING = "straddling"
 
 
-class Delimited(Source):
+class Delimited(FileReader):
     """CSV or TSV file, whose first row names the columns."""
 
     unit = "line"
@@ -393,13 +393,13 @@ class Delimited(Source):
         """Number of its bytes that were read."""
         return self._text.done
 
-    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows with the right number of fields."""
         first = 0
         with explained_damage(self.file), _explained_length(self.file):
             for batch in self._reader(columns) if self._has_rows else ():
                 if batch.num_rows:
-                    yield Batch(batch, first, len(self.bad))
+                    yield FileBatch(batch, first, len(self.bad))
                 first += batch.num_rows
 
     def _reader(self, columns: Sequence[str]) -> Any:
@@ -442,7 +442,7 @@ class Delimited(Source):
         self.bad.append(BadRow(number, row.text[:200].replace(self._delimiter, self._mark), reason))
         return "skip"
 
-    def number_of(self, batch: Batch, place: int) -> int:
+    def number_of(self, batch: FileBatch, place: int) -> int:
         """Return the line on which a row begins."""
         # The header and the skipped rows count as rows.
         row = batch.first + place + 1 + self._has_header
@@ -623,7 +623,7 @@ EXACT = 2.0**53
 JSON_SHOWN = 200
 
 
-class JsonLines(Source):
+class JsonLines(FileReader):
     """File with a JSON object on each line; a value is missing if its object lacks the key."""
 
     unit = "line"
@@ -645,7 +645,7 @@ class JsonLines(Source):
         """Number of its bytes that were read."""
         return self._text.done
 
-    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the lines that are objects."""
         first, line = 0, 1
         with explained_damage(self.file):
@@ -656,7 +656,7 @@ class JsonLines(Source):
                 if batch is None:
                     batch, lines = self._by_python(block, columns, line)
                 if batch.num_rows:
-                    yield Batch(batch, first, len(self.bad), lines)
+                    yield FileBatch(batch, first, len(self.bad), lines)
                 first, line = first + batch.num_rows, line + num_lines
 
     def _blocks(self) -> Iterator[bytes]:
@@ -847,7 +847,7 @@ FEW_BYTES = 2**14
 LEAST_GROUP_ROWS = 2**13
 
 
-class Typed(Source):
+class Typed(FileReader):
     """File with typed columns, of a format with its own compression."""
 
     def __init__(self, file: File) -> None:
@@ -900,7 +900,7 @@ class Parquet(Typed):
             )
         check_names(file, self._names)
 
-    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows; one that cannot be read means that the file is damaged."""
         first, num_rows = 0, self._parquet.metadata.num_rows
         with explained_damage(self.file):
@@ -908,7 +908,7 @@ class Parquet(Typed):
             for batch in self._parquet.iter_batches(BATCH_ROWS, columns=list(columns)):
                 _check(batch)
                 if batch.num_rows:
-                    yield Batch(batch.select(list(columns)), first)
+                    yield FileBatch(batch.select(list(columns)), first)
                 first += batch.num_rows
                 self._done = max(self.file.size, 0) * first // max(num_rows, 1)
 
@@ -937,7 +937,7 @@ class Arrow(Typed):
             self._names = [str(name) for name in opened(self._source).schema.names]
         check_names(file, self._names)
 
-    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+    def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows; one that cannot be read means that the file is damaged."""
         first = 0
         with explained_damage(self.file):
@@ -946,7 +946,7 @@ class Arrow(Typed):
                     batch = whole.slice(start, BATCH_ROWS)
                     # The format has no checksums, and a wrong offset would crash the process.
                     _check(batch)
-                    yield Batch(batch, first + start)
+                    yield FileBatch(batch, first + start)
                 first += whole.num_rows
                 self._done = int(max(self.file.size, 0) * share)
 
@@ -991,7 +991,7 @@ def _check(batch: pyarrow.RecordBatch) -> None:
         column.validate(full=True)
 
 
-SOURCES: dict[str, type[Source]] = {
+SOURCES: dict[str, type[FileReader]] = {
     "csv": Delimited,
     "tsv": Delimited,
     "jsonl": JsonLines,
@@ -1004,7 +1004,7 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def opened(file: File) -> Iterator[Source]:
+def opened(file: File) -> Iterator[FileReader]:
     """Open a file for reading.
 
     Raises:
@@ -1017,14 +1017,16 @@ def opened(file: File) -> Iterator[Source]:
         source.close()
 
 
-def names_of(source: Source) -> list[str]:
+def names_of(source: FileReader) -> list[str]:
     """Return the columns of a file, then those of its partition folders."""
     partitions = [name for name, _ in source.file.partitions if name not in {*source.names}]
     check_names(source.file, partitions)
     return [*source.names, *partitions]
 
 
-def batches(source: Source, columns: Sequence[str], optional: Collection[str] = ()) -> Iterator[Batch]:
+def batches(
+    source: FileReader, columns: Sequence[str], optional: Collection[str] = ()
+) -> Iterator[FileBatch]:
     """Yield the rows of a file with these columns, in this order; those of partitions are constant.
 
     optional: columns that are null if the file lacks them; this is noted.
@@ -1043,7 +1045,7 @@ def batches(source: Source, columns: Sequence[str], optional: Collection[str] = 
     own = [column for column in columns if column in of_file]
     # A file with none of the columns is read too, to count its rows.
     for batch in source.batches(own or source.names[:1]):
-        yield Batch(_completed(batch.columns, source, columns), batch.first, batch.num_bad, batch.lines)
+        yield FileBatch(_completed(batch.columns, source, columns), batch.first, batch.num_bad, batch.lines)
 
 
 def ahead(items: Iterator[T], pool: Executor) -> Iterator[T]:
@@ -1143,7 +1145,7 @@ def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _completed(batch: pyarrow.RecordBatch, source: Source, columns: Sequence[str]) -> pyarrow.RecordBatch:
+def _completed(batch: pyarrow.RecordBatch, source: FileReader, columns: Sequence[str]) -> pyarrow.RecordBatch:
     """Return a batch with all columns: also those of partitions, and nulls for those that the file lacks."""
     import pyarrow
 

@@ -848,18 +848,18 @@ def _scale_of(values: np.ndarray) -> tuple[float, float]:
     return float(np.floor(least)), float(np.ceil(most))
 
 
-class Groups(NamedTuple):
+class IdGroups(NamedTuple):
     """Rows of a sample grouped by an id: their order, int [n], and the codes of the ids in that order."""
 
     order: np.ndarray
     ids: np.ndarray
 
 
-def groups_of(column: pa.ChunkedArray) -> Groups:
+def groups_of(column: pa.ChunkedArray) -> IdGroups:
     """Group the rows of a column of ids."""
     codes = codes_of(column)
     order = codes.argsort(kind="stable")
-    return Groups(order, codes[order])
+    return IdGroups(order, codes[order])
 
 
 def is_constant(table: pa.Table, column: str, within: str) -> bool:
@@ -867,7 +867,7 @@ def is_constant(table: pa.Table, column: str, within: str) -> bool:
     return contradictions(codes_of(table[column]), groups_of(table[within])) is not None
 
 
-def contradictions(values: np.ndarray, groups: Groups) -> int | None:
+def contradictions(values: np.ndarray, groups: IdGroups) -> int | None:
     """Count the rows whose value differs from most rows of their id; None if it is no property of the id.
 
     It is a property if enough rows confirm it: at most a tenth as many contradict it as expected by chance.

@@ -31,7 +31,16 @@ from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import VERSION
 from recsuite.datasets.preparation.arrays import chunks
 from recsuite.datasets.tables.files import File, Tables, is_remote
-from recsuite.datasets.tables.formats import BadRow, Batch, Faults, Source, ahead, batches, names_of, opened
+from recsuite.datasets.tables.formats import (
+    BadRow,
+    Faults,
+    FileBatch,
+    FileReader,
+    ahead,
+    batches,
+    names_of,
+    opened,
+)
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER
 from recsuite.datasets.tables.values import DROPPED, beyond_int64
 from recsuite.datasets.tables.wanted import DATE, Wanted
@@ -282,7 +291,7 @@ class _Writer:
     """Writer of the batches of a file as columns, without the bad rows."""
 
     def __init__(
-        self, source: Source, wanted: tuple[Wanted, ...], files: Sequence[BinaryIO], pool: Executor
+        self, source: FileReader, wanted: tuple[Wanted, ...], files: Sequence[BinaryIO], pool: Executor
     ) -> None:
         self.source, self.wanted, self.files = source, wanted, files
         self.coders = {place: Coder(files[place], pool) for place, each in enumerate(wanted) if each.is_coded}
@@ -295,7 +304,7 @@ class _Writer:
         # Columns whose numbers int64 cannot hold.
         self.large: set[str] = set()
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: FileBatch) -> None:
         """Write the rows of a batch."""
         import pyarrow
 
@@ -341,7 +350,7 @@ class _Writer:
             )
         return {place: coder.end() for place, coder in self.coders.items()}
 
-    def _note_type(self, place: int, batch: Batch) -> None:
+    def _note_type(self, place: int, batch: FileBatch) -> None:
         """Record the type of a column; entries of lists are stored as texts, even if they are numbers."""
         from pyarrow import types
 
@@ -349,7 +358,7 @@ class _Writer:
         if self.wanted[place].kind == LIST and not types.is_null(kind) and self.num_rows == 0:
             self.untyped[place] |= hasattr(kind, "value_type") and types.is_integer(kind.value_type)
 
-    def _note_large(self, name: str, batch: Batch) -> None:
+    def _note_large(self, name: str, batch: FileBatch) -> None:
         """Note once that a column's numbers become texts: ids in requests to a model are then texts too."""
         if name not in self.large and (value := beyond_int64(batch.columns.column(name))):
             self.large.add(name)
@@ -359,7 +368,7 @@ class _Writer:
                 "to have them as numbers"
             )
 
-    def _bad_row(self, batch: Batch, place: int, faults: list[np.ndarray]) -> BadRow:
+    def _bad_row(self, batch: FileBatch, place: int, faults: list[np.ndarray]) -> BadRow:
         wanted, fault = next(
             (each, int(found[place])) for each, found in zip(self.wanted, faults, strict=True) if found[place]
         )

@@ -47,7 +47,7 @@ class TableFile:
 
 
 @dataclass(frozen=True)
-class Source:
+class TableSource:
     """Data set of tables of events, and optionally of users and items.
 
     folder: of its columns. table_schema: of its tables. schema: of the resulting data set.
@@ -87,7 +87,7 @@ class Source:
         return read_tables(self.tables, self.table_schema, self.config)
 
 
-def locate(config: DataConfig, root: Path) -> Source:
+def locate(config: DataConfig, root: Path) -> TableSource:
     """Return the tables of --data_path. Missing sections of their schema.toml are guessed, written and shown.
 
     root: folder for the columns of tables on a server.
@@ -128,7 +128,7 @@ def _is_complete(path: Path) -> bool:
         return False
 
 
-def look(config: DataConfig, root: Path) -> Source | None:
+def look(config: DataConfig, root: Path) -> TableSource | None:
     """Return the tables of --data_path if they have a complete schema.toml, else None. Writes no files.
 
     Raises:
@@ -151,4 +151,4 @@ def look(config: DataConfig, root: Path) -> Source | None:
             folder.mkdir(parents=True, exist_ok=True)
     elif folder.is_file():
         folder = folder.parent
-    return Source(folder, find_tables(path, schema.files), schema, config, schema.schema())
+    return TableSource(folder, find_tables(path, schema.files), schema, config, schema.schema())
