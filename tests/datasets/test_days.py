@@ -108,7 +108,7 @@ def test_days_that_have_one_event_each_are_skipped_and_reported(config: Config) 
     ]
     path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
     columns = open_columns(config)
-    assert "left out the days of --day_feature user: 240 events have 240 of them" in columns.notes
+    assert "skipped the days of --day_feature user: 240 events have 240 of them" in columns.notes
     assert "user_day" not in [table.name for table in columns.tables]
 
 

@@ -236,7 +236,7 @@ def load_columns(
     except (ValueError, TypeError, RecursionError) as error:
         return None, f"{MANIFEST} does not describe columns ({type(error).__name__}: {printable(error)})."
     if manifest.get(SEAL) != sealed(manifest)[SEAL]:
-        return None, f"{MANIFEST} is not what was written."
+        return None, f"{MANIFEST} has a checksum mismatch."
     try:
         _check_files(folder, entries, every_byte)
     except UserError as error:

@@ -240,7 +240,7 @@ class Viewer:
         """Return up to `number` users from across the same data, each with at least `least` items.
 
         Raises:
-            UserError: when nobody had so many.
+            UserError: when no user had so many.
         """
         counts = np.bincount(self.raw.events.user, minlength=len(self.features.users.ids))
         found = np.flatnonzero(counts >= least)

@@ -195,7 +195,7 @@ def test_bad_ratings_are_counted_and_left_out_when_asked(ml_1m: Path, row: str, 
     raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
     assert raw.events.label.tolist() == [5, 3, 4]
     (note,) = raw.skipped
-    assert note.startswith("left out 2 bad rows of ratings.dat, the first being line 2 (")
+    assert note.startswith("skipped 2 bad rows of ratings.dat, the first being line 2 (")
     assert reason.partition(": ")[0] in note
     config = Config.of(data_path=str(ml_1m), bad_rows="skip", max_bad_rows=0.5, test_fraction=0.4)
     assert open_columns(config).notes[0] == note

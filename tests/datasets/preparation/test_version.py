@@ -19,10 +19,10 @@ from recsuite.datasets.preparation.cache import open_columns
 OF_VERSION = 2
 DIGESTS = {
     "movielens, time": "f8f45484f2e7d10f",
-    "movielens, random": "99bda3f4b7f5d262",
+    "movielens, random": "e1e12a8731e3d25d",
     "movielens, leave_one_out": "0e2fdb7f8accea9d",
     "own, time": "35a7ff901b85b4be",
-    "own, random": "27674bfbaa78ba8b",
+    "own, random": "c9588afe343d339a",
     "own, leave_one_out": "56aebad8f6d86a93",
     "own, stream": "d5accb40aa892197",
 }

@@ -268,7 +268,7 @@ def test_events_without_a_user_are_counted_with_the_flag_that_skips_them(values:
     found = guess({"events": texts({**RATINGS, "userId": users})})
     (note,) = found.notes
     assert "the column userId has no id in 1,334 of 2,000 events" in note
-    assert "--bad_rows skip --max_bad_rows 0.75 leaves them out" in note
+    assert "--bad_rows skip --max_bad_rows 0.75 skips them" in note
 
 
 @pytest.mark.parametrize(

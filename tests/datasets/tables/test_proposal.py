@@ -150,7 +150,7 @@ def test_zeros_without_an_answer_are_skipped_by_the_suggested_line(tmp_path: Pat
     assert (schema.label.drop, schema.label.lowest, schema.label.highest) == ("0", 1.0, 10.0)
     raw = read_tables(find_tables(tmp_path, schema.files), schema, DataConfig())
     assert (len(raw.events.label), raw.events.label.min()) == (150, 2.0)
-    assert raw.skipped == ['left out 150 events of events.csv whose Book-Rating is "0", as drop says']
+    assert raw.skipped == ['skipped 150 events of events.csv whose Book-Rating is "0", as drop says']
 
 
 @pytest.mark.parametrize(

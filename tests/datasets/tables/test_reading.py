@@ -375,7 +375,7 @@ def test_a_bad_row_is_named_by_file_row_column_and_value(tmp_path: Path, end: st
     # Who is in a bad row alone is no user.
     assert (raw.users["user"].tolist(), raw.num_skipped) == (["a"], 3)
     assert raw.skipped == [
-        f"left out 3 bad rows of a.{end}, the first being {row} (stars '1,5' is not a number)"
+        f"skipped 3 bad rows of a.{end}, the first being {row} (stars '1,5' is not a number)"
     ]
     # What was read before is judged by the flags of today.
     with pytest.raises(UserError, match="fix the file, or give --bad_rows skip"):
@@ -388,7 +388,7 @@ def test_a_row_with_too_few_fields_comes_before_a_bad_value_behind_it(tmp_path: 
     with pytest.raises(UserError, match=r"line 3: 1 field instead of 3: 'b'; fix"):
         read(path, dataclasses.replace(PLAIN, label=RATING))
     raw = read(path, dataclasses.replace(PLAIN, label=RATING), bad_rows="skip", max_bad_rows=1.0)
-    assert raw.skipped[-1] == "left out 2 bad rows of a.csv, the first being line 3 (1 field instead of 3)"
+    assert raw.skipped[-1] == "skipped 2 bad rows of a.csv, the first being line 3 (1 field instead of 3)"
 
 
 def test_an_unclosed_quote_over_several_lines_is_reported_with_its_line(tmp_path: Path) -> None:
@@ -424,7 +424,7 @@ def test_a_file_that_is_no_table_is_skipped_with_a_note(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", {"user": [1], "item": [2]})
     for name in ("notes.md", "plot.png"):
         (tmp_path / name).write_bytes(b"\0")
-    assert read(tmp_path, PLAIN).skipped == ["left out 2 files that are no tables, such as notes.md"]
+    assert read(tmp_path, PLAIN).skipped == ["skipped 2 files that are no tables, such as notes.md"]
 
 
 def test_a_table_named_in_the_schema_is_not_reported_as_skipped(tmp_path: Path) -> None:

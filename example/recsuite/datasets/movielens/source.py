@@ -271,7 +271,7 @@ class MovieLens(TableSource):
         if not is_column:
             raise UserError(f"{path} is damaged: it is not a column of float32; remove it, or the folder.")
         if len(oracle) != number:
-            raw.skipped.append(f"left out the {path.stem}: it knows {len(oracle):,} ratings, not {number:,}")
+            raw.skipped.append(f"skipped the {path.stem}: it knows {len(oracle):,} ratings, not {number:,}")
             return None
         return np.array(oracle)
 

@@ -244,7 +244,7 @@ def _write_columns(
 
 def _notes_on(written: Written) -> list[str]:
     left_out = ", ".join(written.left_out)
-    return [f"left out the features that the files do not have: {left_out}"] if left_out else []
+    return [f"skipped the features that the files do not have: {left_out}"] if left_out else []
 
 
 def _rows_of_ids(folder: Path, written: Written, schema: Schema) -> list[np.ndarray]:

@@ -493,7 +493,7 @@ ITEM_TEXT = """
 LABEL = """
 # What is predicted of an event. kind: rating (a number on a scale), yes_no (0 or 1), clicks (there is no
 # column: that the event happened is all that is known), count (how often: 1, 2, 3 ...).
-# noun: what one event is called. drop: labels that are none, whose events are left out and counted: numbers
+# noun: what one event is called. drop: labels that are none, whose events are skipped and counted: numbers
 # such as "-1" or "-1, 99", or what is below or above one, as in "<0".
 # Of several labels each has a section [[label]]; the first one decides which epoch is the best. An event may
 # lack the others: they count where they are. weight: of these, a column with the weights of their values.

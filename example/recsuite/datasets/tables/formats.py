@@ -80,7 +80,7 @@ class Faults:
                 "give a larger one."
             )
         return [
-            f"left out {counted(self.number, 'bad row')} of {Path(str(file)).name}, the first being "
+            f"skipped {counted(self.number, 'bad row')} of {Path(str(file)).name}, the first being "
             f"{self.unit} {self.first.number} ({self.first.reason})"
         ]
 

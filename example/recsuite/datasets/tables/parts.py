@@ -345,7 +345,7 @@ class _Writer:
         if label and self.dropped:
             rows = counted(self.dropped, "event")
             self.source.notes.append(
-                f"left out {rows} of {Path(str(self.source.file)).name} whose {printable(label.column)} is "
+                f"skipped {rows} of {Path(str(self.source.file)).name} whose {printable(label.column)} is "
                 f'"{label.drop}", as drop says'
             )
         return {place: coder.end() for place, coder in self.coders.items()}

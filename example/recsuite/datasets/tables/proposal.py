@@ -323,7 +323,7 @@ def _of_missing(ids: Content, num_rows: int) -> str:
     most = "" if share <= allowed / 2 else f" --max_bad_rows {min(1, math.ceil(20 * share + 1) / 20):g}"
     return (
         f"the column {printable(ids.name[:40])} has no id in {number:,} of {num_rows:,} events (empty, NA, "
-        f"null and the like): training stops at such a row, and with --bad_rows skip{most} leaves them out"
+        f"null and the like): training stops at such a row, and with --bad_rows skip{most} skips them"
     )
 
 
@@ -461,7 +461,7 @@ class Proposal:
         for note in self.notes:
             say(note)
         for name in self.unused:
-            say(f"the file {printable(name)} is left out: it holds neither events, users nor items")
+            say(f"the file {printable(name)} is skipped: it holds neither events, users nor items")
         done, rest = ("completed", "; your lines stay") if self.is_completed else ("wrote", "")
         say(f"{done} {printable(self.path)} from the first rows{rest}; correct there what is wrong")
 

@@ -63,7 +63,7 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
         if tables.ignored:
             name = Path(tables.ignored[0]).name
             number = counted(len(tables.ignored), "file that is no table", "files that are no tables")
-            notes.append(f"left out {number}, such as {name}")
+            notes.append(f"skipped {number}, such as {name}")
         by_role: dict[str, list[Part]] = {role: [] for role in wanted}
         for (role, _, _), part in zip(roles, parts, strict=True):
             by_role[role].append(part)
