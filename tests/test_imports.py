@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,16 @@ def part_of(module: str) -> str | None:
     """The part of the library that a module belongs to; None where it may import everything."""
     parts = [part for part in MAY_IMPORT if is_within(module, part) and not module.endswith(".__main__")]
     return max(parts, key=len, default=None)
+
+
+def test_each_class_of_the_scripts_and_the_library_has_a_name_of_its_own() -> None:
+    names = [
+        node.name
+        for path in SOURCES.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert [name for name, number in Counter(names).items() if number > 1] == []
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)

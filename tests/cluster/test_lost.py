@@ -77,7 +77,8 @@ def test_survivors_end_in_time_name_the_lost_rank_and_can_continue(
     kept = newest_in(tmp_path / "dumps")
     way_on = (
         "What to do: start again on the machines that are left, with their number as NNODES and one of them "
-        f"in RDZV_ENDPOINT; --resume continues from the last checkpoint in {tmp_path / 'dumps'}."
+        f"in RDZV_ENDPOINT; --resume continues from the last checkpoint in {tmp_path / 'dumps'}, "
+        "if there is one."
     )
     for rank in survivors:
         *_, sentence = rank.text().splitlines()

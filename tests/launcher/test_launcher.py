@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.elastic.metrics.api import prof
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from recsuite.errors import UserError
 from recsuite.launcher import __main__ as launcher
@@ -47,9 +48,25 @@ def test_a_killed_rank_is_named_with_the_likely_reason_and_how_to_continue(tmp_p
     assert reason.startswith("rank 1 (pid 77) was killed by signal 9 (SIGKILL), most often by the kernel ")
     assert memory.startswith("Memory now: ")
     assert "a smaller --batch_size" in advice
-    assert advice.endswith(f"; start again; --resume continues from the last checkpoint in {tmp_path}.")
+    continued = f"; start again; --resume continues from the last checkpoint in {tmp_path}, if there is one."
+    assert advice.endswith(continued)
     for given, words in ((flags, "--resume continues from"), ([], "with --dump to have something")):
         assert words in launcher._how_to_continue(argparse.Namespace(training_script_args=given))
+
+
+def test_a_mistake_of_one_rank_is_the_status_although_torchrun_ended_another_at_the_same_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures = {
+        rank: ProcessFailure(rank, 100 + rank, status, "") for rank, status in ((0, 2), (1, -signal.SIGTERM))
+    }
+    failures[1].timestamp = failures[0].timestamp - 1
+
+    def run(arguments: argparse.Namespace) -> None:
+        raise ChildFailedError("script.py", failures)
+
+    monkeypatch.setattr("torch.distributed.run.run", run)
+    assert launcher._run(argparse.Namespace()) == 2
 
 
 def test_a_killed_rank_of_a_launch_is_reported_with_one_message_instead_of_a_table(

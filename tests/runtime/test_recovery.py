@@ -78,7 +78,9 @@ def test_a_launch_continues_from_a_checkpoint_where_there_is_one_or_is_restarted
     monkeypatch.setenv("MASTER_PORT", "1")
     assert recovery_advice(Config.of(load=str(tmp_path))) == "start again"
     config = Config.of(dump=True, save_dir=str(tmp_path))
-    there = f"start again{MACHINES}; --resume continues from the last checkpoint in {tmp_path}"
+    there = (
+        f"start again{MACHINES}; --resume continues from the last checkpoint in {tmp_path}, if there is one"
+    )
     assert after_lost_peer(config) == f"What to do: {there}."
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")

@@ -13,6 +13,8 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens import source as movielens
 from recsuite.errors import UserError
+from recsuite.runtime.process import Launch
+from recsuite.tools import doctor
 from recsuite.tools.doctor import check_data, examined
 from tests.support.launch import EXAMPLE, python, succeeded, torchrun
 
@@ -70,6 +72,19 @@ def test_a_package_that_breaks_on_import_is_a_fault_of_its_line() -> None:
     assert is_fault
     assert text.startswith("OSError: libtorch.so: undefined symbol. Fix: ")
     assert "./run.sh setup" in text
+
+
+def test_a_driver_that_torch_does_not_use_is_said_unless_the_gpus_were_hidden(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n")
+    monkeypatch.setattr(doctor, "DRIVER", driver)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "VARIANT=cuda" not in doctor.check_device(Launch())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert doctor.check_device(Launch()).endswith("torch sees no GPU: try VARIANT=cuda ./run.sh setup")
 
 
 def test_data_that_are_not_there_yet_are_neither_drawn_nor_downloaded(

@@ -150,6 +150,7 @@ def test_a_saved_model_scores_the_same_without_the_tables(
     [
         ({"epoch": 1}, "fit takes no flag epoch .did you mean epochs"),
         ({"data_path": "x"}, "fit takes no flag data_path"),
+        ({"ids": "dynamic", "vocabulary": "fixed"}, "fit got ids and vocabulary, which are one flag"),
         ({"epochs": 0}, "--epochs must be between 1 and 1,000,000, got 0"),
         ({"epochs": "3"}, "fit takes a value of type int for epochs, and got '3'"),
         ({"cache_dir": None}, "fit takes a value of type str for cache_dir, and got None"),
@@ -160,6 +161,14 @@ def test_a_saved_model_scores_the_same_without_the_tables(
 def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         recsuite.fit(frames(50)[0], **flags)
+
+
+def test_a_former_name_of_a_flag_is_a_warning() -> None:
+    with (
+        pytest.warns(FutureWarning, match="--audience=0 is now --item_history=0"),
+        pytest.raises(UserError, match="--epochs must be between"),
+    ):
+        recsuite.fit(frames(50)[0], audience=0, epochs=0)
 
 
 def test_what_is_no_frame_gives_one_message() -> None:

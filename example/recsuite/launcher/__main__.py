@@ -11,6 +11,7 @@ without a deadline, and neither a signal nor the end of its ranks would reach it
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import logging
 import os
@@ -56,7 +57,7 @@ LOOK_SECONDS = 1.0
 
 
 def start_watchdog(script_args: Sequence[str]) -> None:
-    """Start a thread that ends this launcher when its main thread is stuck. On Linux only.
+    """Start a thread that ends this launcher when its main thread is stuck.
 
     It is stuck if it is inside one call for longer than the ranks' --timeout and their time to end. The
     kernel then ends the remaining ranks. The thread also ends a rank that was stopped for --timeout, because
@@ -68,20 +69,18 @@ def start_watchdog(script_args: Sequence[str]) -> None:
     given = parser.parse_known_args(list(script_args))[0].timeout
     # A user's script may have another meaning of --timeout.
     timeout = float(given) if str(given).isdigit() else float(Config().runtime.timeout)
-    if sys.platform == "linux":
-        threading.Thread(target=_watch, args=(timeout,), name="stuck", daemon=True).start()
+    threading.Thread(target=_watch, args=(timeout,), name="stuck", daemon=True).start()
 
 
 def _watch(timeout: float) -> None:
-    # A thread inside a call that does not return uses no CPU time; torchrun's loop uses some in each turn.
-    clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
-    seen, used = time.monotonic(), time.clock_gettime(clock)
+    seen = time.monotonic()
+    pulse = _Pulse()
     stopped: dict[int, float] = {}
     while True:
         time.sleep(LOOK_SECONDS)
-        now, used_before = time.monotonic(), used
-        ranks, used = _children(), time.clock_gettime(clock)
-        if used > used_before:
+        now = time.monotonic()
+        ranks = _children()
+        if pulse.was_taken():
             seen = now
         elif now - seen > timeout + PATIENCE + (0.0 if ranks else MEETING_SECONDS):
             _end(now - seen)
@@ -90,6 +89,31 @@ def _watch(timeout: float) -> None:
             if now - since > timeout + STOPPED_SECONDS:
                 say(f"process {pid} was stopped for --timeout {timeout:.0f} seconds, and is ended")
                 os.kill(pid, signal.SIGKILL)
+
+
+class _Pulse:
+    """Check that the main thread runs: it executes a pending call between two of its instructions.
+
+    A signal would work too, but would interrupt the system calls of a healthy thread. CPU time of the thread
+    does not tell: a `TCPStore` that retries a connection inside one call uses some.
+    """
+
+    def __init__(self) -> None:
+        self._is_taken = True
+        self._note = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._take)
+
+    def _take(self, _: int | None) -> int:
+        self._is_taken = True
+        return 0
+
+    def was_taken(self) -> bool:
+        """Return true if the main thread has run since this last returned true."""
+        if self._is_taken:
+            self._is_taken = False
+            # Requested again only after the last one ran: requests would pile up behind a stuck main thread.
+            ctypes.pythonapi.Py_AddPendingCall(self._note, None)
+            return True
+        return False
 
 
 def _children() -> list[int]:
@@ -194,6 +218,10 @@ def _run(arguments: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
     except ChildFailedError as error:
         _, first = error.get_first_failure()
+        # Times of failures have whole seconds: the first may be one that torchrun ended for another's.
+        if first.exitcode == -signal.SIGTERM:
+            explained = (failure for failure in error.failures.values() if failure.exitcode in EXPLAINED)
+            first = next(explained, first)
         if first.exitcode in EXPLAINED:
             return int(first.exitcode)
         # A killed rank cannot print anything, so this launcher prints what is known.

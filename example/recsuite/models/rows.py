@@ -102,7 +102,7 @@ class FeatureRows:
         is_plain = all(isinstance(weights.get(name), torch.Tensor | None) for name in names)
         shared = self._shared(names)
         if shared is not None and is_plain:
-            found: torch.Tensor = _SharedSum.apply(shared.rows, shared, names, dict(weights))
+            found: torch.Tensor = _FeatureSum.apply(shared.rows, shared, names, dict(weights))
             return scaled(found, self.scale)
         first, *others = _of_one_width(names, [self._pooled(name, weights.get(name)) for name in names])
         # Scales the sum instead of the rows: the result is the same, and the sum has fewer numbers.
@@ -190,7 +190,7 @@ class JoinedRows(dict[str, LookedUp]):
         self.parts = parts
 
 
-class _SharedSum(torch.autograd.Function):
+class _FeatureSum(torch.autograd.Function):
     """Sum of some features over the distinct rows; weights get no gradient.
 
     A function of its own: the backward sums the gradients of all features in the order of the rows, which the

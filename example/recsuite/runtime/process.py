@@ -152,7 +152,8 @@ def recovery_advice(config: Config | None, where: str = "") -> str:
     if not config.checkpoint.writes:
         return f"{again}, with --dump to have something that --resume can continue from"
     # The folder is not read: it may have been on the lost machine, and then does not answer.
-    return f"{again}; --resume continues from the last checkpoint in {escaped(config.checkpoint.save_dir)}"
+    folder = escaped(config.checkpoint.save_dir)
+    return f"{again}; --resume continues from the last checkpoint in {folder}, if there is one"
 
 
 def after_lost_peer(config: Config) -> str:

@@ -2,7 +2,7 @@
 
 PATH/
     model.safetensors   all rows of the tables ("tables.user.weight"), the dense part
-                        ("dense.mlp.0.weight"), and dynamic tables as in `storage/dynamic.py`, with
+                        ("dense.mlp.0.weight"), and dynamic tables as in `checkpoint/shards.py`, with
                         zeros for the slots that only a training needs, and the texts of items only
     vocabulary.json     for every feature the raw values of table rows 1, 2, ..., or how a number is encoded
     schema.json         the schema of the data set: users, items and events

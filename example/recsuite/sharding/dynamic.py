@@ -725,6 +725,7 @@ class DynamicTable(EmbeddingTable):
     """
 
     prefix = "dynamic"
+    exports_copies = True
 
     def __init__(
         self,

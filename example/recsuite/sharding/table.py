@@ -46,11 +46,12 @@ class RowSource(Protocol):
 class EmbeddingTable(ABC):
     """This rank's share of one embedding table.
 
-    prefix: the first word of the names of its tensors in files; name: of the table. Nothing here is
-    collective.
+    prefix: the first word of the names of its tensors in files; exports_copies: True if a full export never
+    has the table's own tensors; name: of the table. Nothing here is collective.
     """
 
     prefix: ClassVar[str]
+    exports_copies: ClassVar[bool] = False
     name: str
 
     @property

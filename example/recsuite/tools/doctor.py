@@ -6,6 +6,7 @@ other lines are printed in any case.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +70,10 @@ def check_device(launch: Launch) -> str:
 
     device, ranks = choose_device(launch), counted(launch.local_world_size, "rank")
     if device.type != "cuda":
-        return f"CPU for {ranks}, with {counted(allowed_cores(), 'core')}"
+        # A user may hide the GPUs on purpose.
+        is_unused = DRIVER.is_file() and "CUDA_VISIBLE_DEVICES" not in os.environ
+        unused = "; an NVIDIA driver is installed, but torch sees no GPU: try VARIANT=cuda ./run.sh setup"
+        return f"CPU for {ranks}, with {counted(allowed_cores(), 'core')}{unused if is_unused else ''}"
     found = re.search(r"\s(\d+(\.\d+)+)\s", DRIVER.read_text()) if DRIVER.is_file() else None
     # The first operation on the device itself: a broken one fails here.
     free, total = torch.cuda.mem_get_info(device)

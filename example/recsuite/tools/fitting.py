@@ -22,6 +22,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -32,7 +33,7 @@ import numpy as np
 from recsuite.config.config import ALONE, TRAINING, Config, flag_names, sections
 from recsuite.config.parser import nearest_flag
 from recsuite.config.presets import with_preset
-from recsuite.config.renamed import renamed_flags
+from recsuite.config.renamed import RENAMED, describe_renamed, renamed_flags
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import EVENT, ITEM, RATING, USER, Feature, RawData
 from recsuite.datasets.tables.derived import (
@@ -260,15 +261,15 @@ def fit(
     in `cache_dir` or beside the tables, as on the command line.
 
     Raises:
-        UserError: for a flag that is not known, and whatever a training raises; rows of tables are counted
-            from 1.
+        UserError: for a flag that is not known or given by two names, and whatever a training raises; rows of
+            tables are counted from 1.
         KeyboardInterrupt: on Ctrl-C, in the main thread.
 
         events = pandas.DataFrame({"user": [1, 1, 2], "item": [7, 8, 7], "rating": [4.0, 3.0, 5.0]})
         model = rs.fit(events, epochs=5)
         model.score(events)                                   # float32 [3]
     """
-    given = renamed_flags(flags)
+    given = _present_flags(flags)
     config = _config_of(given)
     is_path = isinstance(events, (str, Path))
     # All checks on every rank, before any of them writes: so all report the same error.
@@ -298,6 +299,17 @@ def fit(
             # The objects of a training have reference cycles with its process groups and mapped columns.
             # Their threads and descriptors would stay until Python's garbage collector runs.
             gc.collect()
+
+
+def _present_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flags by their present names, with a warning about former ones."""
+    for former, (present, _) in RENAMED.items():
+        if former in flags and present in flags:
+            raise UserError(f"fit got {former} and {present}, which are one flag. Fix: give {present}.")
+    warning = describe_renamed([f"--{name}={value}" for name, value in flags.items()])
+    if warning and os.environ.get("RANK", "0") == "0":
+        warnings.warn(warning.removeprefix("Warning: "), FutureWarning, stacklevel=3)
+    return renamed_flags(flags)
 
 
 def _config_of(flags: Mapping[str, Any]) -> Config:

@@ -1,7 +1,7 @@
 """Weights of a model: checks that they are finite and within limits, and a copy of the best.
 
-Tensors are given by name, as in `checkpoint.tensors_of` or a model's `state_dict`. A row is the contents of
-the table times the model's `row_scale`.
+Dense tensors are given by name, tables as `EmbeddingTable`. A row is the contents of its table times the
+model's `row_scale`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def describe_invalid_weights(
             # A comparison with NaN is false.
             if not largest < limit:
                 optimizer = "the optimizer of " if is_state else ""
-                return f"{optimizer}the table {name} (tables.{name}.{slot}) has {largest:.3g}"
+                return f"{optimizer}the table {name} ({table.prefix}.{name}.{slot}) has {largest:.3g}"
     for name, value in dense.items():
         largest = largest_of(value.detach()) if value.is_floating_point() else 0.0
         is_state = name.rpartition(".")[2] in OPTIMIZER_SLOTS
