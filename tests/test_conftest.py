@@ -30,7 +30,7 @@ def test_plugins_may_be_missing_and_every_process_knows_the_gpus(without: tuple[
     plugins = [word for plugin in without for word in ("-p", f"no:{plugin}")]
     # One process is enough.
     plugins += [] if "xdist" in without else ["-n", "1"]
-    command = [sys.executable, "-m", "pytest", *plugins, "-q", __file__, "-k", "only_what_is_launched"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-q", __file__, "-k", "only_launched_processes"]
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1000)
     assert "1 passed" in result.stdout, result.stdout + result.stderr
 
@@ -46,7 +46,7 @@ def test_ci_ends_when_a_test_hangs_and_names_it(tmp_path: Path) -> None:
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     hanging = f"{sys.executable} -m pytest -n 1 -q {__file__} -k test_that_hangs"
     script = tmp_path / "run.sh"
-    script.write_text(f'#!/bin/sh\n[ "$1" = lint ] || {{ cd {ROOT} && exec {hanging}; }}\n')
+    script.write_text(f'#!/bin/sh\n[ "$1" != test ] || {{ cd {ROOT} && exec {hanging}; }}\n')
     script.chmod(0o755)
     env = os.environ | {WANTED: "", "CI_DEADLINE": "30"}
     start = time.monotonic()
