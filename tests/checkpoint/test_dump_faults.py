@@ -444,7 +444,7 @@ def test_other_ratings_are_refused_at_a_resume(trained: Trained) -> None:
     columns = dataclasses.replace(trained.columns, digest="0123-70-4")
     config = trained.config.replaced(resume=True)
     with (
-        pytest.raises(UserError, match=r"are others \(\d+ for training then, 70 now\); give the --data_path"),
+        pytest.raises(UserError, match=r"differ .*\(\d+ for training then, 70 now\); give the --data_path"),
         checkpointing(columns, config, trained.context),
     ):
         pass
@@ -546,7 +546,7 @@ MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "other data": (
         {"vocabulary": "0" * 32},
-        ["was trained on other data than", ": the ids are others; give the --data_path that its config.json"],
+        ["was trained on other data than", ": the ids differ; give the --data_path that its config.json"],
     ),
     "other data with more users": (
         {"vocabulary": "0" * 32, "tensors": {USER: ([7, 4], "float32")}},

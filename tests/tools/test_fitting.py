@@ -154,7 +154,7 @@ def test_a_saved_model_scores_the_same_without_the_tables(
         ({"epochs": "3"}, "fit takes a value of type int for epochs, and got '3'"),
         ({"cache_dir": None}, "fit takes a value of type str for cache_dir, and got None"),
         ({"schema": "nope.toml"}, "The schema nope.toml is not a file"),
-        ({"schema": {"label": 3}}, "schema takes the path"),
+        ({"schema": {"label": 3}}, "schema must be the path"),
     ],
 )
 def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sentence: str) -> None:

@@ -141,7 +141,7 @@ def test_an_official_split_tests_on_its_own_file(ml_100k: Path) -> None:
 
 
 def test_an_official_split_without_its_files_is_refused_by_name(ml_100k: Path) -> None:
-    assert f"{ml_100k / 'ua.base'} is not there, and is to hold the events" in refusal(ml_100k, split="ua")
+    assert f"{ml_100k / 'ua.base'} is not there; put the events there" in refusal(ml_100k, split="ua")
 
 
 def test_windows_line_ends_and_trailing_blank_lines_are_read(ml_1m: Path) -> None:

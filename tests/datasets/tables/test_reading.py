@@ -168,8 +168,8 @@ def test_properties_come_from_the_tables_of_users_and_items(tmp_path: Path) -> N
     assert (found["items.item"], found["items.name"]) == (["A1", "B2", "C3"], ["new", "B2", "C3"])
     assert found["items.year"] == [2.0, None, 3.0]
     assert raw.skipped == [
-        "1 user of the events has no row in the table of users: what it says of others is missing there",
-        "1 item of the events has no row in the table of items: what it says of others is missing there",
+        "1 user of the events has no row in the table of users: the values of that table are missing",
+        "1 item of the events has no row in the table of items: the values of that table are missing",
         "name varies within 1 item: the value of most rows counts, else the last one, and 1 row has another",
         "year varies within 1 item: the value of most rows counts, else the last one, and 1 row has another",
     ]
