@@ -90,13 +90,13 @@ LAST = {
     ],
 )
 def mode(request: pytest.FixtureRequest) -> str:
-    """What is written."""
+    """Kind of checkpoint that is written."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def faults(mode: str, synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `fault_ranks.py` found on two ranks."""
+    """Findings of `fault_ranks.py` on two ranks."""
     folder = tmp_path_factory.mktemp("faults")
     results = folder / "results.json"
     succeeded(torchrun(2, SUPPORT / "fault_ranks.py", results, synthetic_folder, folder / "dumps", mode))

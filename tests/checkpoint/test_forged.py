@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself is forged, with digests that fit: refused, or loaded as it was written.
+"""Forged manifests with matching digests: refused, or loaded as they were written.
 
 FORGERIES says how many manifests are forged, and under `soak` ten times as many; FORGERY_SEED says which.
 """
@@ -40,7 +40,7 @@ PART = "part-00001.safetensors"
 
 
 def ends_well(action: Callable[[], Any]) -> bool:
-    """Whether an action went through; where it did not it must have said one sentence, and nothing else."""
+    """Return true if an action succeeds; a failure must raise one message of one sentence."""
     sentence = ""
     try:
         action()

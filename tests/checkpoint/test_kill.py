@@ -81,7 +81,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answering]:
 
 @pytest.fixture(scope="module")
 def killed(zygote: Answering) -> dict[str, dict[str, Any]]:
-    """What the kills of each mode found."""
+    """Findings after the kills, by mode."""
     return {
         mode: zygote.ask(150, name=mode, mode=mode, kills=KILLS, seed=MODES.index(mode))
         for mode in SHORT_MODES

@@ -100,12 +100,12 @@ def record(config: Config, **changes: Any) -> Path:
 
 
 def merged(trained: Config, line: str) -> Config:
-    """What a command line means beside that checkpoint."""
+    """Return the configuration of a command line with that checkpoint."""
     return with_recorded(*parsed(trained, line))
 
 
 def parsed(trained: Config, line: str) -> tuple[Config, frozenset[str]]:
-    """What a command line says, which takes longer to read than what a checkpoint records."""
+    """Return the configuration of a command line, and the names of the flags that it gives."""
     return parse_given([*line.split(), "--save_dir", trained.checkpoint.save_dir])
 
 

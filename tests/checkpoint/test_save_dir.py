@@ -1,4 +1,4 @@
-"""What the folder of checkpoints accepts, refuses, keeps and removes, with checkpoints of a few bytes."""
+"""The folder of checkpoints: accepted, refused, kept and removed ones, with checkpoints of a few bytes."""
 
 from __future__ import annotations
 

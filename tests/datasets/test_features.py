@@ -54,7 +54,7 @@ def opened(config: Config, table: Sequence[Feature], patch: pytest.MonkeyPatch) 
 
 
 def by_name(columns: Columns, config: Config, request: Request) -> dict[str, Any]:
-    """What a batch holds, whatever the order of its features."""
+    """Return the values of a batch by the names of its features."""
     batch = EventBatches(columns, config, 0, 1)[request]
     names = [table.name for table in columns.tables]
     lengths = batch.lengths.view(len(names), -1)

@@ -1,4 +1,4 @@
-"""What a user had before is no competitor: marked exactly, for each event and the items of its group."""
+"""Earlier items of a user are not negatives: marked exactly, for each event and the items of its group."""
 
 from __future__ import annotations
 

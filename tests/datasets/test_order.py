@@ -52,7 +52,7 @@ class Read(NamedTuple):
 
 
 def read_in(dataset: EventBatches, request: Request) -> Iterator[Read]:
-    """What each event of a batch reads."""
+    """Return the history of each event of a batch."""
     batch: Batch = dataset[request]
     names = [table.name for table in dataset.tables]
     lengths = batch.lengths.view(len(names), -1).numpy()
@@ -74,7 +74,7 @@ def movie_rows(dataset: EventBatches) -> np.ndarray:
 
 
 def read_all(dataset: EventBatches, split: str, epoch: int = 0, first: int = 0) -> list[Read]:
-    """What each event of a pass reads, in the order of the pass."""
+    """Return the history of each event of a pass, in the order of the pass."""
     steps = range(dataset.num_steps(split, first))
     return [each for step in steps for each in read_in(dataset, Request(split, epoch, step, first))]
 

@@ -31,7 +31,7 @@ def rows() -> torch.Tensor:
 
 
 def shared(of: torch.Tensor) -> SharedRows:
-    """What the tables give for the four events."""
+    """Return the rows of the tables for the four events."""
     found = {
         name: DistinctRows(
             of, torch.tensor(places), torch.tensor(COUNTS[name], dtype=torch.int32), COUNTS[name] == [1] * 4

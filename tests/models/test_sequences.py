@@ -73,7 +73,7 @@ def make_head(block: str, dropout: float = 0.0) -> SequenceHead:
 
 
 def pairs() -> list[tuple[int, int]]:
-    """Which item sees which, of all lists one behind the other: those before it, and itself."""
+    """Return (query, key) of concatenated lists: an item attends to those before it, and to itself."""
     firsts = np.cumsum([0, *LENGTHS])
     return [
         (first + query, first + key)

@@ -1,4 +1,4 @@
-"""Being told to end: noted at first, obeyed the second time at once or where nobody is left."""
+"""Signals to end: the first is recorded, the second ends at once, as does one without other ranks."""
 
 from __future__ import annotations
 

@@ -54,14 +54,14 @@ def copied(dumps: Path, save_dir: Path, until: int) -> Path:
 
 
 def publish_state(dumps: Path, step: int, save_dir: Path) -> None:
-    """What a trainer does when it writes a checkpoint."""
+    """Publish a checkpoint as a trainer does."""
     making = save_dir / f".making-{step}"
     shutil.copytree(state(dumps, step), making)
     publish(making, save_dir / state(dumps, step).name, keep=9)
 
 
 def ids_at(dumps: Path, step: int, feature: str) -> set[int]:
-    """Who has a row after a step, as the files say."""
+    """Return the ids with a row after a step, from the files."""
     table = ServedModel.open(state(dumps, step)).snapshot.tables[feature]
     assert isinstance(table, IdTable)
     return {*table.ids.tolist()}

@@ -300,7 +300,7 @@ def flip(folder: Path) -> None:
 
 
 def replace(folder: Path) -> None:
-    """That of another model."""
+    """Replace the index with that of another model."""
     other = ServedModel(snapshot_of("ranking", seed=1, items=400))
     write_export(other.snapshot, folder.parent / "other", other.items().nearest.lists)
     shutil.copyfile(folder.parent / "other" / FILE, folder / FILE)

@@ -1,4 +1,4 @@
-"""What --recommend prints: titles that the user has not rated, for anybody, and again as the model learns."""
+"""Output of --recommend: titles that the user has not rated, for any user, and again as the model learns."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def states(dumps: Path) -> dict[int, Path]:
 
 
 def publish_copy(state: Path, save_dir: Path) -> None:
-    """What a trainer does when it writes a checkpoint."""
+    """Publish a checkpoint as a trainer does."""
     making = save_dir / f".making-{state.name}"
     shutil.copytree(state, making)
     publish(making, save_dir / state.name, keep=9)

@@ -115,7 +115,7 @@ def state(trained: Trained, step: int) -> Path:
 
 
 def publish_state(trained: Trained, step: int, save_dir: Path, run: str = "") -> None:
-    """What a trainer does when it writes a checkpoint; run: that which the checkpoint is said to be of."""
+    """Publish a checkpoint as a trainer does; run: name of the run in its manifest."""
     making = save_dir / f".making-{step}"
     shutil.copytree(state(trained, step), making)
     if run:

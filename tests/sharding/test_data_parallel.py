@@ -19,7 +19,7 @@ from recsuite.sharding.exchange import Exchange
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What is sent to three ranks that all send the same."""
+    """Return the buffers that are sent when three ranks send the same."""
     found: list[torch.Tensor] = []
 
     def all_reduce(tensor: torch.Tensor, **_: Any) -> Any:

@@ -23,7 +23,7 @@ Found = dict[str, dict[int, Any]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What launches of 1, 2 and 3 ranks found, by training and number of ranks."""
+    """Findings of launches of 1, 2 and 3 ranks, by training and number of ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     write_synthetic(folder / "ratings", 5_000, seed=0)
     results: Found = {training: {} for training in TRAININGS}

@@ -67,7 +67,7 @@ class Trained:
     ranks: np.ndarray
 
     def values(self, number: int) -> dict[str, list[Any]]:
-        """What a server is told of the first test events."""
+        """Return the request values of the first test events."""
         told = {**raw_features(self.columns, self.config), **self.histories()}
         return {name: given[:number] for name, given in told.items()}
 

@@ -1,4 +1,4 @@
-"""The pool: batches in order whoever makes them, a screen for every end of a worker, nothing left."""
+"""The pool: batches in order for any worker, a screen for every end of a worker, no resources left."""
 
 from __future__ import annotations
 

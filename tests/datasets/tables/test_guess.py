@@ -48,7 +48,7 @@ def texts(columns: Mapping[str, Any]) -> pa.Table:
 
 
 def guessed(columns: Mapping[str, Any], typed: bool = False, **own: pa.Table) -> TableSchema:
-    """What is guessed of some events, which a validator accepts and a file holds."""
+    """Return the guess for some events, after a check that a validator accepts it and a file holds it."""
     schema, left_out, _ = guess({"events": pa.table(columns) if typed else texts(columns), **own})
     names = {"events": [*columns], **{role: table.column_names for role, table in own.items()}}
     validate(schema, names)

@@ -1,4 +1,4 @@
-"""How many places tables get: by the ids of the files, but in a stream, which must not know them."""
+"""Capacity of tables: by the ids of the files, except in a stream, which must not know them."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Drawn:
         assert self.counts() == self.oracle.counts()
 
     def counts(self) -> Counts:
-        """What there is, and what became of ids since the beginning."""
+        """Return the number of rows, and the counts of inserted and removed ids since the start."""
         now, before = self.shares.counts(), self.counted
         since = {name: getattr(before, name) + getattr(now, name) for name in SINCE_THE_BEGINNING}
         return dataclasses.replace(now, **since)
