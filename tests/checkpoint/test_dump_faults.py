@@ -608,7 +608,7 @@ def test_a_checkpoint_of_another_format_is_refused_with_both_sides(trained: Trai
     trained.refused(f"{path} has format 2, and this program reads format 1", f"is {trained.folder / FIRST};")
 
 
-def test_without_any_good_checkpoint_the_refusal_says_so(trained: Trained) -> None:
+def test_the_error_states_if_no_good_checkpoint_exists(trained: Trained) -> None:
     for path in trained.folder.glob("*/part-*"):
         os.truncate(path, 1)
     trained.refused("has 1 bytes", "; no other one there is complete.")

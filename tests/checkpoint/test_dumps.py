@@ -89,7 +89,7 @@ def test_the_drawn_tables_are_split_by_rows_on_few_ranks_or_on_all(written: dict
 
 @pytest.mark.parametrize("kind", ["dump", "inc_dump"])
 @pytest.mark.parametrize(("writers", "readers"), PAIRS)
-def test_every_checkpoint_comes_back_bit_for_bit(
+def test_every_checkpoint_is_restored_bit_for_bit(
     kind: str,
     writers: int,
     readers: int,

@@ -91,7 +91,7 @@ def test_stacked_rows_and_their_gradients_are_those_of_each_feature() -> None:
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_features_of_one_width_are_summed_and_stacked_beside_those_of_others() -> None:
+def test_features_of_several_widths_are_summed_and_stacked_by_width() -> None:
     one, other = shared(rows()), shared(torch.ones(10, 8, dtype=torch.float64))
     # As tables of two widths give them.
     parts = [

@@ -49,7 +49,7 @@ def said_by(process: subprocess.Popen[str]) -> str:
     return process.stderr.readline()
 
 
-def test_a_second_ctrl_c_ends_a_process_at_once_whatever_it_waits_for(
+def test_a_second_ctrl_c_ends_a_waiting_process_at_once(
     waiting: subprocess.Popen[str],
 ) -> None:
     waiting.send_signal(signal.SIGINT)
@@ -62,7 +62,7 @@ def test_a_second_ctrl_c_ends_a_process_at_once_whatever_it_waits_for(
     assert waiting.wait(30) == 128 + signal.SIGINT
 
 
-def test_what_a_launcher_sends_after_a_second_ctrl_c_ends_a_process_too(
+def test_a_launchers_signal_after_a_ctrl_c_ends_a_process_too(
     waiting: subprocess.Popen[str],
 ) -> None:
     waiting.send_signal(signal.SIGINT)

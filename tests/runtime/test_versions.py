@@ -152,7 +152,7 @@ def test_the_versions_for_reports_name_the_fbgemm_wheel(install: Install) -> Non
 @pytest.mark.parametrize(
     ("filename", "wheel"), [("requirements.txt", "fbgemm-gpu-cpu"), ("requirements-cuda.txt", "fbgemm-gpu")]
 )
-def test_the_trio_is_what_the_requirements_pin(filename: str, wheel: str) -> None:
+def test_the_versions_of_the_trio_equal_the_pinned_requirements(filename: str, wheel: str) -> None:
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (REPOSITORY / filename).read_text(), re.MULTILINE))
     trio = {"torch": host.TORCH, "torchrec": host.TORCHREC, wheel: host.FBGEMM}
     assert {name: pins.get(name) for name in trio} == trio

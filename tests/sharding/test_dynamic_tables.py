@@ -36,7 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return results
 
 
-def test_1_2_and_3_ranks_hold_the_same_ids_seen_and_counted_alike(found: Found) -> None:
+def test_1_2_and_3_ranks_hold_the_same_ids_times_and_counts(found: Found) -> None:
     for training, results in found.items():
         alone = results[1]
         assert alone["tables"]["movie"]["rows"]

@@ -134,9 +134,7 @@ def test_a_stream_resumes_with_grown_files_also_without_the_flag_stream(
 
 
 @pytest.mark.parametrize("capacity", ["auto", "user=1000"])
-def test_a_stream_does_not_count_ids_that_are_still_to_come(
-    ratings: Path, tmp_path: Path, capacity: str
-) -> None:
+def test_a_stream_does_not_count_ids_of_future_events(ratings: Path, tmp_path: Path, capacity: str) -> None:
     refused = example(ratings, tmp_path, *STREAM, *DYNAMIC[:2], "--capacity", capacity)
     assert refused.returncode == 2
     assert f"--capacity {capacity} is auto for the table " in refused.stderr
