@@ -408,7 +408,7 @@ def test_a_command_gives_the_documented_output(lines: Lines, clone: Path) -> Non
 
 
 @pytest.mark.soak
-def test_enough_ratings_come_close_to_the_oracle_and_a_second_training_is_better(
+def test_enough_ratings_reach_nearly_the_oracle_and_a_second_training_is_better(
     clone: Path, tmp_path: Path
 ) -> None:
     write_synthetic(tmp_path, 100_000, seed=0)

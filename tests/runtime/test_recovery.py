@@ -24,7 +24,7 @@ LATE = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for r
     ("error", "first"),
     [(CLOSED, GONE), (LATE, f"a rank has shown no sign of life for --timeout 300 seconds: {GONE}")],
 )
-def test_an_error_of_a_collective_becomes_a_sentence_when_a_rank_is_gone(
+def test_an_error_of_a_collective_names_the_lost_rank(
     error: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "lost_peers", lambda: GONE)

@@ -72,7 +72,7 @@ def test_a_launchers_signal_after_a_ctrl_c_ends_a_process_too(
     assert waiting.wait(30) == 128 + signal.SIGINT
 
 
-def test_a_sigterm_may_come_twice(waiting: subprocess.Popen[str]) -> None:
+def test_a_sigterm_may_arrive_twice(waiting: subprocess.Popen[str]) -> None:
     for _ in range(2):
         waiting.send_signal(signal.SIGTERM)
         time.sleep(2 * ending.SAME_SECONDS)

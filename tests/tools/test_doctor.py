@@ -72,7 +72,7 @@ def test_a_package_that_breaks_on_import_is_a_fault_of_its_line() -> None:
     assert "./run.sh setup" in text
 
 
-def test_missing_data_are_neither_drawn_nor_downloaded(
+def test_data_that_are_not_there_yet_are_neither_drawn_nor_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(movielens, "DATA_ROOT", tmp_path)

@@ -162,7 +162,7 @@ def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sente
         recsuite.fit(frames(50)[0], **flags)
 
 
-def test_an_argument_that_is_no_frame_gives_one_message() -> None:
+def test_what_is_no_frame_gives_one_message() -> None:
     with pytest.raises(UserError, match="events must be a table of pandas, polars"):
         recsuite.fit([1, 2, 3])
 

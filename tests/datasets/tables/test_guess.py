@@ -659,7 +659,7 @@ STARS = RNG.integers(1, 6, ROWS)
         ({"member": USER % 2, "quantity": QUANTITIES}, [("count", "quantity")]),
     ],
 )
-def test_names_of_labels_come_before_answers_and_these_before_small_amounts(
+def test_names_of_labels_precede_answers_and_these_precede_small_amounts(
     columns: dict[str, Any], labels: list[tuple[str, str]]
 ) -> None:
     found = guess({"events": texts({"user": USER, "item": ITEM, **columns})})
