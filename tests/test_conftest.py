@@ -23,7 +23,7 @@ def test_only_launched_processes_see_gpus() -> None:
 
 
 @pytest.mark.parametrize("without", [("xdist", "instafail", "timeout"), ("instafail",)])
-def test_plugins_may_be_missing_and_every_process_knows_the_gpus(without: tuple[str, ...]) -> None:
+def test_plugins_may_be_missing_and_every_process_has_the_gpus(without: tuple[str, ...]) -> None:
     # As somebody starts them, who has not run tests before.
     env = {name: value for name, value in os.environ.items() if name != "GPUS_FOR_TESTS"}
     env |= {"CUDA_VISIBLE_DEVICES": "5", WANTED: "5"}

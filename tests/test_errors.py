@@ -30,7 +30,7 @@ def test_a_message_begins_with_the_script_that_runs(
     assert with_script_name("no data.") == f"{name}: no data."
 
 
-def test_a_duration_is_said_in_its_largest_unit() -> None:
+def test_a_duration_is_printed_in_its_largest_unit() -> None:
     said = [format_duration(seconds) for seconds in (-3, 12.4, 119, 180, 7300, 200_000)]
     assert said == ["0 s", "12 s", "119 s", "3 min", "2 h", "2 d"]
 

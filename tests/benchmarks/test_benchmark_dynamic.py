@@ -10,7 +10,7 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.benchmarks import measured
 
 
-def test_a_full_table_is_measured_and_takes_the_memory_that_its_places_say(tmp_path: Path) -> None:
+def test_a_full_table_is_measured_and_its_memory_matches_its_capacity(tmp_path: Path) -> None:
     short = ["--rows", 40_000, "--rounds", 2, "--batch", 500]
     found, printed = measured("dynamic", tmp_path, *short)
     (size,) = found["sizes"]

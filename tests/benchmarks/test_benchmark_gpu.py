@@ -78,7 +78,7 @@ def env() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT / "example")])}
 
 
-def test_a_failed_section_keeps_the_results_of_the_others_and_its_error(tmp_path: Path) -> None:
+def test_a_failed_section_is_recorded_and_the_results_of_other_sections_are_kept(tmp_path: Path) -> None:
     raises = "from gpu_sections import run_section\ndef fail(settings, emit):\n"
     raises += (
         "    emit({'figure': 1})\n    raise ValueError('no such kernel')\nrun_section({'raises': fail})\n"
@@ -264,7 +264,7 @@ def test_a_truncated_run_shows_its_finished_sections() -> None:
     assert json.loads(json.dumps(result)) == result
 
 
-def test_the_page_has_the_figures_of_the_committed_run_or_says_that_there_are_none() -> None:
+def test_the_page_shows_the_figures_of_the_committed_run_or_that_none_exist() -> None:
     gpu = benchmark("gpu")
     told = benchmark("common").text_between(gpu.PAGE, "gpu").strip()
     figures = ROOT / "docs" / "gpu.json"

@@ -179,7 +179,7 @@ def test_myfm_cannot_be_imported_without_the_stand_in(peers: Any) -> None:
     assert "pkg_resources" not in sys.modules
 
 
-def test_all_systems_are_shown_with_what_they_reached_and_took(data: Path, tmp_path: Path) -> None:
+def test_all_systems_are_shown_with_their_quality_and_time(data: Path, tmp_path: Path) -> None:
     short = ["--only_real", "--real", data, "--seeds", 1, "--iterations", 8]
     found, printed = measured("peers", tmp_path, *short, result="quality_peers", timeout=60)
     for task, names in (("rating", RATING), ("ranking", RANKING)):

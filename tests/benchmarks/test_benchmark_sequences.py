@@ -161,7 +161,7 @@ def test_batched_positions_equal_those_of_the_package_per_sequence(sequences: An
         assert states[length - 1].tolist() == pytest.approx(found.tolist(), abs=1e-5)
 
 
-def test_sasrec_of_the_package_learns_what_comes_next(sequences: Any, tmp_path: Path) -> None:
+def test_sasrec_of_the_package_learns_the_next_item(sequences: Any, tmp_path: Path) -> None:
     # Everybody goes round a circle of 30 movies, each from somewhere else.
     lines = [(user, (user + step) % 30 + 1, step) for user in range(1, 41) for step in range(6)]
     columns = columns_of(tmp_path, lines, validation=0.1)
@@ -171,7 +171,7 @@ def test_sasrec_of_the_package_learns_what_comes_next(sequences: Any, tmp_path: 
     assert found.seconds > 0
 
 
-def test_bars_are_of_the_best_of_the_others_and_of_the_oracle(sequences: Any) -> None:
+def test_results_are_compared_with_the_best_other_system_and_the_oracle(sequences: Any) -> None:
 
     def runs(split: str, **systems: float) -> list[dict[str, Any]]:
         return [

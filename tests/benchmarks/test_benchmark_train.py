@@ -48,7 +48,7 @@ def gpus(number: int) -> dict[str, Any]:
     return {"kind": "cuda", "name": "GPU", "number": number, "bytes a second": 3e12}
 
 
-def test_one_gpu_has_one_process_and_is_held_against_as_large_a_batch() -> None:
+def test_one_gpu_has_one_process_and_is_compared_at_the_same_batch_size() -> None:
     train = benchmark("train")
     cpu = {"kind": "cpu"}
     planned = [train.num_processes(device) for device in (cpu, gpus(1), gpus(2))]
@@ -61,7 +61,7 @@ def test_one_gpu_has_one_process_and_is_held_against_as_large_a_batch() -> None:
         assert ("plain, DDP, 2 processes" in variants) == (len(teams) == 2)
 
 
-def test_of_one_gpu_it_is_told_that_there_is_no_second_process() -> None:
+def test_a_report_of_one_gpu_explains_the_missing_second_process() -> None:
     train = benchmark("train")
     result = {**read_json(ROOT / "docs" / "train.json"), "device": gpus(1)}
     for model in result["models"].values():

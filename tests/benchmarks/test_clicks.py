@@ -100,7 +100,7 @@ def test_ties_count_against_an_item_and_clicked_items_are_excluded(peers: Any) -
     assert peers.ranks_of(scores, np.array([1, 1, 3]), known).tolist() == [3, 1, 4]
 
 
-def test_least_squares_finds_what_a_user_likes(peers: Any, columns: Columns) -> None:
+def test_least_squares_finds_the_taste_of_a_user(peers: Any, columns: Columns) -> None:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1, "blas"):

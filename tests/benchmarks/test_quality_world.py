@@ -76,7 +76,7 @@ def chance_to_be_rated(weights: np.ndarray, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(("count", "num_users"), [(1, 20_000), (60, 2_000)])
-def test_chosen_movies_are_liked_as_much_more_as_the_weights_say(
+def test_chosen_movies_are_liked_more_in_proportion_to_the_weights(
     strength: float, count: int, num_users: int
 ) -> None:
     world = ChoosingWorld(choice_strength=strength)
@@ -119,7 +119,7 @@ def test_choices_reveal_factors_only_with_choice_strength(tmp_path: Path) -> Non
     assert some["rmse"] < some["choices_rmse"] < some["biases_rmse"] - 0.015
 
 
-def test_summary_has_the_rmse_of_the_best_line_through_what_is_predicted(world: written_world.World) -> None:
+def test_summary_has_the_rmse_of_the_best_linear_fit_of_predictions(world: written_world.World) -> None:
     assert world.summary["rmse"] == pytest.approx(rmse(world.ratings - world.oracle), abs=1e-7)
     for name in ("choices", "biases"):
         predicted = np.load(world.folder / f"{name}.npy")
@@ -133,7 +133,7 @@ def test_oracle_is_calibrated_at_every_level(world: written_world.World) -> None
         assert abs(error[bin_].mean()) < 4 * error[bin_].std() / np.sqrt(len(bin_))
 
 
-def test_oracle_knows_the_drift_and_the_days(world: written_world.World) -> None:
+def test_oracle_uses_the_drift_and_the_days(world: written_world.World) -> None:
     """Nothing of the error is left to the time of a rating or to its user and day."""
     error = world.ratings - world.oracle
     _, days = np.unique(world.user_ids * 100_000 + world.times // 86_400, return_inverse=True)
@@ -204,7 +204,7 @@ def test_choices_follow_the_tastes_of_their_time() -> None:
     assert np.abs([gap[likings > 0.3].mean(), gap[likings < -0.3].mean()]) == pytest.approx(0, abs=0.05)
 
 
-def test_same_seed_gives_the_same_bytes_and_another_one_others(
+def test_the_same_seed_gives_the_same_files_and_another_seed_different_ones(
     world: written_world.World, tmp_path: Path
 ) -> None:
     for name, seed in (("again", 0), ("other", 1)):

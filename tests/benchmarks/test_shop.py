@@ -30,7 +30,7 @@ def drawn(shop: Any) -> dict[str, Any]:
     return {label: shop.draw_shop(NUM_EVENTS, 0, label) for label in shop.LABELS}
 
 
-def test_the_files_hold_what_the_docstring_says(tmp_path: Path) -> None:
+def test_the_files_match_the_docstring(tmp_path: Path) -> None:
     printed = succeeded(python(SCRIPT, tmp_path / "shop", "--events", 5_000))
     events = pd.read_parquet(tmp_path / "shop" / "events.parquet")
     items = pd.read_parquet(tmp_path / "shop" / "items.parquet")
@@ -53,7 +53,7 @@ def test_the_files_hold_what_the_docstring_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("label", "columns"), [("yes_no", {"bought"}), ("clicks", set())])
-def test_csv_holds_the_same_events_and_the_label_that_is_asked_for(
+def test_csv_holds_the_same_events_and_the_requested_label(
     label: str, columns: set[str], shop: Any, tmp_path: Path
 ) -> None:
     for file_format in shop.FORMATS:
@@ -67,7 +67,7 @@ def test_csv_holds_the_same_events_and_the_label_that_is_asked_for(
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "csv.gz"])
-def test_the_same_seed_gives_the_same_bytes_and_another_one_others(
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_different_bytes(
     file_format: str, shop: Any, tmp_path: Path
 ) -> None:
     contents = []

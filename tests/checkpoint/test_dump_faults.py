@@ -90,13 +90,13 @@ LAST = {
     ],
 )
 def mode(request: pytest.FixtureRequest) -> str:
-    """What is written."""
+    """Kind of checkpoint that is written."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def faults(mode: str, synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `fault_ranks.py` found on two ranks."""
+    """Findings of `fault_ranks.py` on two ranks."""
     folder = tmp_path_factory.mktemp("faults")
     results = folder / "results.json"
     succeeded(torchrun(2, SUPPORT / "fault_ranks.py", results, synthetic_folder, folder / "dumps", mode))
@@ -444,7 +444,7 @@ def test_other_ratings_are_refused_at_a_resume(trained: Trained) -> None:
     columns = dataclasses.replace(trained.columns, digest="0123-70-4")
     config = trained.config.replaced(resume=True)
     with (
-        pytest.raises(UserError, match=r"are others \(\d+ for training then, 70 now\); give the --data_path"),
+        pytest.raises(UserError, match=r"differ .*\(\d+ for training then, 70 now\); give the --data_path"),
         checkpointing(columns, config, trained.context),
     ):
         pass
@@ -546,7 +546,7 @@ MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "other data": (
         {"vocabulary": "0" * 32},
-        ["was trained on other data than", ": the ids are others; give the --data_path that its config.json"],
+        ["was trained on other data than", ": the ids differ; give the --data_path that its config.json"],
     ),
     "other data with more users": (
         {"vocabulary": "0" * 32, "tensors": {USER: ([7, 4], "float32")}},
@@ -608,7 +608,7 @@ def test_a_checkpoint_of_another_format_is_refused_with_both_sides(trained: Trai
     trained.refused(f"{path} has format 2, and this program reads format 1", f"is {trained.folder / FIRST};")
 
 
-def test_without_any_good_checkpoint_the_refusal_says_so(trained: Trained) -> None:
+def test_the_error_states_if_no_good_checkpoint_exists(trained: Trained) -> None:
     for path in trained.folder.glob("*/part-*"):
         os.truncate(path, 1)
     trained.refused("has 1 bytes", "; no other one there is complete.")

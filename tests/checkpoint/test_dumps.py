@@ -1,4 +1,4 @@
-"""What leaves comes back: full checkpoints and deltas, from 1, 2 and 3 ranks to 1, 2 and 3 ranks.
+"""Full checkpoints and deltas are read as they were written: from 1, 2 and 3 ranks to 1, 2 and 3 ranks.
 
 The models, their data and when they are written are drawn from DUMP_SEED, which is 0 where it is not set.
 Each number of ranks writes all models, and reads every other checkpoint of one of those that each number
@@ -32,7 +32,7 @@ def _announced() -> None:
 
 @pytest.fixture(scope="module", params=["one", pytest.param("all", marks=pytest.mark.soak)])
 def all_of_them(request: pytest.FixtureRequest) -> bool:
-    """Whether every number of ranks reads all models, and not one, of what each number wrote."""
+    """True if every number of ranks reads all models that each number wrote, else one of them."""
     return bool(request.param == "all")
 
 
@@ -52,13 +52,13 @@ def launched(all_of_them: bool, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def written(launched: Path) -> dict[int, Any]:
-    """What the writers saw of their models, by number of ranks."""
+    """Models as their writers saw them, by number of ranks."""
     return {num_ranks: read_json(launched / f"write-{num_ranks}.json") for num_ranks in RANKS}
 
 
 @pytest.fixture(scope="module")
 def read(launched: Path, all_of_them: bool) -> dict[int, Any]:
-    """What the readers loaded, by number of ranks, and in it by the number that had written."""
+    """Models as their readers loaded them, by number of reading ranks, then of writing ranks."""
     action = "read_all" if all_of_them else "read"
     found = {num_ranks: read_json(launched / f"{action}-{num_ranks}.json") for num_ranks in RANKS}
     return {readers: {int(writers): cases for writers, cases in by.items()} for readers, by in found.items()}
@@ -89,7 +89,7 @@ def test_the_drawn_tables_are_split_by_rows_on_few_ranks_or_on_all(written: dict
 
 @pytest.mark.parametrize("kind", ["dump", "inc_dump"])
 @pytest.mark.parametrize(("writers", "readers"), PAIRS)
-def test_every_checkpoint_comes_back_bit_for_bit(
+def test_every_checkpoint_is_restored_bit_for_bit(
     kind: str,
     writers: int,
     readers: int,
@@ -158,7 +158,7 @@ def test_a_resumed_training_has_the_losses_and_tensors_of_one_that_was_never_int
 
 @pytest.fixture
 def resumed(written: dict[int, Any], read: dict[int, Any], all_of_them: bool) -> list[tuple[Any, Any, int]]:
-    """What one number of ranks was ended at, what another made of it, and that number."""
+    """State at the end on some ranks, state after a resume on others, and the number of the others."""
     return [
         (written[writers]["resume"], read[readers][writers]["resumed"], readers)
         for writers, readers in PAIRS

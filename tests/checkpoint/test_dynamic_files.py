@@ -74,7 +74,7 @@ def test_a_base_and_its_deltas_are_the_full_dump_bit_for_bit(
         assert table.state() == of["states"][number]
 
 
-def test_a_delta_that_comes_twice_changes_nothing(written: dict[int, dict[str, Any]]) -> None:
+def test_applying_a_delta_twice_changes_nothing(written: dict[int, dict[str, Any]]) -> None:
     of, table = written[2], Table(SPEC, 1)
     for number in (1, 6):
         folders, manifests = of["folders"][: number + 1], of["manifests"][: number + 1]
@@ -247,7 +247,7 @@ def test_an_empty_table_takes_less_than_a_kilobyte_a_rank(tmp_path: Path) -> Non
 # --- texts ---
 
 
-def test_texts_come_back_from_their_arrays() -> None:
+def test_texts_are_restored_from_their_arrays() -> None:
     texts = Texts.of(np.array([5, -3, 9]), ["ü".encode(), b"", b"long text"])
     again = Texts.of_arrays(*texts.arrays().values())
     assert again.ids.tolist() == [-3, 5, 9]

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself is forged, with digests that fit: refused, or loaded as it was written.
+"""Forged manifests with matching digests: refused, or loaded as they were written.
 
 FORGERIES says how many manifests are forged, and under `soak` ten times as many; FORGERY_SEED says which.
 """
@@ -40,7 +40,7 @@ PART = "part-00001.safetensors"
 
 
 def ends_well(action: Callable[[], Any]) -> bool:
-    """Whether an action went through; where it did not it must have said one sentence, and nothing else."""
+    """Return true if an action succeeds; a failure must raise one message of one sentence."""
     sentence = ""
     try:
         action()
@@ -115,7 +115,7 @@ def forge(found: dict[str, Any], chance: random.Random) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [DUMP, DELTA])
 @pytest.mark.parametrize("is_sealed", [True, False])
 @pytest.mark.parametrize("count", [FORGERIES, pytest.param(10 * FORGERIES, marks=pytest.mark.soak)])
-def test_every_forged_manifest_gives_one_message_or_a_load_of_what_was_written(
+def test_every_forged_manifest_gives_one_message_or_a_correct_load(
     trained: Trained, name: str, is_sealed: bool, count: int
 ) -> None:
     path, chance = trained.folder / name / MANIFEST, random.Random(SEED)
@@ -338,7 +338,7 @@ def refused_by_restore_and_reader(trained: Trained, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", OF_DUMPS)
-def test_a_full_checkpoint_whose_files_are_not_what_its_manifest_says_changes_nothing(
+def test_a_full_checkpoint_with_files_unlike_its_manifest_changes_nothing(
     trained: Trained, change: str
 ) -> None:
     rewrite(trained.folder / DUMP / PART, OF_DUMPS[change])
@@ -346,9 +346,7 @@ def test_a_full_checkpoint_whose_files_are_not_what_its_manifest_says_changes_no
 
 
 @pytest.mark.parametrize("change", OF_DELTAS)
-def test_a_delta_whose_files_are_not_what_its_manifest_says_changes_nothing(
-    trained: Trained, change: str
-) -> None:
+def test_a_delta_with_files_unlike_its_manifest_changes_nothing(trained: Trained, change: str) -> None:
     rewrite(trained.folder / DELTA / PART, OF_DELTAS[change])
     refused_by_restore_and_reader(trained, trained.folder / DELTA)
     model = ServedModel.open(trained.folder / "step-000000002")
@@ -441,7 +439,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(
                 read()
 
 
-def test_a_load_says_that_the_ratings_are_not_those_of_the_training(
+def test_a_load_reports_ratings_that_differ_from_those_of_the_training(
     trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = trained.config.replaced(load=str(trained.folder))

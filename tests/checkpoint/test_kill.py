@@ -81,7 +81,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answering]:
 
 @pytest.fixture(scope="module")
 def killed(zygote: Answering) -> dict[str, dict[str, Any]]:
-    """What the kills of each mode found."""
+    """Findings after the kills, by mode."""
     return {
         mode: zygote.ask(150, name=mode, mode=mode, kills=KILLS, seed=MODES.index(mode))
         for mode in SHORT_MODES
@@ -129,7 +129,7 @@ def test_repeated_kills_leave_a_whole_checkpoint(zygote: Answering) -> None:
         pytest.param("begin", 20, marks=pytest.mark.soak),
     ],
 )
-def test_a_kill_before_any_system_call_leaves_all_that_was_there(
+def test_a_kill_before_any_system_call_keeps_all_existing_files(
     zygote: Answering, action: str, least: int
 ) -> None:
     found = zygote.ask(60, name=action, mode=action)

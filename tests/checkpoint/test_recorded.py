@@ -100,16 +100,16 @@ def record(config: Config, **changes: Any) -> Path:
 
 
 def merged(trained: Config, line: str) -> Config:
-    """What a command line means beside that checkpoint."""
+    """Return the configuration of a command line with that checkpoint."""
     return with_recorded(*parsed(trained, line))
 
 
 def parsed(trained: Config, line: str) -> tuple[Config, frozenset[str]]:
-    """What a command line says, which takes longer to read than what a checkpoint records."""
+    """Return the configuration of a command line, and the names of the flags that it gives."""
     return parse_given([*line.split(), "--save_dir", trained.checkpoint.save_dir])
 
 
-def test_a_load_takes_data_and_model_from_the_checkpoint_and_says_so(
+def test_a_load_uses_and_reports_the_data_and_model_of_the_checkpoint(
     trained: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Config().replaced(embedding_dim=8, mlp_dims=(4, 2), split="random", seed=3)
@@ -137,7 +137,7 @@ def test_the_places_of_dynamic_tables_are_those_of_the_training(trained: Config,
     assert merged(trained, f"{line} --capacity 100").tables.capacity == "100"
 
 
-def test_the_flags_of_a_checkpoint_from_before_there_were_sections_are_read(trained: Config) -> None:
+def test_the_flags_of_a_checkpoint_older_than_sections_are_read(trained: Config) -> None:
     expected = merged(trained, "--resume")
     folder = Path(trained.checkpoint.save_dir) / "step-000000010"
     add_file(folder, CONFIG, json.dumps(trained.flags).encode())
@@ -239,9 +239,7 @@ def test_ratings_that_lie_elsewhere_are_split_as_in_the_training(trained: Config
 
 
 @pytest.mark.parametrize("line", ["--load", "--compact"])
-def test_where_there_is_no_checkpoint_a_load_is_refused_before_anything_is_made(
-    tmp_path: Path, line: str
-) -> None:
+def test_a_load_without_a_checkpoint_is_refused_before_any_file_is_made(tmp_path: Path, line: str) -> None:
     with pytest.raises(UserError, match=f"{tmp_path} holds no checkpoint; train with --dump"):
         with_recorded(*parse_given([line, "--save_dir", str(tmp_path)]))
 
@@ -313,7 +311,9 @@ def test_an_edited_configuration_is_refused(trained: Config, flag: str, line: st
 
 
 @pytest.mark.parametrize("flag", EDITS)
-def test_what_is_recorded_of_another_type_or_beyond_its_limits_is_refused(trained: Config, flag: str) -> None:
+def test_recorded_values_of_a_wrong_type_or_beyond_their_limits_are_refused(
+    trained: Config, flag: str
+) -> None:
     asked = parsed(trained, "--resume")
     for value in EDITS[flag]:
         dump = record(trained, **{flag: value})
@@ -336,7 +336,7 @@ def test_what_is_recorded_of_another_type_or_beyond_its_limits_is_refused(traine
         bytes(range(256)),
     ],
 )
-def test_a_configuration_that_is_none_is_refused_with_one_message(trained: Config, content: bytes) -> None:
+def test_an_invalid_configuration_file_is_refused_with_one_message(trained: Config, content: bytes) -> None:
     dump = record(trained)
     add_file(dump, CONFIG, content)
     with pytest.raises(UserError, match=f"{dump / CONFIG} cannot be read") as refusal:

@@ -1,4 +1,4 @@
-"""What the folder of checkpoints accepts, refuses, keeps and removes, with checkpoints of a few bytes."""
+"""The folder of checkpoints: accepted, refused, kept and removed ones, with checkpoints of a few bytes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_until_before_everything_is_refused(tmp_path: Path) -> None:
     refused(lambda: chain_at(one, 9), "--until 9 is before", str(base), one.name)
 
 
-def test_a_mistake_in_what_is_asked_suggests_no_other_checkpoint(tmp_path: Path) -> None:
+def test_an_invalid_request_suggests_no_other_checkpoint(tmp_path: Path) -> None:
     add_dump(tmp_path, 5)
     _, one = add_chain(tmp_path, 10, 20)
     for ask in (
@@ -287,7 +287,7 @@ def test_a_delta_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("base", ["../elsewhere", "/etc", "", "delta-000000010", ".", "latest"])
-def test_a_delta_whose_base_has_no_name_of_a_checkpoint_is_refused(tmp_path: Path, base: str) -> None:
+def test_a_delta_with_an_invalid_base_name_is_refused(tmp_path: Path, base: str) -> None:
     _, one = add_chain(tmp_path, 10, 20)
     relink(one, base=base)
     chain_refused(tmp_path, f"{one} is a delta on {base!r}")
@@ -354,7 +354,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(tmp_path: Path, name:
     files_refused(dump, "is missing")
 
 
-def test_the_ranks_share_the_files_and_leave_none_out(tmp_path: Path) -> None:
+def test_the_ranks_share_all_files(tmp_path: Path) -> None:
     dump = tmp_path / "dump"
     fill(dump, 1)
     (entry,) = read_manifest(dump).files
@@ -517,7 +517,7 @@ def test_a_checkpoint_that_is_published_counts_even_if_its_folder_cannot_be_flus
     check_whole(tmp_path / "step-000000010")
 
 
-def test_a_folder_that_only_has_the_name_of_a_checkpoint_neither_counts_nor_goes(tmp_path: Path) -> None:
+def test_a_folder_with_only_the_name_of_a_checkpoint_is_ignored_and_kept(tmp_path: Path) -> None:
     thesis = tmp_path / "step-000000001" / "thesis.txt"
     thesis.parent.mkdir()
     thesis.touch()
@@ -546,7 +546,7 @@ def test_a_manifest_with_any_byte_changed_is_refused(tmp_path: Path) -> None:
 # --- the best ---
 
 
-def test_the_best_checkpoint_has_a_link_and_stays_until_there_is_a_better_one(tmp_path: Path) -> None:
+def test_the_best_checkpoint_has_a_link_and_is_kept_until_a_better_one_exists(tmp_path: Path) -> None:
     best = publish_at(tmp_path, 10, GOOD)
     for step in (20, 30):
         publish_at(tmp_path, step, WORSE)
@@ -592,7 +592,7 @@ def test_an_untrained_checkpoint_is_used_only_by_its_name(tmp_path: Path, checkp
     )
 
 
-def test_publishing_over_a_checkpoint_that_is_there_fails_and_leaves_it_whole(tmp_path: Path) -> None:
+def test_publishing_over_an_existing_checkpoint_fails_and_keeps_it(tmp_path: Path) -> None:
     final = publish_dump(tmp_path, 10, keep=2)
     with pytest.raises(OSError, match="not empty"):
         publish_dump(tmp_path, 10, keep=2)
@@ -653,7 +653,7 @@ FOREIGN = (
 )
 
 
-def test_beginning_to_write_removes_what_writers_left_half_done_and_nothing_else(tmp_path: Path) -> None:
+def test_a_new_writer_removes_only_incomplete_folders_of_earlier_writers(tmp_path: Path) -> None:
     chain = add_chain(tmp_path, 10, 20)
     for name in FOREIGN:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -762,7 +762,7 @@ def test_nothing_in_the_program_reads_pickle() -> None:
 
 
 @pytest.mark.parametrize("ids", ["fixed", "dynamic"])
-def test_the_next_trainer_removes_whatever_one_was_about_to_publish(
+def test_the_next_trainer_removes_unpublished_checkpoints(
     trained_folder: Path, dynamic_folders: dict[int, Path], tmp_path: Path, ids: str
 ) -> None:
     dumps = (trained_folder if ids == "fixed" else dynamic_folders[2]) / "dumps"

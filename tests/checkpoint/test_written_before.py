@@ -20,7 +20,7 @@ METRICS = r"\| this model, step 7 +\| +1\.1088 \| +0\.9307 \| +0\.5764 \| +- \|"
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_what_an_older_program_wrote_has_the_same_metrics_on_any_number_of_ranks(
+def test_checkpoints_of_an_older_program_have_the_same_metrics_on_any_number_of_ranks(
     num_ranks: int, tmp_path: Path
 ) -> None:
     shutil.copytree(WRITTEN, tmp_path / "dumps")

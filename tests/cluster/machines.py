@@ -91,7 +91,7 @@ def own_user_namespace() -> tuple[str, ...] | None:
 
 
 def why_not() -> str:
-    """Why there can be no cluster here; nothing where there can."""
+    """Return the reason why no cluster can be made here, or an empty text."""
     missing = [name for name in ("ip", "unshare", "nsenter") if shutil.which(name) is None]
     if missing:
         return f"a cluster needs {', '.join(missing)} (packages iproute2 and util-linux)"
@@ -131,12 +131,12 @@ class Cluster:
             _end(self._switch)
 
     def ip(self, *arguments: str) -> str:
-        """What the command `ip` says in the switch."""
+        """Return the output of the command `ip` in the switch."""
         assert self._switch is not None
         return _checked([*self.enter(self._switch.pid, "--net"), "ip", *arguments])
 
     def enter(self, pid: int, *spaces: str) -> list[str]:
-        """What goes before a command to run it in namespaces of a process."""
+        """Return the prefix of a command that runs it in the namespaces of a process."""
         user = ["--user", "--preserve-credentials"] if self._user else []
         return ["nsenter", "--target", str(pid), *user, *spaces, "--"]
 
@@ -318,7 +318,7 @@ class Running:
         raise NotImplementedError
 
     def text(self) -> str:
-        """What it has said so far."""
+        """Output so far."""
         return self.path.read_text(errors="replace") if self.path.exists() else ""
 
     def wait_for(self, words: str, timeout: float = 60) -> None:
@@ -343,7 +343,7 @@ class Running:
         return status
 
     def succeeded(self, timeout: float = 120) -> str:
-        """What it has said, when it ended well."""
+        """Output, after a check that it ended without an error."""
         status = self.wait(timeout)
         assert status == 0, f"status {status}\n{self.text()}"
         return self.text()

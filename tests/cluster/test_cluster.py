@@ -89,7 +89,7 @@ def check_same_as_alone(
         pytest.param(*([2, 1], "ranking", "separate"), marks=pytest.mark.soak),
     ],
 )
-def test_two_machines_learn_and_keep_what_one_does(
+def test_two_machines_train_and_save_the_same_model_as_one(
     check_same_as_alone: Callable[..., None], tmp_path: Path, nprocs: list[int], task: str, how: str
 ) -> None:
     check_same_as_alone(nprocs, task, how)
@@ -113,7 +113,7 @@ def test_machines_whose_names_resolve_to_loopback_find_each_other(
 @pytest.mark.parametrize("task", ["rating", "ranking"])
 @pytest.mark.parametrize("nprocs", [[1, 1], [2, 1], [1, 2], [2, 2]])
 @pytest.mark.parametrize("flags", [(), ("--num_workers", 1), ("--pipeline", "sparse_dist"), ("--inc_dump",)])
-def test_machines_learn_and_keep_what_one_does_in_every_way(
+def test_several_machines_train_and_save_the_same_model_in_every_mode(
     check_same_as_alone: Callable[..., None],
     nprocs: list[int],
     task: str,

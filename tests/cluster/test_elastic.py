@@ -51,11 +51,11 @@ class Training:
         return machine.start(self.command())
 
     def command(self) -> list[str]:
-        """What is run on each machine."""
+        """Command of each machine."""
         return launched(*self.flags, nnodes="1:2", options=self.options, script=TIMED)
 
     def steps(self) -> list[Step]:
-        """What was noted so far."""
+        """Steps recorded so far."""
         lines = self.notes.read_text().splitlines() if self.notes.exists() else []
         return [Step(float(at), *map(int, counts)) for at, *counts in map(str.split, lines)]
 

@@ -101,7 +101,7 @@ def test_survivors_end_in_time_name_the_lost_rank_and_can_continue(
     assert step_of(after) > step_of(kept)
 
 
-def test_a_link_that_is_mended_in_time_costs_nothing_but_time(
+def test_a_link_that_is_repaired_in_time_only_costs_time(
     machines: list[Machine], synthetic_folder: Path, tmp_path: Path
 ) -> None:
     flags = ("--epochs", 3, "--batch_size", 256, "--timeout", 100, "--data_path", synthetic_folder)

@@ -101,7 +101,7 @@ def test_machines_have_names_addresses_processes_and_memory_of_their_own(
     assert socket.gethostname() not in ("node-0", "node-1")
 
 
-def test_a_python_that_is_forked_on_a_machine_sees_what_is_there_and_is_a_child_of_the_test(
+def test_a_forked_python_uses_the_namespaces_of_its_machine_and_is_a_child_of_the_test(
     cluster_of: Callable[[int], Cluster], tmp_path: Path
 ) -> None:
     (machine,) = cluster_of(1).machines
@@ -116,7 +116,7 @@ def test_a_python_that_is_forked_on_a_machine_sees_what_is_there_and_is_a_child_
     assert command.wait(10) == -signal.SIGKILL
 
 
-def test_what_ranks_of_one_machine_share_another_machine_does_not_see(
+def test_shared_memory_of_one_machine_is_invisible_on_another(
     cluster_of: Callable[[int], Cluster],
 ) -> None:
     first, second = cluster_of(2).machines
@@ -128,7 +128,7 @@ def test_what_ranks_of_one_machine_share_another_machine_does_not_see(
 
 
 @pytest.mark.parametrize(("how", "undo", "is_seen"), [("cut", "fix", False), ("unplug", "plug", True)])
-def test_a_link_that_is_cut_lets_nothing_through_until_it_is_mended(
+def test_a_cut_link_lets_nothing_through_until_it_is_repaired(
     cluster_of: Callable[[int], Cluster], how: str, undo: str, is_seen: bool
 ) -> None:
     first, second = cluster_of(2).machines
@@ -145,7 +145,7 @@ def test_a_link_that_is_cut_lets_nothing_through_until_it_is_mended(
     assert first.received() > before
 
 
-def test_the_others_hear_nothing_of_a_crash_but_of_a_kill(cluster_of: Callable[[int], Cluster]) -> None:
+def test_peers_notice_a_kill_and_not_a_crash(cluster_of: Callable[[int], Cluster]) -> None:
     first, second = cluster_of(2).machines
     for end, is_heard in ((second.kill, True), (second.crash, False)):
         listening = listen_to(first, second)
@@ -170,7 +170,7 @@ def test_a_machine_sends_no_faster_than_its_limit(cluster_of: Callable[[int], Cl
     assert first.received() > 5_000_000
 
 
-def test_nothing_is_left_of_a_cluster_whatever_ran_on_it(cluster_of: Callable[[int], Cluster]) -> None:
+def test_a_cluster_leaves_nothing_behind(cluster_of: Callable[[int], Cluster]) -> None:
     cluster = cluster_of(2)
     for machine in cluster.machines:
         stubborn = machine.start([sys.executable, "-c", STUBBORN])

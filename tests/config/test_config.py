@@ -298,7 +298,7 @@ def test_every_script_and_call_refuses_a_url_as_a_folder(url: str, given: Callab
         given(url)
 
 
-def test_a_folder_whose_name_is_not_utf_8_is_refused() -> None:
+def test_a_folder_with_a_name_that_is_not_utf_8_is_refused() -> None:
     with pytest.raises(UserError, match=r"The name a\\udcff is not UTF-8; rename it"):
         Config.of(cache_dir="a\udcff").validate()
 

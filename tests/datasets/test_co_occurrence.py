@@ -1,4 +1,4 @@
-"""Who had what, where a split hides nothing that came later: everything else, on both sides, never itself."""
+"""Co-occurrence lists of a split that hides no later events: all other events of both sides, never itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIDES = {"history": ("user", "item"), "audience": ("item", "user")}
 
 
 class TrainingFeatures(NamedTuple):
-    """What a batch says of one event's list: positions of members, and the scale of their sum."""
+    """Lists of one event in a batch: positions of members, and the scale of their sum."""
 
     members: list[int]
     scale: float

@@ -176,7 +176,7 @@ def test_a_program_error_while_checking_columns_is_not_reported_as_damage(
         ("baselines", "it has no baselines for predictions"),
     ],
 )
-def test_columns_without_baselines_or_an_identity_say_which(
+def test_the_missing_baseline_or_identity_of_columns_is_named(
     folder: Path, name: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = open_columns(Config.of(data_path=str(folder)))
@@ -302,7 +302,7 @@ def become_nonsense(chance: random.Random, folder: Path, path: Path) -> None:
     "damage",
     [truncate, flip, remove, swap, become_a_folder, stand_beside, change_value, become_nonsense],
 )
-def test_damage_of_any_kind_is_made_good_or_changes_nothing(
+def test_damage_of_any_kind_is_repaired_or_changes_nothing(
     damage: Callable[[random.Random, Path, Path], None],
     parsed_once: Config,
     capsys: pytest.CaptureFixture[str],
@@ -477,7 +477,7 @@ def stored(found: Columns, split: str) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("split", ["time", "random", "leave_one_out"])
-def test_training_validation_and_test_share_no_rating_and_leave_none_out(folder: Path, split: str) -> None:
+def test_training_validation_and_test_together_have_each_rating_once(folder: Path, split: str) -> None:
     found = open_columns(Config.of(data_path=str(folder), split=split, validation_fraction=0.01))
     parts = [stored(found, part) for part in ("train", "validation", "test")]
     assert list(map(len, parts)) == [found.num_train, found.num_validation, found.num_test]

@@ -69,7 +69,7 @@ def test_batches_are_the_same_bits_for_any_number_of_workers_and_start_method(
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_every_rating_comes_once_per_epoch_for_1_2_and_3_ranks(
+def test_every_rating_is_used_once_per_epoch_for_1_2_and_3_ranks(
     columns: Columns, config: Config, split: str
 ) -> None:
     expected = np.sort(columns.labels(split))
@@ -90,7 +90,7 @@ def test_every_rating_comes_once_per_epoch_for_1_2_and_3_ranks(
     "first", [5_000, *(pytest.param(first, marks=pytest.mark.soak) for first in (1, 15_199))]
 )
 @pytest.mark.parametrize("flags", [{}, SEQUENCE])
-def test_a_resumed_pass_gives_what_is_left_of_it_for_any_number_of_ranks(
+def test_a_resumed_pass_gives_the_remaining_events_for_any_number_of_ranks(
     config: Config, flags: dict[str, Any], first: int
 ) -> None:
     config = config.replaced(**flags)
@@ -132,7 +132,7 @@ def test_weights_make_the_mean_over_ranks_the_mean_over_real_rows(columns: Colum
     assert float(mean) == pytest.approx(float(real.mean()), rel=1e-6)
 
 
-def test_a_batch_holds_the_features_that_the_files_say(
+def test_a_batch_holds_the_features_of_the_files(
     columns: Columns, config: Config, synthetic_folder: Path
 ) -> None:
     raw = read(locate(config.data, config.runtime.seed), config.data)
@@ -409,7 +409,7 @@ def test_auto_measures_the_batch_apart_from_the_step(
     assert told == [(pytest.approx(0.01), pytest.approx(0.03))]
 
 
-def test_auto_gives_the_batches_of_no_workers_whatever_it_decides(
+def test_automatic_workers_give_the_same_batches_as_no_workers(
     columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = EventBatches(columns, config, 0, 1)
@@ -437,7 +437,7 @@ def test_fork_is_refused_once_cuda_is_initialised_and_warned_about_before(
         build_dataloader(dataset, EpochSampler(dataset), forked)
 
 
-def test_a_batch_needs_no_more_than_it_says(columns: Columns, config: Config) -> None:
+def test_a_batch_needs_no_more_memory_than_stated(columns: Columns, config: Config) -> None:
     dataset = EventBatches(columns, config, 0, 1)
     sizes = [
         sum(array.nbytes for array in dataset.make(Request("train", 0, step)))

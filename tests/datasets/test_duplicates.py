@@ -116,7 +116,7 @@ def test_the_weights_of_clicks_add_up_but_for_those_after_the_first(how: str, ad
         ({"split": "files"}, "clicks", "keep"),
     ],
 )
-def test_of_repeats_the_first_click_or_the_last_rating_counts_unless_a_flag_says_otherwise(
+def test_by_default_the_first_of_repeated_clicks_and_the_last_of_repeated_ratings_count(
     flags: dict[str, Any], kind: str, how: str
 ) -> None:
     assert DataConfig(**flags).duplicates_of(kind) == how

@@ -159,7 +159,7 @@ def test_batches_with_ids_are_the_same_bits_for_any_number_of_workers(
                 )
 
 
-def test_every_id_comes_once_per_epoch_for_1_2_and_3_ranks(config: Config, columns: Columns) -> None:
+def test_every_id_is_used_once_per_epoch_for_1_2_and_3_ranks(config: Config, columns: Columns) -> None:
     everyones = []
     for world_size in (1, 2, 3):
         items: list[np.ndarray] = []
@@ -208,7 +208,7 @@ def test_all_values_of_the_files_are_known_and_each_has_its_id(columns: Columns)
     assert min(found["user"]) < 0
 
 
-def test_the_loss_of_a_ranking_knows_the_shares_of_ids(config: Config, columns: Columns) -> None:
+def test_the_ranking_loss_uses_the_shares_of_ids(config: Config, columns: Columns) -> None:
     static = open_columns(config.replaced(vocabulary="fixed"))
     known = vocabulary_of(static)["item"]
     by_id, by_row = Ranking().make_loss(columns), Ranking().make_loss(static)
@@ -233,7 +233,7 @@ def test_ids_of_each_kind_have_columns_of_their_own_and_are_found_again(config: 
     assert {feature.name for feature in recorded.features if feature.is_dynamic} >= {"user", "item", "tags"}
 
 
-def test_a_schema_says_of_each_feature_whether_its_ids_are_dynamic(config: Config, tmp_path: Path) -> None:
+def test_a_schema_sets_dynamic_ids_for_each_feature(config: Config, tmp_path: Path) -> None:
     text = SCHEMA.replace('column = "sku"', 'column = "sku"\nids = "dynamic"')
     text = text.replace('kind = "category"', 'kind = "category"\nids = "dynamic"')
     folder = write_tables(tmp_path / "tables", text)
@@ -265,7 +265,7 @@ def test_ids_that_a_schema_cannot_ask_for_are_refused(
     assert [word for word in words if word not in str(refusal.value)] == []
 
 
-def test_a_record_tells_of_ids_only_where_they_are_dynamic() -> None:
+def test_a_record_has_the_kind_of_ids_only_if_they_are_dynamic() -> None:
     feature = Feature("genres", "item", "genres", multi=True)
     assert "ids" not in plain(feature)
     dynamic = dataclasses.replace(feature, ids=DYNAMIC)

@@ -54,7 +54,7 @@ def opened(config: Config, table: Sequence[Feature], patch: pytest.MonkeyPatch) 
 
 
 def by_name(columns: Columns, config: Config, request: Request) -> dict[str, Any]:
-    """What a batch holds, whatever the order of its features."""
+    """Return the values of a batch by the names of its features."""
     batch = EventBatches(columns, config, 0, 1)[request]
     names = [table.name for table in columns.tables]
     lengths = batch.lengths.view(len(names), -1)
@@ -124,7 +124,7 @@ def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
     np.testing.assert_array_equal(ranks[1], ranks[0])
 
 
-def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
+def test_recommended_and_known_items_are_the_same_for_any_order_of_the_table(
     config: Config, context: RuntimeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from example import train
@@ -144,7 +144,7 @@ def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
     assert pages[0][0].startswith("user 7 rated")
 
 
-def test_files_call_users_and_items_what_the_data_set_calls_them(config: Config) -> None:
+def test_files_use_the_data_sets_names_of_users_and_items(config: Config) -> None:
     entities = {"user": "user", "item": "movie", "history": "history"}
     for feature in (*SCHEMA.features, SCHEMA.history):
         recorded = SCHEMA.recorded(feature)

@@ -1,4 +1,4 @@
-"""What a user had before is no competitor: marked exactly, for each event and the items of its group."""
+"""Earlier items of a user are not negatives: marked exactly, for each event and the items of its group."""
 
 from __future__ import annotations
 
@@ -130,9 +130,7 @@ def trained_items(columns: Columns) -> set[int]:
 
 
 @pytest.mark.parametrize("task", ["ranking", "sequence"])
-def test_the_items_drawn_are_distinct_ones_of_the_training_alike_on_every_rank(
-    config: Config, task: str
-) -> None:
+def test_drawn_items_are_distinct_training_items_and_equal_on_every_rank(config: Config, task: str) -> None:
     config = with_new_items(config).replaced(task=task, negatives=12)
     columns = open_columns(config)
     known = trained_items(columns)
@@ -189,7 +187,7 @@ def test_all_items_are_drawn_in_order_if_there_are_few(config: Config) -> None:
             assert batches._negatives(Request("train", 0, step)).tolist() == known
 
 
-def test_a_resumed_pass_draws_what_the_whole_one_would_have_drawn(config: Config) -> None:
+def test_a_resumed_pass_draws_the_same_items_as_an_uninterrupted_one(config: Config) -> None:
     config = config.replaced(negatives=12)
     columns = open_columns(config)
     one, three = (EventBatches(columns, config.replaced(batch_size=size), 0, 60 // size) for size in (60, 20))

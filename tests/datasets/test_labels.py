@@ -95,7 +95,7 @@ def test_a_fault_of_labels_gives_one_message(text: str, sentence: str) -> None:
         parse_schema(parts)
 
 
-def test_a_guess_completes_a_schema_that_says_the_labels_alone(tmp_path: Path) -> None:
+def test_a_guess_completes_a_schema_of_labels_alone(tmp_path: Path) -> None:
     events().to_csv(tmp_path / "events.csv", index=False)
     (tmp_path / "schema.toml").write_text(FIRST + SECOND)
     found = propose(tmp_path).schema
@@ -210,7 +210,7 @@ def test_another_number_of_outputs_than_labels_is_refused(config: Config, contex
             evaluator.test(model.model, 0)
 
 
-def test_labels_of_several_kinds_require_a_model_that_says_what_it_predicts(
+def test_labels_of_several_kinds_require_a_model_that_names_its_labels(
     config: Config, context: RuntimeContext
 ) -> None:
     class Silent(ThreeOutputs):

@@ -138,7 +138,7 @@ def test_a_link_stays_finite_where_predictions_are_never_wrong() -> None:
 @pytest.mark.parametrize(
     ("number", "num_liked"), [(0, 0), (2, 1), (12, 6), (LEAST_CALIBRATED - 1, 20), (1000, LEAST_OF_EACH - 1)]
 )
-def test_of_a_calibration_by_few_ratings_there_is_no_log_loss(number: int, num_liked: int) -> None:
+def test_a_calibration_by_few_ratings_has_no_log_loss(number: int, num_liked: int) -> None:
     liked = np.arange(number) >= number - num_liked
     for of_each in (liked, ~liked):
         link = fit_calibration(np.arange(number) / 20, of_each)
@@ -182,7 +182,7 @@ def test_bootstrap_intervals_over_users_cover_the_true_value() -> None:
     assert held >= 52
 
 
-def test_the_interval_of_an_auc_is_that_of_sampling_the_cases_anew() -> None:
+def test_the_interval_of_an_auc_equals_that_of_resampling() -> None:
     draw = np.random.default_rng(1)
     is_yes = draw.random(800) < 0.3
     scores = (is_yes + draw.normal(size=800)).astype(np.float32)

@@ -52,7 +52,7 @@ class Read(NamedTuple):
 
 
 def read_in(dataset: EventBatches, request: Request) -> Iterator[Read]:
-    """What each event of a batch reads."""
+    """Return the history of each event of a batch."""
     batch: Batch = dataset[request]
     names = [table.name for table in dataset.tables]
     lengths = batch.lengths.view(len(names), -1).numpy()
@@ -74,7 +74,7 @@ def movie_rows(dataset: EventBatches) -> np.ndarray:
 
 
 def read_all(dataset: EventBatches, split: str, epoch: int = 0, first: int = 0) -> list[Read]:
-    """What each event of a pass reads, in the order of the pass."""
+    """Return the history of each event of a pass, in the order of the pass."""
     steps = range(dataset.num_steps(split, first))
     return [each for step in steps for each in read_in(dataset, Request(split, epoch, step, first))]
 
@@ -179,7 +179,7 @@ def test_an_event_reads_the_earlier_items_of_its_user(config: Config, split: str
     assert split != "train" or lengths == {*range(LONGEST)}
 
 
-def test_a_pass_goes_through_users_piece_by_piece(config: Config) -> None:
+def test_a_pass_reads_users_piece_by_piece(config: Config) -> None:
     columns = open_columns(config)
     position_of = columns.column("history_event")
     found = pieces(columns, config, epoch=1)
@@ -243,7 +243,7 @@ def test_ages_are_the_seconds_to_the_last_event_of_a_run_and_draws_differ_by_pas
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_ranks_share_what_one_rank_has_step_by_step(config: Config, split: str) -> None:
+def test_ranks_share_the_events_of_one_rank_step_by_step(config: Config, split: str) -> None:
     columns = open_columns(config)
     whole = EventBatches(columns, config, 0, 1)
     for world_size in (2, 3):
@@ -257,7 +257,7 @@ def test_ranks_share_what_one_rank_has_step_by_step(config: Config, split: str) 
 
 
 @pytest.mark.parametrize("first", [1, 127, 400])
-def test_a_resumed_pass_reads_what_the_whole_one_would_have_read(config: Config, first: int) -> None:
+def test_a_resumed_pass_reads_the_same_events_as_an_uninterrupted_one(config: Config, first: int) -> None:
     columns = open_columns(config)
     whole = read_all(EventBatches(columns, config, 0, 1), "train", epoch=2)
     for world_size in (1, 2, 3):

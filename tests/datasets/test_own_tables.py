@@ -135,7 +135,7 @@ def rows_of(batch: Batch, columns: Columns, name: str) -> np.ndarray:
     return batch.values[place * size : (place + 1) * size].numpy()
 
 
-def test_a_batch_has_of_each_event_what_its_row_of_the_table_says(columns: Columns, config: Config) -> None:
+def test_a_batch_has_the_values_of_the_table_row_of_each_event(columns: Columns, config: Config) -> None:
     (batch,) = [EventBatches(columns, config.replaced(batch_size=300), 0, 1)[Request("test", 0, 0)]]
     newest = events().iloc[-columns.num_test :].reset_index(drop=True)
     real = slice(columns.num_test)
@@ -187,7 +187,7 @@ def test_an_edited_schema_is_another_set_of_columns(
     assert names[0] != names[1]
 
 
-def test_a_number_is_encoded_alike_in_columns_and_by_a_caller(columns: Columns) -> None:
+def test_a_number_is_encoded_equally_in_columns_and_requests(columns: Columns) -> None:
     values = np.array([0.1, 0.2, 0.7, 1.1, 19.99, 4.4, 9.95, np.nan, 1e300])
     with np.errstate(over="ignore"):
         stored = values.astype(np.float32)
@@ -196,7 +196,7 @@ def test_a_number_is_encoded_alike_in_columns_and_by_a_caller(columns: Columns) 
         np.testing.assert_array_equal(encoding.encode(stored), encoding.encode(values))
 
 
-def test_numbers_are_put_on_a_scale_by_what_is_trained_on_alone(folder: Path, tmp_path: Path) -> None:
+def test_numbers_are_scaled_by_the_training_events_alone(folder: Path, tmp_path: Path) -> None:
     changed = events()
     later = changed.index >= len(changed) * 0.8
     changed.loc[later, "discount"] += 1_000
@@ -293,7 +293,7 @@ def test_the_task_follows_the_labels_unless_one_is_given_that_fits(
 
 
 @pytest.mark.parametrize("kind", ["clicks", "count"])
-def test_the_library_refuses_to_predict_a_label_that_says_only_that_something_happened(
+def test_the_library_refuses_to_predict_ratings_from_clicks_or_counts(
     kind: str, tmp_path: Path, context: RuntimeContext
 ) -> None:
     label = f'[label]\nkind = "{kind}"\n' + ('column = "plays"\n' if kind == "count" else "")
@@ -418,7 +418,9 @@ def test_ranks_train_the_same_model_of_events_features_and_numbers(folder: Path,
 
 
 @pytest.mark.soak
-def test_what_two_ranks_trained_is_served_with_the_same_predictions(folder: Path, tmp_path: Path) -> None:
+def test_a_model_trained_on_two_ranks_is_served_with_the_same_predictions(
+    folder: Path, tmp_path: Path
+) -> None:
     results, dumps = tmp_path / "found.npz", tmp_path / "dumps"
     succeeded(torchrun(2, SUPPORT / "states.py", results, folder, dumps))
     predictions = np.load(results)
@@ -482,7 +484,7 @@ def test_the_files_of_a_split_are_that_split(
         open_columns(config)
 
 
-def test_the_split_of_a_checkpoint_holds_whatever_the_files_are_called(tmp_path: Path) -> None:
+def test_the_split_of_a_checkpoint_holds_for_any_file_names(tmp_path: Path) -> None:
     for name in ("train", "test"):
         rows = [f"{row % 7},{row % 5},{row % 3 + 1},{1_600_000_000 + row}" for row in range(50)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["user,item,rating,timestamp", *rows]))

@@ -34,7 +34,7 @@ def test_lists_are_those_taken_value_by_value(kind: str, longest: int) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_a_list_longer_than_a_run_is_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_longer_than_a_run_is_split_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "RUN", 4)
     monkeypatch.setattr(batching, "RUNS_AT_ONCE", 2)
     found = take_lists(np.arange(20), np.array([3, 0, 10]), np.array([9, 0, 10]))

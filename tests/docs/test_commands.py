@@ -403,12 +403,12 @@ def test_every_command_of_every_document_has_a_check() -> None:
     "lines",
     [pytest.param(lines, id=lines[0], marks=[pytest.mark.soak] * (lines[0] in LONG)) for lines in BLOCKS],
 )
-def test_a_command_does_what_its_document_says(lines: Lines, clone: Path) -> None:
+def test_a_command_gives_the_documented_output(lines: Lines, clone: Path) -> None:
     CHECKS[lines[0]](lines, clone)
 
 
 @pytest.mark.soak
-def test_enough_ratings_come_close_to_the_oracle_and_a_second_training_is_better(
+def test_enough_ratings_reach_nearly_the_oracle_and_a_second_training_is_better(
     clone: Path, tmp_path: Path
 ) -> None:
     write_synthetic(tmp_path, 100_000, seed=0)

@@ -68,7 +68,7 @@ def test_the_yaml_fits_the_published_schemas(name: str) -> None:
         assert read_and_written(kind, found) == found
 
 
-def test_a_field_that_no_schema_knows_is_found() -> None:
+def test_a_field_outside_the_schema_is_found() -> None:
     job = documents("job.yaml")["Job"]
     job["spec"]["parallelisms"] = job["spec"].pop("parallelism")
     assert read_and_written("Job", job) != job
@@ -141,13 +141,13 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def test_what_the_image_copies_is_not_ignored() -> None:
+def test_files_copied_into_the_image_are_not_ignored() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = {source for word, rest in dockerfile() if word == "COPY" for source in rest.split()[1:-1]}
     assert all(any(Path(source).match(pattern) for pattern in kept) for source in copied)
 
 
-def test_the_command_of_the_image_trains_and_a_second_one_loads_what_it_left(image: Image) -> None:
+def test_the_command_of_the_image_trains_and_a_second_one_loads_its_checkpoint(image: Image) -> None:
     with image.container([*image.command, "--epochs", "1"], {"NPROC": "1"}) as process:
         output = process.communicate(timeout=500)[0]
     assert process.returncode == 0, output

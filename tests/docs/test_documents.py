@@ -79,7 +79,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_file_that_a_document_names_is_there(page: Path) -> None:
+def test_every_file_named_in_a_document_exists(page: Path) -> None:
     for name in re.findall(
         r"\b(?:example|tests|benchmarks|docs|deploy)/[\w/-]*\w(?:\.\w+)?", page.read_text()
     ):
@@ -87,7 +87,7 @@ def test_every_file_that_a_document_names_is_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_test_that_a_document_names_is_there(page: Path) -> None:
+def test_every_test_named_in_a_document_exists(page: Path) -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     names = set(re.findall(r"`(test_\w{11,})`", page.read_text()))
     assert all(f"def {name}(" in code for name in names)
@@ -179,7 +179,7 @@ def functions_that_raise() -> set[str]:
 
 
 @pytest.mark.parametrize("name", recsuite.PUBLIC)
-def test_a_public_name_says_what_it_takes_gives_and_raises_and_shows_an_example(name: str) -> None:
+def test_public_docstrings_have_arguments_results_errors_and_an_example(name: str) -> None:
     found = getattr(recsuite, name)
     text = inspect.getdoc(found) or ""
     assert re.match(r"(?!What|Whether|Which|Who|How|That|Where|Those)[A-Z].*?\.(\s|$)", text, re.DOTALL)
@@ -234,7 +234,7 @@ def test_the_excerpts_of_tables_are_those_of_the_committed_runs(
     )
 
 
-def test_git_sees_nothing_of_what_the_commands_leave() -> None:
+def test_files_written_by_the_commands_are_ignored_by_git() -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("needs git and a clone")
     left = ["trace.json", "data/x", "runs/x", "dumps/x"]

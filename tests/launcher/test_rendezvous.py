@@ -42,7 +42,7 @@ def test_a_launch_on_one_machine_listens_on_no_public_address(script: Path, tmp_
     assert list((tmp_path / "temporary").glob("launch-*")) == []
 
 
-def test_ranks_meet_anew_when_they_are_restarted(script: Path, tmp_path: Path) -> None:
+def test_restarted_ranks_rendezvous_again(script: Path, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     text = script.read_text().replace(
         "    cleanup_runtime()",

@@ -1,4 +1,4 @@
-"""Whatever is stopped, killed, cut off or told to end, and whenever: all processes are gone in time.
+"""Stops, kills, cut connections and signals at any moment: all processes are gone in time.
 
 An attack meets real launches, in a phase that `silent_ranks.py` holds them in. The short form has a short
 --timeout and a launcher of little patience; `./run.sh soak tests/launcher/test_silence.py` makes every
@@ -53,7 +53,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """timeout: --timeout; patience: what the launcher leaves a process that it told to end; in seconds."""
+    """timeout: --timeout; patience: the launcher's, after it signals a process to end; in seconds."""
 
     timeout: int
     patience: int
@@ -109,7 +109,7 @@ class Launch:
         return max(pid for pid in self.processes() if _parent(pid) == rank)
 
     def text(self) -> str:
-        """What launchers and ranks have said."""
+        """Output of launchers and ranks."""
         return "\n".join(command.text() for command in self.commands)
 
     def wait_for_marks(self, count: int) -> None:

@@ -44,7 +44,7 @@ def test_the_gradient_is_that_of_the_sums() -> None:
     assert torch.autograd.gradcheck(lambda rows: summed(rows, weights), rows.requires_grad_())
 
 
-def test_a_centred_gradient_moves_no_row_with_all_others() -> None:
+def test_a_centred_gradient_sums_to_zero_over_rows() -> None:
     rows, _ = drawn()
     rows.requires_grad_()
     links = (SOURCES, SCALES, OWN)

@@ -192,7 +192,7 @@ def test_a_capacity_beyond_the_memory_is_refused_before_anything_is_made_of_it(
 
 
 @pytest.mark.parametrize("task", ["rating", "ranking"])
-def test_both_loops_train_either_task_alike(
+def test_both_loops_train_either_task_to_the_same_model(
     columns: Columns, config: Config, context: RuntimeContext, task: str
 ) -> None:
     losses = []

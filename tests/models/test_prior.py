@@ -102,7 +102,7 @@ def drawn_rows(number: int, lengths: list[int], seed: int) -> JaggedTensor:
     return JaggedTensor(rows, lengths=torch.tensor(lengths))
 
 
-def test_directions_are_the_derivatives_by_the_logarithm_of_what_rows_are_multiplied_by() -> None:
+def test_directions_are_the_derivatives_by_the_logarithm_of_the_factor_of_rows() -> None:
     features = [
         Feature("user", USER, "user"),
         Feature("movie", ITEM, "movie"),

@@ -78,7 +78,7 @@ def test_the_gradients_are_those_of_the_formula(recency: Recency, rows: torch.Te
         assert one.abs().max() > 0.1
 
 
-def test_the_near_half_begins_by_the_place_and_the_far_half_counts_all_alike() -> None:
+def test_near_weights_depend_on_the_position_and_far_weights_are_equal() -> None:
     weights = Recency(3).places.exp()
     torch.testing.assert_close(weights, torch.tensor([[1, 1 / 2, 1 / 3], [1, 1, 1]]))
 

@@ -31,7 +31,7 @@ def rows() -> torch.Tensor:
 
 
 def shared(of: torch.Tensor) -> SharedRows:
-    """What the tables give for the four events."""
+    """Return the rows of the tables for the four events."""
     found = {
         name: DistinctRows(
             of, torch.tensor(places), torch.tensor(COUNTS[name], dtype=torch.int32), COUNTS[name] == [1] * 4
@@ -91,7 +91,7 @@ def test_stacked_rows_and_their_gradients_are_those_of_each_feature() -> None:
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_features_of_one_width_are_summed_and_stacked_beside_those_of_others() -> None:
+def test_features_of_several_widths_are_summed_and_stacked_by_width() -> None:
     one, other = shared(rows()), shared(torch.ones(10, 8, dtype=torch.float64))
     # As tables of two widths give them.
     parts = [

@@ -73,7 +73,7 @@ def make_head(block: str, dropout: float = 0.0) -> SequenceHead:
 
 
 def pairs() -> list[tuple[int, int]]:
-    """Which item sees which, of all lists one behind the other: those before it, and itself."""
+    """Return (query, key) of concatenated lists: an item attends to those before it, and to itself."""
     firsts = np.cumsum([0, *LENGTHS])
     return [
         (first + query, first + key)
@@ -175,7 +175,7 @@ def test_a_later_item_and_one_of_another_list_change_nothing(block: str) -> None
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_gradient_of_a_state_reaches_what_is_before_it_alone(block: str) -> None:
+def test_the_gradient_of_a_state_reaches_earlier_items_alone(block: str) -> None:
     head, ages = make_head(block), random_ages(LENGTHS)
     rows = normal(NUMBER, DIM).requires_grad_()
     first, item = sum(LENGTHS[:4]), sum(LENGTHS[:4]) + 3
@@ -187,7 +187,7 @@ def test_the_gradient_of_a_state_reaches_what_is_before_it_alone(block: str) -> 
 # --- dropout ---
 
 
-def test_dropout_is_a_function_of_what_was_drawn_and_of_the_layer() -> None:
+def test_dropout_depends_on_the_draw_and_the_layer_alone() -> None:
     draws = torch.from_numpy(np.random.default_rng(0).integers(-(2**31), 2**31, 20_000).astype(np.int32))
     for share in (0.1, 0.2, 0.5):
         found = dropout_mask(draws, 64, 3, share)
@@ -339,7 +339,7 @@ def test_the_gradients_of_a_softmax_over_items_drawn_are_its_derivatives() -> No
     assert torch.autograd.gradcheck(drawn_softmax, arguments)
 
 
-def test_a_loss_that_goes_by_parts_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_computed_in_parts_equals_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, weights = normal(6 + 7, 2, DIM).requires_grad_(), torch.tensor([1.0, 2, 1, 0.5, 1, 1, 0])
     items = JaggedTensor(
         torch.tensor([0, 1, 2, 3, 4, 5, 3, 9, 9, 0, 7, 8, 0]), lengths=torch.ones(13, dtype=torch.int32)

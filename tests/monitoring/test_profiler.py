@@ -160,7 +160,7 @@ def test_a_training_too_short_for_a_profile_prints_a_line(tmp_path: Path, epochs
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_recording_a_range_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_without_a_recording_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.profiler, "record_function", None)
     with process.profiler_range("step"):
         pass

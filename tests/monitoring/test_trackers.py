@@ -282,7 +282,7 @@ def test_more_metrics_than_a_request_of_mlflow_may_have_arrive(mlflow: Any) -> N
     assert len(mlflow.get_metric_history(run.info.run_id, "loss")) == 2500
 
 
-def test_a_server_that_is_not_there_gives_one_message_before_the_first_step(
+def test_an_unreachable_server_gives_one_message_before_the_first_step(
     mlflow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

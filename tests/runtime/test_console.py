@@ -139,7 +139,7 @@ def test_a_line_is_written_in_one_piece_where_output_is_not_buffered(monkeypatch
     assert [data for data in written if data] == [b"[RANK 0] three words 1\n", own, b"[RANK 0] no end"]
 
 
-def test_the_programs_own_lines_are_tagged_as_print_is_and_can_be_had_elsewhere(
+def test_the_programs_own_lines_are_tagged_like_print_and_sent_to_logging(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     kept: list[str] = []

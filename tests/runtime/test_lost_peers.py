@@ -55,7 +55,7 @@ def test_faults_are_grouped_by_machine_and_kind(monkeypatch: pytest.MonkeyPatch)
         )
 
 
-def test_ranks_that_never_come_are_named() -> None:
+def test_ranks_that_never_join_are_named() -> None:
     sentence = f"ranks 1, 2 of 3 did not connect: rank 0 on {HOST} waited 1 s"
     with pytest.raises(LostPeerError, match=sentence):
         meet(3, 1, seconds=1)

@@ -71,7 +71,7 @@ def test_threads_of_a_rank_leave_the_core_while_they_wait() -> None:
         (2, {"OMP_WAIT_POLICY": "active"}, None),
     ],
 )
-def test_threads_that_wait_soon_sleep_unless_something_else_was_asked_for(
+def test_waiting_threads_sleep_early_unless_the_environment_sets_another_time(
     ranks: int, given: dict[str, str], spins: str | None, tmp_path: Path
 ) -> None:
     # What there is for OpenMP to read when torch loads it.
@@ -163,9 +163,7 @@ def test_memory_is_that_of_the_machine_and_of_every_cgroup_above(
     assert allowed_memory() == 900_000
 
 
-def test_what_is_left_of_the_memory_is_read_at_this_moment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_available_memory_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path)
     monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
     (tmp_path / "meminfo").write_text("MemTotal:       4096 kB\nMemFree: 9 kB\nMemAvailable:   1024 kB\n")
@@ -270,7 +268,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_exception_on_one_rank_ends_all_and_its_traceback_comes_last(tmp_path: Path) -> None:
+def test_an_exception_on_one_rank_ends_all_and_its_traceback_is_printed_last(tmp_path: Path) -> None:
     script = tmp_path / "crash.py"
     error = 'ArithmeticError("the fault of rank one")'
     script.write_text(CRASH.format(error=error))

@@ -40,7 +40,7 @@ def printed(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
     return lines
 
 
-def test_work_that_is_one_call_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_long_call_prints_progress(capsys: pytest.CaptureFixture[str]) -> None:
     start = time.monotonic()
     with showing_progress(interval=0.05), stage("sorting"):
         lines = printed(capsys, 3)

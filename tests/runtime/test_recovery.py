@@ -24,7 +24,7 @@ LATE = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for r
     ("error", "first"),
     [(CLOSED, GONE), (LATE, f"a rank has shown no sign of life for --timeout 300 seconds: {GONE}")],
 )
-def test_an_error_of_a_collective_becomes_a_sentence_when_a_rank_is_gone(
+def test_an_error_of_a_collective_names_the_lost_rank(
     error: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "lost_peers", lambda: GONE)
@@ -55,7 +55,7 @@ def test_a_stray_connection_keeps_its_own_message(monkeypatch: pytest.MonkeyPatc
         identify_lost_peers(BrokenLaunchError("a connection came to port 7"), HERE)
 
 
-def test_a_lost_rank_is_printed_once_and_the_launcher_knows_that_it_was(
+def test_a_lost_rank_is_printed_once_and_marked_as_printed_for_the_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "error.json"
@@ -69,7 +69,7 @@ def test_a_lost_rank_is_printed_once_and_the_launcher_knows_that_it_was(
     assert not is_said("Signal 9 (SIGKILL) received by PID 77")
 
 
-def test_a_launch_continues_from_a_checkpoint_where_there_is_one_or_is_restarted_by_torchrun(
+def test_a_launch_continues_from_an_existing_checkpoint_or_is_restarted_by_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 4), ("LOCAL_WORLD_SIZE", 2)):

@@ -1,4 +1,4 @@
-"""Being told to end: noted at first, obeyed the second time at once or where nobody is left."""
+"""Signals to end: the first is recorded, the second ends at once, as does one without other ranks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def said_by(process: subprocess.Popen[str]) -> str:
     return process.stderr.readline()
 
 
-def test_a_second_ctrl_c_ends_a_process_at_once_whatever_it_waits_for(
+def test_a_second_ctrl_c_ends_a_waiting_process_at_once(
     waiting: subprocess.Popen[str],
 ) -> None:
     waiting.send_signal(signal.SIGINT)
@@ -62,7 +62,7 @@ def test_a_second_ctrl_c_ends_a_process_at_once_whatever_it_waits_for(
     assert waiting.wait(30) == 128 + signal.SIGINT
 
 
-def test_what_a_launcher_sends_after_a_second_ctrl_c_ends_a_process_too(
+def test_a_launchers_signal_after_a_ctrl_c_ends_a_process_too(
     waiting: subprocess.Popen[str],
 ) -> None:
     waiting.send_signal(signal.SIGINT)
@@ -72,7 +72,7 @@ def test_what_a_launcher_sends_after_a_second_ctrl_c_ends_a_process_too(
     assert waiting.wait(30) == 128 + signal.SIGINT
 
 
-def test_a_sigterm_may_come_twice(waiting: subprocess.Popen[str]) -> None:
+def test_a_sigterm_may_arrive_twice(waiting: subprocess.Popen[str]) -> None:
     for _ in range(2):
         waiting.send_signal(signal.SIGTERM)
         time.sleep(2 * ending.SAME_SECONDS)

@@ -90,7 +90,7 @@ def test_versions_of_two_generations_are_refused_with_the_command_that_mends_it(
     assert refusal() == f"Found {found}, which do not belong together: {needed}; {fix}"
 
 
-def test_the_cuda_wheel_is_mended_with_the_cuda_wheel(install: Install) -> None:
+def test_the_advice_on_a_cuda_wheel_installs_a_cuda_wheel(install: Install) -> None:
     install({"torch": "2.12.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"})
     assert refusal().endswith(f"fix it with: {UNINSTALL} && {CUDA_TRIO}")
 
@@ -110,7 +110,7 @@ def test_of_two_fbgemm_wheels_the_one_that_suits_torch_is_kept(
 
 
 @pytest.mark.parametrize("missing", ["torch", "torchrec", "fbgemm-gpu-cpu"])
-def test_a_missing_package_is_mended_with_the_whole_list(install: Install, missing: str) -> None:
+def test_the_advice_on_a_missing_package_installs_the_whole_list(install: Install, missing: str) -> None:
     versions = {"torch": "2.13.0+cpu", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
     del versions[missing]
     install(versions)
@@ -152,7 +152,7 @@ def test_the_versions_for_reports_name_the_fbgemm_wheel(install: Install) -> Non
 @pytest.mark.parametrize(
     ("filename", "wheel"), [("requirements.txt", "fbgemm-gpu-cpu"), ("requirements-cuda.txt", "fbgemm-gpu")]
 )
-def test_the_trio_is_what_the_requirements_pin(filename: str, wheel: str) -> None:
+def test_the_versions_of_the_trio_equal_the_pinned_requirements(filename: str, wheel: str) -> None:
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (REPOSITORY / filename).read_text(), re.MULTILINE))
     trio = {"torch": host.TORCH, "torchrec": host.TORCHREC, wheel: host.FBGEMM}
     assert {name: pins.get(name) for name in trio} == trio

@@ -121,7 +121,7 @@ def soaked(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [soaked("dlrm"), "dcn", "mmoe"])
-def test_one_and_two_processes_learn_alike_and_three_load_what_two_have_dumped(
+def test_one_and_two_processes_learn_the_same_and_three_load_the_checkpoint_of_two(
     tmp_path: Path, name: str
 ) -> None:
     script, log = SCRIPTS[name], tmp_path / "log"
@@ -141,7 +141,7 @@ def test_one_and_two_processes_learn_alike_and_three_load_what_two_have_dumped(
 
 
 @pytest.mark.parametrize("name", ["dlrm", soaked("dcn"), "mmoe"])
-def test_a_resumed_training_equals_one_that_was_not_stopped_and_its_export_scores_what_was_tested(
+def test_a_resumed_training_equals_an_uninterrupted_one_and_its_export_has_the_test_scores(
     tmp_path: Path, name: str
 ) -> None:
     script, log = SCRIPTS[name], tmp_path / "log"
@@ -216,7 +216,7 @@ def test_another_number_of_columns_is_refused_with_one_message_and_nothing_is_wr
     assert [*tmp_path.iterdir()] == [file]
 
 
-def test_the_log_knows_the_best_auc_and_what_a_model_without_crosses_misses(tmp_path: Path) -> None:
+def test_the_log_records_the_best_auc_with_and_without_crosses(tmp_path: Path) -> None:
     criteo_log.write_log(tmp_path / "a", 20_000)
     criteo_log.write_log(tmp_path / "b", 20_000)
     for name in ("train.tsv", "test.tsv", criteo_log.ORACLE):

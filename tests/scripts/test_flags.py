@@ -103,7 +103,7 @@ def test_a_script_offers_no_flag_that_its_task_refuses(script: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_leaves_out_what_a_script_does_not_read_and_it_is_refused(script: str, capsys: Any) -> None:
+def test_flags_that_a_script_does_not_use_are_not_in_its_help_and_refused(script: str, capsys: Any) -> None:
     unread = unread_of(script)
     assert module_of(script).main(["--help"]) == 0
     made = build_parser(unread)
@@ -116,7 +116,7 @@ def test_help_leaves_out_what_a_script_does_not_read_and_it_is_refused(script: s
         assert sentence in capsys.readouterr().err
 
 
-def test_a_name_that_is_no_flag_or_section_cannot_be_left_out() -> None:
+def test_only_flags_and_sections_can_be_excluded() -> None:
     with pytest.raises(ValueError, match=r"names of flags and of their sections, got 'straem'"):
         unread_flags(["straem"])
 

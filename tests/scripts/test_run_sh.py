@@ -217,7 +217,7 @@ def test_the_other_variant_is_removed_before_the_installation(copy: Copy, varian
     assert "|install|" in steps[1]
 
 
-def test_a_switch_there_and_back_installs_three_times(copy: Copy) -> None:
+def test_switching_the_variant_and_back_installs_three_times(copy: Copy) -> None:
     for variant in ("cpu", "cuda", "cpu"):
         copy.run("setup", env={"VARIANT": variant})
     assert len(copy.installs()) == 3
@@ -250,7 +250,7 @@ def test_docs_installs_its_list_alone_and_builds_the_site(copy: Copy) -> None:
     assert len(copy.installs()) == 1
 
 
-def test_no_other_command_installs_what_the_site_needs(copy: Copy) -> None:
+def test_no_other_command_installs_the_packages_of_the_site(copy: Copy) -> None:
     for command in ("setup", "test", "lint"):
         copy.run(command)
     assert not [line for line in copy.installs() if "docs" in line]
@@ -327,7 +327,7 @@ def test_several_machines_meet_at_the_endpoint(copy: Copy) -> None:
         ({"MAX_RESTARTS": "0"}, "--standalone"),
     ],
 )
-def test_machines_may_come_and_go_and_ranks_start_again(
+def test_machines_may_join_and_leave_and_ranks_restart(
     copy: Copy, variables: dict[str, str], where: str
 ) -> None:
     _, err = copy.run("--dump", "--resume", env=variables)
@@ -439,7 +439,7 @@ def test_runs_are_compared_by_one_process_that_gets_the_arguments(copy: Copy) ->
         ({"FAKE_GPUS": "8", "VARIANT": "cpu"}, "ranks=2 gpus= omp=1"),
     ],
 )
-def test_the_doctor_is_one_process_that_sees_what_a_rank_of_train_would(
+def test_the_doctor_is_one_process_with_the_environment_of_a_rank(
     copy: Copy, variables: dict[str, str], seen: str
 ) -> None:
     copy.environment.pop("CUDA_VISIBLE_DEVICES", None)
@@ -451,7 +451,7 @@ def test_the_doctor_is_one_process_that_sees_what_a_rank_of_train_would(
     assert copy.calls("torch.distributed.run") == []
 
 
-def test_the_doctor_refuses_what_train_would(copy: Copy) -> None:
+def test_the_doctor_refuses_the_flags_that_train_refuses(copy: Copy) -> None:
     _, err = copy.run("doctor", "--train", status=2)
     assert err == "example.py: --doctor and --train cannot be used together.\n"
     _, err = copy.run("doctor", status=2, env={"NPROC": "0"})

@@ -18,7 +18,7 @@ MULTITASK = ROOT / "example" / "multitask.py"
 SHOP = ROOT / "example" / "shop_log.py"
 
 
-def test_the_shop_knows_the_best_auc_of_purchases_and_what_taste_adds(tmp_path: Path) -> None:
+def test_the_shop_records_the_best_auc_of_purchases_with_and_without_taste(tmp_path: Path) -> None:
     for name in ("a", "b"):
         shop_log.write_log(tmp_path / name, rows=20_000)
     for name in ("train.csv", "test.csv", "users.csv", "items.csv", criteo_log.ORACLE):

@@ -147,7 +147,9 @@ def test_several_answers_of_yes_and_no_are_for_the_script_of_several_labels(tmp_
 
 
 @pytest.mark.parametrize("kind", ["rating without times", "yes_no", "clicks"])
-def test_the_command_line_that_fits_trains_what_the_data_alone_do(kind: str, tmp_path: Path) -> None:
+def test_the_suggested_command_line_trains_the_same_model_as_the_data_alone(
+    kind: str, tmp_path: Path
+) -> None:
     label, has_times, _, _ = FITTING[kind]
     folder = write_events(tmp_path, label, has_times)
     given = ["--data_path", str(folder), *FEW_EVENTS]
@@ -165,7 +167,7 @@ def test_the_command_line_that_fits_trains_what_the_data_alone_do(kind: str, tmp
 
 
 @pytest.mark.soak
-def test_numbers_and_features_of_the_event_find_what_was_planted(shops: Shops, tmp_path: Path) -> None:
+def test_numbers_and_features_of_the_event_find_the_planted_effects(shops: Shops, tmp_path: Path) -> None:
     folder = shops()
     oracle = read_json(folder / "oracle.json")
     full = trained(folder, tmp_path / "full", 1, *EPOCHS)["test"]["rmse"]
@@ -210,9 +212,7 @@ def test_yes_and_no_are_predicted_as_probabilities_better_than_biases_do(
 
 
 @pytest.mark.soak
-def test_clicks_are_ranked_better_than_by_popularity_by_what_was_planted(
-    shops: Shops, tmp_path: Path
-) -> None:
+def test_planted_effects_rank_clicks_better_than_popularity(shops: Shops, tmp_path: Path) -> None:
     folder = shops("--label", "clicks")
     report = trained(folder, tmp_path)
     oracle = read_json(folder / "oracle.json")

@@ -54,21 +54,21 @@ def copied(dumps: Path, save_dir: Path, until: int) -> Path:
 
 
 def publish_state(dumps: Path, step: int, save_dir: Path) -> None:
-    """What a trainer does when it writes a checkpoint."""
+    """Publish a checkpoint as a trainer does."""
     making = save_dir / f".making-{step}"
     shutil.copytree(state(dumps, step), making)
     publish(making, save_dir / state(dumps, step).name, keep=9)
 
 
 def ids_at(dumps: Path, step: int, feature: str) -> set[int]:
-    """Who has a row after a step, as the files say."""
+    """Return the ids with a row after a step, from the files."""
     table = ServedModel.open(state(dumps, step)).snapshot.tables[feature]
     assert isinstance(table, IdTable)
     return {*table.ids.tolist()}
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_scores_are_those_of_the_training_whatever_the_ranks(
+def test_scores_equal_those_of_the_training_for_any_number_of_ranks(
     dynamic_folders: dict[int, Path], values: dict[str, list[Any]], num_ranks: int
 ) -> None:
     predictions = np.load(dynamic_folders[num_ranks] / "predictions.npz")
@@ -82,7 +82,9 @@ def test_scores_are_those_of_the_training_whatever_the_ranks(
     assert 0 < int(known.sum()) < len(known)
 
 
-def test_deltas_in_place_equal_opening_the_checkpoint_anew(dumps: Path, values: dict[str, list[Any]]) -> None:
+def test_deltas_applied_in_place_equal_opening_the_checkpoint_again(
+    dumps: Path, values: dict[str, list[Any]]
+) -> None:
     for base, steps in ((0, (2, 4, 6)), (8, (10, 12, 14))):
         model = ServedModel.open(state(dumps, base))
         for step in steps:
@@ -187,9 +189,7 @@ def test_an_export_serves_the_same_scores_and_a_follower_begins_with_it(
         ({"usr": [1]}, "There is no feature usr; the model has age, gender"),
     ],
 )
-def test_what_can_be_no_id_is_refused_with_one_message(
-    dumps: Path, asked: dict[str, Any], sentence: str
-) -> None:
+def test_an_invalid_id_is_refused_with_one_message(dumps: Path, asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError) as found:
         ServedModel.open(state(dumps, 8)).score({**asked, "movie": [1]})
     assert sentence in str(found.value)

@@ -42,7 +42,7 @@ def next_page(stream: Any) -> str:
 
 
 @pytest.mark.soak
-def test_a_user_who_comes_while_a_stream_is_trained_is_known_after_the_next_delta(tmp_path: Path) -> None:
+def test_a_new_user_of_a_stream_is_known_after_the_next_delta(tmp_path: Path) -> None:
     data, dumps = tmp_path / "shop", tmp_path / "dumps"
     data.mkdir()
     users, items = [f"u{user}" for user in range(12)], [f"i{item}" for item in range(60)]

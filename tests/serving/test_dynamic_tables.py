@@ -114,7 +114,7 @@ def write(
     return Manifest("run", Progress(), {}, (entry,), "", "", {}, link, dynamic={"user": record})
 
 
-def test_an_id_that_left_has_the_row_of_the_unknown_until_it_comes_back(tmp_path: Path) -> None:
+def test_a_removed_id_has_the_row_of_unknown_ids_until_it_is_inserted_again(tmp_path: Path) -> None:
     served = read_table(tmp_path / "0", write(tmp_path / "0", {1: 0.5, -7: 0.25}), keeps_texts=True)
     ids = torch.tensor([-7, 1, 2, -(2**63)])
 
@@ -160,7 +160,7 @@ def test_nothing_of_a_table_changes_before_a_delta_is_put_into_it(tmp_path: Path
     assert content(put)[0] == [1, 3, 4]
 
 
-def test_texts_come_with_the_ids_that_a_delta_brings_and_leave_with_those_that_go(tmp_path: Path) -> None:
+def test_a_delta_adds_and_removes_texts_with_their_ids(tmp_path: Path) -> None:
     base = write(tmp_path / "0", {5: 0.5, 1: 0.25}, texts={5: "five", 1: "one"})
     served = read_table(tmp_path / "0", base, keeps_texts=True)
     assert served.raw_values() == ["one", "five"]
@@ -176,7 +176,7 @@ def test_texts_come_with_the_ids_that_a_delta_brings_and_leave_with_those_that_g
     assert read_table(tmp_path / "0", base).texts is None
 
 
-def test_what_an_export_writes_is_read_as_it_was(tmp_path: Path) -> None:
+def test_an_export_is_read_as_it_was_written(tmp_path: Path) -> None:
     base = write(tmp_path / "0", {5: 0.5, 1: 0.25, -3: 1.0}, texts={5: "five", 1: "one", -3: "x"}, seen=4)
     served = after(
         read_table(tmp_path / "0", base, keeps_texts=True),
@@ -225,7 +225,7 @@ def test_a_number_that_can_be_no_id_is_refused_with_one_message(value: float) ->
     assert "\n" not in str(found.value)
 
 
-def test_ids_equal_those_of_the_training_and_none_is_unknown() -> None:
+def test_ids_equal_those_of_the_training_and_missing_values_are_unknown() -> None:
     values = [3, None, 3.0, float("nan"), np.int64(-4), 2**63 - 1]
     assert ids_of_values("user", values).tolist() == [3, -(2**63), 3, -(2**63), -4, 2**63 - 1]
     assert ids_of_values("user", []).tolist() == []

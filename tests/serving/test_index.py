@@ -107,7 +107,7 @@ def test_an_index_of_an_empty_catalogue_accepts_items_later() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_after_any_deltas_an_index_finds_what_one_made_anew_finds(seed: int) -> None:
+def test_an_index_updated_by_deltas_finds_the_same_as_a_new_one(seed: int) -> None:
     world = World.of(2_000, seed)
     index = NearestItems(world.keys, world.vectors)
     for delta in range(6):
@@ -155,7 +155,7 @@ def test_items_longer_than_all_before_are_found_in_any_list() -> None:
         assert long & {*wanted} <= {*mine}
 
 
-def test_an_index_is_made_anew_once_too_much_of_it_is_new() -> None:
+def test_an_index_is_rebuilt_after_too_many_new_items() -> None:
     world = World.of(500)
     index = NearestItems(world.keys, world.vectors)
     # Of 500, 180 are others after the first delta, and more than half after the second.
@@ -181,7 +181,7 @@ def test_a_decay_that_all_rows_have_in_common_moves_no_item() -> None:
     assert model.recommend([1, 2], approximate=True) == model.recommend([1, 2])
 
 
-def test_a_description_moves_the_items_that_it_says_more_of() -> None:
+def test_a_description_moves_items_with_new_values() -> None:
     model = ServedModel(snapshot_of("ranking", items=400))
     assert model.recommend([1], approximate=True) == model.recommend([1])
     items = list(model.snapshot.vocabulary["movie"])
@@ -300,14 +300,14 @@ def flip(folder: Path) -> None:
 
 
 def replace(folder: Path) -> None:
-    """That of another model."""
+    """Replace the index with that of another model."""
     other = ServedModel(snapshot_of("ranking", seed=1, items=400))
     write_export(other.snapshot, folder.parent / "other", other.items().nearest.lists)
     shutil.copyfile(folder.parent / "other" / FILE, folder / FILE)
 
 
 @pytest.mark.parametrize("damage", [cut, flip, replace, lambda folder: (folder / FILE).unlink()])
-def test_an_index_that_is_not_what_was_written_is_made_anew_and_reported(
+def test_a_damaged_index_is_rebuilt_and_reported(
     exported: Path, damage: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(exported)

@@ -1,4 +1,4 @@
-"""What --recommend prints: titles that the user has not rated, for anybody, and again as the model learns."""
+"""Output of --recommend: titles that the user has not rated, for any user, and again as the model learns."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def busiest_user(model: ServedModel) -> str:
     return str(users[counts.argmax()])
 
 
-def test_a_user_is_shown_the_best_of_what_is_not_rated_yet(model: ServedModel) -> None:
+def test_a_user_is_shown_the_best_unrated_items(model: ServedModel) -> None:
     viewer = viewer_of(model, busiest_user(model))
     everything = rows_of(page(model, viewer, 10_000))
     rated = set(viewer.item_ids.tolist())
@@ -143,7 +143,7 @@ def test_a_user_given_by_events_gets_the_recommendations_of_that_user(model: Ser
     assert model.recommend(events=[events], k=5, exclude=rated) != [found]
 
 
-def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
+def test_liked_items_are_shown_first(model: ServedModel) -> None:
     viewer = viewer_of(model, busiest_user(model))
     text = page(model, viewer, 3)
     liked = re.findall(r"^  ([\d.]+)  (.+)$", text, re.MULTILINE)
@@ -205,7 +205,7 @@ def test_an_unknown_user_gets_popular_movies_and_a_message(model: ServedModel, u
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_equally_popular_movies_come_by_their_ids_in_whatever_order_the_ratings_are(seed: int) -> None:
+def test_equally_popular_movies_are_sorted_by_id_for_any_order_of_ratings(seed: int) -> None:
     # Each movie has the same ratings, of which none is a sum of powers of two.
     labels = np.tile(np.array([0.1, 0.2, 0.3, 0.7, 1.1, 2.9, 4.3], np.float32), 20)
     movies = np.repeat(np.arange(20), 7)
@@ -251,7 +251,7 @@ def test_data_without_any_id_of_a_dynamic_table_are_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("given", "duplicates"), [((), "first"), (("duplicates",), "auto")])
-def test_a_flag_that_is_given_goes_before_that_of_the_training_also_with_its_default_value(
+def test_a_given_flag_overrides_that_of_the_training_even_with_its_default_value(
     tmp_path: Path, given: tuple[str, ...], duplicates: str
 ) -> None:
     recorded = {"dataset": "ml-1m", "duplicates": "first"}
@@ -265,7 +265,7 @@ def test_an_empty_path_names_no_data(tmp_path: Path) -> None:
         recommend._with_data_of(tmp_path, {"data_path": "/data"}, Config(), ["data_path"])
 
 
-def test_the_command_says_which_data_it_reads_and_takes_their_folder_from_no_checkpoint(
+def test_the_command_prints_the_folder_of_its_data_and_takes_none_from_a_checkpoint(
     save_dir: Path, synthetic_folder: Path, tmp_path: Path
 ) -> None:
     command = [EXAMPLE, "--recommend", "--user", 7, "--top", 3, "--save_dir", save_dir]
@@ -306,7 +306,7 @@ def test_a_folder_without_a_model_is_refused_with_one_message(tmp_path: Path) ->
     )
 
 
-def test_follow_prints_again_when_a_newer_checkpoint_is_there_and_ends_on_sigint(
+def test_follow_prints_again_for_a_newer_checkpoint_and_ends_on_sigint(
     save_dir: Path, synthetic_folder: Path, tmp_path: Path
 ) -> None:
     copy, ready = tmp_path / "dumps", tmp_path / "ready"
@@ -357,7 +357,7 @@ def read_page(stream: Any) -> str:
 @pytest.mark.parametrize(
     ("kind", "expected"), [(COUNT, {"B": 6.0, "A": 4.0, "C": 2.0}), (RATING, {"A": 3.0, "C": 2.0, "B": 1.0})]
 )
-def test_an_item_that_a_user_had_several_times_is_shown_once(kind: str, expected: dict[str, float]) -> None:
+def test_a_repeated_item_of_a_user_is_shown_once(kind: str, expected: dict[str, float]) -> None:
     schema = dataclasses.replace(SCHEMA, label_kind=kind)
     users, items = pandas.DataFrame({"user_id": [1]}), pandas.DataFrame({"movie_id": [1, 2, 3]})
     item, quantity = np.array([0, 1, 0, 2, 1]), np.array([1, 5, 3, 2, 1], np.float32)
@@ -379,9 +379,7 @@ def test_an_item_that_a_user_had_several_times_is_shown_once(kind: str, expected
         ("stars", r"user u1 rated \d+ items, and liked most:", "predicted"),
     ],
 )
-def test_what_is_shown_of_own_tables_is_called_as_they_call_it(
-    label: str, said: str, heading: str, tmp_path: Path
-) -> None:
+def test_output_for_own_tables_uses_their_names(label: str, said: str, heading: str, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     values = {"bought": [0, 1], "plays": [1, 2, 3, 50], "stars": [1, 2, 3, 4, 5]}
     columns = {

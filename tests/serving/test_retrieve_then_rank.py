@@ -96,7 +96,7 @@ def test_metrics_use_the_rank_among_ten() -> None:
     assert found["ndcg_at_10"] == pytest.approx((1 + 1 / torch.tensor(3.0).log2().item()) / 3)
 
 
-def test_what_fails_for_a_client_is_raised() -> None:
+def test_an_error_for_a_client_is_raised() -> None:
     def fails(values: Any, k: int, exclude: Any) -> Any:
         raise UserError("nobody is there.")
 

@@ -50,7 +50,7 @@ def states(dumps: Path) -> dict[int, Path]:
 
 
 def publish_copy(state: Path, save_dir: Path) -> None:
-    """What a trainer does when it writes a checkpoint."""
+    """Publish a checkpoint as a trainer does."""
     making = save_dir / f".making-{state.name}"
     shutil.copytree(state, making)
     publish(making, save_dir / state.name, keep=9)
@@ -170,7 +170,7 @@ def test_each_answer_under_load_is_that_of_the_step_that_it_names(
             assert got == pytest.approx([score for _, score in wanted], abs=1e-6)
 
 
-def test_a_mistake_gives_one_message_and_the_service_goes_on(save_dir: Path) -> None:
+def test_a_mistake_gives_one_message_and_the_service_continues(save_dir: Path) -> None:
     mistakes: dict[str, list[tuple[Any, int, str]]] = {
         "/score": [
             ({"usr": [1]}, 400, "There is no feature usr; the model has"),
@@ -245,7 +245,7 @@ def test_missing_packages_are_reported_with_the_install_command(tmp_path: Path) 
     assert "which is not installed; run pip install --no-deps -r requirements.txt" in ended.stderr
 
 
-def test_a_request_during_which_a_delta_comes_is_asked_once_more_and_deltas_wait_for_it() -> None:
+def test_a_request_is_repeated_after_a_concurrent_delta_and_blocks_further_deltas() -> None:
     follower = SimpleNamespace(model=SimpleNamespace(snapshot=0), changing=threading.Lock())
     asked: list[bool] = []
 
@@ -262,7 +262,7 @@ def test_a_request_during_which_a_delta_comes_is_asked_once_more_and_deltas_wait
 
 
 @pytest.mark.parametrize("is_newer", [True, False])
-def test_a_request_that_fails_because_another_model_came_is_asked_once_more(is_newer: bool) -> None:
+def test_a_request_that_fails_by_a_change_of_model_is_repeated_once(is_newer: bool) -> None:
     follower = SimpleNamespace(model=SimpleNamespace(snapshot=0), changing=threading.Lock())
     asked: list[int] = []
 
@@ -301,7 +301,7 @@ def test_the_port_opens_with_the_first_model_and_a_used_port_is_refused(
         assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()["step"] == 8
 
 
-def test_without_the_data_of_the_training_a_server_says_what_it_lacks(
+def test_a_server_without_the_data_of_the_training_names_the_missing_features(
     trained_folder: Path, tmp_path: Path
 ) -> None:
     save_dir, said = first_two(trained_folder / "dumps", tmp_path), list[str]()
@@ -485,7 +485,7 @@ def test_following_continues_where_its_error_cannot_be_printed(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("quick_looks")
-def test_a_link_to_itself_in_place_of_the_folder_ends_following_only_while_it_is_there(
+def test_a_link_to_itself_in_place_of_the_folder_stops_following_only_while_it_exists(
     trained_folder: Path, save_dir: Path
 ) -> None:
     follower, aside = Follower(save_dir), save_dir.with_name("aside")
@@ -549,7 +549,7 @@ def test_an_answer_beyond_the_limits_is_refused_before_anything_is_computed() ->
         assert len(client.post("/recommend", json=body).json()["items"][0]) == ITEMS
 
 
-def test_health_answers_while_all_computations_run_and_one_more_is_told_to_come_later(
+def test_health_answers_during_full_load_and_further_requests_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     follower, go_on, running = random_follower(), threading.Event(), list[int]()
@@ -596,7 +596,7 @@ def silent(client: Any, sent: bytes = b"") -> socket.socket:
 HEAD = b"POST /score HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n"
 
 
-def test_connections_that_say_nothing_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "MOST_CONNECTIONS", 20)
     with answering(serve.service(random_follower())) as (client, server), contextlib.ExitStack() as stack:
         here = [
@@ -703,7 +703,7 @@ def test_a_lone_surrogate_is_a_mistake_of_the_request(text: bytes) -> None:
             assert "takes one JSON object in UTF-8" in reply.json()["error"]
 
 
-def test_what_a_model_does_not_know_is_repeated_shortened() -> None:
+def test_unknown_values_are_shortened_in_answers() -> None:
     follower, long = random_follower(), "x" * 1_000_000
     snapshot = follower.model.snapshot
     users = snapshot.tables["user"]
@@ -727,7 +727,7 @@ def test_what_a_model_does_not_know_is_repeated_shortened() -> None:
         assert reply.json()["unknown"]["user"] == ["y" * 300]
 
 
-def test_the_service_says_what_there_is_and_what_its_requests_are_made_of() -> None:
+def test_the_service_describes_its_routes_and_request_fields() -> None:
     with answering(serve.service(random_follower())) as (client, _):
         listed = {each["endpoint"]: each["answer"] for each in client.get("/").json()}
         assert listed.keys() == {"GET /", "GET /health", "POST /score", "POST /recommend", "GET /docs"}

@@ -115,7 +115,7 @@ def state(trained: Trained, step: int) -> Path:
 
 
 def publish_state(trained: Trained, step: int, save_dir: Path, run: str = "") -> None:
-    """What a trainer does when it writes a checkpoint; run: that which the checkpoint is said to be of."""
+    """Publish a checkpoint as a trainer does; run: name of the run in its manifest."""
     making = save_dir / f".making-{step}"
     shutil.copytree(state(trained, step), making)
     if run:
@@ -171,7 +171,7 @@ def test_the_server_needs_neither_torchrec_nor_the_trainer(exported: Path) -> No
     assert not (heavy | trainers) & set(modules)
 
 
-def test_what_is_missing_or_was_never_seen_counts_as_unknown(trained: Trained) -> None:
+def test_missing_and_unseen_values_count_as_unknown(trained: Trained) -> None:
     model = ServedModel.open(trained.save_dir)
     short = {"user": [7, 7], "movie": [3, 4]}
     unseen: dict[str, list[Any]] = {
@@ -248,7 +248,7 @@ def test_values_of_a_wrong_type_are_refused_and_not_unknown(trained: Trained) ->
     assert model.knows("history", 3)
 
 
-def test_long_histories_are_held_against_the_types_of_the_training_in_little_time(
+def test_types_of_long_histories_are_checked_quickly(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Counted(type):
@@ -298,7 +298,7 @@ def test_an_export_scores_as_the_checkpoint_that_it_was_made_of(trained: Trained
     assert digest_of(exported / VOCABULARY) == read_manifest(exported).vocabulary
 
 
-def test_export_says_what_it_wrote_and_takes_no_folder_twice(trained: Trained, tmp_path: Path) -> None:
+def test_export_reports_its_files_and_refuses_a_used_folder(trained: Trained, tmp_path: Path) -> None:
     command = (EXAMPLE, "--export", tmp_path / "new" / "model", "--save_dir", trained.save_dir)
     line = succeeded(python(*command))
     best = rf"exported {state(trained, 16)}, best: epoch 2, validation RMSE \d\.\d{{4}} \(step 16\), to "
@@ -309,7 +309,7 @@ def test_export_says_what_it_wrote_and_takes_no_folder_twice(trained: Trained, t
     assert again.stderr == f"example.py: {taken}\n"
 
 
-def test_a_load_of_an_export_says_what_it_is_and_what_reads_it(exported: Path) -> None:
+def test_a_load_refuses_an_export_and_names_the_flags_that_read_it(exported: Path) -> None:
     words = f"{exported} is an export for a server.*--recommend --save_dir {exported} "
     with pytest.raises(UserError, match=words):
         with_recorded(*parse_given(["--load", str(exported)]))
@@ -434,7 +434,7 @@ def test_a_damaged_or_hostile_export_is_refused(exported: Path, damage: Callable
 # --- deltas ---------------------------------------------------------------------------------------
 
 
-def test_deltas_in_place_equal_opening_the_checkpoint_anew(trained: Trained, exported: Path) -> None:
+def test_deltas_applied_in_place_equal_opening_the_checkpoint_again(trained: Trained, exported: Path) -> None:
     model = ServedModel.open(state(trained, 8))
     for step in (10, 12, 14):
         assert model.apply(state(trained, step))
@@ -448,7 +448,7 @@ def test_deltas_in_place_equal_opening_the_checkpoint_anew(trained: Trained, exp
     assert not ServedModel.open(exported).apply(state(trained, 12))
 
 
-def test_an_export_takes_the_deltas_that_come_after_it(trained: Trained, tmp_path: Path) -> None:
+def test_an_export_accepts_later_deltas(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "until-10", 10)
     export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), tmp_path / "model")
     model = ServedModel.open(tmp_path / "model")
@@ -456,7 +456,7 @@ def test_an_export_takes_the_deltas_that_come_after_it(trained: Trained, tmp_pat
     assert trained.step_of(model.score(trained.few)) == 12
 
 
-def test_a_delta_that_does_not_come_next_is_refused(trained: Trained, tmp_path: Path) -> None:
+def test_a_delta_out_of_order_is_refused(trained: Trained, tmp_path: Path) -> None:
     model = ServedModel.open(state(trained, 8))
     before = model.score(trained.few)
     with pytest.raises(UserError, match=r"is number 2 and begins at step 10, .* number 1 after step 8"):
@@ -539,7 +539,7 @@ def test_a_follower_takes_deltas_full_checkpoints_and_compactions(trained: Train
     assert follower.model.progress.step == 14
 
 
-def test_a_follower_goes_over_to_a_new_run_once_that_was_validated(trained: Trained, tmp_path: Path) -> None:
+def test_a_follower_changes_to_a_new_run_after_its_validation(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 10)
     follower = Follower(save_dir, checkpoint="latest")
     archive_checkpoints(save_dir)
@@ -569,7 +569,7 @@ def test_an_untrained_checkpoint_is_served_only_by_its_name(trained: Trained, tm
     assert line.startswith(f"exported {state(trained, 0)}, step 0, untrained, to ")
 
 
-def test_a_folder_stands_for_its_best_checkpoint_unless_the_latest_is_asked_for(
+def test_a_folder_stands_for_its_best_checkpoint_unless_the_latest_is_requested(
     trained: Trained, tmp_path: Path
 ) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 14)
@@ -652,7 +652,7 @@ def test_a_reader_only_ever_sees_a_whole_model(
     assert [trained.step_of(scores) for scores in seen] == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
-def test_a_follower_survives_a_trainer_that_removes_what_it_reads(trained: Trained, tmp_path: Path) -> None:
+def test_a_follower_survives_the_removal_of_files_during_a_read(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 2)
     follower = Follower(save_dir, checkpoint="latest")
     trainer = threading.Thread(target=train_on, args=(trained, save_dir))

@@ -54,7 +54,7 @@ def assert_best(found: Sequence[tuple[Any, float]], scores: dict[Any, float], k:
 
 
 @pytest.mark.parametrize(("pairs", "users"), [(1, 1), (97, 3), (1_000, 7), (2**16, 32)])
-def test_the_best_are_those_of_all_scores_whatever_the_blocks(
+def test_the_best_items_are_those_of_all_scores_for_any_block_size(
     model: ServedModel, monkeypatch: pytest.MonkeyPatch, pairs: int, users: int
 ) -> None:
     monkeypatch.setattr(retrieval, "PAIRS", pairs)
@@ -72,7 +72,7 @@ def test_a_k_above_the_number_of_items_gives_all_of_them_in_order(model: ServedM
     assert model.recommend([], k=3) == []
 
 
-def test_of_equal_scores_the_first_in_the_catalogue_comes_first(model: ServedModel) -> None:
+def test_items_with_equal_scores_keep_the_order_of_the_catalogue(model: ServedModel) -> None:
     for order in ([6, 9], [9, 6]):
         model.describe_items({"movie": [3, *order, 12]})
         for mine in model.recommend([1, 2, 3], k=4):
@@ -81,7 +81,7 @@ def test_of_equal_scores_the_first_in_the_catalogue_comes_first(model: ServedMod
             assert places.index(order[1]) == places.index(order[0]) + 1
 
 
-def test_what_is_excluded_is_not_recommended_and_all_else_is(model: ServedModel) -> None:
+def test_all_items_except_excluded_ones_are_recommended(model: ServedModel) -> None:
     lists: list[Any] = [[3, 6, 3, -1], {9}, []]
     found = model.recommend([1, 2, 3], k=ITEMS, exclude=lists)
     for user, left_out, mine in zip([1, 2, 3], lists, found, strict=True):
@@ -127,7 +127,7 @@ def test_a_user_given_by_events_is_scored_by_them(model: ServedModel) -> None:
             assert_best(mine, all_scores(model, {"user": user, "gender": gender, **history}), 9)
 
 
-def test_the_items_of_a_history_are_skipped_unless_it_is_said_otherwise(model: ServedModel) -> None:
+def test_the_items_of_a_history_are_skipped_by_default(model: ServedModel) -> None:
     first, second, third = model.recommend(events=EVENTS, k=ITEMS)
     assert {item for item, _ in first} == {*NAMES["movie"]} - {3, 30}
     assert len(second) == ITEMS
@@ -167,7 +167,9 @@ def test_the_items_of_a_history_are_skipped_unless_it_is_said_otherwise(model: S
         ({"users": [1], "approximate": True, "candidates": [3]}, "leave out approximate or candidates"),
     ],
 )
-def test_what_cannot_be_recommended_from_is_refused_with_one_message(asked: Any, sentence: str) -> None:
+def test_an_invalid_request_for_recommendations_is_refused_with_one_message(
+    asked: Any, sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         ranking().recommend(**asked)
 
@@ -218,7 +220,7 @@ def test_similar_items_are_those_with_the_highest_cosines_of_their_factors(model
         (([3], 0), "k must be a whole number of at least 1, got 0"),
     ],
 )
-def test_what_has_no_similar_items_is_refused_with_one_message(asked: Any, sentence: str) -> None:
+def test_an_invalid_request_for_similar_items_is_refused_with_one_message(asked: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         ranking().similar_items(*asked)
     assert ranking().similar_items([]) == []

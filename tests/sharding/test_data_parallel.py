@@ -19,7 +19,7 @@ from recsuite.sharding.exchange import Exchange
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What is sent to three ranks that all send the same."""
+    """Return the buffers that are sent when three ranks send the same."""
     found: list[torch.Tensor] = []
 
     def all_reduce(tensor: torch.Tensor, **_: Any) -> Any:
@@ -37,14 +37,14 @@ def model_of(*values: list[float]) -> list[nn.Parameter]:
     return [nn.Parameter(torch.tensor(value)) for value in values]
 
 
-def test_buckets_hold_the_last_parameters_first_and_a_little_more_than_asked() -> None:
+def test_buckets_hold_the_last_parameters_first_and_slightly_exceed_their_size() -> None:
     first, second, third = model_of([1.0] * 3, [2.0] * 5, [3.0])
     found = buckets_of([first, second, third], most_bytes=8)
     assert [[len(parameter) for parameter in bucket] for bucket in found] == [[1, 5], [3]]
     assert buckets_of([], 8) == []
 
 
-def test_gradients_lie_in_the_same_places_in_whatever_order_they_come(sent: list[torch.Tensor]) -> None:
+def test_gradients_have_the_same_offsets_for_any_order_of_arrival(sent: list[torch.Tensor]) -> None:
     first, second = model_of([1.0, 2.0], [3.0])
     GradientMean(buckets_of([first, second], 100), Exchange(None)).attach()
     for early, late in ((first, second), (second, first)):

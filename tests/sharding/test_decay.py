@@ -190,7 +190,7 @@ def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
     assert unknown == [float(train_state.row_scale)] * (32 if maker is library_model else WIDTHS["movie"])
 
 
-def test_a_scale_that_has_become_small_is_moved_into_the_tables_without_changing_a_bit(
+def test_a_small_scale_is_moved_into_the_tables_without_changing_a_bit(
     trained: Trained,
 ) -> None:
     tensors, scale = tensors_of(trained.train_state), trained.train_state.row_scale

@@ -23,7 +23,7 @@ Found = dict[str, dict[int, Any]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What launches of 1, 2 and 3 ranks found, by training and number of ranks."""
+    """Findings of launches of 1, 2 and 3 ranks, by training and number of ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     write_synthetic(folder / "ratings", 5_000, seed=0)
     results: Found = {training: {} for training in TRAININGS}
@@ -36,7 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return results
 
 
-def test_1_2_and_3_ranks_hold_the_same_ids_seen_and_counted_alike(found: Found) -> None:
+def test_1_2_and_3_ranks_hold_the_same_ids_times_and_counts(found: Found) -> None:
     for training, results in found.items():
         alone = results[1]
         assert alone["tables"]["movie"]["rows"]

@@ -69,7 +69,7 @@ def alone_with(
     return SharedExchange(None, buffers, timeout, pids)
 
 
-def test_a_rank_that_sends_nothing_is_waited_for_as_long_as_was_asked(
+def test_a_silent_rank_is_waited_for_until_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(exchange, "SLOT_BYTES", 64 + HEADER_BYTES)

@@ -155,7 +155,7 @@ def test_a_saved_model_scores_the_same_without_the_tables(
         ({"epochs": "3"}, "fit takes a value of type int for epochs, and got '3'"),
         ({"cache_dir": None}, "fit takes a value of type str for cache_dir, and got None"),
         ({"schema": "nope.toml"}, "The schema nope.toml is not a file"),
-        ({"schema": {"label": 3}}, "schema takes the path"),
+        ({"schema": {"label": 3}}, "schema must be the path"),
     ],
 )
 def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sentence: str) -> None:
@@ -267,7 +267,7 @@ def test_a_bad_row_is_named_by_its_table_and_place() -> None:
         (lambda model: model.score({"price": [10**400]}), "The feature price takes numbers"),
     ],
 )
-def test_what_a_model_cannot_take_gives_one_message(
+def test_values_that_a_model_cannot_use_give_one_message(
     model: recsuite.FittedModel, call: Callable[[recsuite.FittedModel], object], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):
@@ -368,7 +368,7 @@ def test_ranks_without_a_common_launcher_are_refused(monkeypatch: pytest.MonkeyP
         recsuite.fit(frames(50)[0])
 
 
-def test_what_a_killed_fit_left_is_removed_by_the_next(
+def test_files_of_a_killed_fit_are_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -414,7 +414,7 @@ def test_ctrl_c_in_a_fit_is_a_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_good_call_follows_one_that_was_refused() -> None:
+def test_a_valid_call_succeeds_after_a_refused_one() -> None:
     events, items = frames(300)
     with pytest.raises(UserError, match="no rows"):
         recsuite.fit(events.head(0), items=items, **FLAGS)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.launch import started, wait_for
 
-# What a training does that is told to end once; the second time it would end at once.
+# A training that ends after one signal; at a second one it would end at once.
 TRAINING = """
 import os, signal, sys, time
 from pathlib import Path

@@ -88,7 +88,7 @@ def test_a_checkpoint_of_one_device_has_its_metrics_on_the_other(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_device_learns_what_the_cpu_learns(trained: Train, kind: str) -> None:
+def test_a_device_learns_the_same_as_the_cpu(trained: Train, kind: str) -> None:
     outputs = [(trained(device, kind) / "output.txt").read_text() for device in ("cpu", "cuda")]
     on_cpu, on_cuda = map(metrics_of, outputs)
     assert on_cuda == pytest.approx(on_cpu, abs=2e-2)
@@ -96,7 +96,7 @@ def test_a_device_learns_what_the_cpu_learns(trained: Train, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_is_loaded_and_dumped_again_is_the_same_to_the_last_bit(
+def test_a_loaded_checkpoint_is_dumped_again_bit_for_bit(
     trained: Train, tmp_path: Path, kind: str, device: str
 ) -> None:
     folder = trained("cpu", kind)

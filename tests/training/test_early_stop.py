@@ -108,7 +108,7 @@ def test_an_interrupted_training_stops_where_one_that_was_not_does(found: Any) -
     assert after["end"] == whole["end"]
 
 
-def test_a_training_that_stopped_early_does_not_continue_unless_asked_to(found: Any) -> None:
+def test_a_training_that_stopped_early_continues_only_on_request(found: Any) -> None:
     assert found["planted"]["again"]["losses"] == []
     assert found["planted"]["again"]["test"] == BEST
     assert len(found["planted"]["more"]["losses"]) == 2 * STEPS_OF_AN_EPOCH

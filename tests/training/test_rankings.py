@@ -67,7 +67,7 @@ class Trained:
     ranks: np.ndarray
 
     def values(self, number: int) -> dict[str, list[Any]]:
-        """What a server is told of the first test events."""
+        """Return the request values of the first test events."""
         told = {**raw_features(self.columns, self.config), **self.histories()}
         return {name: given[:number] for name, given in told.items()}
 
@@ -127,7 +127,7 @@ def test_a_served_model_scores_as_the_trained_one(trained: Trained) -> None:
     assert (model.score(without) - found).abs().max() > 0.001
 
 
-def test_each_rank_is_that_among_all_items_that_the_user_had_not(trained: Trained) -> None:
+def test_each_rank_is_among_all_items_new_to_the_user(trained: Trained) -> None:
     model, values, config = ServedModel.open(trained.folder, "latest"), trained.values(30), trained.config
     movies = read(locate(config.data, config.runtime.seed), config.data).items
     rows, first = trained.columns.column("rows"), trained.columns.range_of("test").start
@@ -143,7 +143,7 @@ def test_each_rank_is_that_among_all_items_that_the_user_had_not(trained: Traine
         assert least <= trained.ranks[event] <= most
 
 
-def test_a_served_model_recommends_what_scores_highest(trained: Trained) -> None:
+def test_a_served_model_recommends_the_items_with_the_highest_scores(trained: Trained) -> None:
     model, values = ServedModel.open(trained.folder, "latest"), trained.values(5)
     users = {name: given for name, given in values.items() if name not in ("movie", "year", "genres")}
     items = [item for item, _ in model.recommend(users, 10_000, exclude=None)[0]]

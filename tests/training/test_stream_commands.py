@@ -134,9 +134,7 @@ def test_a_stream_resumes_with_grown_files_also_without_the_flag_stream(
 
 
 @pytest.mark.parametrize("capacity", ["auto", "user=1000"])
-def test_a_stream_does_not_count_ids_that_are_still_to_come(
-    ratings: Path, tmp_path: Path, capacity: str
-) -> None:
+def test_a_stream_does_not_count_ids_of_future_events(ratings: Path, tmp_path: Path, capacity: str) -> None:
     refused = example(ratings, tmp_path, *STREAM, *DYNAMIC[:2], "--capacity", capacity)
     assert refused.returncode == 2
     assert f"--capacity {capacity} is auto for the table " in refused.stderr
@@ -220,7 +218,7 @@ def test_a_stream_resumes_when_any_of_its_files_has_grown_and_new_files_were_add
     append("b.csv", new[50:100] + late)
     append("c.csv", new[100:200])
     output = succeeded(example(data, save_dir, "--resume"))
-    assert "1 rating was older than what was trained when it came" in output
+    assert "1 rating is older than the trained events" in output
     assert stream_in(save_dir).end == NUM_OLD + 200
     for strange in ("guest", str(2**63)):
         append("z.csv", [[strange, *new[200][1:]]])

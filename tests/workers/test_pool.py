@@ -1,4 +1,4 @@
-"""The pool: batches in order whoever makes them, a screen for every end of a worker, nothing left."""
+"""The pool: batches in order for any worker, a screen for every end of a worker, no resources left."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pool() -> Iterator[WorkerPool]:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_batches_come_in_the_order_of_the_requests(method: str, num_workers: int) -> None:
+def test_batches_arrive_in_the_order_of_the_requests(method: str, num_workers: int) -> None:
     pool = make_pool(Numbers(), num_workers, mp_context=method)
     try:
         for steps in (range(20), range(1), range(0), range(7)):
@@ -113,7 +113,7 @@ def test_two_passes_at_once_are_refused(pool: WorkerPool) -> None:
     assert numbers(second) == list(range(100))
 
 
-def test_workers_begin_before_the_first_batch_is_asked_for(pool: WorkerPool) -> None:
+def test_workers_begin_before_the_first_request(pool: WorkerPool) -> None:
     numbers(pool.batches(range(4)))
     batches = pool.batches(range(4))
     deadline = time.monotonic() + 50
@@ -167,7 +167,7 @@ def test_a_server_of_forks_that_is_gone_is_named(tmp_path: Path) -> None:
     assert "The server that forks workers has ended" in first_pool(tmp_path, "forkserver", signal.SIGKILL)
 
 
-def test_a_closed_pool_refuses_instead_of_giving_nothing() -> None:
+def test_a_closed_pool_refuses_a_pass() -> None:
     pool = make_pool(Numbers())
     batches = pool.batches(range(10))
     pool.close()
@@ -176,7 +176,7 @@ def test_a_closed_pool_refuses_instead_of_giving_nothing() -> None:
             use()
 
 
-def test_the_memory_of_the_ring_goes_with_the_last_batch() -> None:
+def test_the_memory_of_the_ring_is_freed_with_the_last_batch() -> None:
     def num_mappings() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:batches")
 

@@ -115,7 +115,7 @@ class Checkpointer:
             self.writer.write_full(self.start)
 
     def on_step(self, step: Step) -> None:
-        """Write a checkpoint if one is due, or if any rank was told to end; then this raises SystemExit.
+        """Write a checkpoint if one is due; after a signal on any rank, write one and raise SystemExit.
 
         Raises:
             UserError: on every rank, instead of writing a model whose loss is not a number or whose weights
@@ -145,7 +145,7 @@ class Checkpointer:
         self._end_if(stop, epoch.progress)
 
     def on_wait(self, progress: Progress) -> None:
-        """End the process if any rank was told to; everything is in a checkpoint already."""
+        """End the process if any rank received a signal to end; everything is in a checkpoint already."""
         self._end_if(self.termination.vote(), progress)
 
     def on_rescale(self) -> None:
@@ -197,7 +197,7 @@ class Checkpointer:
 
         Raises:
             UserError: when it failed.
-            SystemExit: when the process was told to end.
+            SystemExit: when the process received SIGTERM or SIGINT.
         """
         self.writer.close()
         # A signal came after the last vote: everything is written, and the exit status must show the signal.
@@ -320,9 +320,9 @@ def _check_ratings(chain: CheckpointChain, manifest: Manifest, columns: Columns)
         shown = f" ({numbers[0][0]} for training then, {numbers[1][0]} now)" if all(numbers) else ""
         raise UserError(
             f"--resume continues with the {columns.schema.labels} of {chain.folder}, and those of "
-            f"{columns.source} are others{shown}; give the --data_path that its {CONFIG} names, with the "
-            "files as they were, or train again on all files without --resume; a training with --stream goes "
-            "on with new files."
+            f"{columns.source} differ from them{shown}; give the --data_path that its {CONFIG} names, with "
+            "the files as they were, or train again on all files without --resume; only a training with "
+            "--stream continues with new files."
         )
     used = manifest.progress.samples
     # Only a manifest that no training wrote has this: the number of steps left would be 0 or negative.

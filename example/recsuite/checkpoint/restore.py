@@ -269,7 +269,7 @@ def _describe_rows(manifest: Manifest, shapes: Mapping[str, tuple[list[int], str
         rows, here = (found[name][0][0] if name in found else 0 for found in (manifest.tensors, shapes))
         if rows != here:
             return f"its table {table} has {rows:,} rows, and here there are {here:,}"
-    return "the ids are others"
+    return "the ids differ"
 
 
 def _shown(tensor: tuple[list[int], str] | None) -> str:

@@ -319,7 +319,7 @@ def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
         )
     if isinstance(error, RendezvousTimeoutError):
         return (
-            f"fewer machines than --nnodes {arguments.nnodes} asks for came to {arguments.rdzv_endpoint} in "
+            f"--nnodes requires {arguments.nnodes} machines, and fewer reached {arguments.rdzv_endpoint} in "
             "time; start one launcher on each, with the same endpoint"
         )
     return (

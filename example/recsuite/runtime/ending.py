@@ -123,9 +123,7 @@ def _is_silence(error: BaseException) -> bool:
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A second Ctrl-C within this time is the same one: a shell and a launcher may both pass it on.
 SAME_SECONDS = 0.5
-ANSWER = (
-    "told to end: a checkpoint is written first; a second Ctrl-C ends the training at once, without one\n"
-)
+ANSWER = "received Ctrl-C: a checkpoint is written first; a second Ctrl-C ends at once, without one\n"
 
 
 class Termination:
@@ -155,7 +153,7 @@ class Termination:
         allows no handler there.
 
         Raises:
-            SystemExit: when this process was told to end, and cannot agree on it with ranks that are gone.
+            SystemExit: when this process received a signal, and the ranks to agree with on it are gone.
             KeyboardInterrupt: see above.
         """
         import torch.distributed as dist
@@ -174,7 +172,7 @@ class Termination:
                 raise KeyboardInterrupt from None
             raise
         except Exception as error:
-            # Another rank that was told to end may have exited first. That end was requested, and is no
+            # Another rank that received a signal may have exited first. That end was requested, and is no
             # fault.
             if self.asked and is_lost_peer(error):
                 raise SystemExit(exit_status_of_signal(self.asked)) from error

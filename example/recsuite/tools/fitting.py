@@ -361,7 +361,7 @@ def _check_schema(schema: Any) -> None:
         given_in(Path(schema))
     elif schema is not None and not isinstance(schema, TableSchema):
         raise UserError(
-            f"schema takes the path of a schema.toml or what it says, and got {printable(repr(schema))}."
+            f"schema must be the path of a schema.toml or a TableSchema, got {printable(repr(schema))}."
         )
 
 

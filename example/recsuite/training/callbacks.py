@@ -152,7 +152,7 @@ class Callback:
         """Handle a finished epoch: trained, checked, validated and, if configured, in a checkpoint."""
 
     def on_end(self, run: Run) -> None:
-        """Handle the end of the training, after the test. Not called if it failed or was told to end."""
+        """Handle the end of the training, after the test. Not called if it failed or a signal ended it."""
 
 
 class CheckpointerProtocol(Protocol):

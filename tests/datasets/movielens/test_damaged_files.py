@@ -168,7 +168,7 @@ OF_TEXT: tuple[Damage, ...] = (
 
 
 def outcome(act: Callable[[], None]) -> str:
-    """What came of it, "data" or "sentence"; anything else is raised."""
+    """Return "data" or "sentence" for the result of a read; anything else is raised."""
     try:
         act()
     except UserError as error:

@@ -66,7 +66,7 @@ def test_no_rating_precedes_the_arrival_or_follows_the_departure_of_its_user_or_
         assert (lives[:, 1] < 1).mean() > 0.1
 
 
-def test_many_of_the_last_ratings_are_of_users_and_movies_that_came_late(world: World) -> None:
+def test_many_of_the_last_ratings_are_of_late_users_and_movies(world: World) -> None:
     is_early, is_late = moments(world) < 0.5, moments(world) >= 0.75
     for ids, least in ((world.user_ids, 0.5), (world.movie_ids, 0.15)):
         unknown = ~np.isin(ids[is_late], ids[is_early])

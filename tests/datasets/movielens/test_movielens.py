@@ -141,7 +141,7 @@ def test_an_official_split_tests_on_its_own_file(ml_100k: Path) -> None:
 
 
 def test_an_official_split_without_its_files_is_refused_by_name(ml_100k: Path) -> None:
-    assert f"{ml_100k / 'ua.base'} is not there, and is to hold the events" in refusal(ml_100k, split="ua")
+    assert f"{ml_100k / 'ua.base'} is not there; put the events there" in refusal(ml_100k, split="ua")
 
 
 def test_windows_line_ends_and_trailing_blank_lines_are_read(ml_1m: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_bad_rating_is_named_with_file_line_and_content(ml_1m: Path, row: str,
 
 
 @pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
-def test_bad_ratings_are_counted_and_left_out_when_asked(ml_1m: Path, row: str, reason: str) -> None:
+def test_bad_ratings_are_counted_and_skipped_on_request(ml_1m: Path, row: str, reason: str) -> None:
     lines = (ml_1m / "ratings.dat").read_text().splitlines()
     write(ml_1m, {"ratings.dat": "\n".join([lines[0], row, *lines[1:], row])})
     raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
@@ -524,7 +524,7 @@ def test_real_movielens_is_read_whole(real_folder: Path) -> None:
 
 
 @pytest.mark.soak
-def test_reading_takes_at_most_three_times_what_pandas_takes_for_the_same_bytes(tmp_path: Path) -> None:
+def test_reading_takes_at_most_three_times_as_long_as_pandas(tmp_path: Path) -> None:
     import pandas
 
     from recsuite.datasets.movielens.synthetic import write_synthetic

@@ -77,7 +77,7 @@ kind = "category"
 
 
 def digest_of(value: Any) -> Any:
-    """What a digest is made of: floats only to some digits, as libraries may add in another order."""
+    """Return the bytes to digest: floats only to some digits, because libraries may add in another order."""
     if isinstance(value, np.ndarray):
         names = value.dtype.names
         if names:

@@ -159,12 +159,12 @@ def test_events_with_times_in_the_future_are_held_back(newest: list[int], number
     assert num_events_of_wrong_clock(time, order, 4_000_000_000, NOW) == 0
 
 
-def test_if_most_events_are_in_the_future_none_is_held_back() -> None:
+def test_no_event_is_held_back_if_most_are_in_the_future() -> None:
     held = [num_events_of_wrong_clock(DAYS, np.arange(200), -1, NOW - days * DAY) for days in (98, 102, 300)]
     assert held == [97, 0, 0]
 
 
-def test_a_few_events_far_after_the_others_are_held_back_until_there_are_more() -> None:
+def test_a_few_events_with_far_later_times_are_held_back_until_more_follow() -> None:
     for number in (1, 2, 3):
         time = np.array([*DAYS, *(NOW + 300 * DAY + np.arange(number))])
         assert num_events_of_wrong_clock(time, np.arange(len(time)), -1, 2 * NOW) == (

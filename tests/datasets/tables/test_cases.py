@@ -145,14 +145,14 @@ def advised(name: str, sentence: str, line: str, folder: Path) -> Proposal:
     return propose(folder)
 
 
-def test_a_file_without_a_header_is_read_once_its_columns_are_named_as_told(tmp_path: Path) -> None:
+def test_a_file_without_a_header_is_read_after_following_its_message(tmp_path: Path) -> None:
     proposal = advised("noheader", r"Line 1 of .* looks like data", r"columns = \[.*?\]", tmp_path)
     assert roles(proposal) == ("rating", "rating", "user", "item")
     assert proposal.schema.timestamp is not None
     assert len(source.locate(DataConfig(data_path=str(tmp_path)), tmp_path).read().events.user) == ROWS
 
 
-def test_a_text_in_latin_1_is_read_once_its_encoding_is_named_as_told(tmp_path: Path) -> None:
+def test_a_latin_1_file_is_read_after_following_its_message(tmp_path: Path) -> None:
     proposal = advised("latin", 'write encoding = "latin-1"', 'encoding = ".*?"', tmp_path)
     assert roles(proposal) == ("rating", "Rating", "User-ID", "Product")
     assert features(proposal) == {"town"}

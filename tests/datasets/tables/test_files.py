@@ -67,7 +67,7 @@ def test_a_schema_names_the_files(tmp_path: Path) -> None:
         write(tmp_path / name, EVENTS)
     tables = find_tables(tmp_path, Files(events="log/*.csv", items="products.csv"))
     assert [Path(file.path).name for file in tables.files] == ["a.csv", "b.csv", "products.csv"]
-    with pytest.raises(UserError, match=r"shops\.csv is not there, and is to hold the users"):
+    with pytest.raises(UserError, match=r"shops\.csv is not there; put the users there"):
         find_tables(tmp_path, Files(users="shops.csv"))
 
 

@@ -184,7 +184,7 @@ def test_a_header_alone_is_a_table_without_rows(tmp_path: Path) -> None:
         assert read(file_of(tmp_path / "a.csv", content)) == ([], [], [])
 
 
-def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path) -> None:
+def test_a_missing_column_is_named_with_the_existing_ones(tmp_path: Path) -> None:
     file = file_of(tmp_path / "a.csv", b"user,item\n1,2\n")
     with opened(file) as source, pytest.raises(UserError, match="has no column 'rating'; it has user, item"):
         next(batches(source, ["user", "rating"]))
@@ -305,7 +305,7 @@ def test_texts_of_large_row_groups_alone_are_read_as_codes(tmp_path: Path) -> No
     assert found[10_000].to_pylist() == found[100].to_pylist() == table["device"].to_pylist()
 
 
-def test_a_file_not_compressed_as_its_name_says_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_the_compression_of_its_extension_is_refused(tmp_path: Path) -> None:
     file = file_of(tmp_path / "a.csv.gz", b"\x01\x00\xff\xfe" * 100)
     with pytest.raises(UserError, match=r"a\.csv\.gz is not packed with gzip, as the end of its name says"):
         read(file)

@@ -48,7 +48,7 @@ def texts(columns: Mapping[str, Any]) -> pa.Table:
 
 
 def guessed(columns: Mapping[str, Any], typed: bool = False, **own: pa.Table) -> TableSchema:
-    """What is guessed of some events, which a validator accepts and a file holds."""
+    """Return the guess for some events, after a check that a validator accepts it and a file holds it."""
     schema, left_out, _ = guess({"events": pa.table(columns) if typed else texts(columns), **own})
     names = {"events": [*columns], **{role: table.column_names for role, table in own.items()}}
     validate(schema, names)
@@ -120,7 +120,7 @@ def test_clicks_are_events_without_a_label() -> None:
 
 
 @pytest.mark.parametrize("name", ["plays", "play_count", "score"])
-def test_counts_have_a_few_large_values_or_a_name_that_says_so(name: str) -> None:
+def test_counts_have_a_few_large_values_or_a_name_of_counts(name: str) -> None:
     counts = np.minimum(RNG.zipf(1.6, ROWS), 5_000)
     schema = guessed({"user": [f"u{user}" for user in USER], "track": [f"t{i}" for i in ITEM], name: counts})
     assert (schema.user.column, schema.item.column, schema.timestamp) == ("user", "track", None)
@@ -365,7 +365,7 @@ def test_a_weight_is_of_the_event_and_not_of_the_product() -> None:
     assert (schema.weight, schema.features) == (None, {"weight": FeatureColumn("item", "weight", "number")})
 
 
-def test_a_few_damaged_values_and_missing_ones_do_not_change_what_a_column_is() -> None:
+def test_a_few_damaged_or_missing_values_do_not_change_the_guess_for_a_column() -> None:
     price = [str(each) for each in RNG.random(ROWS)]
     price[7], price[9] = "?", "NA"
     (omission,) = guess({"events": texts({"user": USER, "item": ITEM, "price": price})}).left_out
@@ -612,7 +612,7 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(("columns", "roles"), FORMS)
-def test_roles_of_common_tables_are_guessed_or_asked_for(columns: dict[str, Any], roles: Any) -> None:
+def test_roles_of_common_tables_are_guessed_or_requested(columns: dict[str, Any], roles: Any) -> None:
     if isinstance(roles, str):
         with pytest.raises(UserError, match=f"Cannot find the ids of {roles}"):
             guess({"events": texts(columns)})
@@ -659,7 +659,7 @@ STARS = RNG.integers(1, 6, ROWS)
         ({"member": USER % 2, "quantity": QUANTITIES}, [("count", "quantity")]),
     ],
 )
-def test_names_of_labels_come_before_answers_and_these_before_small_amounts(
+def test_names_of_labels_precede_answers_and_these_precede_small_amounts(
     columns: dict[str, Any], labels: list[tuple[str, str]]
 ) -> None:
     found = guess({"events": texts({"user": USER, "item": ITEM, **columns})})

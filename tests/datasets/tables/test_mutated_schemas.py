@@ -58,7 +58,7 @@ COLUMNS = {
 
 
 def outcome(content: bytes, path: Path) -> str:
-    """Whether a schema is read or refused; both as they must be."""
+    """Return "read", "lacks a column" or "refused" for a schema, after checks of the result."""
     path.write_bytes(content)
     try:
         schema = read_schema(path)
@@ -78,7 +78,7 @@ def outcome(content: bytes, path: Path) -> str:
 
 
 def check(sentence: str, path: Path) -> None:
-    """A sentence of one line, of use to whoever wrote the file."""
+    """A sentence of one line that helps the author of the file."""
     assert sentence.startswith(str(path))
     assert sentence.isprintable()
     assert len(sentence) - len(str(path)) < 400

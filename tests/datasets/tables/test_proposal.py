@@ -381,7 +381,7 @@ def test_id_columns_with_different_names_are_matched_by_values(
     assert raw.items["name"].tolist() == [f"Product {item[1:]}" for item in raw.items["product_id"]]
 
 
-def test_an_unrelated_table_with_ids_of_its_own_stays_left_out(tmp_path: Path) -> None:
+def test_an_unrelated_table_with_ids_of_its_own_is_not_used(tmp_path: Path) -> None:
     towns: Rows = [["id", "town"], *([f"t{town}", f"Town {town}"] for town in range(23))]
     write(tmp_path / "log.csv", EVENTS)
     write(tmp_path / "towns.csv", towns)
@@ -411,7 +411,7 @@ def counted(column: str, number: int, *properties: str) -> Rows:
     ],
 )
 @pytest.mark.parametrize("events", ["log", "events"])
-def test_consecutive_ids_belong_to_the_entity_that_the_name_says(
+def test_consecutive_ids_belong_to_the_entity_in_the_column_name(
     tmp_path: Path, events: str, tables: dict[str, tuple[str, int]], users: str, items: str
 ) -> None:
     head: list[object] = ["user_id", "item_id", "rating", "timestamp"]
@@ -528,7 +528,7 @@ def test_a_stream_of_a_file_with_an_odd_name_in_such_a_folder_is_made_and_read(t
     assert all(note.isprintable() for note in columns.notes)
 
 
-def test_a_file_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_a_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "bewertung\udce4.csv", EVENTS)
     with pytest.raises(UserError, match=r"bewertung\\udce4\.csv is not UTF-8; rename it"):
         propose(tmp_path)

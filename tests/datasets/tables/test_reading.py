@@ -168,8 +168,8 @@ def test_properties_come_from_the_tables_of_users_and_items(tmp_path: Path) -> N
     assert (found["items.item"], found["items.name"]) == (["A1", "B2", "C3"], ["new", "B2", "C3"])
     assert found["items.year"] == [2.0, None, 3.0]
     assert raw.skipped == [
-        "1 user of the events has no row in the table of users: what it says of others is missing there",
-        "1 item of the events has no row in the table of items: what it says of others is missing there",
+        "1 user of the events has no row in the table of users: the values of that table are missing",
+        "1 item of the events has no row in the table of items: the values of that table are missing",
         "name varies within 1 item: the value of most rows counts, else the last one, and 1 row has another",
         "year varies within 1 item: the value of most rows counts, else the last one, and 1 row has another",
     ]
@@ -200,7 +200,7 @@ def test_a_table_of_users_or_items_may_name_its_id_column_differently(tmp_path: 
     assert found[0][0]["items.item"] == ["A1", "B2", "C3"]
 
 
-def test_the_newest_event_counts_whatever_the_order_of_the_rows_and_files(tmp_path: Path) -> None:
+def test_the_newest_event_counts_for_any_order_of_rows_and_files(tmp_path: Path) -> None:
     whole = plain(read(write(tmp_path / "whole/a.parquet", TABLE)))
     for name, order in (("turned", [4, 3, 2, 1, 0]), ("mixed", [2, 0, 4, 1, 3])):
         write(tmp_path / f"{name}-rows/a.parquet", TABLE.take(order))
@@ -226,7 +226,7 @@ def test_for_equal_or_missing_times_the_last_row_counts(tmp_path: Path) -> None:
     assert read(path, timed).items["price"].tolist() == [2.0]
 
 
-def test_the_value_of_most_events_of_an_item_stays_and_others_are_counted(tmp_path: Path) -> None:
+def test_the_most_frequent_value_of_an_item_is_used_and_different_ones_are_counted(tmp_path: Path) -> None:
     table = {"user": [*range(8)], "item": [1, 1, 2, 1, 2, 2, 2, 3], "time": [*range(8)]}
     table |= {
         "genre": ["a", "a", "b", "x", "b", "y", "", "c"],
@@ -382,7 +382,7 @@ def test_a_bad_row_is_named_by_file_row_column_and_value(tmp_path: Path, end: st
         read(path, schema)
 
 
-def test_a_row_with_too_few_fields_comes_before_a_bad_value_behind_it(tmp_path: Path) -> None:
+def test_a_row_with_too_few_fields_is_reported_before_a_later_bad_value(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("user,item,stars\na,1,1\nb\nc,2,nine\n")
     with pytest.raises(UserError, match=r"line 3: 1 field instead of 3: 'b'; fix"):

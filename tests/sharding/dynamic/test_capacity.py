@@ -1,4 +1,4 @@
-"""How many places tables get: by the ids of the files, but in a stream, which must not know them."""
+"""Capacity of tables: by the ids of the files, except in a stream, which must not know them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def places(capacity: str, users: int, items: int, is_stream: bool, width: int = 
 
 
 @pytest.mark.parametrize("capacity", ["1600", "50%", "user=160,item=25%"])
-def test_a_stream_has_the_same_places_whatever_its_files_hold(capacity: str) -> None:
+def test_the_capacity_of_a_stream_does_not_depend_on_its_files(capacity: str) -> None:
     found = places(capacity, 1_000, 20, is_stream=True)
     assert found == places(capacity, 20, 1_000, is_stream=True)
     assert capacity != "50%" or found["user"] == found["item"]

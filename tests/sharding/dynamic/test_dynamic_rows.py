@@ -90,7 +90,7 @@ class Drawn:
         assert self.counts() == self.oracle.counts()
 
     def counts(self) -> Counts:
-        """What there is, and what became of ids since the beginning."""
+        """Return the number of rows, and the counts of inserted and removed ids since the start."""
         now, before = self.shares.counts(), self.counted
         since = {name: getattr(before, name) + getattr(now, name) for name in SINCE_THE_BEGINNING}
         return dataclasses.replace(now, **since)
@@ -126,7 +126,7 @@ def test_a_table_agrees_with_a_dictionary_after_each_of_many_drawn_operations(se
         drawn.go()
 
 
-def test_an_id_that_comes_back_has_a_fresh_row_and_no_state() -> None:
+def test_an_id_inserted_again_has_a_fresh_row_and_no_state() -> None:
     shares = Shares(spec_of(capacity=16, max_capacity=16), 1)
     (rank,) = shares.ranks
     ids = torch.arange(17)
@@ -205,7 +205,7 @@ def test_a_loaded_id_with_an_old_time_still_expires() -> None:
     assert shares.ranks[0].counts().expired == 4
 
 
-def test_initial_rows_depend_on_seed_table_and_id_alone_and_have_the_deviation_asked_for() -> None:
+def test_initial_rows_depend_on_seed_table_and_id_alone_and_have_the_configured_deviation() -> None:
     ids = torch.tensor(ENDS)
     spec = spec_of(embedding_dim=10)
     rows = initial_rows(spec, ids)

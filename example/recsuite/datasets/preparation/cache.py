@@ -511,8 +511,8 @@ def _report_kept_folder(folder: Path, made: Path, there: Columns | None) -> None
     # Another checkout may be using them, so only the user may remove them.
     if others:
         say(
-            f"kept in {folder.parent} files of other versions of the program: {', '.join(others)}; remove "
-            "what nothing uses any more"
+            f"{folder.parent} has files of other versions of the program: {', '.join(others)}; remove "
+            "the unused ones"
         )
 
 

@@ -308,8 +308,8 @@ def stream_order(
     order = order[: len(order) - held]
     if len(order) == 0:
         raise UserError(f"A stream requires {schema.labels}, and there are none; give files that hold some.")
-    one = f"{schema.label} was older than what was trained when it came, and is skipped"
-    several = f"{schema.labels} were older than what was trained when they came, and are skipped"
+    one = f"{schema.label} is older than the trained events, and is skipped"
+    several = f"{schema.labels} are older than the trained events, and are skipped"
     notes += [counted(num_late, one, several)] if num_late else []
     return order, (len(order), 0, 0), notes
 

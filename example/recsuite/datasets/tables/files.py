@@ -460,7 +460,7 @@ def _named(folder: str, pattern: str, role: str) -> list[str]:
         found = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
     if not found:
         raise UserError(
-            f"{shown(path)} is not there, and is to hold the {role}; put it there, or name another under "
+            f"{shown(path)} is not there; put the {role} there, or name another file under "
             f"[files] in {FILENAME}."
         )
     return found

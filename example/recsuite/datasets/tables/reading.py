@@ -395,7 +395,7 @@ class _Reading:
         if number := int((~known[:-1]).sum()):
             self.notes.append(
                 f"{counted(number, entity.name)} of the events {'has' if number == 1 else 'have'} no row in "
-                f"the table of {role}: what it says of others is missing there"
+                f"the table of {role}: the values of that table are missing"
             )
 
     def _frame(self, entity: _Entity) -> pandas.DataFrame:
