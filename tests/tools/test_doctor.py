@@ -87,7 +87,7 @@ def test_a_driver_that_torch_does_not_use_is_said_unless_the_gpus_were_hidden(
     assert doctor.check_device(Launch()).endswith("torch sees no GPU: try VARIANT=cuda ./run.sh setup")
 
 
-def test_data_that_are_not_there_yet_are_neither_drawn_nor_downloaded(
+def test_missing_data_are_neither_drawn_nor_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(movielens, "DATA_ROOT", tmp_path)

@@ -171,7 +171,7 @@ def test_a_former_name_of_a_flag_is_a_warning() -> None:
         recsuite.fit(frames(50)[0], audience=0, epochs=0)
 
 
-def test_what_is_no_frame_gives_one_message() -> None:
+def test_an_argument_that_is_no_frame_gives_one_message() -> None:
     with pytest.raises(UserError, match="events must be a table of pandas, polars"):
         recsuite.fit([1, 2, 3])
 
