@@ -42,6 +42,8 @@ def count(flags: list[str]) -> set[CodeType]:
         example.main(flags)
     except FirstBackward:
         pass
+    else:
+        raise SystemExit("The training ended before its first backward, so nothing was counted.")
     finally:
         sys.setprofile(None)
         torch.Tensor.backward = original  # type: ignore[method-assign]

@@ -20,7 +20,6 @@ class DeepFM(nn.Module):
         super().__init__()
         self.names = data.names("user", "history", "item")
         self.deep = nn.Sequential(nn.Linear(len(self.names) * dim, 32), nn.ReLU(), nn.Linear(32, 1))
-        # Not a parameter: a weight decay would pull it to zero.
         self.register_buffer("mean", torch.tensor(data.mean_label))
 
     def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:

@@ -162,9 +162,9 @@ def test_no_id_of_a_step_loses_its_place_to_another_of_the_same_step(evict: str)
 @pytest.mark.parametrize(
     ("slot", "value", "which"),
     [
-        ("weight", 5e29, "the table user (tables.user.weight) has 5e+29"),
-        ("weight", float("nan"), "the table user (tables.user.weight) has nan"),
-        ("momentum1", float("inf"), "the optimizer of the table user (tables.user.momentum1) has inf"),
+        ("weight", 5e29, "the table user (dynamic.user.weight) has 5e+29"),
+        ("weight", float("nan"), "the table user (dynamic.user.weight) has nan"),
+        ("momentum1", float("inf"), "the optimizer of the table user (dynamic.user.momentum1) has inf"),
     ],
 )
 def test_invalid_values_are_found_in_changed_rows_too(
