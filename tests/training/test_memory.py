@@ -25,7 +25,7 @@ assert main(["--data_path", sys.argv[1], "--batch_size", "64", "--epochs", "1"])
 print("has", *sorted(set(sys.argv[2:]) & set(sys.modules)))
 print(anonymous())
 """
-# Arrow reads source files, and pandas, TensorBoard and matplotlib are for who asks for what they make.
+# Arrow reads source files, pandas holds frames, TensorBoard is for its tracker, matplotlib for benchmarks.
 NEVER = ("pyarrow", "pandas", "tensorboard", "matplotlib", "recsuite.datasets.tables.proposal")
 MOST_MIB = 30
 

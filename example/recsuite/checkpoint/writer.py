@@ -362,9 +362,9 @@ class CheckpointWriter:
         """Return the contents of this rank's shard file; tensors on the CPU are not copied unless asked."""
         found = ShardContents()
         for name, table in self.tables.items():
-            # Rows of a delta are gathered, and so are copies.
-            aliases = copy and not is_delta and not table.exports_copies
-            slots = {slot: _array(value, aliases) for slot, value in table.export(is_delta).items()}
+            # The rows of a delta are copies already.
+            must_copy = copy and not is_delta and not table.exports_copies
+            slots = {slot: _array(value, must_copy) for slot, value in table.export(is_delta).items()}
             if "rows" in slots:
                 slots["ids"] = self.raw_values.of(name, slots["rows"])
             if name in self.texts:
