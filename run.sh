@@ -141,7 +141,7 @@ make_venv() {
 }
 
 install_base() {
-  local other=fbgemm-gpu flags=(--no-deps) size="450 MB"
+  local other=fbgemm-gpu flags=(--no-deps) size="510 MB"
   if [[ "$variant" == cuda ]]; then other=fbgemm-gpu-cpu flags=() size="3 GB"; fi
   rm -f "$(stamp_of "$base")"
   # Both wheels own the same files, and pip takes any build of torch for the pinned one: all three go.

@@ -44,7 +44,6 @@ from scipy.sparse import csr_matrix, diags_array, hstack, identity
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Calibration, Metrics, finite, measure, measure_ranks
-from recsuite.datasets.preparation.arrays import grouped
 from recsuite.datasets.preparation.baselines import fit_biases
 from recsuite.datasets.preparation.cache import open_columns
 
@@ -284,10 +283,7 @@ def rmse_of(predictions: np.ndarray, labels: np.ndarray) -> float:
 def biases(known: Ratings, asked: Ratings) -> Trace:
     """Fit the baseline of the training on the known ratings."""
     begin = time.perf_counter()
-    num_users, num_items = known.shape
-    by_user = grouped(None, known.users, num_users, known.users, known.items, known.labels)
-    by_item = grouped(None, known.items, num_items, known.items, known.users, known.labels)
-    (fitted,) = fit_biases(by_user, by_item, known.labels, [len(known.labels)])
+    (fitted,) = fit_biases(known.users, known.items, known.labels, known.shape, [len(known.labels)])
     seconds = time.perf_counter() - begin
     return Trace([seconds], [rmse_of(fitted.predict(asked.users, asked.items), asked.labels)])
 

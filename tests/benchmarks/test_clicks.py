@@ -11,9 +11,9 @@ import pytest
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.preparation.arrays import grouped
 from recsuite.datasets.preparation.baselines import popularity_ranks
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.loops import grouped
 from tests.support.benchmarks import benchmark, measured
 
 pytest.importorskip("implicit", reason="needs the package implicit, of requirements-dev.txt")
@@ -86,9 +86,12 @@ def test_ranks_are_those_that_the_baseline_of_training_counts(
     found = peers.ranks_of(np.tile(popularity, (len(users), 1)), items, known[users])
     rows = columns.column("rows")
     positions = columns.range_of(split)
-    stored = rows[: positions.stop]
-    by_user = grouped(None, stored["user"], columns.num_users, stored["user"], stored["item"])
-    expected, _ = popularity_ranks(by_user, popularity, positions.start)
+    user, item = rows["user"][: positions.stop], rows["item"][: positions.stop]
+    of_users = grouped(user[: positions.start], columns.num_users)
+    seen = item[of_users.events]
+    expected, _ = popularity_ranks(
+        of_users.offsets, seen, user[positions.start :], item[positions.start :], popularity
+    )
     assert found.tolist() == expected.tolist()
 
 

@@ -24,7 +24,7 @@ from recsuite.datasets.columns import Columns, MappedColumn
 from recsuite.datasets.movielens import source as movielens
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.preparation import cache
+from recsuite.datasets.preparation import cache, making
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW, RawData
 from recsuite.datasets.source import locate, read
@@ -80,13 +80,13 @@ def test_columns_are_made_once_and_remade_when_a_source_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    make = cache.make_columns
+    make = making.make_columns
 
     def counting_make(*arguments: object) -> None:
         made.append(arguments)
         make(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cache, "make_columns", counting_make)
+    monkeypatch.setattr(making, "make_columns", counting_make)
     config = Config.of(data_path=str(folder))
     first = open_columns(config)
     assert open_columns(config) == first

@@ -22,17 +22,15 @@ from recsuite.datasets.metrics import (
     ranks_by_chance,
 )
 from recsuite.datasets.movielens.source import SCHEMA
-from recsuite.datasets.preparation.arrays import grouped
 from recsuite.datasets.preparation.baselines import (
     Biases,
     Oracle,
-    Stored,
     baselines_of,
-    by_items,
-    by_users,
     fit_biases,
     popularity_ranks,
 )
+from recsuite.datasets.preparation.histories import Stored, write_histories
+from recsuite.datasets.preparation.loops import grouped
 
 LIKED = 4.0
 NO_CALIBRATION = Calibration(float("nan"), float("nan"))
@@ -79,11 +77,7 @@ def test_order_does_not_change_any_metric() -> None:
 
 def fitted(user: np.ndarray, item: np.ndarray, label: np.ndarray, num_users: int, num_items: int) -> Biases:
     """The bias baseline of all these events."""
-    by_user, by_item = (
-        grouped(None, own, number, own, other, label)
-        for own, other, number in ((user, item, num_users), (item, user, num_items))
-    )
-    return fit_biases(by_user, by_item, label, [len(label)])[0]
+    return fit_biases(user, item, label, (num_users, num_items), [len(label)])[0]
 
 
 def test_the_bias_baseline_finds_planted_biases() -> None:
@@ -150,13 +144,23 @@ def test_a_calibration_by_as_many_ratings_as_are_stated_has_a_log_loss() -> None
     assert np.isfinite(measured(np.array([3.0]), np.array([4.0]), link)["log_loss"])
 
 
+def ranked_by_popularity(
+    user: np.ndarray, item: np.ndarray, num_known: int, sizes: tuple[int, int], excludes: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks and numbers of candidates of the events after the first `num_known`."""
+    user, item = user.astype(np.int32), item.astype(np.int32)
+    known = grouped(user[:num_known], sizes[0])
+    counts = np.bincount(item[:num_known], minlength=sizes[1])
+    seen = item[:num_known][known.events]
+    return popularity_ranks(known.offsets, seen, user[num_known:], item[num_known:], counts, excludes)
+
+
 @pytest.mark.parametrize("excludes", [True, False])
 @pytest.mark.parametrize("num_items", [1, 2, 5, 11, 40])
 def test_a_random_order_has_the_metrics_of_random_orders(num_items: int, excludes: bool) -> None:
     draw = np.random.default_rng(num_items)
     user, item, num_known = draw.integers(0, 8, 60), draw.integers(0, num_items, 60), 40
-    by_user, counts = grouped(None, user, 8, user, item), np.bincount(item[:num_known], minlength=num_items)
-    _, candidates = popularity_ranks(by_user, counts, num_known, excludes)
+    _, candidates = ranked_by_popularity(user, item, num_known, (8, num_items), excludes)
     expected = []
     for case in range(num_known, 60):
         seen = {*item[:num_known][user[:num_known] == user[case]]} if excludes else set()
@@ -221,9 +225,7 @@ def test_popularity_ranks_equal_counting_movie_by_movie() -> None:
         seen = set(movie[:num_known][user[:num_known] == user[case]]) - {movie[case]}
         others = set(range(32)) - seen - {movie[case]}
         expected.append(1 + sum(counts[other] >= counts[movie[case]] for other in others))
-    by_user = grouped(None, user, 20, user, movie)
-    known = np.bincount(movie[:num_known], minlength=32)
-    ranks, _ = popularity_ranks(by_user, known, num_known)
+    ranks, _ = ranked_by_popularity(user, movie, num_known, (20, 32))
     had = {*zip(user[:num_known].tolist(), movie[:num_known].tolist(), strict=True)}
     # An item that its user had is not ranked.
     cases = zip(user[num_known:].tolist(), movie[num_known:].tolist(), expected, strict=True)
@@ -242,8 +244,8 @@ def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_valid
     stored = Stored(user, item, label, np.arange(1_000))
     sizes = (400, num_validation, 600 - num_validation)
     schema = dataclasses.replace(SCHEMA, liked_label=0.5)
-    by_user, by_item = by_users(tmp_path, stored), by_items(tmp_path, stored, 20)
-    found = baselines_of(stored, by_user, by_item, sizes, Oracle(None, None), schema, lambda share: None)
+    write_histories(tmp_path, stored, [np.arange(20, dtype=np.int32)] * 2, sizes, lambda share: None)
+    found = baselines_of(tmp_path, stored, 20, sizes, Oracle(None, None), schema, lambda share: None)
     share, is_yes = label[: 400 + num_validation].mean(), label[400 + num_validation :] == 1
     expected = -(is_yes.mean() * np.log(share) + (~is_yes).mean() * np.log(1 - share))
     log_loss = found["answers"]["share of yes"]["log_loss"]

@@ -123,7 +123,7 @@ def copy(tmp_path: Path) -> Copy:
 def test_the_first_setup_installs_the_cpu_list_without_dependencies(copy: Copy) -> None:
     _, err = copy.run("setup")
     assert copy.installs() == ["--no-deps|-r|requirements.txt"]
-    assert "installing requirements.txt, about 450 MB" in err
+    assert "installing requirements.txt, about 510 MB" in err
 
 
 def test_the_library_is_installed_where_its_metadata_are(copy: Copy) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ import pandas
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets import leakage
-from recsuite.datasets.preparation import arrays, cache, vocabulary
+from recsuite.datasets.preparation import arrays, loops, making, vocabulary
 from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import (
     BUCKETS,
@@ -50,8 +51,18 @@ def main() -> None:
     """Draw, make, print."""
     folder, number, split, duplicates = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5]
     # As small beside these events as they are beside a hundred million: what grows with the events is seen.
-    arrays.CHUNK, arrays.RANGE_EVENTS, arrays.SMALL_BYTES = 2**15, 2**14, 2**16
+    arrays.CHUNK, loops.RANGE_EVENTS, arrays.SMALL_BYTES = 2**15, 2**14, 2**16
     leakage.MOST_EVENTS, vocabulary.MOST_FITTED = 2**12, 2**14
+    # Compiled loops take memory that does not grow with the events.
+    make(folder, 1_000, split, duplicates)
+    shutil.rmtree(folder / "columns")
+    if "stop" in sys.argv:
+        mock.patch.object(making, "write_histories", stop).start()
+    print(make(folder, number, split, duplicates))
+
+
+def make(folder: Path, number: int, split: str, duplicates: str) -> int:
+    """Draw events and make columns of them; return how much the memory grew while they were made."""
     raw, schema = drawn(folder, number), SCHEMA
     if "clicks" in sys.argv:
         raw.events.label[:] = 1
@@ -60,15 +71,13 @@ def main() -> None:
     if "own" in sys.argv:
         schema = dataclasses.replace(SCHEMA, features=(*FEATURES, *OF_EVENTS))
         add_own(folder, raw.events)
-    if "stop" in sys.argv:
-        mock.patch.object(cache, "write_all_lists", stop).start()
     before = memory("VmRSS")
     # From now on the peak is counted.
     Path("/proc/self/clear_refs").write_text("5")
     config = DataConfig(split=split, duplicates=duplicates)
     settled = settle(raw, duplicates, schema, folder)
-    cache.make_columns(folder / "columns", settled, schema, config, seed=0)
-    print(memory("VmHWM") - before)
+    making.make_columns(folder / "columns", settled, schema, config, seed=0)
+    return memory("VmHWM") - before
 
 
 def drawn(folder: Path, number: int) -> RawData:

@@ -48,6 +48,9 @@ def imported() -> Iterator[Fresh]:
     """Import what takes long; forks of this process become programs."""
     for name in (*IMPORTED, *_modules_of_project()):
         importlib.import_module(name)
+    # The first call of a compiled loop takes numba half a second.
+    loops: Any = importlib.import_module("recsuite.datasets.preparation.loops")
+    loops.grouped(importlib.import_module("numpy").zeros(1, "int32"), 1)
     # For the time of a signal, Arrow keeps a pipe, which a fork that closes what it has inherited would lack.
     importlib.import_module("pyarrow").enable_signal_handlers(False)
     # torch's own seeks the module of each call among all that are imported: half a second in each launcher.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from recsuite.config.sections import DataConfig, TablesConfig
 from recsuite.datasets.movielens.source import DATA_DEADLINE, EDITIONS, SCHEMA, is_known
 from recsuite.datasets.movielens.source import NUM_RATINGS as NUM_EVENTS
-from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import VOCABULARY, RawData
 from recsuite.datasets.tables.derived import add_user_days, with_user_day
 from recsuite.errors import UserError
@@ -114,6 +113,9 @@ def read(source: TableSource, config: DataConfig, folder: Path | None = None) ->
     Raises:
         UserError: see `tables.source.TableSource.read`.
     """
+    # Imported here: a rank with existing columns needs no compiled loops.
+    from recsuite.datasets.preparation.splits import settle
+
     # Here, so that not every family of data sets has to do it.
     how = config.duplicates_of(source.schema.label_kind)
     raw = settle(source.read(), how, source.schema, folder)

@@ -1,8 +1,7 @@
-"""Arrays of events in bounded memory: mapped from files, sorted, grouped, and written as records.
+"""Arrays of events in bounded memory: mapped from files, sorted, and written as records.
 
 A page of a mapped array counts as memory of this process from its first access until it is released. So
-loops over an array work by chunks and release each chunk at its end. Events are processed by ranges of their
-users, or of their items, several at once.
+loops over an array work by chunks and release each chunk at its end.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,8 @@ from recsuite.datasets.schema import Table
 MOST = 2**31 - 1
 # Entries of a chunk. Its temporary arrays take a few tens of megabytes.
 CHUNK = 2**20
+# Entries of a block. A few arrays of this size fit into the cache of a core.
+BLOCK = 2**14
 # Arrays of at most so many bytes stay in memory: a first access to a page of a file costs as much as
 # computing its content, and about twenty such arrays exist at once.
 SMALL_BYTES = 3 * 2**24
@@ -74,6 +73,12 @@ def chunks(number: int, *columns: np.ndarray) -> Iterator[slice]:
     for first in range(0, number, CHUNK):
         yield slice(first, min(number, first + CHUNK))
         release(*columns)
+
+
+def blocks(part: slice) -> Iterator[slice]:
+    """Yield slices of at most `BLOCK` that cover a slice, for work of several steps."""
+    for first in range(part.start, part.stop, BLOCK):
+        yield slice(first, min(part.stop, first + BLOCK))
 
 
 def release(*columns: np.ndarray) -> None:
@@ -191,126 +196,6 @@ def _ends_of(key: np.ndarray) -> tuple[int, int]:
     return min((low for low, _ in found), default=0), max((high for _, high in found), default=0)
 
 
-def among(needles: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """True for each needle that is one of the values, bool. Both are int [n], in ascending order."""
-    # Searching sorted needles takes a tenth of the time of hashing them.
-    places = values.searchsorted(needles)
-    found = np.zeros(len(needles), bool)
-    inside = places < len(values)
-    found[inside] = values[places[inside]] == needles[inside]
-    return found
-
-
-# Approximate number of events of a range, and the most ranges. The numbers of ranges are bytes: numpy sorts
-# them by a radix sort, in a third of the time of wider numbers.
-RANGE_EVENTS = 2**19
-MOST_RANGES = 2**8 - 1
-# Ranges that are processed at once: numpy sorts, gathers and counts without Python's lock.
-THREADS = 2
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Columns of events by ranges of users (or items), in unnamed files. In a range events keep their order.
-
-    bounds: begin of the events of each range, and the number of events, int64 [ranges + 1]. columns: the
-    original places of the events, int32, ascending in each range; then the given columns.
-    """
-
-    ranges: list[range]
-    bounds: np.ndarray
-    columns: tuple[np.ndarray, ...]
-
-    def each(self, work: Callable[..., object], done: Callable[[float], object] = lambda share: None) -> None:
-        """Call work(users, places, *columns) for each range, several at once.
-
-        done: called with the finished share of the ranges.
-        """
-
-        def of_range(number: int) -> None:
-            part = slice(self.bounds[number], self.bounds[number + 1])
-            work(self.ranges[number], *(column[part] for column in self.columns))
-            release(*self.columns)
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            try:
-                for number, _ in enumerate(pool.map(of_range, range(len(self.ranges))), 1):
-                    done(number / len(self.ranges))
-            except BaseException:
-                # After an interrupt, do not process the remaining ranges.
-                pool.shutdown(cancel_futures=True)
-                raise
-
-
-def grouped(folder: Path | None, by: np.ndarray, number: int, *columns: np.ndarray) -> Groups:
-    """Group columns of events by ranges of range(number). by: the number of each event, int [n].
-
-    folder: for the files; without one the groups are in memory.
-
-    Raises:
-        OSError: when the disk has no room for them.
-    """
-    counts = counts_of(by, number)
-    ranges = _ranges(counts)
-    group_of = np.repeat(np.arange(len(ranges), dtype=np.uint8), [len(users) for users in ranges])
-    bounds = np.concatenate([[0], np.cumsum(counts)[[users.stop - 1 for users in ranges]]])
-    dtypes = [np.dtype(np.int32), *(column.dtype for column in columns)]
-    copies = [_array(folder, len(by), dtype) for dtype in dtypes]
-    fill = bounds[:-1].copy()
-
-    def ordered(part: slice) -> tuple[slice, np.ndarray, np.ndarray]:
-        group = group_of[by[part]]
-        return part, np.argsort(group, kind="stable"), np.bincount(group, minlength=len(ranges))
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        # A few at once: chunks that are ordered but not yet copied take memory.
-        parts = chunks(len(by), by, *columns)
-        while wave := list(islice(parts, THREADS)):
-            places = []
-            for part, order, sizes in pool.map(ordered, wave):
-                places.append((part, order, sizes, fill.copy()))
-                fill += sizes
-            _copy(pool, places, columns, copies)
-            release(*copies)
-    return Groups(ranges, bounds, tuple(copies))
-
-
-def _copy(
-    pool: Executor,
-    places: list[tuple[slice, np.ndarray, np.ndarray, np.ndarray]],
-    columns: tuple[np.ndarray, ...],
-    copies: list[np.ndarray],
-) -> None:
-    """Copy chunks, ordered by their ranges, to the next free places of these ranges."""
-
-    def copy(place: tuple[slice, np.ndarray, np.ndarray, np.ndarray]) -> None:
-        part, order, sizes, fill = place
-        ends = np.cumsum(sizes)
-        for values, copied in zip(_chunk(part, order, columns), copies, strict=True):
-            for first, last, begin in zip(ends - sizes, ends, fill, strict=True):
-                copied[begin : begin + last - first] = values[first:last]
-
-    list(pool.map(copy, places))
-
-
-def _chunk(part: slice, order: np.ndarray, columns: tuple[np.ndarray, ...]) -> Iterator[np.ndarray]:
-    yield (order + part.start).astype(np.int32)
-    for column in columns:
-        yield column[part][order]
-
-
-def _array(folder: Path | None, number: int, dtype: np.dtype) -> np.ndarray:
-    return np.empty(number, dtype) if folder is None else temporary(folder, number, dtype)
-
-
-def _ranges(counts: np.ndarray) -> list[range]:
-    """Ranges with about `RANGE_EVENTS` events each, and at most `MOST_RANGES` of them."""
-    ends = np.cumsum(counts)
-    size = max(RANGE_EVENTS, int(ends[-1]) // MOST_RANGES + 1) if len(ends) else RANGE_EVENTS
-    firsts = np.unique((ends - counts) // size, return_index=True)[1].tolist()
-    return [range(first, end) for first, end in pairwise([*firsts, len(counts)])]
-
-
 @dataclass
 class Own:
     """Features of users, items or events, an array for each feature. See `record_type`.
@@ -337,11 +222,12 @@ def write_records(path: Path, fields: Mapping[str, np.ndarray], own: Own) -> Non
     columns = [*fields.values(), *own.features, *own.lists, *own.numbers]
     records = create_column(path, (len(columns[0]),), dtype)
     for part in chunks(len(records), records, *columns):
-        for name, column in fields.items():
-            records[name][part] = column[part]
-        for name, of_features in vars(own).items():
-            for place, column in enumerate(of_features):
-                records[name][part, place] = column[part]
+        for block in blocks(part):
+            for name, column in fields.items():
+                records[name][block] = column[block]
+            for name, of_features in vars(own).items():
+                for place, column in enumerate(of_features):
+                    records[name][block, place] = column[block]
 
 
 def write_counts(folder: Path, tables: Sequence[Table], own: Own, num_train: int) -> None:

@@ -1,361 +1,46 @@
-"""Columns of a configured data set: found beside its files, checked, and made if they are missing.
-
-They are written from the data read, and get their name in one rename.
-"""
+"""Columns of a configured data set: found beside its files, checked, and made if they are missing."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
-from recsuite.config.sections import EVALUATIONS, TOP, DataConfig
+from recsuite.config.sections import TOP, DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
-from recsuite.datasets.leakage import leakage_of_item, leakage_of_label
-from recsuite.datasets.metrics import Metrics, finite
-from recsuite.datasets.preparation.arrays import (
-    Own,
-    chunks,
-    counts_of,
-    create_column,
-    gather,
-    temporary,
-    write_counts,
-    write_records,
-)
-from recsuite.datasets.preparation.baselines import (
-    Stored,
-    baselines_of,
-    by_items,
-    by_users,
-    oracle_of,
-    write_all_lists,
-)
-from recsuite.datasets.preparation.splits import rule_for_seen, split, stream_order
-from recsuite.datasets.preparation.vocabulary import (
-    Written,
-    features_of_events,
-    write_features,
-    write_vocabulary,
-)
 from recsuite.datasets.schema import (
     HISTORY,
-    ITEM,
     ITEM_HISTORY,
-    SCHEMA_FILE,
-    USER,
     RawData,
-    Schema,
     Table,
-    record_of,
 )
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, with_flags
-from recsuite.datasets.streams import EMPTY_STREAM_STATE, HEAD, StreamState, digests_of, keys_of
-from recsuite.errors import UserError, escaped
+from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
+from recsuite.errors import UserError
 from recsuite.files import (
-    digest_of,
     digest_of_bytes,
     explained,
-    flush,
-    flushed,
-    flushing,
     locked,
     place_for,
-    plain,
     replace_file,
-    sealed,
 )
 from recsuite.runtime.console import say, stage
 
 if TYPE_CHECKING:
     from recsuite.datasets.tables.source import TableFile, TableSource
 
-# Name of an unfinished folder, with the process id, and the names of its files. A temporary file is among
-# them if the system cannot make an unnamed one.
-LEFTOVER = re.compile(r"\.making-\d+")
-CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json|tmp\w{8}")
-# The parts of making columns, and the percent of the time that each takes for very many events.
-PARTS = {"order": 6, "events": 5, "features": 2, "lists": 32, "baselines": 55}
-
 
 def newest_of(cache: Path, name: str) -> Path:
     """Return the path of columns of this name: the last successor of the folder, if it has any."""
     numbers = [int(path.suffix[1:]) for path in cache.glob(f"{name}.*") if path.suffix[1:].isdecimal()]
     return cache / (f"{name}.{max(numbers)}" if numbers else name)
-
-
-def _successor_of(folder: Path) -> Path:
-    number = folder.suffix[1:]
-    return folder.with_suffix(f".{int(number) + 1 if number else 2}")
-
-
-def make_columns(
-    folder: Path,
-    raw: RawData,
-    schema: Schema,
-    config: DataConfig,
-    seed: int,
-    there: Columns | None = None,
-    stream_state: StreamState | None = None,
-) -> None:
-    """Write columns and move them to their folder. The caller must hold the lock.
-
-    there: the intact columns in the folder, if any. New columns with the same bits replace them; others go to
-    a successor. past: of a stream, whose events are in the order of time only.
-    """
-    # This process holds the lock, so any unfinished folder was left by a process that died.
-    for leftover in filter(_is_leftover, folder.parent.iterdir()):
-        shutil.rmtree(leftover)
-    making = folder.parent / f".making-{os.getpid()}"
-    making.mkdir()
-    try:
-        with stage("making columns", sum(PARTS.values()), "percent") as reached:
-            # Written under another name: a process that dies here leaves no columns that look complete.
-            manifest = _write_columns(making, raw, schema, config, seed, reached, stream_state)
-        # The files must be on the disk before the rename.
-        written = [flushed(path) for path in sorted(making.iterdir())]
-        files = [dataclasses.asdict(entry) for entry in written]
-        # Last, because it holds the digests of all other files. Columns without it are ignored.
-        (making / MANIFEST).write_text(
-            json.dumps(sealed({**manifest, "files": files}), indent=1, allow_nan=False)
-        )
-        flush(making / MANIFEST)
-        flush(making)
-        # A process that uses the old columns may open one of their files later, and must find the same bits.
-        if there is not None and {entry.name: entry.xxh3_128 for entry in written} != there.files:
-            folder = _successor_of(folder)
-        # The rename itself is not flushed: after a power cut the columns are made again.
-        _publish(making, folder)
-    except BaseException:
-        shutil.rmtree(making, ignore_errors=True)
-        raise
-
-
-def _is_leftover(path: Path) -> bool:
-    """True if `make_columns` made this folder: --cache_dir may contain folders of other programs."""
-    if not LEFTOVER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
-        return False
-    return all(CONTENT.fullmatch(found.name) for found in path.iterdir())
-
-
-def _publish(making: Path, folder: Path) -> None:
-    """Give new columns their name. Replace existing ones file by file: a process may be reading them."""
-    if not folder.is_dir():
-        folder.unlink(missing_ok=True)
-        making.rename(folder)
-        return
-    # The manifest last: until then the old manifest does not match the files, so a mixture is refused.
-    made = sorted(making.iterdir(), key=lambda path: path.name == MANIFEST)
-    names = {path.name for path in made}
-    for old in folder.iterdir():
-        if old.is_dir() and (old.name in names or old.suffix == ".npy"):
-            shutil.rmtree(old)
-        elif old.name not in names and old.suffix == ".npy":
-            old.unlink()
-    for path in made:
-        path.replace(folder / path.name)
-    making.rmdir()
-
-
-def _done(reached: Callable[[int], None], part: str) -> Callable[[float], None]:
-    """Return a function that reports the finished share of a part."""
-    names = list(PARTS)
-    before = sum(PARTS[name] for name in names[: names.index(part)])
-    return lambda share: reached(before + round(share * PARTS[part]))
-
-
-def _write_columns(
-    folder: Path,
-    raw: RawData,
-    schema: Schema,
-    config: DataConfig,
-    seed: int,
-    reached: Callable[[int], None],
-    stream_state: StreamState | None,
-) -> dict[str, Any]:
-    order, sizes, notes = (
-        stream_order(raw, schema, stream_state) if stream_state else split(raw, schema, config, seed, folder)
-    )
-    num_late = (
-        int(np.count_nonzero(stream_state.is_late(raw.events.time, raw.events_per_file)))
-        if stream_state
-        else 0
-    )
-    stored = _write_events(folder, raw, order, _done(reached, "events"))
-    oracle = oracle_of(raw, order, sizes[2], config.split)
-    num_train = sizes[0]
-    written, own = _write_features(folder, raw, stored, order, num_train, schema, stream_state)
-    num_head = min(num_train, HEAD) if stream_state else num_train
-    weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
-    item_leakage = _leakage_or_keys(folder, raw, stored, order[:num_train], schema, stream_state)
-    label_leakage = leakage_of_label(raw.events, order[:num_head], stored.label[:num_head], schema)
-    # Frees as much memory as a column.
-    del order
-    by_user, by_item = by_users(folder, stored), by_items(folder, stored, len(raw.items))
-    seen, said = rule_for_seen(config, by_user, num_train, schema, is_stream=stream_state is not None)
-    schema = dataclasses.replace(schema, seen=seen)
-    features = [*(table.feature for table in written.tables), *written.numbers]
-    (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
-    rows, progress = _rows_of_ids(folder, written, schema), _done(reached, "lists")
-    places, longest = write_all_lists(folder, stored, (by_user, by_item), rows, sizes, progress)
-    fields = {"user": stored.user, "item": stored.item, "label": stored.label}
-    write_records(folder / "rows.npy", {**fields, **places, **weight}, own)
-    del places, weight, fields, own
-    baselines: dict[str, dict[str, Metrics]] = {name: {} for name in EVALUATIONS}
-    if not stream_state:
-        with flushing(folder):
-            progress = _done(reached, "baselines")
-            baselines = baselines_of(stored, by_user, by_item, sizes, oracle, schema, progress)
-    return {
-        # Digest of the meaning of a position in the training: a checkpoint stores its progress as a position.
-        "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
-        **dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True)),
-        # Includes the events of a stream that are held back.
-        "num_skipped": raw.num_skipped + len(raw.events.user) - sum(sizes) - num_late,
-        "num_users": len(raw.users),
-        f"num_{schema.items}": len(raw.items),
-        **longest,
-        # The model starts from it, so it must not depend on later events.
-        "mean_rating": float(stored.label[:num_head].mean(dtype=np.float64)),
-        "tables": [_recorded(table, schema) for table in written.tables],
-        "numbers": [plain(schema.recorded(feature)) for feature in written.numbers],
-        "baselines": {
-            way: {name: finite(metrics) for name, metrics in found.items()}
-            for way, found in baselines.items()
-        },
-        "seen": schema.seen,
-        "item_leakage": item_leakage,
-        "label_leakage": label_leakage,
-        "notes": [*map(escaped, (*raw.skipped, *notes, *said, *_notes_on(written)))],
-        "num_late": num_late,
-        "events_per_file": raw.events_per_file if stream_state else {},
-    }
-
-
-def _notes_on(written: Written) -> list[str]:
-    left_out = ", ".join(written.left_out)
-    return [f"skipped the features that the files do not have: {left_out}"] if left_out else []
-
-
-def _rows_of_ids(folder: Path, written: Written, schema: Schema) -> list[np.ndarray]:
-    """Table rows of users, and of items, int32."""
-    features = [table.feature for table in written.tables]
-    return [
-        np.load(folder / f"{schema.name_of(entity)}_features.npy")["features"][
-            :, schema.place_of(entity, features)
-        ]
-        for entity in (USER, ITEM)
-    ]
-
-
-def _write_features(
-    folder: Path,
-    raw: RawData,
-    stored: Stored,
-    order: np.ndarray,
-    num_train: int,
-    schema: Schema,
-    stream_state: StreamState | None,
-) -> tuple[Written, Own]:
-    """Write the features of users and items, and the vocabulary. Returns the features of events too.
-
-    past: of a stream, with the vocabulary of its earlier columns.
-    """
-    entities = {
-        entity: (frame, np.flatnonzero(counts_of(column[:num_train], len(frame))))
-        for entity, frame, column in ((USER, raw.users, stored.user), (ITEM, raw.items, stored.item))
-    }
-    written = write_features(folder, entities, schema, stream_state.known if stream_state else {})
-    own = features_of_events(folder, written, raw.events, order, num_train, schema)
-    # The tables of events are the last ones at this point.
-    write_counts(folder, written.tables[len(written.tables) - len(own.features) :], own, num_train)
-    write_vocabulary(folder, written)
-    written.tables.sort(key=lambda table: table.feature.multi)
-    return written, own
-
-
-def _write_events(folder: Path, raw: RawData, order: np.ndarray, done: Callable[[float], None]) -> Stored:
-    """Write labels and times. Returns the events."""
-    events, number = raw.events, len(order)
-    # Users and items are written in records later, when the ends of the histories are known. Labels are
-    # written both here and in the records: code that scans all labels then reads a quarter of the bytes.
-    user = gather(events.user, order, temporary(folder, number, np.int32))
-    done(0.2)
-    item = gather(events.item, order, temporary(folder, number, np.int32))
-    done(0.4)
-    label = gather(events.label, order, create_column(folder / "rating.npy", (number,), np.float32))
-    done(0.6)
-    time = gather(events.time, order, create_column(folder / "time.npy", (number,), np.int64))
-    done(1)
-    return Stored(user, item, label, time)
-
-
-def _leakage_or_keys(
-    folder: Path,
-    raw: RawData,
-    stored: Stored,
-    trained: np.ndarray,
-    schema: Schema,
-    stream_state: StreamState | None,
-) -> dict[str, float]:
-    """Return the leakage of the item by features of the event. For a stream, write its keys instead."""
-    if stream_state is not None:
-        _write_keys(folder, raw, stored, schema)
-        return {}
-    return leakage_of_item(raw.events, trained, stored.item[: len(trained)], len(raw.items), schema)
-
-
-def _write_keys(folder: Path, raw: RawData, stored: Stored, schema: Schema) -> None:
-    """Write the hashes by which a stream recognises its events."""
-    users, items = (
-        digests_of(frame[schema.column_of(entity)])
-        for entity, frame in ((USER, raw.users), (ITEM, raw.items))
-    )
-    keys = create_column(folder / "keys.npy", (len(stored.user),), np.uint64)
-    for part in chunks(len(keys), keys):
-        user, item = users[stored.user[part]], items[stored.item[part]]
-        keys[part] = keys_of(user, item, stored.label[part], stored.time[part])
-
-
-def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> dict[str, np.ndarray]:
-    """Weight of each event in the loss, float32, with mean 1; empty if the data have no weights."""
-    if raw.events.weight is None:
-        return {}
-    weight = gather(raw.events.weight, order, temporary(folder, len(order), np.float32))
-    # Mean 1, so that learning rates and decays have the same effect with weights as without.
-    mean = weight[:num_train].mean(dtype=np.float64)
-    if not mean > 0:
-        raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
-    for part in chunks(len(weight), weight):
-        weight[part] /= mean
-    return {"weight": weight}
-
-
-def _more_labels(folder: Path, raw: RawData, order: np.ndarray) -> dict[str, np.ndarray]:
-    """Labels after the first, float32, NaN for a missing one, and their own weights."""
-    events = raw.events
-    return {
-        f"{field}_{place}": gather(found[name], order, temporary(folder, len(order), np.float32))
-        for place, name in enumerate(events.more_labels, 2)
-        for field, found in (("label", events.more_labels), ("weight", events.more_weights))
-        if name in found
-    }
-
-
-def _recorded(table: Table, schema: Schema) -> dict[str, Any]:
-    """Return a table in the form of the manifest."""
-    recorded: dict[str, Any] = plain(dataclasses.replace(table, feature=schema.recorded(table.feature)))
-    return recorded
 
 
 # The split of a stream, used in the name of its columns.
@@ -470,6 +155,9 @@ def _with_lock(
     elif there is not None:
         say(f"the columns in {folder} are made again, as --rebuild asks")
     say(f"reading {source.folder}; its columns will lie in {folder}")
+    # Imported here: with existing columns a rank needs no compiler of loops, and no Arrow.
+    from recsuite.datasets.preparation.making import make_columns
+
     make_columns(folder, read_again(), source.schema, data, seed, there, stream_state)
     made = newest_of(cache, name)
     if data.rebuild:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,11 +16,8 @@ import numpy as np
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.arrays import (
     MOST,
-    Groups,
-    among,
     chunks,
     gather,
-    grouped,
     highest,
     keep,
     release,
@@ -29,6 +25,7 @@ from recsuite.datasets.preparation.arrays import (
     where,
     writeable,
 )
+from recsuite.datasets.preparation.loops import count_common, grouped, repeated_events
 from recsuite.datasets.schema import (
     ALLOW,
     CLICKS,
@@ -78,14 +75,13 @@ def settle(raw: RawData, how: str, schema: Schema, folder: Path | None = None) -
     rule = "last" if how == "mean" and schema.label_kind == CLICKS else how
     if rule == "mean":
         events = dataclasses.replace(events, label=writeable(events.label))
-    is_left = np.ones(number, bool)
-    repeated: list[tuple[int, int]] = []
-
-    def settle_pairs(places: np.ndarray, pairs: np.ndarray, time: np.ndarray) -> None:
-        repeated.append(_settle(events, places, pairs, time, rule, adds_up, is_left))
-
-    _for_pairs(events, "looking for repeated events", folder, settle_pairs)
-    num_events, num_pairs = (sum(numbers[place] for numbers in repeated) for place in (0, 1))
+    is_left, num_events, num_pairs = np.ones(number, bool), 0, 0
+    # Events without users and items have one of each (`constants` of schema.toml), which is no repetition.
+    if highest(events.user) > 0 or highest(events.item) > 0:
+        with stage("looking for repeated events"):
+            for repeated in repeated_events(events.user, events.item, folder):
+                num_pairs += _settle(events, repeated, rule, adds_up, is_left)
+                num_events += len(repeated)
     if num_events == 0:
         return raw
     note = (
@@ -108,43 +104,28 @@ def _with_weights(events: Events) -> Events:
     return dataclasses.replace(events, label=ones, weight=writeable(events.label))
 
 
-def _settle(
-    events: Events,
-    places: np.ndarray,
-    pairs: np.ndarray,
-    time: np.ndarray,
-    how: str,
-    adds_up: bool,
-    is_left: np.ndarray,
-) -> tuple[int, int]:
-    """Unmark the events of these pairs that are dropped. Returns the numbers of repeated events and pairs."""
-    order = sorted_places(pairs)
-    ordered = pairs[order]
-    is_same = np.concatenate([[False], ordered[1:] == ordered[:-1], [False]])
-    repeated = order[is_same[1:] | is_same[:-1]]
-    if not len(repeated):
-        return 0, 0
-    del order, ordered, is_same
-    # In the order of the file again, so that events of one time keep it.
-    repeated.sort()
-    places, pairs = places[repeated], pairs[repeated]
-    order = sorted_places(pairs, time[repeated])
-    places, pairs = places[order], pairs[order]
-    begins = np.flatnonzero(np.diff(pairs, prepend=-1))
-    ends = np.append(begins[1:], len(pairs)) - 1
-    counting = places[begins if how == "first" else ends]
+def _settle(events: Events, repeated: np.ndarray, how: str, adds_up: bool, is_left: np.ndarray) -> int:
+    """Unmark those of the repeated events that are dropped. Returns the number of pairs."""
+    user, item, time = (column[repeated] for column in (events.user, events.item, events.time))
+    # Stable: events of one time keep the order of the file.
+    order = sorted_places(user, item, time)
+    user, item, events_of = user[order], item[order], repeated[order]
+    begins = np.flatnonzero((np.diff(user, prepend=-1) != 0) | (np.diff(item, prepend=-1) != 0))
+    ends = np.append(begins[1:], len(events_of)) - 1
+    counting = events_of[begins if how == "first" else ends]
     if how != "keep":
-        is_left[places] = False
+        is_left[events_of] = False
         is_left[counting] = True
     if adds_up:
         assert events.weight is not None
-        events.weight[counting] = np.add.reduceat(events.weight[places], begins, dtype=np.float64)
+        events.weight[counting] = np.add.reduceat(events.weight[events_of], begins, dtype=np.float64)
     if how == "mean":
         # The last event of the pair gets the mean and keeps its time.
-        sums = np.add.reduceat(events.label[places], begins, dtype=np.float64)
+        sums = np.add.reduceat(events.label[events_of], begins, dtype=np.float64)
         events.label[counting] = sums / (ends - begins + 1)
-    release(*(column for column in (events.label, events.weight) if column is not None))
-    return len(places), len(begins)
+    columns = events.user, events.item, events.time, events.label, events.weight
+    release(*(column for column in columns if column is not None))
+    return len(begins)
 
 
 def describe_leak(
@@ -154,17 +135,16 @@ def describe_leak(
 
     is_test: bool [events]; folder: as for `settle`.
     """
-    leaks: list[int] = []
-
-    def count(places: np.ndarray, pairs: np.ndarray, _: np.ndarray) -> None:
-        is_case = is_test[places]
-        leaks.append(int(among(np.sort(pairs[is_case]), np.sort(pairs[~is_case])).sum()))
-
-    _for_pairs(events, "looking for leaks", folder, count)
-    if not sum(leaks):
+    # See `settle`.
+    if highest(events.user) == highest(events.item) == 0:
+        return []
+    of_users = grouped(events.user, highest(events.user) + 1, folder)
+    number = count_common(of_users.offsets, of_users.events, events.item, highest(events.item) + 1, is_test)
+    release(events.item)
+    if not number:
         return []
     return [
-        f"{sum(leaks):,} of {int(is_test.sum()):,} test {schema.labels} are of {with_article(schema.user)} "
+        f"{number:,} of {int(is_test.sum()):,} test {schema.labels} are of {with_article(schema.user)} "
         f"and {with_article(schema.item)} that training or validation has {with_article(schema.label)} of "
         f"too: metrics of "
         "predicted labels flatter the model, and rankings without what a user had cannot find these"
@@ -172,27 +152,23 @@ def describe_leak(
 
 
 def rule_for_seen(
-    config: DataConfig, by_user: Groups, num_train: int, schema: Schema, is_stream: bool
+    config: DataConfig, user: np.ndarray, item: np.ndarray, schema: Schema, is_stream: bool
 ) -> tuple[str, list[str]]:
     """Return the rule for items that a user had, EXCLUDE or ALLOW, and a note if it was inferred.
 
-    by_user: all events by ranges of users, then their users and items.
+    user, item: of the training events, int32 [n].
     """
     if config.seen != "auto":
         return config.seen, []
     if not config.keeps_repeats or is_stream:
         return EXCLUDE, []
-    repeats: list[int] = []
-
-    def count(users: range, places: np.ndarray, user: np.ndarray, item: np.ndarray, *_: np.ndarray) -> None:
-        known = slice(int(places.searchsorted(num_train)))
-        pairs = (user[known].astype(np.int64) - users.start) << 32 | item[known]
-        repeats.append(int(np.count_nonzero(np.diff(np.sort(pairs)) == 0)))
-
-    by_user.each(count)
-    if sum(repeats) == num_train - 1:
+    num_repeats = 0
+    for repeated in repeated_events(user, item):
+        pairs = user[repeated].astype(np.int64) << 32 | item[repeated]
+        num_repeats += len(pairs) - len(np.unique(pairs))
+    if num_repeats == len(user) - 1:
         return EXCLUDE, []
-    share = sum(repeats) / num_train
+    share = num_repeats / len(user)
     seen = ALLOW if share >= LEAST_REPEATS else EXCLUDE
     does = "are ranked and recommended again" if seen == ALLOW else "are not recommended again"
     return seen, [
@@ -200,32 +176,6 @@ def rule_for_seen(
         f"their {schema.user} (limit: {LEAST_REPEATS:.0%}), so {schema.items} that "
         f"{with_article(schema.user)} had {does}"
     ]
-
-
-def _for_pairs(
-    events: Events,
-    title: str,
-    folder: Path | None,
-    work: Callable[[np.ndarray, np.ndarray, np.ndarray], object],
-) -> None:
-    """Call work(places, pairs, times) for the events of ranges of users.
-
-    places: int32; pairs: a number for user and item, int64. title: of the progress display.
-    """
-    num_items = highest(events.item) + 1
-    # Events without users and items have one of each (`constants` of schema.toml), which is no repetition.
-    if num_items == 1 and highest(events.user) == 0:
-        return
-
-    def of_range(
-        users: range, places: np.ndarray, user: np.ndarray, item: np.ndarray, time: np.ndarray
-    ) -> None:
-        work(places, (user.astype(np.int64) - users.start) * num_items + item, time)
-
-    with stage(title, 100, "percent") as reached:
-        columns = events.user, events.item, events.time
-        groups = grouped(folder, events.user, highest(events.user) + 1, *columns)
-        groups.each(of_range, lambda share: reached(round(100 * share)))
 
 
 def _only(raw: RawData, is_left: np.ndarray) -> RawData:
