@@ -305,6 +305,20 @@ def test_texts_of_large_row_groups_alone_are_read_as_codes(tmp_path: Path) -> No
     assert found[10_000].to_pylist() == found[100].to_pylist() == table["device"].to_pylist()
 
 
+def test_texts_are_read_as_codes_when_the_file_stores_them_as_codes(tmp_path: Path) -> None:
+    number = 200_000
+    items = [f"item {row % 20_000}" for row in range(number)]
+    # The writer stops using codes for these: their distinct texts are too many.
+    texts = [f"a text without another one like it, number {row}" for row in range(number)]
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"item": items, "text": texts}), path)
+    with opened(find_tables(path).events[0]) as source:
+        (batch,) = batches(source, ["item", "text"])
+    assert pyarrow.types.is_dictionary(batch.columns.column("item").type)
+    assert pyarrow.types.is_string(batch.columns.column("text").type)
+    assert batch.columns.column("item").to_pylist() == items
+
+
 def test_a_file_without_the_compression_of_its_extension_is_refused(tmp_path: Path) -> None:
     file = file_of(tmp_path / "a.csv.gz", b"\x01\x00\xff\xfe" * 100)
     with pytest.raises(UserError, match=r"a\.csv\.gz is not packed with gzip, as the end of its name says"):

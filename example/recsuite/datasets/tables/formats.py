@@ -12,7 +12,6 @@ import contextlib
 import csv
 import io
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -842,9 +841,10 @@ def _text(value: Any) -> str:
 BATCH_ROWS = 2**18
 # Compressed bytes of a column that are read at once.
 BUFFER_BYTES = 2**20
-# Bytes of a column's distinct values in a row group of a Parquet file: about a thousand texts.
-FEW_BYTES = 2**14
+# Least rows of a row group of a Parquet file, on average, whose texts are read as codes.
 LEAST_GROUP_ROWS = 2**13
+# Bytes of the length of a text in a Parquet file.
+LENGTH_BYTES = 4
 
 
 class Typed(FileReader):
@@ -879,16 +879,11 @@ class Parquet(Typed):
             metadata = parquet.read_metadata(_opened(file))
             schema = metadata.schema.to_arrow_schema()
             self._names = [str(name) for name in schema.names]
-            # Texts with few distinct values are read as codes. With many, the file does not store codes, and
-            # they would be computed for each batch. Codes of many small groups take long to bring together.
+            # Texts that the file stores as codes are read as codes, without a look-up for each row. Codes of
+            # many small groups take long to bring together.
             is_large = metadata.num_rows >= LEAST_GROUP_ROWS * metadata.num_row_groups
-            texts = [
-                field.name
-                for field in schema
-                if is_large
-                and types.is_string(field.type)
-                and _largest_dictionary(metadata, field.name) < FEW_BYTES
-            ]
+            stored = _coded(metadata) if is_large else set()
+            texts = [field.name for field in schema if types.is_string(field.type) and field.name in stored]
             self._parquet = parquet.ParquetFile(
                 _opened(file),
                 metadata=metadata,
@@ -970,14 +965,18 @@ class Arrow(Typed):
         self._source.close()
 
 
-def _largest_dictionary(metadata: Any, name: str) -> float:
-    """Return the most bytes of a column's dictionary in a row group; infinity if a group has none."""
+def _coded(metadata: Any) -> set[str]:
+    """Return the columns whose texts a Parquet file stores as codes in all row groups."""
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-    places = [place for place in range(metadata.num_columns) if metadata.schema.column(place).path == name]
-    chunks = [group.column(place) for group in groups for place in places]
-    if not all(chunk.dictionary_page_offset for chunk in chunks):
-        return math.inf
-    return max((chunk.data_page_offset - chunk.dictionary_page_offset for chunk in chunks), default=math.inf)
+    return {
+        metadata.schema.column(place).path
+        for place in range(metadata.num_columns)
+        # A writer stops using codes when there are many. Then each text takes its length and its characters.
+        if all(
+            chunk.has_dictionary_page and chunk.total_uncompressed_size < LENGTH_BYTES * chunk.num_values
+            for chunk in (group.column(place) for group in groups)
+        )
+    }
 
 
 def _opened(file: File) -> Any:

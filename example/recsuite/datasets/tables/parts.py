@@ -80,6 +80,8 @@ class Coder:
         self._seen = np.zeros(0, bool)
         self._all_small = True
         self._known: pyarrow.Array | None = None
+        # True for each known value that occurs. A file that stores codes may have values without a row.
+        self._used: np.ndarray | None = None
         self._waiting: list[pyarrow.Array] = []
         self._bytes = 0
         self._writing: Future[None] | None = None
@@ -104,8 +106,10 @@ class Coder:
             self._write_codes(self._waiting)
         small = np.flatnonzero(self._seen)
         known = pyarrow.array([], pyarrow.string()) if self._known is None else self._known
+        used = np.arange(len(known)) if self._used is None else np.flatnonzero(self._used[: len(known)])
+        known = known if len(used) == len(known) else known.take(pyarrow.array(used))
         values = pyarrow.concat_arrays(same_type([pyarrow.array(small, pyarrow.int64()), known]))
-        codes = np.concatenate([small, len(self._seen) + np.arange(len(known))]).astype(np.int32)
+        codes = np.concatenate([small, len(self._seen) + used]).astype(np.int32)
         return pyarrow.record_batch([values, pyarrow.array(codes)], names=["value", "code"])
 
     def _add_small(self, values: pyarrow.Array) -> bool:
@@ -140,16 +144,21 @@ class Coder:
             self._writing.result()
 
     def _write_codes(self, waiting: list[pyarrow.Array]) -> None:
-        coded = [_without_unused(values) if _is_coded(values) else values for values in waiting]
         before = [] if self._known is None else [self._known]
-        values = same_type([*before, *(each.dictionary if _is_coded(each) else each for each in coded)])
+        values = same_type([*before, *(each.dictionary if _is_coded(each) else each for each in waiting)])
         # The known values come first, and so keep their codes.
         self._known, places = together(values)
-        for each, place in zip(coded, places[len(before) :], strict=True):
-            # A missing value keeps the code -1.
-            codes = np.where(place < 0, place, place + np.int32(len(self._seen)))
+        for each, codes in zip(waiting, places[len(before) :], strict=True):
             if _is_coded(each):
+                # A missing value keeps the code -1, of the last entry.
                 codes = np.append(codes, np.int32(-1))[_indices(each)]
+                used = np.zeros(len(self._known) + 1, bool)
+                used[codes] = True
+                if self._used is not None:
+                    used[: len(self._used) - 1] |= self._used[:-1]
+                self._used = used
+            if len(self._seen):
+                codes = np.where(codes < 0, codes, codes + np.int32(len(self._seen)))
             self._file.write(codes.astype("<i4", copy=False).data)
 
 
@@ -163,20 +172,6 @@ def _indices(coded: pyarrow.Array) -> np.ndarray:
     """Return the codes, int32, -1 for a missing value."""
     codes = coded.indices
     return (codes.fill_null(-1) if codes.null_count else codes).to_numpy(zero_copy_only=False)
-
-
-def _without_unused(coded: pyarrow.Array) -> pyarrow.Array:
-    """Return the codes without unused values: those of a file may have some."""
-    import pyarrow
-
-    codes = _indices(coded)
-    is_used = np.zeros(len(coded.dictionary) + 1, bool)
-    is_used[codes] = True
-    places = (np.cumsum(is_used) - 1).astype(np.int32)
-    return pyarrow.DictionaryArray.from_arrays(
-        pyarrow.array(places[codes], mask=codes < 0),
-        coded.dictionary.filter(pyarrow.array(is_used[:-1])),
-    )
 
 
 def same_type(arrays: list[pyarrow.Array]) -> list[pyarrow.Array]:
@@ -311,16 +306,12 @@ class _Writer:
         parsed = [each.parse(batch.columns.column(each.column)) for each in self.wanted]
         self.note_broken(batch.num_bad)
         is_good = np.ones(batch.columns.num_rows, bool)
-        is_dropped = ~is_good
         for each in parsed:
-            is_good &= each.faults == 0
-            is_dropped |= each.faults == DROPPED
+            if each.faults.any():
+                is_good &= each.faults == 0
         is_whole = bool(is_good.all())
-        self.dropped += int(is_dropped.sum())
-        is_bad = ~(is_good | is_dropped)
-        if is_bad.any():
-            bad = int(np.argmax(is_bad))
-            self.faults.add([self._bad_row(batch, bad, [each.faults for each in parsed])], int(is_bad.sum()))
+        if not is_whole:
+            self._note_bad(batch, is_good, [each.faults for each in parsed])
         for place, each in enumerate(parsed):
             if place in self.coders:
                 self._note_type(place, batch)
@@ -332,6 +323,15 @@ class _Writer:
                 values = each.values if is_whole else each.values[is_good]
                 self.files[place].write(values.astype(self.wanted[place].dtype, copy=False).data)
         self.num_rows += int(is_good.sum())
+
+    def _note_bad(self, batch: FileBatch, is_good: np.ndarray, faults: list[np.ndarray]) -> None:
+        """Count the rows with a fault; those that the schema drops are not bad."""
+        is_dropped = np.any([each == DROPPED for each in faults], axis=0)
+        self.dropped += int(is_dropped.sum())
+        is_bad = ~(is_good | is_dropped)
+        if is_bad.any():
+            row = self._bad_row(batch, int(np.argmax(is_bad)), faults)
+            self.faults.add([row], int(is_bad.sum()))
 
     def note_broken(self, number: int) -> None:
         """Count the rows that could not be split into columns. number: their number so far."""

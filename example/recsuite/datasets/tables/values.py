@@ -9,6 +9,7 @@ from __future__ import annotations
 import calendar
 import contextlib
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from recsuite.datasets.schema import CLICKS, COUNT, YES_NO
+from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
 from recsuite.datasets.tables.schema_file import DROP, ISO, UNITS, LabelColumn
 from recsuite.errors import UserError
 
@@ -45,6 +46,8 @@ OTHER_UNIT, DROPPED, NO_WHOLE = 10, 11, 12
 NO_VALUE = ("", "NA", "N/A", "null", "NULL", "NaN", "nan", "None", "\\N")
 LONGEST_NO_VALUE = max(map(len, NO_VALUE))
 YES, NO = ("1", "true", "yes", "1.0", "t", "y"), ("0", "false", "no", "0.0", "f", "n")
+# The finite numbers.
+LARGEST = -sys.float_info.max, sys.float_info.max
 # From here on, a float cannot hold every whole number.
 EXACT = 2.0**53
 # Texts that Arrow casts to a float: the fault of a value must not depend on other values.
@@ -229,7 +232,6 @@ def lists(column: pyarrow.Array, name: str, separator: str) -> Parsed:
 def numbers(column: pyarrow.Array, name: str) -> Parsed:
     """Return float64, NaN for a missing number; a text that is no number, and infinity, are faults."""
     import pyarrow
-    import pyarrow.compute as pc
     from pyarrow import types
 
     column = plain(column, name)
@@ -242,9 +244,16 @@ def numbers(column: pyarrow.Array, name: str) -> Parsed:
         found = found.cast(pyarrow.float64(), safe=False)
     else:
         raise UserError(f"The column {name!r} holds values of the type {column.type}, and no numbers.")
-    values = pc.fill_null(found, float("nan")).to_numpy(zero_copy_only=False)
-    faults[np.isinf(values)] = INFINITE
+    # A missing number becomes NaN.
+    values = found.to_numpy(zero_copy_only=False)
+    if not _within(values, *LARGEST):
+        faults[np.isinf(values)] = INFINITE
     return Parsed(values, faults)
+
+
+def _within(values: np.ndarray, lowest: float, highest: float) -> bool:
+    """True if all values are between two numbers, and none is NaN. Mostly, it saves a look at each value."""
+    return not len(values) or bool(lowest <= values.min() and values.max() <= highest)
 
 
 def _cast(texts: pyarrow.Array, kind: Any, pattern: str, fault: int) -> tuple[pyarrow.Array, np.ndarray]:
@@ -282,6 +291,8 @@ def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> Parsed:
         column = pc.if_else(is_yes, "1", pc.if_else(is_no, "0", column))
     found = numbers(column, name)
     values, faults = found.values, found.faults
+    if label.kind == RATING and not label.drop and _within(values, label.lowest, label.highest):
+        return Parsed(values.astype(np.float32), faults)
     is_dropped = dropped(values, label.drop)
     faults[np.isnan(values) & (faults == 0)] = MISSING
     is_fine = faults == 0
@@ -458,10 +469,15 @@ def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
     if types.is_timestamp(column.type):
         return _in_range(_seconds(column), np.zeros(len(column), np.int8))
     if form in UNITS:
-        found = numbers(column, name)
+        if types.is_signed_integer(column.type) and not column.null_count:
+            found = Parsed(column.cast(pyarrow.int64()).to_numpy(), np.zeros(len(column), np.int8))
+            seconds = found.values // UNITS[form]
+        else:
+            found = numbers(column, name)
+            seconds = np.floor(found.values / UNITS[form])
         # Seconds read as milliseconds would be in January 1970.
-        found.faults[_has_other_unit(found.values, form) & (found.faults == 0)] = OTHER_UNIT
-        return _in_range(np.floor(found.values / UNITS[form]), found.faults)
+        _mark_other_units(found, form)
+        return _in_range(seconds, found.faults)
     # A pattern needs texts, also for numbers such as a year or 20201131.
     texts = pc.utf8_trim_whitespace(categories(column, name).values.cast(pyarrow.string()))
     coded = texts.dictionary_encode()
@@ -472,20 +488,21 @@ def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
     return _in_range(seconds, faults)
 
 
-def _has_other_unit(values: np.ndarray, form: str) -> np.ndarray:
-    """Return a mask of numbers that are likely times in another unit, bool [n]."""
-    found = np.zeros(len(values), bool)
+def _mark_other_units(found: Parsed, form: str) -> None:
+    """Mark numbers that are likely times in another unit than `form`."""
+    values, faults = found
+    least, most = (values.min(), values.max()) if len(values) else (0, 0)
     for name, ticks in UNITS.items():
-        if name != form:
-            found |= (values >= FIRST_LIKELY * ticks) & (values <= LAST_LIKELY * ticks)
-    return found
+        lowest, highest = FIRST_LIKELY * ticks, LAST_LIKELY * ticks
+        # Both are false if a value is NaN.
+        if name != form and not (most < lowest or least > highest):
+            faults[(values >= lowest) & (values <= highest) & (faults == 0)] = OTHER_UNIT
 
 
 def _in_range(seconds: np.ndarray, faults: np.ndarray) -> Parsed:
-    """Return seconds, float64 with NaN, as int64."""
-    # Usually all values are good, and this check takes a third of the time; it is false for NaN.
-    if not faults.any() and ((seconds >= FIRST_SECOND) & (seconds <= LAST_SECOND)).all():
-        return Parsed(seconds.astype(np.int64), faults)
+    """Return seconds, int64 or float64 with NaN, as int64."""
+    if not faults.any() and _within(seconds, FIRST_SECOND, LAST_SECOND):
+        return Parsed(seconds.astype(np.int64, copy=False), faults)
     faults[np.isnan(seconds) & (faults == 0)] = MISSING
     with np.errstate(invalid="ignore"):
         faults[(faults == 0) & ((seconds < FIRST_SECOND) | (seconds > LAST_SECOND))] = FAR_TIME
