@@ -11,8 +11,7 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -329,8 +328,7 @@ FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 # Numbers are guessed as times if they are of the years 1976 to 2103.
 FIRST_LIKELY, LAST_LIKELY = 2e8, 4.2e9
 SECONDS_PER_DAY = 86_400
-# Directives that Arrow can read. Python reads patterns with others, value by value: Arrow knows no zones and
-# no fractions.
+# Directives that Arrow can read, in a tenth of the time of pandas. It knows no zones and no fractions.
 QUICK_PATTERN = set("YmdHMSyBbjTFDIp")
 FRACTION = r"(:\d\d)[.,]\d+"
 # Parts of a time in a text: the time of the day with AM or PM and a zone, words, and digits.
@@ -528,28 +526,14 @@ def _iso(texts: pyarrow.Array) -> np.ndarray:
     import pyarrow
     import pyarrow.compute as pc
 
-    # The usual formats, which Arrow reads at once.
-    for zone in (None, "UTC", "UTC"):
-        try:
-            return _seconds(texts.cast(pyarrow.timestamp("us", zone)))
-        except pyarrow.ArrowInvalid:
-            texts = pc.replace_substring_regex(texts, r" ?(UTC|GMT|Z)$", "Z") if zone else texts
-    for pattern, plain_form in (
-        # Seconds are whole below; a fraction may have any number of digits.
-        (FRACTION, r"\1"),
-        (r"^(\d{4})(\d\d)(\d\d)($|[T ])", r"\1-\2-\3\4"),
-        (r"([T ]\d\d)(\d\d)(\d\d)($|[-+Z ])", r"\1:\2:\3\4"),
-        (r"([T ]\d\d)(\d\d)($|[-+Z ])", r"\1:\2\3"),
-        # Python 3.10 knows only zones of this form.
-        ("Z$", "+00:00"),
-        (r"(:\d\d) ?([-+]\d\d):?(\d\d)?$", r"\1\2:0\3"),
-        (r":0(\d\d)$", r":\1"),
-        (r"([-+]\d\d):0$", r"\1:00"),
-    ):
-        texts = pc.replace_substring_regex(texts, pattern, plain_form)
-    # Later versions of Python also read weeks, which are refused here.
-    is_iso = pc.match_substring_regex(texts, r"^\d{4}-\d\d-\d\d([T ]\d\d:|$)")
-    return _by_python(pc.if_else(is_iso, texts, ""), datetime.fromisoformat)
+    # The usual form, which Arrow reads in a tenth of the time.
+    with contextlib.suppress(pyarrow.ArrowInvalid):
+        return _seconds(texts.cast(pyarrow.timestamp("us")))
+    texts = pc.replace_substring_regex(texts, FRACTION, r"\1")
+    texts = pc.replace_substring_regex(texts, r" ?(UTC|GMT|Z)$", "Z")
+    # pandas also reads a year, a month and "now".
+    is_iso = pc.match_substring_regex(texts, r"^\d{4}-?\d\d-?\d\d([T ]\d\d:?\d\d|$)")
+    return _by_pandas(pc.if_else(is_iso, texts, None), "ISO8601")
 
 
 def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
@@ -567,17 +551,19 @@ def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
         # Arrow reads 31 February as a day in March; such a value is refused.
         same = pc.fill_null(pc.equal(pc.strftime(found, format=pattern), texts), False)
         known, slow = _seconds(found), ~same.to_numpy(zero_copy_only=False)
-    known[slow] = _by_python(texts.filter(slow), lambda text: datetime.strptime(text, pattern))
+    known[slow] = _by_pandas(texts.filter(slow), pattern)
     return known
 
 
-def _by_python(texts: pyarrow.Array, read: Callable[[str], datetime]) -> np.ndarray:
-    """Return the seconds of texts, read one by one; NaN if reading raises a ValueError."""
-    known = np.full(len(texts), np.nan)
-    for place, text in enumerate(texts.to_pylist()):
-        with contextlib.suppress(ValueError):
-            found = read(text)
-            known[place] = np.floor(
-                (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
-            )
-    return known
+def _by_pandas(texts: pyarrow.Array, form: str) -> np.ndarray:
+    """Return the seconds of texts, NaN for those that `pandas.to_datetime` does not read with a format."""
+    import pandas
+
+    try:
+        found = pandas.to_datetime(
+            pandas.Index(texts.to_numpy(zero_copy_only=False)), format=form, utc=True, errors="coerce"
+        )
+    # Values that do not fit are NaT. The error is of the format alone, such as one with both %Z and %z.
+    except ValueError as error:
+        raise UserError(f"Cannot read times with the format {form!r}: {error}. Fix: write another.") from None
+    return np.where(found.isna(), np.nan, found.floor("s").as_unit("s").asi8)
