@@ -352,8 +352,7 @@ def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
 
 
 def _check_schema(schema: Any) -> None:
-    from recsuite.datasets.tables.description import given_in
-    from recsuite.datasets.tables.schema_file import TableSchema
+    from recsuite.datasets.tables.schema_file import TableSchema, given_in
 
     if isinstance(schema, (str, Path)):
         if not Path(schema).is_file():
@@ -404,8 +403,8 @@ def _write(
 ) -> None:
     import pyarrow
 
-    from recsuite.datasets.tables.description import IncompleteSchemaError, read_schema, write_schema
     from recsuite.datasets.tables.proposal import propose
+    from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_schema, write_schema
 
     if read_launch().local_rank != 0:
         return

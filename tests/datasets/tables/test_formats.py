@@ -15,10 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from recsuite.datasets.tables import formats
-from recsuite.datasets.tables.description import tomllib
 from recsuite.datasets.tables.files import File, find_tables
 from recsuite.datasets.tables.formats import BadRow, ahead, batches, names_of, opened
-from recsuite.datasets.tables.schema_file import Files
+from recsuite.datasets.tables.schema_file import Files, tomllib
 from recsuite.errors import UserError
 from tests.support.tables import ENDS, encoded
 

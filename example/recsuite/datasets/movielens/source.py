@@ -30,10 +30,9 @@ import numpy as np
 
 from recsuite.config.sections import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.schema import ITEM, RawData
-from recsuite.datasets.tables.description import read_schema
 from recsuite.datasets.tables.files import File, filesystem, find_tables, reason_of_failure, shown
 from recsuite.datasets.tables.formats import TextFile
-from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn, Files
+from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn, Files, read_schema
 from recsuite.datasets.tables.source import TableFile, TableSource
 from recsuite.errors import UserError, printable
 from recsuite.files import DATA_ROOT, explained, locked, remove, replacing

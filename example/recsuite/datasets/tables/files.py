@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import xxhash
 
-from recsuite.datasets.tables.schema_file import FILENAME, Files
+from recsuite.datasets.tables.schema_file import EVENTS, FILENAME, ITEMS, USERS, Files
 from recsuite.errors import UserError, printable
 from recsuite.files import check_name, digest_of, explained, place_for
 
@@ -221,7 +221,6 @@ def list_files(url: str) -> list[str]:
         return sorted(fs.unstrip_protocol(each) for each in found)
 
 
-EVENTS, USERS, ITEMS = "events", "users", "items"
 # Formats by the suffix of a name.
 FORMATS = {
     **dict.fromkeys((".csv", ".txt", ".dat", ".data", ".inter", ".user", ".item"), "csv"),

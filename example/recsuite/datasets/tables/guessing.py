@@ -15,15 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, RATING, YES_NO
-from recsuite.datasets.tables.description import LARGEST_END, can_be_named, toml_of
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
     ISO,
+    LARGEST_END,
     LIKED_SHARE,
     LIST,
     NUMBER,
     FeatureColumn,
     LabelColumn,
+    can_be_named,
+    toml_of,
 )
 from recsuite.datasets.tables.values import NO_VALUE, forms_of, plain, times
 from recsuite.errors import UserError, counted, printable
@@ -402,16 +404,6 @@ NO_ISO = "it holds dates of another form than 2026-11-20, which are not read"
 AGE_TELLS = "its age at an event says which item that is of, which is not known before one is chosen"
 OF_EVENT = "it differs from event to event; use it only if it is known before the label"
 OUTCOME = "by its name it could be a label itself, or be counted from labels"
-
-
-@dataclass(frozen=True)
-class SkippedColumn:
-    """Unused column: the name and the section that it would have, the reason, and some values as text."""
-
-    name: str
-    feature: FeatureColumn
-    why: str
-    values: str = ""
 
 
 def feature_of(

@@ -23,25 +23,8 @@ import pyarrow as pa
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, EVENT, ITEM, USER
 from recsuite.datasets.tables import guessing
-from recsuite.datasets.tables.description import (
-    MOST_FEATURES,
-    IncompleteSchemaError,
-    can_be_named,
-    completed,
-    describe,
-    given_in,
-    nearest,
-    parse_schema,
-    place_of,
-    text_of,
-    validate,
-    values_of,
-)
 from recsuite.datasets.tables.files import (
-    EVENTS,
-    ITEMS,
     SEVERAL,
-    USERS,
     File,
     Tables,
     beside,
@@ -55,7 +38,6 @@ from recsuite.datasets.tables.formats import first_rows
 from recsuite.datasets.tables.guessing import (
     Content,
     Roles,
-    SkippedColumn,
     codes_of,
     contents_of,
     contradictions,
@@ -69,13 +51,29 @@ from recsuite.datasets.tables.guessing import (
 )
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
+    EVENTS,
+    ITEMS,
+    MOST_FEATURES,
+    USERS,
     FeatureColumn,
     Files,
+    IncompleteSchemaError,
     ItemColumn,
+    SkippedColumn,
     TableSchema,
     TimestampColumn,
     UserColumn,
     WeightColumn,
+    can_be_named,
+    check_column,
+    completed,
+    describe,
+    given_in,
+    parse_schema,
+    place_of,
+    text_of,
+    validate,
+    values_of,
 )
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import explained, replace_file
@@ -496,7 +494,11 @@ def propose(path: str | Path) -> Proposal:
     files = replace(files, **given.get("files", {}))
     chosen = find_tables(path, files)
     samples = sample(chosen, SAMPLED_ROWS)
-    _check_given(given, samples[EVENTS].column_names, written)
+    # A guess cannot work around a missing column that was written by hand.
+    for name in ("user", "item", "label", "weight", "timestamp"):
+        if column := given.get(name, {}).get("column", ""):
+            here, columns = place_of(written).at(name), {EVENTS: samples[EVENTS].column_names}
+            check_column(here, "column", column, (EVENTS,), columns)
     schema, left_out, of_columns = guess(samples, given)
     schema = replace(schema, files=files)
     is_begun = bool(text.strip())
@@ -511,15 +513,6 @@ def propose(path: str | Path) -> Proposal:
     unused = [name for name in (*tables.ignored, *(file.name for file in tables.files)) if name not in read]
     overview = describe(schema, samples, left_out)
     return Proposal(written, schema, left_out, overview, (*notes, *of_columns), tuple(unused), is_begun)
-
-
-def _check_given(given: Mapping[str, Mapping[str, Any]], columns: Sequence[str], path: Path) -> None:
-    """Refuse a missing column that was written by hand: a guess cannot work around it."""
-    for name in ("user", "item", "label", "weight", "timestamp"):
-        column = given.get(name, {}).get("column", "")
-        if column and column not in columns:
-            where = f"is not a column of the events; {nearest(column, columns)}"
-            raise place_of(path).at(name).wrong("column", column, where)
 
 
 def _files(

@@ -23,9 +23,17 @@ from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.arrays import chunks, release, temporary
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, dates_name, derived, hour, weekday
-from recsuite.datasets.tables.files import EVENTS, Tables, columns_of, split_part
+from recsuite.datasets.tables.files import Tables, columns_of, split_part
 from recsuite.datasets.tables.parts import Part, kept, parts_of, same_type, together, unfinished
-from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, LIST, NUMBER, LabelColumn, TableSchema
+from recsuite.datasets.tables.schema_file import (
+    CATEGORY,
+    COUNT,
+    EVENTS,
+    LIST,
+    NUMBER,
+    LabelColumn,
+    TableSchema,
+)
 from recsuite.datasets.tables.values import ENTRY, FIRST_LIKELY
 from recsuite.datasets.tables.wanted import (
     DATE,

@@ -14,8 +14,16 @@ import numpy as np
 
 from recsuite.datasets.schema import EVENT, ITEM, USER
 from recsuite.datasets.tables.derived import derived
-from recsuite.datasets.tables.files import EVENTS, ITEMS, USERS
-from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, LabelColumn, TableSchema
+from recsuite.datasets.tables.schema_file import (
+    CATEGORY,
+    EVENTS,
+    ITEMS,
+    LIST,
+    NUMBER,
+    USERS,
+    LabelColumn,
+    TableSchema,
+)
 from recsuite.datasets.tables.values import (
     DROPPED,
     FAULTS,
