@@ -48,7 +48,7 @@ from recsuite.datasets.tables.derived import (
     weekday,
 )
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
-from recsuite.datasets.tables.wanted import ID, TIME, Wanted, frame_of, parsed, raw_values
+from recsuite.datasets.tables.values import ID, TIME, Wanted, frame_of, parsed, raw_values
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, local, typed
 from recsuite.runtime.host import stat_fields

@@ -314,6 +314,11 @@ def test_the_kind_of_a_count_can_be_corrected_alone() -> None:
             'column = "tags"',
             '[features.tags] column = "tags" is the column of [features.price]',
         ),
+        (
+            'column = "price"',
+            'column = "name"',
+            '[features.price] kind = "number" is not right for the titles of items; write "category"',
+        ),
         ('column = "price"', 'column = "stars"', '[features.price] column = "stars" holds the label'),
         (
             'column = "price"',

@@ -42,8 +42,7 @@ from recsuite.datasets.tables.formats import (
     opened,
 )
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER
-from recsuite.datasets.tables.values import DROPPED, beyond_int64
-from recsuite.datasets.tables.wanted import DATE, Wanted
+from recsuite.datasets.tables.values import DATE, DROPPED, Wanted, beyond_int64
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import (
     FileEntry,

@@ -34,9 +34,10 @@ from recsuite.datasets.tables.schema_file import (
     LabelColumn,
     TableSchema,
 )
-from recsuite.datasets.tables.values import ENTRY, FIRST_LIKELY
-from recsuite.datasets.tables.wanted import (
+from recsuite.datasets.tables.values import (
     DATE,
+    ENTRY,
+    FIRST_LIKELY,
     ID,
     LABEL,
     TABLE_OF,

@@ -663,6 +663,8 @@ def _check_column(place: Place, feature: FeatureColumn, schema: TableSchema) -> 
         taken[named.own_column] = f"the ids of {feature.of}s, a feature already"
     if feature.column in taken:
         raise place.wrong("column", feature.column, f"holds {taken[feature.column]}; leave the feature out")
+    if feature.of == ITEM and feature.column == schema.item.title and feature.kind != CATEGORY:
+        raise place.wrong("kind", feature.kind, f'is not right for the titles of items; write "{CATEGORY}"')
     if schema.timestamp and feature.column == schema.timestamp.column:
         raise place.wrong(
             "column", feature.column, "holds times; write hour(timestamp) or weekday(timestamp)"
