@@ -18,15 +18,17 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+from pyarrow import ipc, parquet, types
+from pyarrow import json as arrow_json
 
 from recsuite.datasets.tables.files import MISSING_PARTITION, File, RemoteFile, is_remote
 from recsuite.errors import UserError, counted, printable
-
-if TYPE_CHECKING:
-    import pyarrow
 
 # Characters of a row in a message.
 MOST_SHOWN = 120
@@ -179,8 +181,6 @@ def explained_damage(file: File) -> Iterator[None]:
     Raises:
         UserError: names the file.
     """
-    import pyarrow
-
     try:
         yield
     except UserError:
@@ -270,8 +270,6 @@ class TextFile:
         self._counted.close()
 
     def _unpacked(self, kind: str) -> Any:
-        import pyarrow
-
         return pyarrow.CompressedInputStream(pyarrow.PythonFile(self._counted, mode="r"), kind)
 
     def _raw_block(self) -> bytes:
@@ -403,9 +401,6 @@ class Delimited(FileReader):
 
     def _reader(self, columns: Sequence[str]) -> Any:
         """Return Arrow's reader of the rows."""
-        import pyarrow
-        from pyarrow import csv as arrow_csv
-
         return arrow_csv.open_csv(
             pyarrow.PythonFile(self._text, mode="r"),
             # With threads, rows have no numbers. The other core parses the columns meanwhile.
@@ -488,8 +483,6 @@ class _Raw(io.RawIOBase):
 
 @contextlib.contextmanager
 def _explained_length(file: File) -> Iterator[None]:
-    import pyarrow
-
     try:
         yield
     except pyarrow.ArrowInvalid as error:
@@ -692,9 +685,6 @@ class JsonLines(FileReader):
 
     def _by_arrow(self, block: bytes, columns: Sequence[str], num_lines: int) -> pyarrow.RecordBatch | None:
         """Parse the columns of a block; None if Arrow cannot read it, or would change a value."""
-        import pyarrow
-        from pyarrow import json as arrow_json
-
         if _depth(block) > DEEPEST:
             return None
         options = arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
@@ -715,9 +705,6 @@ class JsonLines(FileReader):
         return pyarrow.RecordBatch.from_arrays(found, names=list(columns))
 
     def _parsing(self) -> Any:
-        import pyarrow
-        from pyarrow import json as arrow_json
-
         schema = pyarrow.schema(list(self._texts.items())) if self._texts else None
         return arrow_json.ParseOptions(explicit_schema=schema, newlines_in_values=False)
 
@@ -725,8 +712,6 @@ class JsonLines(FileReader):
         self, block: bytes, columns: Sequence[str], line: int
     ) -> tuple[pyarrow.RecordBatch, np.ndarray]:
         """Parse a block value by value: return its columns and the lines of its rows; record bad rows."""
-        import pyarrow
-
         rows, lines = [], []
         for number, text in enumerate(block.split(b"\n"), start=line):
             if not text.strip():
@@ -790,20 +775,14 @@ def _depth(block: bytes) -> int:
 
 
 def _has_times(kind: Any) -> bool:
-    from pyarrow import types
-
     return types.is_timestamp(kind) or (types.is_list(kind) and _has_times(kind.value_type))
 
 
 def _as_text(kind: Any) -> Any:
-    import pyarrow
-
-    return pyarrow.list_(_as_text(kind.value_type)) if pyarrow.types.is_list(kind) else pyarrow.string()
+    return pyarrow.list_(_as_text(kind.value_type)) if types.is_list(kind) else pyarrow.string()
 
 
 def _column(table: pyarrow.Table, name: str) -> pyarrow.Array:
-    import pyarrow
-
     if name not in table.column_names:
         return pyarrow.nulls(table.num_rows)
     return table[name].combine_chunks()
@@ -811,19 +790,14 @@ def _column(table: pyarrow.Table, name: str) -> pyarrow.Array:
 
 def _is_rounded(column: pyarrow.Array) -> bool:
     """True if whole numbers may have lost digits: all become floats if one value is a float."""
-    import pyarrow
-    import pyarrow.compute
-
-    if not pyarrow.types.is_floating(column.type) or not len(column):
+    if not types.is_floating(column.type) or not len(column):
         return False
-    largest = pyarrow.compute.max(pyarrow.compute.abs(column)).as_py()
+    largest = pc.max(pc.abs(column)).as_py()
     return largest is not None and largest >= EXACT
 
 
 def _array(values: list[Any]) -> pyarrow.Array:
     """Return values as a column; as texts if they are of several kinds or too large."""
-    import pyarrow
-
     try:
         array = pyarrow.array(values)
         # Arrow would convert booleans to numbers.
@@ -873,8 +847,6 @@ class Parquet(Typed):
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
-        from pyarrow import parquet, types
-
         with explained_damage(file):
             metadata = parquet.read_metadata(_opened(file))
             schema = metadata.schema.to_arrow_schema()
@@ -917,9 +889,6 @@ class Arrow(Typed):
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
-        import pyarrow
-        from pyarrow import ipc
-
         with explained_damage(file):
             # Memory-mapped: only the wanted columns are read.
             self._source = _opened(file) if is_remote(file.path) else pyarrow.memory_map(file.path)
@@ -947,8 +916,6 @@ class Arrow(Typed):
 
     def _whole_batches(self, columns: Sequence[str]) -> Iterator[tuple[float, pyarrow.RecordBatch]]:
         """Yield the batches as written, each with the share of the file up to its end."""
-        from pyarrow import ipc
-
         self._source.seek(0)
         places = [self._names.index(name) for name in columns]
         options = ipc.IpcReadOptions(included_fields=places)
@@ -980,8 +947,6 @@ def _coded(metadata: Any) -> set[str]:
 
 
 def _opened(file: File) -> Any:
-    import pyarrow
-
     return pyarrow.PythonFile(RemoteFile(file.path), mode="r") if is_remote(file.path) else file.path
 
 
@@ -1087,8 +1052,6 @@ def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
     Raises:
         UserError: for a file that cannot be read.
     """
-    import pyarrow
-
     found = [_first_rows_of(file, rows) for file in _sampled(files)]
     left = rows
     # Rows that small files lack are taken from large ones.
@@ -1104,8 +1067,6 @@ def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
 
 
 def _first_rows_of(file: File, rows: int) -> pyarrow.Table:
-    import pyarrow
-
     with opened(file) as source:
         names, found, left = names_of(source), [], rows
         for batch in batches(source, names):
@@ -1122,9 +1083,6 @@ def _first_rows_of(file: File, rows: int) -> pyarrow.Table:
 
 
 def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
-    import pyarrow
-    from pyarrow import types
-
     columns = [
         column if types.is_nested(column.type) else column.cast(pyarrow.string()) for column in table.columns
     ]
@@ -1133,9 +1091,6 @@ def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
 
 def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     """Return the rows with dictionary-encoded columns decoded."""
-    import pyarrow
-    from pyarrow import types
-
     if not any(types.is_dictionary(field.type) for field in batch.schema):
         return batch
     columns = [
@@ -1146,8 +1101,6 @@ def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
 
 def _completed(batch: pyarrow.RecordBatch, source: FileReader, columns: Sequence[str]) -> pyarrow.RecordBatch:
     """Return a batch with all columns: also those of partitions, and nulls for those that the file lacks."""
-    import pyarrow
-
     if batch.schema.names == list(columns):
         return batch
     values, places = dict(source.file.partitions), {name: k for k, name in enumerate(batch.schema.names)}

@@ -23,9 +23,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow
+import pyarrow.compute as pc
+from pyarrow import ipc, types
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import VERSION
@@ -55,9 +58,6 @@ from recsuite.files import (
     replacing,
 )
 from recsuite.runtime.console import stage
-
-if TYPE_CHECKING:
-    import pyarrow
 
 # Bytes of the values that wait to be looked up together.
 WAITING_BYTES = 2**26
@@ -98,8 +98,6 @@ class Coder:
 
     def end(self) -> pyarrow.RecordBatch:
         """Write the rest; return the distinct values and their codes, int32. A value may have two codes."""
-        import pyarrow
-
         self._wait()
         if self._waiting:
             self._write_codes(self._waiting)
@@ -113,9 +111,6 @@ class Coder:
 
     def _add_small(self, values: pyarrow.Array) -> bool:
         """Write values as their own codes and return True, if all are small whole numbers."""
-        import pyarrow
-        import pyarrow.compute as pc
-
         if values.type != pyarrow.int64():
             return False
         ends = pc.min_max(values).as_py()
@@ -162,9 +157,7 @@ class Coder:
 
 
 def _is_coded(values: pyarrow.Array) -> bool:
-    import pyarrow
-
-    return bool(pyarrow.types.is_dictionary(values.type))
+    return bool(types.is_dictionary(values.type))
 
 
 def _indices(coded: pyarrow.Array) -> np.ndarray:
@@ -175,8 +168,6 @@ def _indices(coded: pyarrow.Array) -> np.ndarray:
 
 def same_type(arrays: list[pyarrow.Array]) -> list[pyarrow.Array]:
     """Convert arrays to one type: to texts if some are texts and some whole numbers."""
-    import pyarrow
-
     # Arrays with only missing values have the type of texts by chance.
     filled = {each.type for each in arrays if len(each) > each.null_count}
     if len(filled) == 1 and len({each.type for each in arrays}) == 1:
@@ -189,8 +180,6 @@ def together(arrays: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarra
     """Return the distinct values of arrays of one type, in order of appearance; and for each array the
     positions of its values among them, int32, -1 for a missing value.
     """
-    import pyarrow
-
     # Arrow skips arrays without values.
     encoded = pyarrow.chunked_array([each for each in arrays if len(each)], arrays[0].type)
     chunks = iter(encoded.dictionary_encode().chunks)
@@ -234,8 +223,6 @@ class Part:
 
     def values(self, wanted: Wanted) -> pyarrow.RecordBatch:
         """Return the distinct values of a coded column, and their codes: `value` and `code`."""
-        from pyarrow import ipc
-
         with ipc.open_file(self.folder / f"{self.wanted.index(wanted)}.arrow") as reader:
             return reader.get_batch(0)
 
@@ -300,8 +287,6 @@ class _Writer:
 
     def add(self, batch: FileBatch) -> None:
         """Write the rows of a batch."""
-        import pyarrow
-
         parsed = [each.parse(batch.columns.column(each.column)) for each in self.wanted]
         self.note_broken(batch.num_bad)
         is_good = np.ones(batch.columns.num_rows, bool)
@@ -351,8 +336,6 @@ class _Writer:
 
     def _note_type(self, place: int, batch: FileBatch) -> None:
         """Record the type of a column; entries of lists are stored as texts, even if they are numbers."""
-        from pyarrow import types
-
         kind = batch.columns.schema.field(self.wanted[place].column).type
         if self.wanted[place].kind == LIST and not types.is_null(kind) and self.num_rows == 0:
             self.untyped[place] |= hasattr(kind, "value_type") and types.is_integer(kind.value_type)
@@ -380,8 +363,6 @@ class _Writer:
 
 def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBatch]) -> None:
     """Write the distinct values and part.json."""
-    from pyarrow import ipc
-
     for place, batch in values.items():
         with ipc.new_file(folder / f"{place}.arrow", batch.schema) as file:
             file.write_batch(batch)

@@ -15,9 +15,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas
+import pyarrow
+import pyarrow.compute as pc
+from pyarrow import types
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.arrays import chunks, release, temporary
@@ -50,10 +54,6 @@ from recsuite.datasets.tables.values import (
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import explained
 from recsuite.runtime.console import stage
-
-if TYPE_CHECKING:
-    import pandas
-    import pyarrow
 
 HOURS, WEEKDAYS = 24, 7
 
@@ -144,8 +144,6 @@ class Joined:
 
 def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
     """Join the values of one column of several parts, or of several columns of ids."""
-    import pyarrow
-
     found = [part.values(wanted) for part, wanted in columns]
     raw = [batch.column("value") for batch in found]
     untyped = [part.is_untyped(wanted) for part, wanted in columns]
@@ -165,10 +163,7 @@ def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
 
 def _sorted(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
     """Return all distinct values, sorted, and for each array the positions of its values among them."""
-    import pyarrow
-    import pyarrow.compute as pc
-
-    if pyarrow.types.is_integer(dictionaries[0].type):
+    if types.is_integer(dictionaries[0].type):
         # Sorting takes a fifth of the memory of a look-up.
         numbers = [each.to_numpy() for each in dictionaries]
         # The values of a part are mostly in order, so sorting is fast.
@@ -191,10 +186,7 @@ def _table(codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
 
 def _as_whole(values: pyarrow.Array) -> pyarrow.Array:
     """Return texts as int64 if all are whole numbers of 64 bits; else unchanged."""
-    import pyarrow
-    import pyarrow.compute as pc
-
-    if not pyarrow.types.is_string(values.type) or not len(values):
+    if not types.is_string(values.type) or not len(values):
         return values
     if not pc.all(pc.match_substring_regex(values, WHOLE_NUMBER)).as_py():
         return values
@@ -206,16 +198,13 @@ def _as_whole(values: pyarrow.Array) -> pyarrow.Array:
 
 def _truths(raw: list[pyarrow.Array], untyped: list[bool]) -> list[pyarrow.Array]:
     """Return texts of text formats in lower case, as in typed formats, if all values are true or false."""
-    import pyarrow
-    import pyarrow.compute as pc
-
     known = pyarrow.array(TRUTHS)
     lowered = [
-        pc.utf8_lower(values) if may and pyarrow.types.is_string(values.type) else values
+        pc.utf8_lower(values) if may and types.is_string(values.type) else values
         for values, may in zip(raw, untyped, strict=True)
     ]
     are_truths = all(
-        pyarrow.types.is_string(values.type) and pc.all(pc.is_in(values, known), min_count=0).as_py()
+        types.is_string(values.type) and pc.all(pc.is_in(values, known), min_count=0).as_py()
         for values in lowered
     )
     return lowered if are_truths else raw
@@ -409,8 +398,6 @@ class _Reading:
 
     def _frame(self, entity: _Entity) -> pandas.DataFrame:
         """Return a frame with one row for each id, and the columns that the schema names."""
-        import pandas
-
         ids = entity.ids.values.to_numpy(zero_copy_only=False)
         columns: dict[str, Any] = {entity.keys[EVENTS].column: ids}
         for role in (EVENTS, TABLE_OF[entity.name]):

@@ -16,9 +16,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
+import pyarrow
+import pyarrow.compute as pc
+from pyarrow import types
 
 from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, RATING, USER, YES_NO
 from recsuite.datasets.tables.derived import derived
@@ -36,10 +40,6 @@ from recsuite.datasets.tables.schema_file import (
     TableSchema,
 )
 from recsuite.errors import UserError, printable
-
-if TYPE_CHECKING:
-    import pandas
-    import pyarrow
 
 # Texts of the faults, after the column and the value in a message; `Wanted.reason` adds the requirement.
 FAULTS = (
@@ -87,9 +87,6 @@ def plain(column: pyarrow.Array, name: str) -> pyarrow.Array:
     Raises:
         UserError: for a column of structures, maps or bytes that are no text.
     """
-    import pyarrow
-    from pyarrow import types
-
     kind = column.type
     if isinstance(kind, pyarrow.BaseExtensionType):
         if getattr(kind, "extension_name", "") == "arrow.uuid":
@@ -118,10 +115,6 @@ def categories(column: pyarrow.Array, name: str) -> Parsed:
 
     Floats become whole numbers if all of them are whole; booleans become the texts true and false.
     """
-    import pyarrow
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     num_rows = len(column)
     if types.is_dictionary(column.type):
         return Parsed(
@@ -147,9 +140,6 @@ def categories(column: pyarrow.Array, name: str) -> Parsed:
 
 def beyond_int64(column: pyarrow.Array) -> int:
     """Return the largest of unsigned numbers, or of the values of codes, if int64 cannot hold it; else 0."""
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     values = column.dictionary if types.is_dictionary(column.type) else column
     if not types.is_unsigned_integer(values.type):
         return 0
@@ -159,9 +149,6 @@ def beyond_int64(column: pyarrow.Array) -> int:
 
 def _recoded(column: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
     """Return codes of other values, of which some may be null; unused values are removed."""
-    import pyarrow
-    import pyarrow.compute as pc
-
     if values.null_count == 0:
         return pyarrow.DictionaryArray.from_arrays(column.indices.cast(pyarrow.int32()), values)
     places = np.cumsum(values.is_valid().to_numpy(zero_copy_only=False)) - 1
@@ -171,9 +158,6 @@ def _recoded(column: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
 
 def _texts_of_floats(column: pyarrow.Array) -> pyarrow.Array:
     """Return floats as int64 if all are whole; else as texts, each as short as possible."""
-    import pyarrow
-    import pyarrow.compute as pc
-
     numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
     is_whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < EXACT)
     if bool((is_whole | np.isnan(numbers)).all()):
@@ -185,8 +169,6 @@ def _texts_of_floats(column: pyarrow.Array) -> pyarrow.Array:
 
 def ids(column: pyarrow.Array, name: str) -> Parsed:
     """Return texts or int64, or codes of such; a missing value and a float that is not whole are faults."""
-    from pyarrow import types
-
     faults = np.zeros(len(column), np.int8)
     if not types.is_dictionary(column.type):
         column = plain(column, name)
@@ -202,16 +184,11 @@ def ids(column: pyarrow.Array, name: str) -> Parsed:
 
 
 def _whole(numbers: np.ndarray, faults: np.ndarray) -> pyarrow.Array:
-    import pyarrow
-
     return pyarrow.array(np.where(faults == 0, numbers, 0).astype(np.int64), mask=faults != 0)
 
 
 def wholes(column: pyarrow.Array, name: str) -> Parsed:
     """Return int64 of texts, ids of other types; a missing value and a text that is no number are faults."""
-    import pyarrow
-    from pyarrow import types
-
     texts = plain(column, name)
     if not types.is_string(texts.type):
         return ids(texts, name)
@@ -227,10 +204,6 @@ def lists(column: pyarrow.Array, name: str, separator: str) -> Parsed:
 
     separator: of the entries in a column of texts.
     """
-    import pyarrow
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     column, num_rows = plain(column, name), len(column)
     faults = np.zeros(num_rows, np.int8)
     kind = column.type
@@ -248,9 +221,6 @@ def lists(column: pyarrow.Array, name: str, separator: str) -> Parsed:
 
 def numbers(column: pyarrow.Array, name: str) -> Parsed:
     """Return float64, NaN for a missing number; a text that is no number, and infinity, are faults."""
-    import pyarrow
-    from pyarrow import types
-
     column = plain(column, name)
     faults = np.zeros(len(column), np.int8)
     if types.is_string(column.type):
@@ -278,9 +248,6 @@ def _cast(texts: pyarrow.Array, kind: Any, pattern: str, fault: int) -> tuple[py
 
     pattern: of the texts of the type, without blanks around them.
     """
-    import pyarrow
-    import pyarrow.compute as pc
-
     # Arrow would read 0x1 as 1.
     raw, faults = bytes(texts.buffers()[2] or b""), np.zeros(len(texts), np.int8)
     if b"x" not in raw and b"X" not in raw:
@@ -296,10 +263,6 @@ def _cast(texts: pyarrow.Array, kind: Any, pattern: str, fault: int) -> tuple[py
 
 def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> Parsed:
     """Return float32: a rating within the ends of its scale, 0 or 1, or log(1 + count)."""
-    import pyarrow
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     assert label.kind != CLICKS
     column = plain(column, name)
     if label.kind == YES_NO and types.is_string(column.type):
@@ -396,8 +359,6 @@ def forms_of(texts: Sequence[str]) -> list[Form]:
 
 def _form_of_first(texts: Sequence[str]) -> tuple[Form, np.ndarray]:
     """Return the format of the first text that reads most texts, and a mask of those it reads, bool [n]."""
-    import pyarrow
-
     read = {}
     for name in _candidates(texts[0]):
         seconds, faults = times(pyarrow.array(texts, pyarrow.string()), "", name)
@@ -475,10 +436,6 @@ def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
     form: iso, one of UNITS or a pattern of strptime; ignored for a column of type time. A time without a zone
     is in UTC.
     """
-    import pyarrow
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     column = plain(column, name)
     if types.is_date(column.type):
         column = column.cast(pyarrow.timestamp("s"))
@@ -527,8 +484,6 @@ def _in_range(seconds: np.ndarray, faults: np.ndarray) -> Parsed:
 
 def _seconds(column: pyarrow.Array) -> np.ndarray:
     """Return whole seconds, float64, NaN for a missing time. A float holds them exactly in all years."""
-    import pyarrow
-
     per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
     whole = column.cast(pyarrow.int64())
     is_missing = whole.is_null().to_numpy(zero_copy_only=False)
@@ -541,9 +496,6 @@ def _iso(texts: pyarrow.Array) -> np.ndarray:
 
     Examples: 2026-11-20, 2026-11-20 10:00 UTC, 2026-11-20T10:00:00.5+01:00 and 20261120T100000Z.
     """
-    import pyarrow
-    import pyarrow.compute as pc
-
     # The usual form, which Arrow reads in a tenth of the time.
     with contextlib.suppress(pyarrow.ArrowInvalid):
         return _seconds(texts.cast(pyarrow.timestamp("us")))
@@ -556,8 +508,6 @@ def _iso(texts: pyarrow.Array) -> np.ndarray:
 
 def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
     """Return the seconds of texts that match a pattern of strptime; NaN for others."""
-    import pyarrow.compute as pc
-
     # Remove ".0" of numbers that were floats, and fractions of seconds.
     texts = pc.replace_substring_regex(texts, r"^(\d+)\.0$", r"\1")
     if not re.search("%S[.,]", pattern):
@@ -575,8 +525,6 @@ def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
 
 def _by_pandas(texts: pyarrow.Array, form: str) -> np.ndarray:
     """Return the seconds of texts, NaN for those that `pandas.to_datetime` does not read with a format."""
-    import pandas
-
     try:
         found = pandas.to_datetime(
             pandas.Index(texts.to_numpy(zero_copy_only=False)), format=form, utc=True, errors="coerce"
@@ -657,8 +605,6 @@ class Wanted:
 
 def _form(wanted: Wanted, column: pyarrow.Array) -> str:
     """Return the format of times; dates are ISO, unless they are numbers in the timestamp's unit."""
-    from pyarrow import types
-
     if wanted.kind == DATE and types.is_string(plain(column, wanted.column).type):
         return "iso"
     return wanted.form
@@ -743,14 +689,11 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
     Raises:
         UserError: for what is no table, and for columns that a file of tables cannot have.
     """
-    import pandas
-    import pyarrow
-
     if hasattr(values, "__arrow_c_stream__") and not isinstance(values, pandas.DataFrame):
         try:
             # Categories of polars have a text type that Arrow can neither decode nor write.
             values = pyarrow.table(values).to_pandas(
-                types_mapper=lambda t: None if pyarrow.types.is_dictionary(t) else pandas.ArrowDtype(t)
+                types_mapper=lambda t: None if types.is_dictionary(t) else pandas.ArrowDtype(t)
             )
         except (pyarrow.ArrowException, TypeError, ValueError) as error:
             raise UserError(f"{name} cannot be read as an Arrow table: {printable(error)}.") from None
@@ -783,8 +726,6 @@ def column_of(values: Any, name: str) -> pyarrow.Array:
     Raises:
         UserError: for values of several types, or of one that no table has.
     """
-    import pyarrow
-
     try:
         found = pyarrow.array(values, from_pandas=True)
     # Arrow's error depends on the value that it finds first.
@@ -822,16 +763,14 @@ def raw_values(values: Any, wanted: Wanted, known: type[Any] | None) -> list[Any
     Raises:
         UserError: see `parsed`.
     """
-    import pyarrow
-
     found = parsed(values, wanted)
     if isinstance(found, np.ndarray):
         return [None if np.isnan(each) else each for each in found.tolist()]
     if known is str:
         found = found.cast(pyarrow.string())
-    is_number = pyarrow.types.is_floating(plain(column_of(values, wanted.column), wanted.column).type)
+    is_number = types.is_floating(plain(column_of(values, wanted.column), wanted.column).type)
     raw: list[Any] = found.to_pylist()
-    if is_number and known is int and pyarrow.types.is_string(found.type):
+    if is_number and known is int and types.is_string(found.type):
         # Values that are not whole are out of vocabulary.
         return [int(each) if each is not None and each.lstrip("-").isdecimal() else None for each in raw]
     return raw
