@@ -110,26 +110,23 @@ class FileBatch:
 class FileReader:
     """Reader of one file: its columns, then batches of the wanted ones.
 
-    bad: the rows that could not be split into columns, in order; it grows with the batches.
+    names: the columns of the file itself. bad: the rows that could not be split into columns, in order; it
+    grows with the batches.
     """
 
     # Unit of the numbers in messages: text has lines, the other formats have rows.
     unit = "row"
 
     def __init__(self, file: File) -> None:
-        self.file = file
+        self.file, self._done = file, 0
+        self.names: list[str] = []
         self.bad: list[BadRow] = []
         self.notes: list[str] = []
 
     @property
-    def names(self) -> list[str]:
-        """Columns of the file itself."""
-        raise NotImplementedError
-
-    @property
     def done(self) -> int:
-        """Number of its bytes that were read."""
-        raise NotImplementedError
+        """Number of its bytes that were read, estimated for a file with typed columns."""
+        return self._done
 
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows with only these columns of the file."""
@@ -187,8 +184,10 @@ def explained_damage(file: File) -> Iterator[None]:
         raise
     except (pyarrow.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
         reason = printable(str(error).split("\n")[0].rstrip(".")) or type(error).__name__
+        if STRADDLING in reason:
+            reason = f"a row has more than {CSV_BLOCK_BYTES // 2**20} MiB, as when a quote is not closed"
         raise UserError(
-            f"{file} cannot be read as {file.format} ({reason}); write it again, or take it out."
+            f"Cannot read {file} as {file.format}: {reason}. Fix: write it again, or remove it."
         ) from error
 
 
@@ -312,6 +311,38 @@ class TextFile:
         return text.encode()
 
 
+class TextReader(FileReader):
+    """Reader of a text; its rows have the numbers of their lines."""
+
+    unit = "line"
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        self._text: Any = TextFile(file)
+
+    @property
+    def done(self) -> int:
+        """Number of its bytes that were read."""
+        return self._text.done
+
+    def close(self) -> None:
+        """Close the file."""
+        self._text.close()
+
+
+def _whole_lines(text: Any, size: int) -> Iterator[bytes]:
+    """Yield blocks of whole lines, of about this size; the last line may have no line end."""
+    rest = b""
+    while block := text.read(size):
+        lines, end, rest = (rest + block).rpartition(b"\n")
+        if end:
+            yield lines + end
+        elif len(rest) > size:
+            raise ValueError(f"a line has more than {size // 2**20} MiB")
+    if rest:
+        yield rest
+
+
 # Bytes that Arrow parses at once; no row may be longer.
 CSV_BLOCK_BYTES = 2**23
 # Blanks come last: names and values contain them too.
@@ -333,14 +364,12 @@ WIDE = 500
 STRADDLING = "straddling"
 
 
-class Delimited(FileReader):
+class Delimited(TextReader):
     """CSV or TSV file, whose first row names the columns."""
-
-    unit = "line"
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
-        text = TextFile(file)
+        text = self._text
         head = text.head.decode("utf-8", "ignore")
         self._mark = file.delimiter or _sniffed(head)
         # If all columns have names, the separator is certain.
@@ -370,30 +399,20 @@ class Delimited(FileReader):
             raise UserError(_of_data(file, first, self._mark))
         if all(TYPED.fullmatch(name) for name in names):
             names = [name.rpartition(":")[0] for name in names]
-        self._names = [name for name in names if name.strip()]
-        if len(self._names) < len(names):
-            number = counted(len(names) - len(self._names), "column without a name", "columns without a name")
+        self.names = [name for name in names if name.strip()]
+        if len(self.names) < len(names):
+            number = counted(len(names) - len(self.names), "column without a name", "columns without a name")
             self.notes.append(f"{file}: {number} skipped")
-        check_names(file, self._names)
+        check_names(file, self.names)
         # Arrow requires a name for each column.
         self._all_names = [name if name.strip() else f"{JOINT}{place}" for place, name in enumerate(names)]
         # Numbers of the skipped rows.
         self._invalid: list[int] = []
 
-    @property
-    def names(self) -> list[str]:
-        """Column names from the first row or the schema, without the unnamed columns."""
-        return self._names
-
-    @property
-    def done(self) -> int:
-        """Number of its bytes that were read."""
-        return self._text.done
-
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows with the right number of fields."""
         first = 0
-        with explained_damage(self.file), _explained_length(self.file):
+        with explained_damage(self.file):
             for batch in self._reader(columns) if self._has_rows else ():
                 if batch.num_rows:
                     yield FileBatch(batch, first, len(self.bad))
@@ -418,7 +437,7 @@ class Delimited(FileReader):
             ),
             arrow_csv.ConvertOptions(
                 check_utf8=False,
-                column_types={name: pyarrow.string() for name in self._names},
+                column_types={name: pyarrow.string() for name in self.names},
                 include_columns=list(columns),
                 strings_can_be_null=False,
             ),
@@ -448,8 +467,8 @@ class Delimited(FileReader):
 
     def _line_of(self, wanted: int) -> int:
         """Return the line on which a row begins, both counted from 1; empty lines are not rows."""
-        text = _one_character(TextFile(self.file), self._mark)
-        lines = io.TextIOWrapper(io.BufferedReader(_Raw(text)), encoding="utf-8", newline="")
+        blocks = _whole_lines(_one_character(TextFile(self.file), self._mark), CSV_BLOCK_BYTES)
+        lines = (line for block in blocks for line in io.StringIO(block.decode(), newline=""))
         rows = csv.reader(lines, delimiter=self._delimiter, quoting=_quoting(self._mark))
         number, before = 0, 0
         # Python's reader refuses a field of a megabyte; then the row number is returned.
@@ -461,58 +480,21 @@ class Delimited(FileReader):
                 before = rows.line_num
         return wanted
 
-    def close(self) -> None:
-        """Close the file."""
-        self._text.close()
-
-
-class _Raw(io.RawIOBase):
-    """Raw stream over a text, for Python's line reader."""
-
-    def __init__(self, text: TextFile) -> None:
-        self._text = text
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, block: Any) -> int:
-        found = self._text.read(len(block))
-        block[: len(found)] = found
-        return len(found)
-
-
-@contextlib.contextmanager
-def _explained_length(file: File) -> Iterator[None]:
-    try:
-        yield
-    except pyarrow.ArrowInvalid as error:
-        if STRADDLING not in str(error):
-            raise
-        raise UserError(
-            f"{file} has a row of more than {CSV_BLOCK_BYTES // 2**20} MiB, as when a quote is not closed; "
-            "fix the file."
-        ) from None
-
 
 class _Joined:
     """Text whose separators of several characters are replaced by one character."""
 
     def __init__(self, text: TextFile, mark: str) -> None:
-        self._text, self._mark, self._ready, self._rest = text, mark, b"", b""
-        self.closed = False
+        self._text, self._ready, self.closed = text, b"", False
+        lines = _whole_lines(text, CSV_BLOCK_BYTES)
+        self._blocks = (joined(block.decode(), mark).encode() for block in lines)
 
     @property
     def done(self) -> int:
         return self._text.done
 
     def read(self, size: int) -> bytes:
-        while not self._ready:
-            block = self._text.read(CSV_BLOCK_BYTES)
-            lines, end, rest = (self._rest + block).rpartition(b"\n")
-            self._ready, self._rest = (lines + end, rest) if block else (self._rest, b"")
-            self._ready = joined(self._ready.decode(), self._mark).encode()
-            if not block:
-                break
+        self._ready = self._ready or next(self._blocks, b"")
         found, self._ready = self._ready[:size], self._ready[size:]
         return found
 
@@ -615,33 +597,20 @@ EXACT = 2.0**53
 JSON_SHOWN = 200
 
 
-class JsonLines(FileReader):
+class JsonLines(TextReader):
     """File with a JSON object on each line; a value is missing if its object lacks the key."""
-
-    unit = "line"
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
-        self._text = TextFile(file)
-        self._names = self._first_names()
+        self.names = self._first_names()
         # Texts that look like times stay texts; Arrow would convert them.
         self._texts: dict[str, Any] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """Names in the first lines, in order of appearance."""
-        return self._names
-
-    @property
-    def done(self) -> int:
-        """Number of its bytes that were read."""
-        return self._text.done
 
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the lines that are objects."""
         first, line = 0, 1
         with explained_damage(self.file):
-            for block in self._blocks():
+            for block in _whole_lines(self._text, JSON_BLOCK_BYTES):
                 num_lines = block.count(b"\n") + (not block.endswith(b"\n"))
                 batch = self._by_arrow(block, columns, num_lines)
                 lines = np.arange(line, line + num_lines)
@@ -650,21 +619,6 @@ class JsonLines(FileReader):
                 if batch.num_rows:
                     yield FileBatch(batch, first, len(self.bad), lines)
                 first, line = first + batch.num_rows, line + num_lines
-
-    def _blocks(self) -> Iterator[bytes]:
-        """Yield blocks of whole lines; the last line may have no line end."""
-        rest = b""
-        while block := self._text.read(JSON_BLOCK_BYTES):
-            lines, end, rest = (rest + block).rpartition(b"\n")
-            if end:
-                yield lines + end
-            elif len(rest) > JSON_BLOCK_BYTES:
-                raise UserError(
-                    f"{self.file} has a line of more than {JSON_BLOCK_BYTES // 2**20} MiB; it must hold one "
-                    "object on each line."
-                )
-        if rest:
-            yield rest
 
     def _first_names(self) -> list[str]:
         """Return the column names of the objects in the first block."""
@@ -742,10 +696,6 @@ class JsonLines(FileReader):
                     self.bad.append(BadRow(lines[place], _text(value)[:JSON_SHOWN], reason))
                     del rows[place], lines[place]
         self.bad.sort()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._text.close()
 
 
 def _object(line: bytes) -> dict[str, Any] | str:
@@ -828,18 +778,6 @@ class Typed(FileReader):
         super().__init__(file)
         if file.compression:
             raise UserError(f"{file} is a packed file of a format that is packed by itself; unpack it.")
-        self._names: list[str] = []
-        self._done = 0
-
-    @property
-    def names(self) -> list[str]:
-        """Columns; fields within a column are not columns."""
-        return self._names
-
-    @property
-    def done(self) -> int:
-        """Estimate of the number of bytes that were read, assuming rows of the same size."""
-        return self._done
 
 
 class Parquet(Typed):
@@ -850,7 +788,7 @@ class Parquet(Typed):
         with explained_damage(file):
             metadata = parquet.read_metadata(_opened(file))
             schema = metadata.schema.to_arrow_schema()
-            self._names = [str(name) for name in schema.names]
+            self.names = [str(name) for name in schema.names]
             # Texts that the file stores as codes are read as codes, without a look-up for each row. Codes of
             # many small groups take long to bring together.
             is_large = metadata.num_rows >= LEAST_GROUP_ROWS * metadata.num_row_groups
@@ -865,7 +803,7 @@ class Parquet(Typed):
                 page_checksum_verification=True,
                 read_dictionary=texts,
             )
-        check_names(file, self._names)
+        check_names(file, self.names)
 
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows; one that cannot be read means that the file is damaged."""
@@ -897,35 +835,33 @@ class Arrow(Typed):
             if start.startswith(b"FEA1"):
                 raise UserError(f"{file} is Feather of version 1; write it again with a newer library.")
             self._is_file = start.startswith(b"ARROW1")
-            opened = ipc.open_file if self._is_file else ipc.open_stream
-            self._names = [str(name) for name in opened(self._source).schema.names]
-        check_names(file, self._names)
+            with self._opened(None) as reader:
+                self.names = [str(name) for name in reader.schema.names]
+        check_names(file, self.names)
 
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows; one that cannot be read means that the file is damaged."""
         first = 0
-        with explained_damage(self.file):
-            for share, whole in self._whole_batches(columns):
+        places = [self.names.index(name) for name in columns]
+        with explained_damage(self.file), self._opened(places) as reader:
+            number = reader.num_record_batches if self._is_file else 0
+            for place, whole in enumerate(
+                map(reader.get_batch, range(number)) if self._is_file else reader, 1
+            ):
                 for start in range(0, whole.num_rows, BATCH_ROWS):
-                    batch = whole.slice(start, BATCH_ROWS)
+                    batch = whole.select(list(columns)).slice(start, BATCH_ROWS)
                     # The format has no checksums, and a wrong offset would crash the process.
                     _check(batch)
                     yield FileBatch(batch, first + start)
                 first += whole.num_rows
-                self._done = int(max(self.file.size, 0) * share)
+                # A stream does not say how many batches it has.
+                self._done = max(self.file.size, 0) * place // number if number else 0
 
-    def _whole_batches(self, columns: Sequence[str]) -> Iterator[tuple[float, pyarrow.RecordBatch]]:
-        """Yield the batches as written, each with the share of the file up to its end."""
+    def _opened(self, places: list[int] | None) -> Any:
+        """Return Arrow's reader of the columns at these places; None for all."""
         self._source.seek(0)
-        places = [self._names.index(name) for name in columns]
         options = ipc.IpcReadOptions(included_fields=places)
-        if self._is_file:
-            reader = ipc.open_file(self._source, options=options)
-            for number in range(reader.num_record_batches):
-                yield (number + 1) / reader.num_record_batches, reader.get_batch(number).select(list(columns))
-        else:
-            for batch in ipc.open_stream(self._source, options=options):
-                yield 0.0, batch.select(list(columns))
+        return (ipc.open_file if self._is_file else ipc.open_stream)(self._source, options=options)
 
     def close(self) -> None:
         """Close the file."""
@@ -967,18 +903,13 @@ MOST_SAMPLED = 10
 T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def opened(file: File) -> Iterator[FileReader]:
-    """Open a file for reading.
+def opened(file: File) -> contextlib.closing[FileReader]:
+    """Open a file for reading, in a `with` statement.
 
     Raises:
         UserError: for a file that cannot be read, is damaged, or is not what its name says.
     """
-    source = SOURCES[file.format](file)
-    try:
-        yield source
-    finally:
-        source.close()
+    return contextlib.closing(SOURCES[file.format](file))
 
 
 def names_of(source: FileReader) -> list[str]:
@@ -1091,8 +1022,6 @@ def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
 
 def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     """Return the rows with dictionary-encoded columns decoded."""
-    if not any(types.is_dictionary(field.type) for field in batch.schema):
-        return batch
     columns = [
         column.dictionary_decode() if types.is_dictionary(column.type) else column for column in batch.columns
     ]
@@ -1103,16 +1032,13 @@ def _completed(batch: pyarrow.RecordBatch, source: FileReader, columns: Sequence
     """Return a batch with all columns: also those of partitions, and nulls for those that the file lacks."""
     if batch.schema.names == list(columns):
         return batch
-    values, places = dict(source.file.partitions), {name: k for k, name in enumerate(batch.schema.names)}
+    values = {name: value for name, value in source.file.partitions if value != MISSING_PARTITION}
+    places = {name: place for place, name in enumerate(batch.schema.names)}
     # By position: finding each of thousands of columns by name would be slow.
     arrays = [
         batch.column(places[column])
         if column in places
-        else pyarrow.repeat(pyarrow.scalar(_partition(values.get(column)), pyarrow.string()), batch.num_rows)
+        else pyarrow.repeat(pyarrow.scalar(values.get(column), pyarrow.string()), batch.num_rows)
         for column in columns
     ]
     return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
-
-
-def _partition(value: str | None) -> str | None:
-    return None if value == MISSING_PARTITION else value
