@@ -17,10 +17,11 @@ from recsuite.datasets.tables.guessing import (
     AGE_TELLS,
     OF_EVENT,
     OUTCOME,
+    SAME_NAME,
+    guess,
     table_name,
     words_of,
 )
-from recsuite.datasets.tables.proposal import SAME_NAME, guess
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
     LabelColumn,
