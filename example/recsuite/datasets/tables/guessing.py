@@ -40,7 +40,7 @@ from recsuite.datasets.tables.schema_file import (
     toml_of,
     values_of,
 )
-from recsuite.datasets.tables.values import NO_VALUE, forms_of, plain, times
+from recsuite.datasets.tables.values import NO_VALUE, forms_of, indices_of, plain, times
 from recsuite.errors import UserError, counted, printable
 
 # The first match is taken.
@@ -271,9 +271,9 @@ def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
 def content_of(name: str, column: pa.ChunkedArray) -> Content:
     """Return the content of a column of a sample."""
     kind = column.type
-    if is_text(kind):
+    if pa.types.is_string(kind):
         return _of_texts(name, column)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return _of_numbers(name, "number", column)
     column = column.drop_null()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -295,17 +295,6 @@ def encoded(found: pa.DictionaryArray) -> tuple[np.ndarray, tuple[str, ...]]:
     ]
     # The last entry is for code -1.
     return np.array([*table, -1], np.int32)[indices_of(found)], tuple(places)
-
-
-def indices_of(found: pa.DictionaryArray) -> np.ndarray:
-    """Return the position of each row in a dictionary, int32 [n], -1 for a missing value."""
-    rows = found.indices.fill_null(-1) if found.null_count else found.indices
-    return rows.to_numpy(zero_copy_only=False)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """True if a type is one of texts."""
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
@@ -578,13 +567,19 @@ def roles_of(
         if timestamp in contents and "format" not in given["timestamp"]:
             _check_form(contents[timestamp])
     rest.pop(timestamp, None)
-    found = _label(events, contents[label] if label else rest, (user, item), given.get("label", {}))
+    by_hand = given.get("label", {})
+    if by_hand.get("kind") == CLICKS:
+        found = LabelColumn(CLICKS)
+    elif label:
+        found = _label_of(contents[label], by_hand)
+    else:
+        found = _label(events, rest, (user, item), by_hand)
     rest.pop(found.column, None)
     weight = weight or _weight(events, rest, item)
     notes: tuple[str, ...] = ()
     if found.column:
         # A scale or drop written by hand already defines the valid labels.
-        is_given = bool({"drop", "lowest", "highest"} & given.get("label", {}).keys())
+        is_given = bool({"drop", "lowest", "highest"} & by_hand.keys())
         found, notes = _drop_off_scale(found, contents[found.column], is_given)
     return Roles(user, item, found, weight, timestamp, notes, of_labels)
 
@@ -734,16 +729,11 @@ def _weight(events: pa.Table, contents: Mapping[str, Content], item: str) -> str
 
 def _label(
     events: pa.Table,
-    contents: Content | Mapping[str, Content],
+    contents: Mapping[str, Content],
     owners: Sequence[str],
     given: Mapping[str, Any],
 ) -> LabelColumn:
     """Return the label: the column that is most like one, or the only column left."""
-    if given.get("kind") == CLICKS:
-        return LabelColumn(CLICKS)
-    if isinstance(contents, Content):
-        is_number = contents.kind in ("number", "flag") and contents.numbers.size
-        return _label_of(contents, given) if is_number else LabelColumn(YES_NO, contents.name, noun="event")
     places = {
         name: place
         for name, content in contents.items()
@@ -778,6 +768,8 @@ def _is_answer(numbers: np.ndarray) -> bool:
 def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
     """Return the label of a column. given: the keys of its section written by hand; they have priority."""
     numbers, name, kind = content.numbers, content.name, given.get("kind")
+    if content.kind not in ("number", "flag") or not numbers.size:
+        return LabelColumn(YES_NO, name, noun="event")
     sorted_out = numbers[~np.isin(numbers, values_off_scale(numbers))]
     if kind == YES_NO or (kind is None and _is_answer(numbers)):
         return LabelColumn(YES_NO, name, noun="event")
@@ -904,8 +896,8 @@ def codes_of(column: pa.ChunkedArray) -> np.ndarray:
     array = column.combine_chunks()
     if pa.types.is_nested(array.type):
         array = pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())
-    found = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-    return encoded(found)[0] if is_text(column.type) else indices_of(found)
+    found = array.dictionary_encode()
+    return encoded(found)[0] if pa.types.is_string(column.type) else indices_of(found)
 
 
 # Without a matching name, least share of the ids in the events' first rows that a table's first rows contain.

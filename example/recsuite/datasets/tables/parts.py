@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -45,7 +44,7 @@ from recsuite.datasets.tables.formats import (
     opened,
 )
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER
-from recsuite.datasets.tables.values import DATE, DROPPED, Wanted, beyond_int64
+from recsuite.datasets.tables.values import DATE, DROPPED, Wanted, beyond_int64, indices_of
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import (
     FileEntry,
@@ -145,7 +144,7 @@ class Coder:
         for each, codes in zip(waiting, places[len(before) :], strict=True):
             if _is_coded(each):
                 # A missing value keeps the code -1, of the last entry.
-                codes = np.append(codes, np.int32(-1))[_indices(each)]
+                codes = np.append(codes, np.int32(-1))[indices_of(each)]
                 used = np.zeros(len(self._known) + 1, bool)
                 used[codes] = True
                 if self._used is not None:
@@ -158,12 +157,6 @@ class Coder:
 
 def _is_coded(values: pyarrow.Array) -> bool:
     return bool(types.is_dictionary(values.type))
-
-
-def _indices(coded: pyarrow.Array) -> np.ndarray:
-    """Return the codes, int32, -1 for a missing value."""
-    codes = coded.indices
-    return (codes.fill_null(-1) if codes.null_count else codes).to_numpy(zero_copy_only=False)
 
 
 def same_type(arrays: list[pyarrow.Array]) -> list[pyarrow.Array]:
@@ -186,7 +179,7 @@ def together(arrays: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarra
     places, known = [], arrays[0][:0]
     for each in arrays:
         chunk = next(chunks) if len(each) else None
-        places.append(np.empty(0, np.int32) if chunk is None else _indices(chunk))
+        places.append(np.empty(0, np.int32) if chunk is None else indices_of(chunk))
         known = known if chunk is None else chunk.dictionary
     return known, places
 
@@ -472,17 +465,30 @@ def parts_of(
     found = {name: open_part(folder / name, *role) for name, role in zip(names, roles, strict=True)}
     # Of files with the same bytes, only one is read.
     missing = {name: role for name, role in zip(names, roles, strict=True) if found[name] is None}
-    total = sum(_size(file) for file, _ in missing.values())
-    with stage("reading the tables", total, "bytes") as reached, ThreadPoolExecutor(THREADS) as pool:
+    sizes = {name: max(file.size, 0) for name, (file, _) in missing.items()}
+    with (
+        stage("reading the tables", sum(sizes.values()), "bytes") as reached,
+        ThreadPoolExecutor(THREADS) as pool,
+    ):
         before = 0
         for name, (file, wanted) in missing.items():
             remove(folder / name)
-            report = functools.partial(_report, reached, before)
+
+            def report(done: int, before: int = before) -> None:
+                reached(before + done)
+
             with explained(
                 f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"
             ):
-                found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", pool, report)
-            before += _size(file)
+                found[name] = make_part(
+                    folder / name,
+                    file,
+                    wanted,
+                    config.bad_rows == "skip",
+                    pool,
+                    report,
+                )
+            before += sizes[name]
     for path in folder.iterdir():
         # The folder also holds unfinished work.
         if path.name not in names and not path.name.startswith("."):
@@ -493,14 +499,6 @@ def parts_of(
         if (part := found[name]) is not None
     ]
     return parts, [note for part in parts for note in (*part.notes, *_accepted(part, config))]
-
-
-def _size(file: File) -> int:
-    return max(file.size, 0)
-
-
-def _report(reached: Callable[[int], None], before: int, done: int) -> None:
-    reached(before + done)
 
 
 def _name(file: File, wanted: tuple[Wanted, ...]) -> str:

@@ -304,10 +304,6 @@ class Place:
         where = f"{self.path}: [{shortened(self.section)}]" if self.section else f"{self.path}:"
         return UserError(f"{where} {why}{'' if why.endswith('?') else '.'}")
 
-    def unreadable(self, why: str) -> UserError:
-        """Return an error about the whole file, as one sentence that begins with its path."""
-        return UserError(f"{self.path} {why}.")
-
     def at(self, section: str) -> Place:
         """Return the place of another section of the same file."""
         return Place(self.path, section)
@@ -992,7 +988,7 @@ def _parsed(place: Place, text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         hint = "; texts stand in quotes" * ("Invalid value" in str(error))
-        raise place.unreadable(f"is not TOML: {printable(error)}{hint}") from None
+        raise UserError(f"{place.path} is not TOML: {printable(error)}{hint}.") from None
     except ValueError:
         raise place.fault("holds a number or a date that is too large to be read") from None
     except RecursionError:

@@ -147,6 +147,12 @@ def beyond_int64(column: pyarrow.Array) -> int:
     return largest if largest >= 2**63 else 0
 
 
+def indices_of(coded: pyarrow.DictionaryArray) -> np.ndarray:
+    """Return the position of each row in the dictionary, int32 [n], -1 for a missing value."""
+    found = coded.indices.fill_null(-1) if coded.indices.null_count else coded.indices
+    return found.to_numpy(zero_copy_only=False)
+
+
 def _recoded(column: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
     """Return codes of other values, of which some may be null; unused values are removed."""
     if values.null_count == 0:
@@ -161,10 +167,14 @@ def _texts_of_floats(column: pyarrow.Array) -> pyarrow.Array:
     numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
     is_whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < EXACT)
     if bool((is_whole | np.isnan(numbers)).all()):
-        # NumPy converts a missing value to an arbitrary number; the mask hides it.
-        return pyarrow.array(np.where(is_whole, numbers, 0).astype(np.int64), mask=~is_whole)
+        return _as_int64(numbers, is_whole)
     # Arrow writes 1.0 as 1.
     return pc.if_else(pyarrow.array(np.isnan(numbers)), None, column.cast(pyarrow.string()))
+
+
+def _as_int64(numbers: np.ndarray, is_whole: np.ndarray) -> pyarrow.Array:
+    """Return floats as int64, null for those that are not whole."""
+    return pyarrow.array(np.where(is_whole, numbers, 0).astype(np.int64), mask=~is_whole)
 
 
 def ids(column: pyarrow.Array, name: str) -> Parsed:
@@ -176,15 +186,11 @@ def ids(column: pyarrow.Array, name: str) -> Parsed:
         numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
         faults[(np.floor(numbers) != numbers) | (np.abs(numbers) >= EXACT)] = NOT_WHOLE
         faults[np.isnan(numbers)] = MISSING
-        return Parsed(_whole(numbers, faults), faults)
+        return Parsed(_as_int64(numbers, faults == 0), faults)
     values = categories(column, name).values
     if values.null_count:
         faults[values.is_null().to_numpy(zero_copy_only=False)] = MISSING
     return Parsed(values, faults)
-
-
-def _whole(numbers: np.ndarray, faults: np.ndarray) -> pyarrow.Array:
-    return pyarrow.array(np.where(faults == 0, numbers, 0).astype(np.int64), mask=faults != 0)
 
 
 def wholes(column: pyarrow.Array, name: str) -> Parsed:
