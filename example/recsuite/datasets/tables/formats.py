@@ -221,7 +221,7 @@ class TextFile:
             self._counted = CountedFile(file.path)
         start = self._counted.peek(8)
         if not start:
-            raise UserError(f"{file} is empty; write it again, or take it out.")
+            raise UserError(f"{file} is empty; write it again, or remove it.")
         packed = next((kind for mark, kind in PACKED.items() if start.startswith(mark)), "")
         if file.compression and not packed and b"\0" in self._counted.peek(BLOCK_BYTES):
             raise UserError(

@@ -120,7 +120,7 @@ class Coder:
             grown = np.zeros(min(SMALL, max(2**12, 2 * ((ends["max"] or 0) + 1))), bool)
             grown[: len(self._seen)] = self._seen
             self._seen = grown
-        codes = values.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes = (values.fill_null(-1) if values.null_count else values).to_numpy(zero_copy_only=False)
         self._seen[codes[codes >= 0] if values.null_count else codes] = True
         self._file.write(codes.astype("<i4").data)
         return True

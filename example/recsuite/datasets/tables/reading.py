@@ -445,7 +445,7 @@ class _Reading:
                 _check_weights(label, values, weights)
             lacking = sum(int(np.isnan(values[part]).sum()) for part in chunks(len(values), values))
             if lacking == len(values):
-                raise UserError(f"No event has the label {label.key}; take it out of the schema.")
+                raise UserError(f"No event has the label {label.key}; remove it from the schema.")
             if lacking:
                 self.notes.append(
                     f"{lacking:,} of {counted(len(values), 'event')} lack the label {printable(label.key)}, "

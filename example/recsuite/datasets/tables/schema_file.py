@@ -972,7 +972,7 @@ def parse_schema(text: str, path: Path | str = "schema.toml") -> TableSchema:
 
 def _text(path: Path) -> str:
     place = place_of(path)
-    with explained(f"{place.path} cannot be read"), path.open("rb") as file:
+    with explained(f"Cannot read {place.path}"), path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise place.fault(f"is larger than {MOST_BYTES:,} bytes, which no schema is")

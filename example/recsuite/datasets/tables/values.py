@@ -702,7 +702,9 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
                 types_mapper=lambda t: None if types.is_dictionary(t) else pandas.ArrowDtype(t)
             )
         except (pyarrow.ArrowException, TypeError, ValueError) as error:
-            raise UserError(f"{name} cannot be read as an Arrow table: {printable(error)}.") from None
+            raise UserError(
+                f"Cannot read {name} as an Arrow table: {printable(error)}. Fix: give another one."
+            ) from None
     if not isinstance(values, pandas.DataFrame):
         given = printable(repr(type(values)))
         raise UserError(f"{name} must be a table of pandas, polars, pyarrow or DuckDB, got {given}.")
