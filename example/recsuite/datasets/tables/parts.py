@@ -141,18 +141,19 @@ class Coder:
         values = same_type([*before, *(each.dictionary if _is_coded(each) else each for each in waiting)])
         # The known values come first, and so keep their codes.
         self._known, places = together(values)
+        if self._used is not None or any(map(_is_coded, waiting)):
+            number = sum(map(len, before))
+            used = np.zeros(len(self._known) + 1, bool)
+            used[:number] = True if self._used is None else self._used[:number]
+            self._used = used
         for each, codes in zip(waiting, places[len(before) :], strict=True):
-            if _is_coded(each):
-                # A missing value keeps the code -1, of the last entry.
-                codes = np.append(codes, np.int32(-1))[indices_of(each)]
-                used = np.zeros(len(self._known) + 1, bool)
-                used[codes] = True
-                if self._used is not None:
-                    used[: len(self._used) - 1] |= self._used[:-1]
-                self._used = used
+            # A missing value keeps the code -1, of the last entry.
+            found = np.append(codes, np.int32(-1))[indices_of(each)] if _is_coded(each) else codes
+            if self._used is not None:
+                self._used[found] = True
             if len(self._seen):
-                codes = np.where(codes < 0, codes, codes + np.int32(len(self._seen)))
-            self._file.write(codes.astype("<i4", copy=False).data)
+                found = np.where(found < 0, found, found + np.int32(len(self._seen)))
+            self._file.write(found.astype("<i4", copy=False).data)
 
 
 def _is_coded(values: pyarrow.Array) -> bool:
