@@ -28,6 +28,7 @@ from pyarrow import ipc, parquet, types
 from pyarrow import json as arrow_json
 
 from recsuite.datasets.tables.files import MISSING_PARTITION, File, RemoteFile, is_remote
+from recsuite.datasets.tables.values import EXACT
 from recsuite.errors import UserError, counted, printable
 
 # Characters of a row in a message.
@@ -591,8 +592,6 @@ def _of_data(file: File, first: list[str], mark: str) -> str:
 JSON_BLOCK_BYTES = 2**22
 # Arrow's parser crashes the process at a hundred thousand nested brackets.
 DEEPEST = 64
-# From here on, a float cannot hold every whole number.
-EXACT = 2.0**53
 # Characters of a line in a message.
 JSON_SHOWN = 200
 

@@ -72,7 +72,8 @@ ROWS_OF_EACH_FILE = 2_000
 # Words in the names of tables of events.
 EVENT_WORDS = (*LABELS, "event", "interaction", "transaction", "review", "order", "log", "behavior")
 
-Part = tuple[File, ...]
+# Files of one table.
+TableFiles = tuple[File, ...]
 
 
 def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()) -> tuple[Files, list[str]]:
@@ -88,9 +89,9 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
     others = others or (beside(tables) if len(tables.events) == 1 else ())
     if len(tables.events) + len(others) < 2 or any(file.partitions for file in (*tables.events, *others)):
         return Files(), []
-    parts = _parts_of(tables.events)
+    parts = _tables_of(tables.events)
     samples = {part: plain_table(first_rows(part, ROWS_OF_EACH_FILE)) for part in parts}
-    samples.update(_readable(_parts_of(others)))
+    samples.update(_readable(_tables_of(others)))
     roles = {part: found for part in parts if (found := _roles(samples[part]))}
     is_one = len({frozenset(sample.column_names) for sample in samples.values()}) == 1
     if not 2 <= len(samples) <= MOST_TABLES or (not roles and (is_one or is_named)):
@@ -127,7 +128,7 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
     return Files(_named(tables, events), _named(tables, users), _named(tables, items)), notes
 
 
-def _parts_of(files: Sequence[File]) -> list[Part]:
+def _tables_of(files: Sequence[File]) -> list[TableFiles]:
     """Group files by table: names that differ only in numbers, dates or words for parts are one table."""
     found: dict[tuple[str, str], list[File]] = {}
     for file in files:
@@ -140,7 +141,7 @@ def _comes_again(sample: pa.Table, roles: Roles) -> bool:
     return all(len(sample[name].unique()) < len(sample) for name in (roles.user, roles.item))
 
 
-def _of_candidates(tables: Tables, events: Part, candidates: Sequence[Part]) -> str:
+def _of_candidates(tables: Tables, events: TableFiles, candidates: Sequence[TableFiles]) -> str:
     """Return a line on other tables that may be the events, with the entry for each."""
     others = [_named(tables, part) for part in candidates]
     lines = " or ".join(f'events = "{name}"' for name in others)
@@ -151,7 +152,7 @@ def _of_candidates(tables: Tables, events: Part, candidates: Sequence[Part]) -> 
     )
 
 
-def _named(tables: Tables, part: Part | None) -> str:
+def _named(tables: Tables, part: TableFiles | None) -> str:
     """Return the path of a file below the folder, or the pattern of several; empty for none."""
     names = [os.path.relpath(file.path, tables.root) for file in part or ()]
     if len(names) < 2:
@@ -167,7 +168,7 @@ def _named(tables: Tables, part: Part | None) -> str:
     return SEVERAL.join(names) if is_wide else pattern
 
 
-def _readable(parts: Sequence[Part]) -> dict[Part, pa.Table]:
+def _readable(parts: Sequence[TableFiles]) -> dict[TableFiles, pa.Table]:
     """Return the first rows of tables without a known name; tables that cannot be read are skipped."""
     found = {}
     for part in parts:
@@ -184,7 +185,9 @@ def _roles(sample: pa.Table) -> Roles | None:
         return None
 
 
-def _own_table(rest: Mapping[Part, pa.Table], ids: Content, other: str, things: Sequence[str]) -> Part | None:
+def _own_table(
+    rest: Mapping[TableFiles, pa.Table], ids: Content, other: str, things: Sequence[str]
+) -> TableFiles | None:
     """Return the table with one row for each id: one with their column, or titles, else the widest.
 
     other: the id column of the other entity. things: words for the wanted entity.

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, RATING, USER, YES_NO
-from recsuite.datasets.tables.derived import derived
+from recsuite.datasets.tables.derived import SECONDS_PER_DAY, derived
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
     DROP,
@@ -314,7 +314,6 @@ def weights(column: pyarrow.Array, name: str) -> Parsed:
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 # Numbers are guessed as times if they are of the years 1976 to 2103.
 FIRST_LIKELY, LAST_LIKELY = 2e8, 4.2e9
-SECONDS_PER_DAY = 86_400
 # Directives that Arrow can read, in a tenth of the time of pandas. It knows no zones and no fractions.
 QUICK_PATTERN = set("YmdHMSyBbjTFDIp")
 FRACTION = r"(:\d\d)[.,]\d+"
