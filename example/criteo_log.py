@@ -26,7 +26,6 @@ import numpy as np
 from recsuite.config.config import Config
 from recsuite.config.parser import check_read, unread_flags
 from recsuite.datasets.metrics import auc
-from recsuite.datasets.tables.description import write_schema
 from recsuite.datasets.tables.files import find_tables, schema_path
 from recsuite.datasets.tables.formats import TextFile
 from recsuite.datasets.tables.schema_file import (
@@ -36,6 +35,7 @@ from recsuite.datasets.tables.schema_file import (
     LabelColumn,
     TableSchema,
     UserColumn,
+    write_schema,
 )
 from recsuite.errors import UserError
 from recsuite.files import DATA_ROOT, locked, replacing

@@ -20,7 +20,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import DYNAMIC, SCHEMA_FILE, Feature, schema_of
-from recsuite.datasets.tables.description import parse_schema, text_of
+from recsuite.datasets.tables.schema_file import parse_schema, text_of
 from recsuite.errors import UserError
 from recsuite.files import plain, typed
 from recsuite.ids import UNKNOWN_ID, check_distinct, ids_of

@@ -17,8 +17,8 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.tables.description import read_schema, write_schema
 from recsuite.datasets.tables.proposal import propose
+from recsuite.datasets.tables.schema_file import read_schema, write_schema
 from recsuite.errors import UserError
 from recsuite.tools.choose_script import fitting_command
 from tests.support.launch import EXAMPLE, ROOT, python, read_json, succeeded, torchrun

@@ -35,7 +35,7 @@ from recsuite.datasets.tables.schema_file import (
     TimestampColumn,
     UserColumn,
 )
-from recsuite.datasets.tables.wanted import frame_of
+from recsuite.datasets.tables.values import frame_of
 from recsuite.errors import UserError
 from recsuite.runtime.process import launch_name
 from recsuite.serving.served import ServedModel
@@ -46,7 +46,7 @@ FLAGS = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (8,)}
 SCRIPT = """
 import json, os, pathlib, sys
 import pandas, recsuite
-from recsuite.datasets.tables.wanted import frame_of
+from recsuite.datasets.tables.values import frame_of
 from recsuite.errors import UserError
 
 if __name__ == "__main__":

@@ -68,9 +68,9 @@ def _script_of_labels(config: DataConfig) -> str:
     columns without names, or a schema that gives all events the same user; "" for other data.
     """
     from recsuite.datasets.source import is_user_tables
-    from recsuite.datasets.tables.description import given_in
     from recsuite.datasets.tables.files import find_tables, schema_path
     from recsuite.datasets.tables.formats import TextFile
+    from recsuite.datasets.tables.schema_file import given_in
 
     if not is_user_tables(config):
         return ""

@@ -48,7 +48,7 @@ from recsuite.datasets.tables.derived import (
     weekday,
 )
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
-from recsuite.datasets.tables.wanted import ID, TIME, Wanted, frame_of, parsed, raw_values
+from recsuite.datasets.tables.values import ID, TIME, Wanted, frame_of, parsed, raw_values
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, local, typed
 from recsuite.runtime.host import stat_fields
@@ -352,8 +352,7 @@ def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
 
 
 def _check_schema(schema: Any) -> None:
-    from recsuite.datasets.tables.description import given_in
-    from recsuite.datasets.tables.schema_file import TableSchema
+    from recsuite.datasets.tables.schema_file import TableSchema, given_in
 
     if isinstance(schema, (str, Path)):
         if not Path(schema).is_file():
@@ -404,8 +403,8 @@ def _write(
 ) -> None:
     import pyarrow
 
-    from recsuite.datasets.tables.description import IncompleteSchemaError, read_schema, write_schema
     from recsuite.datasets.tables.proposal import propose
+    from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_schema, write_schema
 
     if read_launch().local_rank != 0:
         return

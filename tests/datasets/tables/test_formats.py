@@ -15,10 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from recsuite.datasets.tables import formats
-from recsuite.datasets.tables.description import tomllib
 from recsuite.datasets.tables.files import File, find_tables
 from recsuite.datasets.tables.formats import BadRow, ahead, batches, names_of, opened
-from recsuite.datasets.tables.schema_file import Files
+from recsuite.datasets.tables.schema_file import Files, tomllib
 from recsuite.errors import UserError
 from tests.support.tables import ENDS, encoded
 
@@ -139,7 +138,11 @@ def test_deep_brackets_are_a_bad_line_and_do_not_end_the_process(tmp_path: Path)
         ("a.csv", b"a,b\n1,\0\n", "holds zero bytes"),
         ("a.csv", "a,b\n1,2\n".encode("utf-16-le"), "holds zero bytes"),
         ("a.csv", "a,b\n1,2\n".encode("utf-32"), "is text in UTF-32"),
-        ("a.csv", b'a,b\n1,"x' + b"x\n" * 10_000_000, "a row of more than 8 MiB"),
+        (
+            "a.csv",
+            b'a,b\n1,"x' + b"x\n" * 10_000_000,
+            "as csv: a row has more than 8 MiB, as when a quote is not closed. Fix: ",
+        ),
         ("a.csv.gz", gzip.compress(ROWS, mtime=0)[:-12], "Truncated compressed stream"),
         (
             "a.csv.zst",
@@ -149,21 +152,21 @@ def test_deep_brackets_are_a_bad_line_and_do_not_end_the_process(tmp_path: Path)
         (
             "a.csv.gz",
             gzip.compress(ROWS, mtime=0)[:12] + b"\0\0\0" + gzip.compress(ROWS, mtime=0)[15:],
-            "cannot be read as csv",
+            "as csv: ",
         ),
         ("a.csv", b"PAR1" + ROWS, "is a Parquet file, not text"),
         ("a.csv", b"PK\x03\x04" + ROWS, "is a zip archive"),
         ("a.jsonl", ROWS, "line 1: not a JSON object: Expecting value"),
         ("a.jsonl", b'{"a": "\xff"}\n', "is not text in utf-8"),
-        ("a.jsonl", b'{"a": 1}' + b" " * 9_000_000, "a line of more than 4 MiB"),
+        ("a.jsonl", b'{"a": 1}' + b" " * 9_000_000, "as jsonl: a line has more than 4 MiB. Fix: "),
         ("a.parquet", ROWS, "Parquet magic bytes not found"),
-        ("a.parquet", b"", "cannot be read as parquet"),
-        ("a.parquet", PARQUET[:100], "cannot be read as parquet"),
-        ("a.parquet", PARQUET[:-100] + PARQUET[-90:], "cannot be read as parquet"),
+        ("a.parquet", b"", "as parquet: "),
+        ("a.parquet", PARQUET[:100], "as parquet: "),
+        ("a.parquet", PARQUET[:-100] + PARQUET[-90:], "as parquet: "),
         ("a.parquet.gz", gzip.compress(PARQUET, mtime=0), "is a packed file"),
-        ("a.arrow", ROWS, "cannot be read as arrow"),
-        ("a.arrow", b"", "cannot be read as arrow"),
-        ("a.arrow", ARROW[:200], "cannot be read as arrow"),
+        ("a.arrow", ROWS, "as arrow: "),
+        ("a.arrow", b"", "as arrow: "),
+        ("a.arrow", ARROW[:200], "as arrow: "),
         ("a.feather", b"FEA1" + ARROW, "is Feather of version 1"),
     ],
 )
@@ -173,7 +176,7 @@ def test_damage_gives_one_message_that_names_the_file(
     with pytest.raises(UserError) as raised:
         read(file_of(tmp_path / name, content))
     text = str(raised.value)
-    assert text.startswith(str(tmp_path / name))
+    assert text.startswith((str(tmp_path / name), f"Cannot read {tmp_path / name} as "))
     assert sentence in text
     assert "\n" not in text
     assert text.endswith(".")
@@ -303,6 +306,20 @@ def test_texts_of_large_row_groups_alone_are_read_as_codes(tmp_path: Path) -> No
     # Bringing the codes of many groups together takes ten times as long as reading texts.
     assert pyarrow.types.is_string(found[100].type)
     assert found[10_000].to_pylist() == found[100].to_pylist() == table["device"].to_pylist()
+
+
+def test_texts_are_read_as_codes_when_the_file_stores_them_as_codes(tmp_path: Path) -> None:
+    number = 200_000
+    items = [f"item {row % 20_000}" for row in range(number)]
+    # The writer stops using codes for these: their distinct texts are too many.
+    texts = [f"a text without another one like it, number {row}" for row in range(number)]
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"item": items, "text": texts}), path)
+    with opened(find_tables(path).events[0]) as source:
+        (batch,) = batches(source, ["item", "text"])
+    assert pyarrow.types.is_dictionary(batch.columns.column("item").type)
+    assert pyarrow.types.is_string(batch.columns.column("text").type)
+    assert batch.columns.column("item").to_pylist() == items
 
 
 def test_a_file_without_the_compression_of_its_extension_is_refused(tmp_path: Path) -> None:

@@ -13,17 +13,27 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsuite.datasets.tables.description import describe, given_in, parse_schema, text_of, validate
 from recsuite.datasets.tables.guessing import (
     AGE_TELLS,
     OF_EVENT,
     OUTCOME,
-    SkippedColumn,
+    SAME_NAME,
+    guess,
     table_name,
     words_of,
 )
-from recsuite.datasets.tables.proposal import SAME_NAME, guess
-from recsuite.datasets.tables.schema_file import FeatureColumn, LabelColumn, TableSchema, TimestampColumn
+from recsuite.datasets.tables.schema_file import (
+    FeatureColumn,
+    LabelColumn,
+    SkippedColumn,
+    TableSchema,
+    TimestampColumn,
+    describe,
+    given_in,
+    parse_schema,
+    text_of,
+    validate,
+)
 from recsuite.datasets.tables.values import times
 from recsuite.errors import UserError
 

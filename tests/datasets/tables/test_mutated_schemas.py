@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.datasets.tables.description import parse_schema, read_schema, text_of, validate
+from recsuite.datasets.tables.schema_file import parse_schema, read_schema, text_of, validate
 from recsuite.errors import UserError
 from tests.support.mutated_schemas import mutated_schemas
 

@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 
 from recsuite.config.sections import DataConfig
@@ -171,3 +173,21 @@ def test_the_next_read_removes_only_leftovers_of_killed_reads(tmp_path: Path) ->
         other.mkdir()
     read(tmp_path)
     assert sorted(path for path in folder.iterdir() if path.name.startswith(".")) == sorted(others)
+
+
+def test_a_column_may_be_stored_as_codes_and_as_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "WAITING_BYTES", 1)
+    values = pyarrow.array(["a", "b", None, "c"])
+    unused = pyarrow.DictionaryArray.from_arrays(pyarrow.array([2, None, 0]), pyarrow.array(["d", "e", "b"]))
+    batches = [values, unused, pyarrow.array([7, 8]), pyarrow.array(["e"])]
+    with (tmp_path / "0.bin").open("wb") as file, ThreadPoolExecutor(1) as pool:
+        coder = parts.Coder(file, pool)
+        for batch in batches:
+            coder.add(batch)
+        known = coder.end()
+    texts = dict(zip(known["code"].to_pylist(), known["value"].to_pylist(), strict=True))
+    found = [texts.get(code) for code in np.fromfile(tmp_path / "0.bin", "<i4").tolist()]
+    assert found == ["a", "b", None, "c", "b", None, "d", "7", "8", "e"]
+    assert sorted(texts.values()) == ["7", "8", "a", "b", "c", "d", "e"]

@@ -22,7 +22,6 @@ from pyarrow import parquet
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.tables.description import parse_schema, read_schema
 from recsuite.datasets.tables.files import find_tables, schema_path
 from recsuite.datasets.tables.proposal import propose
 from recsuite.datasets.tables.reading import read_tables
@@ -33,6 +32,8 @@ from recsuite.datasets.tables.schema_file import (
     LabelColumn,
     TimestampColumn,
     UserColumn,
+    parse_schema,
+    read_schema,
 )
 from recsuite.datasets.tables.source import locate
 from recsuite.errors import UserError

@@ -15,7 +15,7 @@ import pytest
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation import arrays
 from recsuite.datasets.schema import Codes, Events, RawData
-from recsuite.datasets.tables import parts
+from recsuite.datasets.tables import formats, parts
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.schema_file import (
@@ -293,6 +293,17 @@ def test_ids_become_texts_with_a_note_if_some_files_have_texts(tmp_path: Path) -
 def test_ids_of_typed_files_are_of_their_type(tmp_path: Path, column: pyarrow.Array, ids: list[Any]) -> None:
     raw = read(write(tmp_path / "a.parquet", {"user": column, "item": [1, 2]}), PLAIN)
     assert raw.users["user"].tolist() == ids
+
+
+def test_values_of_a_dictionary_without_a_row_are_no_ids(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(parts, "WAITING_BYTES", 1)
+    monkeypatch.setattr(formats, "BATCH_ROWS", 2)
+    indices = pyarrow.array([3, 1, 1, None, 5, 3], pyarrow.int32())
+    users = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["a", "b", "c", "d", "e", "f"]))
+    path = write(tmp_path / "a.arrow", {"user": users, "item": [1, 2, 3, 4, 5, 6]})
+    raw = read(path, PLAIN, bad_rows="skip", max_bad_rows=0.5)
+    assert raw.users["user"].tolist() == ["b", "d", "f"]
+    assert plain(raw)["user"] == [1, 0, 0, 2, 1]
 
 
 @pytest.mark.parametrize("is_coded", [False, True])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from recsuite.datasets.schema import EVENT, ITEM, USER, Feature
-from recsuite.datasets.tables.description import MOST_BYTES, parse_schema, read_schema, text_of, validate
 from recsuite.datasets.tables.schema_file import (
+    MOST_BYTES,
     FeatureColumn,
     Files,
     ItemColumn,
@@ -20,6 +20,10 @@ from recsuite.datasets.tables.schema_file import (
     TimestampColumn,
     UserColumn,
     WeightColumn,
+    parse_schema,
+    read_schema,
+    text_of,
+    validate,
 )
 from recsuite.errors import UserError
 
@@ -310,6 +314,11 @@ def test_the_kind_of_a_count_can_be_corrected_alone() -> None:
             'column = "tags"',
             '[features.tags] column = "tags" is the column of [features.price]',
         ),
+        (
+            'column = "price"',
+            'column = "name"',
+            '[features.price] kind = "number" is not right for the titles of items; write "category"',
+        ),
         ('column = "price"', 'column = "stars"', '[features.price] column = "stars" holds the label'),
         (
             'column = "price"',
@@ -492,7 +501,7 @@ def test_the_ends_of_a_scale_may_be_whole_numbers_in_python() -> None:
 
 def test_a_file_that_cannot_be_a_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "schema.toml"
-    with pytest.raises(UserError, match=r"schema.toml cannot be read \(No such file or directory\)"):
+    with pytest.raises(UserError, match=r"Cannot read .*schema.toml \(No such file or directory\)"):
         read_schema(path)
     path.write_bytes(WHOLE.encode("utf-16"))
     with pytest.raises(UserError, match="is not UTF-8 at byte 0; save it as UTF-8"):

@@ -137,6 +137,11 @@ def test_times_of_every_form_are_the_same_second(form: str, column: Any) -> None
     assert (found.values[0], found.faults.max()) == (NOON, 0)
 
 
+def test_a_format_that_pandas_does_not_read_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^Cannot read times with the format '%Y-%m-%d %Z %z': .*\. Fix: "):
+        times(pyarrow.array(["2026-11-20 UTC +0000"]), "time", "%Y-%m-%d %Z %z")
+
+
 @pytest.mark.parametrize(
     ("column", "values"),
     [

@@ -30,10 +30,8 @@ import numpy as np
 
 from recsuite.config.sections import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.schema import ITEM, RawData
-from recsuite.datasets.tables.description import read_schema
 from recsuite.datasets.tables.files import File, filesystem, find_tables, reason_of_failure, shown
-from recsuite.datasets.tables.formats import TextFile
-from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn, Files
+from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn, Files, read_schema
 from recsuite.datasets.tables.source import TableFile, TableSource
 from recsuite.errors import UserError, printable
 from recsuite.files import DATA_ROOT, explained, locked, remove, replacing
@@ -335,6 +333,8 @@ def _decoded(file: File) -> File:
 
     Accents in ISO-8859-1 are never valid UTF-8.
     """
+    from recsuite.datasets.tables.formats import TextFile
+
     decoded = dataclasses.replace(file, encoding="utf-8")
     with contextlib.suppress(UserError), contextlib.closing(TextFile(decoded)) as text:
         text.read()

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import xxhash
 
-from recsuite.datasets.tables.schema_file import FILENAME, Files
+from recsuite.datasets.tables.schema_file import EVENTS, FILENAME, ITEMS, USERS, Files
 from recsuite.errors import UserError, printable
 from recsuite.files import check_name, digest_of, explained, place_for
 
@@ -70,8 +70,8 @@ def explained_remote(url: str) -> Iterator[None]:
     except Exception as error:
         # No cause: it may hold the address with its secrets.
         raise UserError(
-            f"{shown(url)} cannot be read: {reason_of_failure(error)}; check the address, the login and the "
-            "network, or copy the file to this machine."
+            f"Cannot read {shown(url)}: {reason_of_failure(error)}. Fix: check the address, the login and "
+            "the network, or copy the file to this machine."
         ) from None
 
 
@@ -221,7 +221,6 @@ def list_files(url: str) -> list[str]:
         return sorted(fs.unstrip_protocol(each) for each in found)
 
 
-EVENTS, USERS, ITEMS = "events", "users", "items"
 # Formats by the suffix of a name.
 FORMATS = {
     **dict.fromkeys((".csv", ".txt", ".dat", ".data", ".inter", ".user", ".item"), "csv"),
@@ -273,7 +272,7 @@ class File:
         """Digest of the bytes; for a URL, see `mark_of`."""
         if is_remote(self.path):
             return mark_of(self.path)
-        with explained(f"{self.name} cannot be read", "give a file that can"):
+        with explained(f"Cannot read {self.name}", "give another file"):
             return digest_of(Path(self.path))
 
 
@@ -312,7 +311,7 @@ def schema_path(path: str | Path) -> Path:
     """
     if is_remote(str(path)):
         return Path.cwd() / FILENAME
-    with explained(f"{printable(path)} cannot be read"):
+    with explained(f"Cannot read {printable(path)}"):
         folder = Path(path) if Path(path).is_dir() else Path(path).parent
         beside = folder / FILENAME
         return beside if beside.exists() or not folder.is_dir() else place_for(folder, FILENAME)
@@ -484,7 +483,9 @@ def _walked(root: str) -> list[str]:
     found: list[str] = []
 
     def refuse(error: OSError) -> None:
-        raise UserError(f"{error.filename} cannot be read ({error.strerror}).")
+        raise UserError(
+            f"Cannot read {error.filename}: {error.strerror}. Fix: allow it, or remove the folder."
+        )
 
     for folder, folders, names in os.walk(root, onerror=refuse):
         folders[:] = [name for name in sorted(folders) if not _is_hidden(name)]
@@ -569,7 +570,7 @@ def _file(path: str, folder: str, files: Files, role: str = "") -> File:
     below = path.partition("?")[0].removeprefix(folder).split("/")[:-1]
     given = files.constants if role == EVENTS else ()
     matches = [match for part in (*below, *given) if (match := PARTITION.fullmatch(part))]
-    with explained(f"{shown(path)} cannot be read"):
+    with explained(f"Cannot read {shown(path)}"):
         size = size_of(path) if is_remote(path) else os.path.getsize(path)
     return File(
         path,

@@ -12,22 +12,24 @@ import contextlib
 import csv
 import io
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+from pyarrow import ipc, parquet, types
+from pyarrow import json as arrow_json
 
 from recsuite.datasets.tables.files import MISSING_PARTITION, File, RemoteFile, is_remote
+from recsuite.datasets.tables.values import EXACT
 from recsuite.errors import UserError, counted, printable
-
-if TYPE_CHECKING:
-    import pyarrow
 
 # Characters of a row in a message.
 MOST_SHOWN = 120
@@ -109,26 +111,23 @@ class FileBatch:
 class FileReader:
     """Reader of one file: its columns, then batches of the wanted ones.
 
-    bad: the rows that could not be split into columns, in order; it grows with the batches.
+    names: the columns of the file itself. bad: the rows that could not be split into columns, in order; it
+    grows with the batches.
     """
 
     # Unit of the numbers in messages: text has lines, the other formats have rows.
     unit = "row"
 
     def __init__(self, file: File) -> None:
-        self.file = file
+        self.file, self._done = file, 0
+        self.names: list[str] = []
         self.bad: list[BadRow] = []
         self.notes: list[str] = []
 
     @property
-    def names(self) -> list[str]:
-        """Columns of the file itself."""
-        raise NotImplementedError
-
-    @property
     def done(self) -> int:
-        """Number of its bytes that were read."""
-        raise NotImplementedError
+        """Number of its bytes that were read, estimated for a file with typed columns."""
+        return self._done
 
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows with only these columns of the file."""
@@ -180,16 +179,16 @@ def explained_damage(file: File) -> Iterator[None]:
     Raises:
         UserError: names the file.
     """
-    import pyarrow
-
     try:
         yield
     except UserError:
         raise
     except (pyarrow.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
         reason = printable(str(error).split("\n")[0].rstrip(".")) or type(error).__name__
+        if STRADDLING in reason:
+            reason = f"a row has more than {CSV_BLOCK_BYTES // 2**20} MiB, as when a quote is not closed"
         raise UserError(
-            f"{file} cannot be read as {file.format} ({reason}); write it again, or take it out."
+            f"Cannot read {file} as {file.format}: {reason}. Fix: write it again, or remove it."
         ) from error
 
 
@@ -223,7 +222,7 @@ class TextFile:
             self._counted = CountedFile(file.path)
         start = self._counted.peek(8)
         if not start:
-            raise UserError(f"{file} is empty; write it again, or take it out.")
+            raise UserError(f"{file} is empty; write it again, or remove it.")
         packed = next((kind for mark, kind in PACKED.items() if start.startswith(mark)), "")
         if file.compression and not packed and b"\0" in self._counted.peek(BLOCK_BYTES):
             raise UserError(
@@ -271,8 +270,6 @@ class TextFile:
         self._counted.close()
 
     def _unpacked(self, kind: str) -> Any:
-        import pyarrow
-
         return pyarrow.CompressedInputStream(pyarrow.PythonFile(self._counted, mode="r"), kind)
 
     def _raw_block(self) -> bytes:
@@ -315,6 +312,38 @@ class TextFile:
         return text.encode()
 
 
+class TextReader(FileReader):
+    """Reader of a text; its rows have the numbers of their lines."""
+
+    unit = "line"
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        self._text: Any = TextFile(file)
+
+    @property
+    def done(self) -> int:
+        """Number of its bytes that were read."""
+        return self._text.done
+
+    def close(self) -> None:
+        """Close the file."""
+        self._text.close()
+
+
+def _whole_lines(text: Any, size: int) -> Iterator[bytes]:
+    """Yield blocks of whole lines, of about this size; the last line may have no line end."""
+    rest = b""
+    while block := text.read(size):
+        lines, end, rest = (rest + block).rpartition(b"\n")
+        if end:
+            yield lines + end
+        elif len(rest) > size:
+            raise ValueError(f"a line has more than {size // 2**20} MiB")
+    if rest:
+        yield rest
+
+
 # Bytes that Arrow parses at once; no row may be longer.
 CSV_BLOCK_BYTES = 2**23
 # Blanks come last: names and values contain them too.
@@ -336,14 +365,12 @@ WIDE = 500
 STRADDLING = "straddling"
 
 
-class Delimited(FileReader):
+class Delimited(TextReader):
     """CSV or TSV file, whose first row names the columns."""
-
-    unit = "line"
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
-        text = TextFile(file)
+        text = self._text
         head = text.head.decode("utf-8", "ignore")
         self._mark = file.delimiter or _sniffed(head)
         # If all columns have names, the separator is certain.
@@ -373,30 +400,20 @@ class Delimited(FileReader):
             raise UserError(_of_data(file, first, self._mark))
         if all(TYPED.fullmatch(name) for name in names):
             names = [name.rpartition(":")[0] for name in names]
-        self._names = [name for name in names if name.strip()]
-        if len(self._names) < len(names):
-            number = counted(len(names) - len(self._names), "column without a name", "columns without a name")
+        self.names = [name for name in names if name.strip()]
+        if len(self.names) < len(names):
+            number = counted(len(names) - len(self.names), "column without a name", "columns without a name")
             self.notes.append(f"{file}: {number} skipped")
-        check_names(file, self._names)
+        check_names(file, self.names)
         # Arrow requires a name for each column.
         self._all_names = [name if name.strip() else f"{JOINT}{place}" for place, name in enumerate(names)]
         # Numbers of the skipped rows.
         self._invalid: list[int] = []
 
-    @property
-    def names(self) -> list[str]:
-        """Column names from the first row or the schema, without the unnamed columns."""
-        return self._names
-
-    @property
-    def done(self) -> int:
-        """Number of its bytes that were read."""
-        return self._text.done
-
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows with the right number of fields."""
         first = 0
-        with explained_damage(self.file), _explained_length(self.file):
+        with explained_damage(self.file):
             for batch in self._reader(columns) if self._has_rows else ():
                 if batch.num_rows:
                     yield FileBatch(batch, first, len(self.bad))
@@ -404,9 +421,6 @@ class Delimited(FileReader):
 
     def _reader(self, columns: Sequence[str]) -> Any:
         """Return Arrow's reader of the rows."""
-        import pyarrow
-        from pyarrow import csv as arrow_csv
-
         return arrow_csv.open_csv(
             pyarrow.PythonFile(self._text, mode="r"),
             # With threads, rows have no numbers. The other core parses the columns meanwhile.
@@ -424,7 +438,7 @@ class Delimited(FileReader):
             ),
             arrow_csv.ConvertOptions(
                 check_utf8=False,
-                column_types={name: pyarrow.string() for name in self._names},
+                column_types={name: pyarrow.string() for name in self.names},
                 include_columns=list(columns),
                 strings_can_be_null=False,
             ),
@@ -454,8 +468,8 @@ class Delimited(FileReader):
 
     def _line_of(self, wanted: int) -> int:
         """Return the line on which a row begins, both counted from 1; empty lines are not rows."""
-        text = _one_character(TextFile(self.file), self._mark)
-        lines = io.TextIOWrapper(io.BufferedReader(_Raw(text)), encoding="utf-8", newline="")
+        blocks = _whole_lines(_one_character(TextFile(self.file), self._mark), CSV_BLOCK_BYTES)
+        lines = (line for block in blocks for line in io.StringIO(block.decode(), newline=""))
         rows = csv.reader(lines, delimiter=self._delimiter, quoting=_quoting(self._mark))
         number, before = 0, 0
         # Python's reader refuses a field of a megabyte; then the row number is returned.
@@ -467,60 +481,21 @@ class Delimited(FileReader):
                 before = rows.line_num
         return wanted
 
-    def close(self) -> None:
-        """Close the file."""
-        self._text.close()
-
-
-class _Raw(io.RawIOBase):
-    """Raw stream over a text, for Python's line reader."""
-
-    def __init__(self, text: TextFile) -> None:
-        self._text = text
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, block: Any) -> int:
-        found = self._text.read(len(block))
-        block[: len(found)] = found
-        return len(found)
-
-
-@contextlib.contextmanager
-def _explained_length(file: File) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except pyarrow.ArrowInvalid as error:
-        if STRADDLING not in str(error):
-            raise
-        raise UserError(
-            f"{file} has a row of more than {CSV_BLOCK_BYTES // 2**20} MiB, as when a quote is not closed; "
-            "fix the file."
-        ) from None
-
 
 class _Joined:
     """Text whose separators of several characters are replaced by one character."""
 
     def __init__(self, text: TextFile, mark: str) -> None:
-        self._text, self._mark, self._ready, self._rest = text, mark, b"", b""
-        self.closed = False
+        self._text, self._ready, self.closed = text, b"", False
+        lines = _whole_lines(text, CSV_BLOCK_BYTES)
+        self._blocks = (joined(block.decode(), mark).encode() for block in lines)
 
     @property
     def done(self) -> int:
         return self._text.done
 
     def read(self, size: int) -> bytes:
-        while not self._ready:
-            block = self._text.read(CSV_BLOCK_BYTES)
-            lines, end, rest = (self._rest + block).rpartition(b"\n")
-            self._ready, self._rest = (lines + end, rest) if block else (self._rest, b"")
-            self._ready = joined(self._ready.decode(), self._mark).encode()
-            if not block:
-                break
+        self._ready = self._ready or next(self._blocks, b"")
         found, self._ready = self._ready[:size], self._ready[size:]
         return found
 
@@ -617,39 +592,24 @@ def _of_data(file: File, first: list[str], mark: str) -> str:
 JSON_BLOCK_BYTES = 2**22
 # Arrow's parser crashes the process at a hundred thousand nested brackets.
 DEEPEST = 64
-# From here on, a float cannot hold every whole number.
-EXACT = 2.0**53
 # Characters of a line in a message.
 JSON_SHOWN = 200
 
 
-class JsonLines(FileReader):
+class JsonLines(TextReader):
     """File with a JSON object on each line; a value is missing if its object lacks the key."""
-
-    unit = "line"
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
-        self._text = TextFile(file)
-        self._names = self._first_names()
+        self.names = self._first_names()
         # Texts that look like times stay texts; Arrow would convert them.
         self._texts: dict[str, Any] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """Names in the first lines, in order of appearance."""
-        return self._names
-
-    @property
-    def done(self) -> int:
-        """Number of its bytes that were read."""
-        return self._text.done
 
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the lines that are objects."""
         first, line = 0, 1
         with explained_damage(self.file):
-            for block in self._blocks():
+            for block in _whole_lines(self._text, JSON_BLOCK_BYTES):
                 num_lines = block.count(b"\n") + (not block.endswith(b"\n"))
                 batch = self._by_arrow(block, columns, num_lines)
                 lines = np.arange(line, line + num_lines)
@@ -658,21 +618,6 @@ class JsonLines(FileReader):
                 if batch.num_rows:
                     yield FileBatch(batch, first, len(self.bad), lines)
                 first, line = first + batch.num_rows, line + num_lines
-
-    def _blocks(self) -> Iterator[bytes]:
-        """Yield blocks of whole lines; the last line may have no line end."""
-        rest = b""
-        while block := self._text.read(JSON_BLOCK_BYTES):
-            lines, end, rest = (rest + block).rpartition(b"\n")
-            if end:
-                yield lines + end
-            elif len(rest) > JSON_BLOCK_BYTES:
-                raise UserError(
-                    f"{self.file} has a line of more than {JSON_BLOCK_BYTES // 2**20} MiB; it must hold one "
-                    "object on each line."
-                )
-        if rest:
-            yield rest
 
     def _first_names(self) -> list[str]:
         """Return the column names of the objects in the first block."""
@@ -693,9 +638,6 @@ class JsonLines(FileReader):
 
     def _by_arrow(self, block: bytes, columns: Sequence[str], num_lines: int) -> pyarrow.RecordBatch | None:
         """Parse the columns of a block; None if Arrow cannot read it, or would change a value."""
-        import pyarrow
-        from pyarrow import json as arrow_json
-
         if _depth(block) > DEEPEST:
             return None
         options = arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
@@ -716,9 +658,6 @@ class JsonLines(FileReader):
         return pyarrow.RecordBatch.from_arrays(found, names=list(columns))
 
     def _parsing(self) -> Any:
-        import pyarrow
-        from pyarrow import json as arrow_json
-
         schema = pyarrow.schema(list(self._texts.items())) if self._texts else None
         return arrow_json.ParseOptions(explicit_schema=schema, newlines_in_values=False)
 
@@ -726,8 +665,6 @@ class JsonLines(FileReader):
         self, block: bytes, columns: Sequence[str], line: int
     ) -> tuple[pyarrow.RecordBatch, np.ndarray]:
         """Parse a block value by value: return its columns and the lines of its rows; record bad rows."""
-        import pyarrow
-
         rows, lines = [], []
         for number, text in enumerate(block.split(b"\n"), start=line):
             if not text.strip():
@@ -759,10 +696,6 @@ class JsonLines(FileReader):
                     del rows[place], lines[place]
         self.bad.sort()
 
-    def close(self) -> None:
-        """Close the file."""
-        self._text.close()
-
 
 def _object(line: bytes) -> dict[str, Any] | str:
     """Parse the object of a line, or return the reason why it is bad."""
@@ -791,20 +724,14 @@ def _depth(block: bytes) -> int:
 
 
 def _has_times(kind: Any) -> bool:
-    from pyarrow import types
-
     return types.is_timestamp(kind) or (types.is_list(kind) and _has_times(kind.value_type))
 
 
 def _as_text(kind: Any) -> Any:
-    import pyarrow
-
-    return pyarrow.list_(_as_text(kind.value_type)) if pyarrow.types.is_list(kind) else pyarrow.string()
+    return pyarrow.list_(_as_text(kind.value_type)) if types.is_list(kind) else pyarrow.string()
 
 
 def _column(table: pyarrow.Table, name: str) -> pyarrow.Array:
-    import pyarrow
-
     if name not in table.column_names:
         return pyarrow.nulls(table.num_rows)
     return table[name].combine_chunks()
@@ -812,19 +739,14 @@ def _column(table: pyarrow.Table, name: str) -> pyarrow.Array:
 
 def _is_rounded(column: pyarrow.Array) -> bool:
     """True if whole numbers may have lost digits: all become floats if one value is a float."""
-    import pyarrow
-    import pyarrow.compute
-
-    if not pyarrow.types.is_floating(column.type) or not len(column):
+    if not types.is_floating(column.type) or not len(column):
         return False
-    largest = pyarrow.compute.max(pyarrow.compute.abs(column)).as_py()
+    largest = pc.max(pc.abs(column)).as_py()
     return largest is not None and largest >= EXACT
 
 
 def _array(values: list[Any]) -> pyarrow.Array:
     """Return values as a column; as texts if they are of several kinds or too large."""
-    import pyarrow
-
     try:
         array = pyarrow.array(values)
         # Arrow would convert booleans to numbers.
@@ -842,9 +764,10 @@ def _text(value: Any) -> str:
 BATCH_ROWS = 2**18
 # Compressed bytes of a column that are read at once.
 BUFFER_BYTES = 2**20
-# Bytes of a column's distinct values in a row group of a Parquet file: about a thousand texts.
-FEW_BYTES = 2**14
+# Least rows of a row group of a Parquet file, on average, whose texts are read as codes.
 LEAST_GROUP_ROWS = 2**13
+# Bytes of the length of a text in a Parquet file.
+LENGTH_BYTES = 4
 
 
 class Typed(FileReader):
@@ -854,18 +777,6 @@ class Typed(FileReader):
         super().__init__(file)
         if file.compression:
             raise UserError(f"{file} is a packed file of a format that is packed by itself; unpack it.")
-        self._names: list[str] = []
-        self._done = 0
-
-    @property
-    def names(self) -> list[str]:
-        """Columns; fields within a column are not columns."""
-        return self._names
-
-    @property
-    def done(self) -> int:
-        """Estimate of the number of bytes that were read, assuming rows of the same size."""
-        return self._done
 
 
 class Parquet(Typed):
@@ -873,22 +784,15 @@ class Parquet(Typed):
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
-        from pyarrow import parquet, types
-
         with explained_damage(file):
             metadata = parquet.read_metadata(_opened(file))
             schema = metadata.schema.to_arrow_schema()
-            self._names = [str(name) for name in schema.names]
-            # Texts with few distinct values are read as codes. With many, the file does not store codes, and
-            # they would be computed for each batch. Codes of many small groups take long to bring together.
+            self.names = [str(name) for name in schema.names]
+            # Texts that the file stores as codes are read as codes, without a look-up for each row. Codes of
+            # many small groups take long to bring together.
             is_large = metadata.num_rows >= LEAST_GROUP_ROWS * metadata.num_row_groups
-            texts = [
-                field.name
-                for field in schema
-                if is_large
-                and types.is_string(field.type)
-                and _largest_dictionary(metadata, field.name) < FEW_BYTES
-            ]
+            stored = _coded(metadata) if is_large else set()
+            texts = [field.name for field in schema if types.is_string(field.type) and field.name in stored]
             self._parquet = parquet.ParquetFile(
                 _opened(file),
                 metadata=metadata,
@@ -898,7 +802,7 @@ class Parquet(Typed):
                 page_checksum_verification=True,
                 read_dictionary=texts,
             )
-        check_names(file, self._names)
+        check_names(file, self.names)
 
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows; one that cannot be read means that the file is damaged."""
@@ -922,9 +826,6 @@ class Arrow(Typed):
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
-        import pyarrow
-        from pyarrow import ipc
-
         with explained_damage(file):
             # Memory-mapped: only the wanted columns are read.
             self._source = _opened(file) if is_remote(file.path) else pyarrow.memory_map(file.path)
@@ -933,56 +834,54 @@ class Arrow(Typed):
             if start.startswith(b"FEA1"):
                 raise UserError(f"{file} is Feather of version 1; write it again with a newer library.")
             self._is_file = start.startswith(b"ARROW1")
-            opened = ipc.open_file if self._is_file else ipc.open_stream
-            self._names = [str(name) for name in opened(self._source).schema.names]
-        check_names(file, self._names)
+            with self._opened(None) as reader:
+                self.names = [str(name) for name in reader.schema.names]
+        check_names(file, self.names)
 
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows; one that cannot be read means that the file is damaged."""
         first = 0
-        with explained_damage(self.file):
-            for share, whole in self._whole_batches(columns):
+        places = [self.names.index(name) for name in columns]
+        with explained_damage(self.file), self._opened(places) as reader:
+            number = reader.num_record_batches if self._is_file else 0
+            for place, whole in enumerate(
+                map(reader.get_batch, range(number)) if self._is_file else reader, 1
+            ):
                 for start in range(0, whole.num_rows, BATCH_ROWS):
-                    batch = whole.slice(start, BATCH_ROWS)
+                    batch = whole.select(list(columns)).slice(start, BATCH_ROWS)
                     # The format has no checksums, and a wrong offset would crash the process.
                     _check(batch)
                     yield FileBatch(batch, first + start)
                 first += whole.num_rows
-                self._done = int(max(self.file.size, 0) * share)
+                # A stream does not say how many batches it has.
+                self._done = max(self.file.size, 0) * place // number if number else 0
 
-    def _whole_batches(self, columns: Sequence[str]) -> Iterator[tuple[float, pyarrow.RecordBatch]]:
-        """Yield the batches as written, each with the share of the file up to its end."""
-        from pyarrow import ipc
-
+    def _opened(self, places: list[int] | None) -> Any:
+        """Return Arrow's reader of the columns at these places; None for all."""
         self._source.seek(0)
-        places = [self._names.index(name) for name in columns]
         options = ipc.IpcReadOptions(included_fields=places)
-        if self._is_file:
-            reader = ipc.open_file(self._source, options=options)
-            for number in range(reader.num_record_batches):
-                yield (number + 1) / reader.num_record_batches, reader.get_batch(number).select(list(columns))
-        else:
-            for batch in ipc.open_stream(self._source, options=options):
-                yield 0.0, batch.select(list(columns))
+        return (ipc.open_file if self._is_file else ipc.open_stream)(self._source, options=options)
 
     def close(self) -> None:
         """Close the file."""
         self._source.close()
 
 
-def _largest_dictionary(metadata: Any, name: str) -> float:
-    """Return the most bytes of a column's dictionary in a row group; infinity if a group has none."""
+def _coded(metadata: Any) -> set[str]:
+    """Return the columns whose texts a Parquet file stores as codes in all row groups."""
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-    places = [place for place in range(metadata.num_columns) if metadata.schema.column(place).path == name]
-    chunks = [group.column(place) for group in groups for place in places]
-    if not all(chunk.dictionary_page_offset for chunk in chunks):
-        return math.inf
-    return max((chunk.data_page_offset - chunk.dictionary_page_offset for chunk in chunks), default=math.inf)
+    return {
+        metadata.schema.column(place).path
+        for place in range(metadata.num_columns)
+        # A writer stops using codes when there are many. Then each text takes its length and its characters.
+        if all(
+            chunk.has_dictionary_page and chunk.total_uncompressed_size < LENGTH_BYTES * chunk.num_values
+            for chunk in (group.column(place) for group in groups)
+        )
+    }
 
 
 def _opened(file: File) -> Any:
-    import pyarrow
-
     return pyarrow.PythonFile(RemoteFile(file.path), mode="r") if is_remote(file.path) else file.path
 
 
@@ -1003,18 +902,13 @@ MOST_SAMPLED = 10
 T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def opened(file: File) -> Iterator[FileReader]:
-    """Open a file for reading.
+def opened(file: File) -> contextlib.closing[FileReader]:
+    """Open a file for reading, in a `with` statement.
 
     Raises:
         UserError: for a file that cannot be read, is damaged, or is not what its name says.
     """
-    source = SOURCES[file.format](file)
-    try:
-        yield source
-    finally:
-        source.close()
+    return contextlib.closing(SOURCES[file.format](file))
 
 
 def names_of(source: FileReader) -> list[str]:
@@ -1088,8 +982,6 @@ def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
     Raises:
         UserError: for a file that cannot be read.
     """
-    import pyarrow
-
     found = [_first_rows_of(file, rows) for file in _sampled(files)]
     left = rows
     # Rows that small files lack are taken from large ones.
@@ -1105,8 +997,6 @@ def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
 
 
 def _first_rows_of(file: File, rows: int) -> pyarrow.Table:
-    import pyarrow
-
     with opened(file) as source:
         names, found, left = names_of(source), [], rows
         for batch in batches(source, names):
@@ -1123,9 +1013,6 @@ def _first_rows_of(file: File, rows: int) -> pyarrow.Table:
 
 
 def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
-    import pyarrow
-    from pyarrow import types
-
     columns = [
         column if types.is_nested(column.type) else column.cast(pyarrow.string()) for column in table.columns
     ]
@@ -1134,11 +1021,6 @@ def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
 
 def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     """Return the rows with dictionary-encoded columns decoded."""
-    import pyarrow
-    from pyarrow import types
-
-    if not any(types.is_dictionary(field.type) for field in batch.schema):
-        return batch
     columns = [
         column.dictionary_decode() if types.is_dictionary(column.type) else column for column in batch.columns
     ]
@@ -1147,20 +1029,15 @@ def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
 
 def _completed(batch: pyarrow.RecordBatch, source: FileReader, columns: Sequence[str]) -> pyarrow.RecordBatch:
     """Return a batch with all columns: also those of partitions, and nulls for those that the file lacks."""
-    import pyarrow
-
     if batch.schema.names == list(columns):
         return batch
-    values, places = dict(source.file.partitions), {name: k for k, name in enumerate(batch.schema.names)}
+    values = {name: value for name, value in source.file.partitions if value != MISSING_PARTITION}
+    places = {name: place for place, name in enumerate(batch.schema.names)}
     # By position: finding each of thousands of columns by name would be slow.
     arrays = [
         batch.column(places[column])
         if column in places
-        else pyarrow.repeat(pyarrow.scalar(_partition(values.get(column)), pyarrow.string()), batch.num_rows)
+        else pyarrow.repeat(pyarrow.scalar(values.get(column), pyarrow.string()), batch.num_rows)
         for column in columns
     ]
     return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
-
-
-def _partition(value: str | None) -> str | None:
-    return None if value == MISSING_PARTITION else value

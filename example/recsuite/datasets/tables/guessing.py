@@ -1,9 +1,10 @@
-"""Guess contents, features and roles of columns from their names and values."""
+"""Guess the schema of tables from the names and the values of their columns."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,27 +15,41 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, RATING, YES_NO
-from recsuite.datasets.tables.description import LARGEST_END, can_be_named, toml_of
+from recsuite.config.sections import DataConfig
+from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, EVENT, ITEM, RATING, USER, YES_NO
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
+    EVENTS,
     ISO,
+    ITEMS,
+    LARGEST_END,
     LIKED_SHARE,
     LIST,
+    MOST_FEATURES,
     NUMBER,
+    USERS,
     FeatureColumn,
+    ItemColumn,
     LabelColumn,
+    SkippedColumn,
+    TableSchema,
+    TimestampColumn,
+    UserColumn,
+    WeightColumn,
+    can_be_named,
+    toml_of,
+    values_of,
 )
-from recsuite.datasets.tables.values import NO_VALUE, forms_of, plain, times
+from recsuite.datasets.tables.values import NO_VALUE, forms_of, indices_of, plain, times
 from recsuite.errors import UserError, counted, printable
 
 # The first match is taken.
-USERS = (
+USER_WORDS = (
     *("user", "customer", "member", "visitor", "client", "buyer", "reviewer", "shopper", "subscriber"),
     *("listener", "viewer", "reader", "player", "person", "people", "account", "household", "uid"),
     *("username", "profilename", "nickname", "session"),
 )
-ITEMS = (
+ITEM_WORDS = (
     *("item", "product", "sku", "asin", "article", "song", "track", "artist", "book", "isbn", "film"),
     *("movie", "anime", "manga", "episode", "album", "podcast", "beer", "wine", "toy", "joke", "stock"),
     *("video", "game", "recipe", "course", "show", "post", "story", "news", "doc", "document", "listing"),
@@ -77,14 +92,14 @@ OTHER_DATES = {"birth", "born", "release", "released", "publication", "published
 OF_LABELS = (
     *("is", "has", "was", "did", "n", "num", "number", "of", "total", "value", "user", "customer", "item"),
     *("product", "play", "listen", "view", "click", "watch", "purchase", "review"),
-    *ITEMS,
+    *ITEM_WORDS,
 )
 # Beside a word for a thing, these mark a column of ids.
 IDS = ("id", "ids", "uuid", "guid", "key", "code", "no", "nr", "num", "number", "hash", "idx", "index")
 TITLES = ("title", "name")
 BESIDE_IDS = (*IDS, "review")
 # An id with such a word identifies events, not users or items.
-EVENTS = (
+EVENT_ID_WORDS = (
     *("event", "order", "transaction", "invoice", "basket", "cart", "line", "row", "review", "request"),
     *("impression", "visit", "log", "rating", "session", "record", "message", "index", "parent"),
 )
@@ -106,7 +121,7 @@ def words_of(name: str) -> list[str]:
 def _without_id(word: str) -> list[str]:
     for suffix in ("id", "uuid"):
         thing = word.removesuffix(suffix)
-        if thing != word and thing in (*USERS, *ITEMS):
+        if thing != word and thing in (*USER_WORDS, *ITEM_WORDS):
             return [thing, "id"]
     return [word]
 
@@ -118,7 +133,7 @@ def is_id(name: str) -> bool:
 
 def is_thing(name: str) -> bool:
     """True if a name stands only for a user or an item, such as "sku" or "product_key"."""
-    return rank(name, (*USERS, *ITEMS), IDS) is not None
+    return rank(name, (*USER_WORDS, *ITEM_WORDS), IDS) is not None
 
 
 def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | None:
@@ -256,9 +271,9 @@ def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
 def content_of(name: str, column: pa.ChunkedArray) -> Content:
     """Return the content of a column of a sample."""
     kind = column.type
-    if is_text(kind):
+    if pa.types.is_string(kind):
         return _of_texts(name, column)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return _of_numbers(name, "number", column)
     column = column.drop_null()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -280,17 +295,6 @@ def encoded(found: pa.DictionaryArray) -> tuple[np.ndarray, tuple[str, ...]]:
     ]
     # The last entry is for code -1.
     return np.array([*table, -1], np.int32)[indices_of(found)], tuple(places)
-
-
-def indices_of(found: pa.DictionaryArray) -> np.ndarray:
-    """Return the position of each row in a dictionary, int32 [n], -1 for a missing value."""
-    rows = found.indices.fill_null(-1) if found.null_count else found.indices
-    return rows.to_numpy(zero_copy_only=False)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """True if a type is one of texts."""
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
@@ -404,16 +408,6 @@ OF_EVENT = "it differs from event to event; use it only if it is known before th
 OUTCOME = "by its name it could be a label itself, or be counted from labels"
 
 
-@dataclass(frozen=True)
-class SkippedColumn:
-    """Unused column: the name and the section that it would have, the reason, and some values as text."""
-
-    name: str
-    feature: FeatureColumn
-    why: str
-    values: str = ""
-
-
 def feature_of(
     content: Content, of: str, num_owners: int, has_times: bool, is_ranked: bool
 ) -> tuple[FeatureColumn, str]:
@@ -479,7 +473,7 @@ def _reason_of_dates(of: str, has_times: bool) -> str:
 
 def is_title(name: str) -> bool:
     """True if a column of items holds titles, such as "title", "name" or "product_name"."""
-    return rank(name, TITLES, ITEMS) is not None
+    return rank(name, TITLES, ITEM_WORDS) is not None
 
 
 def title_of(contents: Mapping[str, Content]) -> str:
@@ -556,8 +550,8 @@ def roles_of(
         str(given.get(section, {}).get("column", ""))
         for section in ("user", "item", "label", "weight", "timestamp")
     )
-    user = user or _id_column(contents, USERS, own_tables.get("users", ()), (item, label))
-    item = item or _id_column(contents, ITEMS, own_tables.get("items", ()), (user, label))
+    user = user or _id_column(contents, USER_WORDS, own_tables.get("users", ()), (item, label))
+    item = item or _id_column(contents, ITEM_WORDS, own_tables.get("items", ()), (user, label))
     user = user or _only_id(contents, item)
     item = item or _only_id(contents, user) or _named_item(contents, user)
     if not (user and item):
@@ -573,13 +567,19 @@ def roles_of(
         if timestamp in contents and "format" not in given["timestamp"]:
             _check_form(contents[timestamp])
     rest.pop(timestamp, None)
-    found = _label(events, contents[label] if label else rest, (user, item), given.get("label", {}))
+    by_hand = given.get("label", {})
+    if by_hand.get("kind") == CLICKS:
+        found = LabelColumn(CLICKS)
+    elif label:
+        found = _label_of(contents[label], by_hand)
+    else:
+        found = _label(events, rest, (user, item), by_hand)
     rest.pop(found.column, None)
     weight = weight or _weight(events, rest, item)
     notes: tuple[str, ...] = ()
     if found.column:
         # A scale or drop written by hand already defines the valid labels.
-        is_given = bool({"drop", "lowest", "highest"} & given.get("label", {}).keys())
+        is_given = bool({"drop", "lowest", "highest"} & by_hand.keys())
         found, notes = _drop_off_scale(found, contents[found.column], is_given)
     return Roles(user, item, found, weight, timestamp, notes, of_labels)
 
@@ -607,7 +607,7 @@ def _only_id(contents: Mapping[str, Content], taken: str) -> str:
         name
         for name, content in contents.items()
         if taken and name != taken and _may_be_ids(content)
-        if is_id(name) and not has_word(name, EVENTS)
+        if is_id(name) and not has_word(name, EVENT_ID_WORDS)
         if content.distinct <= MOST_DISTINCT * content.size
     ]
     return found[0] if len(found) == 1 else ""
@@ -619,7 +619,7 @@ def _named_item(contents: Mapping[str, Content], user: str) -> str:
         name
         for name, content in contents.items()
         if user and content.kind == "text" and not content.is_long
-        if rank(name, ITEMS, TITLES) is not None
+        if rank(name, ITEM_WORDS, TITLES) is not None
     ]
     return found[0] if len(found) == 1 else ""
 
@@ -729,16 +729,11 @@ def _weight(events: pa.Table, contents: Mapping[str, Content], item: str) -> str
 
 def _label(
     events: pa.Table,
-    contents: Content | Mapping[str, Content],
+    contents: Mapping[str, Content],
     owners: Sequence[str],
     given: Mapping[str, Any],
 ) -> LabelColumn:
     """Return the label: the column that is most like one, or the only column left."""
-    if given.get("kind") == CLICKS:
-        return LabelColumn(CLICKS)
-    if isinstance(contents, Content):
-        is_number = contents.kind in ("number", "flag") and contents.numbers.size
-        return _label_of(contents, given) if is_number else LabelColumn(YES_NO, contents.name, noun="event")
     places = {
         name: place
         for name, content in contents.items()
@@ -773,6 +768,8 @@ def _is_answer(numbers: np.ndarray) -> bool:
 def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
     """Return the label of a column. given: the keys of its section written by hand; they have priority."""
     numbers, name, kind = content.numbers, content.name, given.get("kind")
+    if content.kind not in ("number", "flag") or not numbers.size:
+        return LabelColumn(YES_NO, name, noun="event")
     sorted_out = numbers[~np.isin(numbers, values_off_scale(numbers))]
     if kind == YES_NO or (kind is None and _is_answer(numbers)):
         return LabelColumn(YES_NO, name, noun="event")
@@ -899,5 +896,222 @@ def codes_of(column: pa.ChunkedArray) -> np.ndarray:
     array = column.combine_chunks()
     if pa.types.is_nested(array.type):
         array = pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())
-    found = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-    return encoded(found)[0] if is_text(column.type) else indices_of(found)
+    found = array.dictionary_encode()
+    return encoded(found)[0] if pa.types.is_string(column.type) else indices_of(found)
+
+
+# Without a matching name, least share of the ids in the events' first rows that a table's first rows contain.
+LEAST_SHARED = 0.5
+
+
+def own_column(contents: Mapping[str, Content], ids: Content, other: str, least: float = LEAST_SHARED) -> str:
+    """Return the column of a users' or items' table with these ids of the events, each once; empty if none.
+
+    It has the same name; else it has an id's name and the most values in common with them. least: the least
+    share of the ids in the first rows that it has. other: the id column of the other entity.
+    """
+    shared = {
+        name: len({*content.texts} & {*ids.texts})
+        for name, content in contents.items()
+        if content.distinct == content.size > 0 and name != other
+        if is_same_name(name, ids.name) or is_id(name) or is_thing(name)
+    }
+    same = [name for name in shared if is_same_name(name, ids.name)]
+    if same:
+        return min(same, key=lambda name: name != ids.name)
+    found = max(shared, key=lambda name: shared[name], default="")
+    return found if found and shared[found] >= least * min(ids.distinct, contents[found].distinct) else ""
+
+
+def is_same_name(name: str, other: str) -> bool:
+    """True for names of the same words, such as toy_ids and Toy_ID."""
+    first, second = ([word.removesuffix("s") for word in words_of(each)] for each in (name, other))
+    return first == second
+
+
+# Kinds of labels by which all items are ranked.
+RANKED = (CLICKS, COUNT)
+# Most values of a table that are examined; least rows, for any number of columns.
+MOST_VALUES, LEAST_ROWS = 2_000_000, 200
+# Names of the embedding tables of ids.
+TAKEN = (USER, ITEM, EVENT)
+TABLES = {USER: USERS, ITEM: ITEMS, EVENT: EVENTS}
+SAME_NAME = "the events have a column with a role under this name; give it another one in its file"
+TOO_MANY = f"a schema has {MOST_FEATURES:,} features at most"
+
+
+class Guess(NamedTuple):
+    """Schema, the columns that it does not use, and sentences on unusual events."""
+
+    schema: TableSchema
+    left_out: list[SkippedColumn]
+    notes: list[str]
+
+
+def guess(
+    samples: Mapping[str, pa.Table], given: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> Guess:
+    """Guess the schema of tables; also return the unused columns, each with the reason.
+
+    samples: the first rows of the "events", and of the "users" and "items" if they have tables of their own;
+    all columns of text files are texts. given: sections of a schema that were written by hand. The guess
+    takes them into account; the caller has to write them over it.
+
+    Raises:
+        UserError: when no column is recognised as that of the users or the items, or there are no rows.
+    """
+    # With very many columns, fewer rows are examined, to limit the time.
+    samples = {
+        role: plain_table(table.slice(0, max(LEAST_ROWS, MOST_VALUES // max(1, table.num_columns))))
+        for role, table in samples.items()
+    }
+    events = samples[EVENTS]
+    if not len(events):
+        raise UserError("The events have no rows, so nothing can be told about their columns.")
+    contents = {role: contents_of(table) for role, table in samples.items()}
+    own = {role: tuple(found) for role, found in contents.items() if role != EVENTS}
+    roles = roles_of(events, contents[EVENTS], own, given)
+    named = {of: _table_column(contents, roles, of) for of in ENTITIES}
+    owned, notes = _owned(samples, contents, roles, named)
+    title = title_of(owned[ITEM])
+    owned[ITEM].pop(title, None)
+    features, left_out = _features(owned, roles, samples, contents[EVENTS], given)
+    time = contents[EVENTS].get(roles.timestamp)
+    if time:
+        by_hand = given.get("features", {})
+        written = {each.get("column") for each in by_hand.values()}
+        of_times = _of_times(time, {**features, **by_hand})
+        features |= {name: each for name, each in of_times.items() if each.column not in written}
+    schema = TableSchema(
+        user=UserColumn(roles.user, table_column=named[USER]),
+        item=ItemColumn(roles.item, title, table_column=named[ITEM]),
+        label=roles.label,
+        weight=WeightColumn(roles.weight) if roles.weight else None,
+        timestamp=TimestampColumn(roles.timestamp, time.time_format or "iso") if time else None,
+        features=features,
+    )
+    missing = [_of_missing(contents[EVENTS][column], len(events)) for column in (roles.user, roles.item)]
+    unnamed = sum(not can_be_named(name) for table in samples.values() for name in table.column_names)
+    odd = [f"skipped {counted(unnamed, 'column')} without a name that a schema can hold"] if unnamed else []
+    return Guess(schema, left_out, [*filter(None, missing), *roles.notes, *notes, *odd])
+
+
+def _of_missing(ids: Content, num_rows: int) -> str:
+    """Return a note on events without a user or an item."""
+    number = num_rows - ids.size
+    if not number:
+        return ""
+    share, allowed = number / num_rows, DataConfig.max_bad_rows
+    most = "" if share <= allowed / 2 else f" --max_bad_rows {min(1, math.ceil(20 * share + 1) / 20):g}"
+    return (
+        f"the column {printable(ids.name[:40])} has no id in {number:,} of {num_rows:,} events (empty, NA, "
+        f"null and the like): training stops at such a row, and with --bad_rows skip{most} skips them"
+    )
+
+
+def _table_column(contents: Mapping[str, Mapping[str, Content]], roles: Roles, of: str) -> str:
+    """Return the id column of the users' or items' table; empty if it has the same name as in the events."""
+    column, other = (roles.user, roles.item) if of == USER else (roles.item, roles.user)
+    own = contents.get(TABLES[of], {})
+    # The first rows of both tables may have different ids.
+    return "" if column in own else own_column(own, contents[EVENTS][column], other, least=0)
+
+
+def _owned(
+    samples: Mapping[str, pa.Table],
+    contents: Mapping[str, Mapping[str, Content]],
+    roles: Roles,
+    named: Mapping[str, str],
+) -> tuple[dict[str, dict[str, Content]], list[str]]:
+    """Return the columns without a role by their owner (user, item, event), and notes on contradictions.
+
+    Columns of the tables of users and items come first.
+    """
+    ids = {USER: roles.user, ITEM: roles.item}
+    owned: dict[str, dict[str, Content]] = {
+        of: {
+            name: each for name, each in contents.get(TABLES[of], {}).items() if name != (named[of] or column)
+        }
+        for of, column in ids.items()
+    }
+    owned[EVENT] = {}
+    events, notes = samples[EVENTS], []
+    groups = {of: groups_of(events[column]) for of, column in ids.items()}
+    for name, content in contents[EVENTS].items():
+        if name in roles.columns:
+            continue
+        values = codes_of(events[name]) if content.codes is None else content.codes
+        found = {of: number for of in groups if (number := contradictions(values, groups[of])) is not None}
+        owner = min(found, key=lambda of: found[of], default=EVENT)
+        if found.get(owner) and name not in owned[owner]:
+            notes.append(
+                f"the column {printable(name[:40])} of the {owner}s: in {counted(found[owner], 'event')} of "
+                f"{len(events):,} it differs from most of the same {owner}, whose value counts"
+            )
+        owned[owner].setdefault(name, content)
+    return owned, notes
+
+
+def _features(
+    owned: Mapping[str, Mapping[str, Content]],
+    roles: Roles,
+    samples: Mapping[str, pa.Table],
+    contents: Mapping[str, Content],
+    given: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, FeatureColumn], list[SkippedColumn]]:
+    features: dict[str, FeatureColumn] = {}
+    left_out: list[SkippedColumn] = []
+    is_ranked = roles.label.kind in RANKED
+    numbers = _numbers(samples, contents, roles)
+    by_hand = given.get("features", {})
+    written = {(each.get("of"), each.get("column")) for each in by_hand.values()}
+    names = {*TAKEN, *by_hand, *(given.get(of, {}).get("noun", of) for of in ENTITIES)}
+    for of, columns in owned.items():
+        for column, content in columns.items():
+            feature, why = feature_of(content, of, numbers[of], bool(roles.timestamp), is_ranked)
+            if (feature.of, feature.column) in written:
+                continue
+            # A column of users or items with the label's name would be confused with it.
+            why = SAME_NAME if column in roles.columns else why
+            # Two places are reserved for the hour and the weekday.
+            why = why or TOO_MANY * (len(features) + len(by_hand) >= MOST_FEATURES - 2)
+            name = table_name(column + "_age" * (feature.column != column), names)
+            names.add(name)
+            if why:
+                left_out.append(SkippedColumn(name, feature, why, _values(samples, of, column)))
+            else:
+                features[name] = feature
+    return features, left_out
+
+
+def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
+    own = samples.get(TABLES[of], samples[EVENTS])
+    # get_field_index is fast; a search in a list of names takes time proportional to its length.
+    return values_of((own if own.schema.get_field_index(column) >= 0 else samples[EVENTS])[column])
+
+
+def _numbers(
+    samples: Mapping[str, pa.Table], contents: Mapping[str, Content], roles: Roles
+) -> dict[str, int]:
+    """Count the users, items and events in the samples."""
+    users, items = (len(samples.get(role, ())) for role in (USERS, ITEMS))
+    return {
+        USER: max(contents[roles.user].distinct, users),
+        ITEM: max(contents[roles.item].distinct, items),
+        EVENT: len(samples[EVENTS]),
+    }
+
+
+def _of_times(time: Content, features: Mapping[str, object]) -> dict[str, FeatureColumn]:
+    """Return the features weekday and hour, if the times of the events differ in them."""
+    hours = hours_of(time)
+    num_days, num_hours = (len(np.unique(each)) for each in (hours // 24, hours % 24))
+    # The first rows of a busy log may be of one day or hour, so they cannot show the differences.
+    is_busy = num_days == 1 and time.distinct > 1
+    names = {*TAKEN, *features}
+    found = {}
+    if num_days > 1 or is_busy:
+        found[table_name("weekday", names)] = FeatureColumn(EVENT, "weekday(timestamp)", CATEGORY)
+    if num_hours > 1 or is_busy:
+        found[table_name("hour", names)] = FeatureColumn(EVENT, "hour(timestamp)", CATEGORY)
+    return found

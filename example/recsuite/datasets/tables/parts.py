@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -23,9 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow
+import pyarrow.compute as pc
+from pyarrow import ipc, types
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import VERSION
@@ -42,8 +44,7 @@ from recsuite.datasets.tables.formats import (
     opened,
 )
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER
-from recsuite.datasets.tables.values import DROPPED, beyond_int64
-from recsuite.datasets.tables.wanted import DATE, Wanted
+from recsuite.datasets.tables.values import DATE, DROPPED, Wanted, beyond_int64, indices_of
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import (
     FileEntry,
@@ -56,9 +57,6 @@ from recsuite.files import (
     replacing,
 )
 from recsuite.runtime.console import stage
-
-if TYPE_CHECKING:
-    import pyarrow
 
 # Bytes of the values that wait to be looked up together.
 WAITING_BYTES = 2**26
@@ -80,6 +78,8 @@ class Coder:
         self._seen = np.zeros(0, bool)
         self._all_small = True
         self._known: pyarrow.Array | None = None
+        # True for each known value that occurs. A file that stores codes may have values without a row.
+        self._used: np.ndarray | None = None
         self._waiting: list[pyarrow.Array] = []
         self._bytes = 0
         self._writing: Future[None] | None = None
@@ -97,22 +97,19 @@ class Coder:
 
     def end(self) -> pyarrow.RecordBatch:
         """Write the rest; return the distinct values and their codes, int32. A value may have two codes."""
-        import pyarrow
-
         self._wait()
         if self._waiting:
             self._write_codes(self._waiting)
         small = np.flatnonzero(self._seen)
         known = pyarrow.array([], pyarrow.string()) if self._known is None else self._known
+        used = np.arange(len(known)) if self._used is None else np.flatnonzero(self._used[: len(known)])
+        known = known if len(used) == len(known) else known.take(pyarrow.array(used))
         values = pyarrow.concat_arrays(same_type([pyarrow.array(small, pyarrow.int64()), known]))
-        codes = np.concatenate([small, len(self._seen) + np.arange(len(known))]).astype(np.int32)
+        codes = np.concatenate([small, len(self._seen) + used]).astype(np.int32)
         return pyarrow.record_batch([values, pyarrow.array(codes)], names=["value", "code"])
 
     def _add_small(self, values: pyarrow.Array) -> bool:
         """Write values as their own codes and return True, if all are small whole numbers."""
-        import pyarrow
-        import pyarrow.compute as pc
-
         if values.type != pyarrow.int64():
             return False
         ends = pc.min_max(values).as_py()
@@ -123,7 +120,7 @@ class Coder:
             grown = np.zeros(min(SMALL, max(2**12, 2 * ((ends["max"] or 0) + 1))), bool)
             grown[: len(self._seen)] = self._seen
             self._seen = grown
-        codes = values.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes = (values.fill_null(-1) if values.null_count else values).to_numpy(zero_copy_only=False)
         self._seen[codes[codes >= 0] if values.null_count else codes] = True
         self._file.write(codes.astype("<i4").data)
         return True
@@ -140,49 +137,31 @@ class Coder:
             self._writing.result()
 
     def _write_codes(self, waiting: list[pyarrow.Array]) -> None:
-        coded = [_without_unused(values) if _is_coded(values) else values for values in waiting]
         before = [] if self._known is None else [self._known]
-        values = same_type([*before, *(each.dictionary if _is_coded(each) else each for each in coded)])
+        values = same_type([*before, *(each.dictionary if _is_coded(each) else each for each in waiting)])
         # The known values come first, and so keep their codes.
         self._known, places = together(values)
-        for each, place in zip(coded, places[len(before) :], strict=True):
-            # A missing value keeps the code -1.
-            codes = np.where(place < 0, place, place + np.int32(len(self._seen)))
-            if _is_coded(each):
-                codes = np.append(codes, np.int32(-1))[_indices(each)]
-            self._file.write(codes.astype("<i4", copy=False).data)
+        if self._used is not None or any(map(_is_coded, waiting)):
+            number = sum(map(len, before))
+            used = np.zeros(len(self._known) + 1, bool)
+            used[:number] = True if self._used is None else self._used[:number]
+            self._used = used
+        for each, codes in zip(waiting, places[len(before) :], strict=True):
+            # A missing value keeps the code -1, of the last entry.
+            found = np.append(codes, np.int32(-1))[indices_of(each)] if _is_coded(each) else codes
+            if self._used is not None:
+                self._used[found] = True
+            if len(self._seen):
+                found = np.where(found < 0, found, found + np.int32(len(self._seen)))
+            self._file.write(found.astype("<i4", copy=False).data)
 
 
 def _is_coded(values: pyarrow.Array) -> bool:
-    import pyarrow
-
-    return bool(pyarrow.types.is_dictionary(values.type))
-
-
-def _indices(coded: pyarrow.Array) -> np.ndarray:
-    """Return the codes, int32, -1 for a missing value."""
-    codes = coded.indices
-    return (codes.fill_null(-1) if codes.null_count else codes).to_numpy(zero_copy_only=False)
-
-
-def _without_unused(coded: pyarrow.Array) -> pyarrow.Array:
-    """Return the codes without unused values: those of a file may have some."""
-    import pyarrow
-
-    codes = _indices(coded)
-    is_used = np.zeros(len(coded.dictionary) + 1, bool)
-    is_used[codes] = True
-    places = (np.cumsum(is_used) - 1).astype(np.int32)
-    return pyarrow.DictionaryArray.from_arrays(
-        pyarrow.array(places[codes], mask=codes < 0),
-        coded.dictionary.filter(pyarrow.array(is_used[:-1])),
-    )
+    return bool(types.is_dictionary(values.type))
 
 
 def same_type(arrays: list[pyarrow.Array]) -> list[pyarrow.Array]:
     """Convert arrays to one type: to texts if some are texts and some whole numbers."""
-    import pyarrow
-
     # Arrays with only missing values have the type of texts by chance.
     filled = {each.type for each in arrays if len(each) > each.null_count}
     if len(filled) == 1 and len({each.type for each in arrays}) == 1:
@@ -195,15 +174,13 @@ def together(arrays: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarra
     """Return the distinct values of arrays of one type, in order of appearance; and for each array the
     positions of its values among them, int32, -1 for a missing value.
     """
-    import pyarrow
-
     # Arrow skips arrays without values.
     encoded = pyarrow.chunked_array([each for each in arrays if len(each)], arrays[0].type)
     chunks = iter(encoded.dictionary_encode().chunks)
     places, known = [], arrays[0][:0]
     for each in arrays:
         chunk = next(chunks) if len(each) else None
-        places.append(np.empty(0, np.int32) if chunk is None else _indices(chunk))
+        places.append(np.empty(0, np.int32) if chunk is None else indices_of(chunk))
         known = known if chunk is None else chunk.dictionary
     return known, places
 
@@ -240,8 +217,6 @@ class Part:
 
     def values(self, wanted: Wanted) -> pyarrow.RecordBatch:
         """Return the distinct values of a coded column, and their codes: `value` and `code`."""
-        from pyarrow import ipc
-
         with ipc.open_file(self.folder / f"{self.wanted.index(wanted)}.arrow") as reader:
             return reader.get_batch(0)
 
@@ -306,21 +281,15 @@ class _Writer:
 
     def add(self, batch: FileBatch) -> None:
         """Write the rows of a batch."""
-        import pyarrow
-
         parsed = [each.parse(batch.columns.column(each.column)) for each in self.wanted]
         self.note_broken(batch.num_bad)
         is_good = np.ones(batch.columns.num_rows, bool)
-        is_dropped = ~is_good
         for each in parsed:
-            is_good &= each.faults == 0
-            is_dropped |= each.faults == DROPPED
+            if each.faults.any():
+                is_good &= each.faults == 0
         is_whole = bool(is_good.all())
-        self.dropped += int(is_dropped.sum())
-        is_bad = ~(is_good | is_dropped)
-        if is_bad.any():
-            bad = int(np.argmax(is_bad))
-            self.faults.add([self._bad_row(batch, bad, [each.faults for each in parsed])], int(is_bad.sum()))
+        if not is_whole:
+            self._note_bad(batch, is_good, [each.faults for each in parsed])
         for place, each in enumerate(parsed):
             if place in self.coders:
                 self._note_type(place, batch)
@@ -332,6 +301,15 @@ class _Writer:
                 values = each.values if is_whole else each.values[is_good]
                 self.files[place].write(values.astype(self.wanted[place].dtype, copy=False).data)
         self.num_rows += int(is_good.sum())
+
+    def _note_bad(self, batch: FileBatch, is_good: np.ndarray, faults: list[np.ndarray]) -> None:
+        """Count the rows with a fault; those that the schema drops are not bad."""
+        is_dropped = np.any([each == DROPPED for each in faults], axis=0)
+        self.dropped += int(is_dropped.sum())
+        is_bad = ~(is_good | is_dropped)
+        if is_bad.any():
+            row = self._bad_row(batch, int(np.argmax(is_bad)), faults)
+            self.faults.add([row], int(is_bad.sum()))
 
     def note_broken(self, number: int) -> None:
         """Count the rows that could not be split into columns. number: their number so far."""
@@ -352,8 +330,6 @@ class _Writer:
 
     def _note_type(self, place: int, batch: FileBatch) -> None:
         """Record the type of a column; entries of lists are stored as texts, even if they are numbers."""
-        from pyarrow import types
-
         kind = batch.columns.schema.field(self.wanted[place].column).type
         if self.wanted[place].kind == LIST and not types.is_null(kind) and self.num_rows == 0:
             self.untyped[place] |= hasattr(kind, "value_type") and types.is_integer(kind.value_type)
@@ -381,8 +357,6 @@ class _Writer:
 
 def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBatch]) -> None:
     """Write the distinct values and part.json."""
-    from pyarrow import ipc
-
     for place, batch in values.items():
         with ipc.new_file(folder / f"{place}.arrow", batch.schema) as file:
             file.write_batch(batch)
@@ -492,17 +466,30 @@ def parts_of(
     found = {name: open_part(folder / name, *role) for name, role in zip(names, roles, strict=True)}
     # Of files with the same bytes, only one is read.
     missing = {name: role for name, role in zip(names, roles, strict=True) if found[name] is None}
-    total = sum(_size(file) for file, _ in missing.values())
-    with stage("reading the tables", total, "bytes") as reached, ThreadPoolExecutor(THREADS) as pool:
+    sizes = {name: max(file.size, 0) for name, (file, _) in missing.items()}
+    with (
+        stage("reading the tables", sum(sizes.values()), "bytes") as reached,
+        ThreadPoolExecutor(THREADS) as pool,
+    ):
         before = 0
         for name, (file, wanted) in missing.items():
             remove(folder / name)
-            report = functools.partial(_report, reached, before)
+
+            def report(done: int, before: int = before) -> None:
+                reached(before + done)
+
             with explained(
                 f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"
             ):
-                found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", pool, report)
-            before += _size(file)
+                found[name] = make_part(
+                    folder / name,
+                    file,
+                    wanted,
+                    config.bad_rows == "skip",
+                    pool,
+                    report,
+                )
+            before += sizes[name]
     for path in folder.iterdir():
         # The folder also holds unfinished work.
         if path.name not in names and not path.name.startswith("."):
@@ -513,14 +500,6 @@ def parts_of(
         if (part := found[name]) is not None
     ]
     return parts, [note for part in parts for note in (*part.notes, *_accepted(part, config))]
-
-
-def _size(file: File) -> int:
-    return max(file.size, 0)
-
-
-def _report(reached: Callable[[int], None], before: int, done: int) -> None:
-    reached(before + done)
 
 
 def _name(file: File, wanted: tuple[Wanted, ...]) -> str:

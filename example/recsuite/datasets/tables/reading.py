@@ -10,25 +10,46 @@ newest.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas
+import pyarrow
+import pyarrow.compute as pc
+from pyarrow import types
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.arrays import chunks, release, temporary
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
-from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, dates_name, derived, hour, weekday
-from recsuite.datasets.tables.files import EVENTS, Tables, columns_of, split_part
+from recsuite.datasets.tables.derived import (
+    AGE_DAYS,
+    HOUR,
+    Derived,
+    age_days,
+    dates_name,
+    derived,
+    hour,
+    weekday,
+)
+from recsuite.datasets.tables.files import Tables, columns_of, split_part
 from recsuite.datasets.tables.parts import Part, kept, parts_of, same_type, together, unfinished
-from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, LIST, NUMBER, LabelColumn, TableSchema
-from recsuite.datasets.tables.values import ENTRY, FIRST_LIKELY
-from recsuite.datasets.tables.wanted import (
+from recsuite.datasets.tables.schema_file import (
+    CATEGORY,
+    COUNT,
+    EVENTS,
+    LIST,
+    NUMBER,
+    LabelColumn,
+    TableSchema,
+)
+from recsuite.datasets.tables.values import (
     DATE,
+    ENTRY,
+    FIRST_LIKELY,
     ID,
     LABEL,
     TABLE_OF,
@@ -41,10 +62,6 @@ from recsuite.datasets.tables.wanted import (
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import explained
 from recsuite.runtime.console import stage
-
-if TYPE_CHECKING:
-    import pandas
-    import pyarrow
 
 HOURS, WEEKDAYS = 24, 7
 
@@ -127,16 +144,9 @@ class Joined:
     places: list[np.ndarray]
     is_mixed: bool = False
 
-    def to_list(self) -> list[Any]:
-        """Return the values as a list of Python objects."""
-        found: list[Any] = self.values.to_pylist()
-        return found
-
 
 def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
     """Join the values of one column of several parts, or of several columns of ids."""
-    import pyarrow
-
     found = [part.values(wanted) for part, wanted in columns]
     raw = [batch.column("value") for batch in found]
     untyped = [part.is_untyped(wanted) for part, wanted in columns]
@@ -156,10 +166,7 @@ def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
 
 def _sorted(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
     """Return all distinct values, sorted, and for each array the positions of its values among them."""
-    import pyarrow
-    import pyarrow.compute as pc
-
-    if pyarrow.types.is_integer(dictionaries[0].type):
+    if types.is_integer(dictionaries[0].type):
         # Sorting takes a fifth of the memory of a look-up.
         numbers = [each.to_numpy() for each in dictionaries]
         # The values of a part are mostly in order, so sorting is fast.
@@ -182,10 +189,7 @@ def _table(codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
 
 def _as_whole(values: pyarrow.Array) -> pyarrow.Array:
     """Return texts as int64 if all are whole numbers of 64 bits; else unchanged."""
-    import pyarrow
-    import pyarrow.compute as pc
-
-    if not pyarrow.types.is_string(values.type) or not len(values):
+    if not types.is_string(values.type) or not len(values):
         return values
     if not pc.all(pc.match_substring_regex(values, WHOLE_NUMBER)).as_py():
         return values
@@ -197,47 +201,16 @@ def _as_whole(values: pyarrow.Array) -> pyarrow.Array:
 
 def _truths(raw: list[pyarrow.Array], untyped: list[bool]) -> list[pyarrow.Array]:
     """Return texts of text formats in lower case, as in typed formats, if all values are true or false."""
-    import pyarrow
-    import pyarrow.compute as pc
-
     known = pyarrow.array(TRUTHS)
     lowered = [
-        pc.utf8_lower(values) if may and pyarrow.types.is_string(values.type) else values
+        pc.utf8_lower(values) if may and types.is_string(values.type) else values
         for values, may in zip(raw, untyped, strict=True)
     ]
     are_truths = all(
-        pyarrow.types.is_string(values.type) and pc.all(pc.is_in(values, known), min_count=0).as_py()
+        types.is_string(values.type) and pc.all(pc.is_in(values, known), min_count=0).as_py()
         for values in lowered
     )
     return lowered if are_truths else raw
-
-
-@dataclass(frozen=True)
-class Property:
-    """Column of users or items: values, or positions among `joined`.
-
-    It also has the number of users or items with several values, and of rows with a value not taken.
-    """
-
-    newest: np.ndarray
-    num_varied: int
-    num_others: int
-    joined: Joined | None = None
-    # True if entries of lists may stand for numbers.
-    is_untyped: bool = False
-
-    def values(self, wanted: Wanted) -> np.ndarray:
-        """Return numbers (float64 with NaN), categories (objects with None), or lists of those."""
-        if self.joined is None:
-            return self.newest
-        known: list[Any] = self.joined.to_list()
-        if wanted.kind == LIST:
-            return _lists(known, self.is_untyped)[self.newest]
-        table = np.empty(len(known) + 1, object)
-        table[:-1] = known
-        if len(known) and self.newest.min(initial=0) >= 0 and isinstance(known[0], int):
-            return np.array(known, np.int64)[self.newest]
-        return table[self.newest]
 
 
 def property_of(
@@ -247,10 +220,12 @@ def property_of(
     key: Wanted,
     number: int,
     time: Wanted | None = None,
-) -> Property:
+) -> tuple[np.ndarray, int, int]:
     """Return a column of `number` users or items, from all parts that have it.
 
-    If a user or an item has several values, that of more than half of its rows is taken, else the newest.
+    If a user or an item has several values, that of more than half of its rows is taken, else the newest. The
+    column holds numbers (float64 with NaN), categories (objects with None), or lists of those. Also return
+    the number of users or items with several values, and of rows with a value not taken.
 
     entity: for each part, the user or item of each code of the column `key`, int32, with -1 at the end. time:
     the times of the rows; for equal times, and without times, the last row is the newest.
@@ -258,7 +233,7 @@ def property_of(
     values = joined([(part, wanted) for part in parts]) if wanted.is_coded else None
     missing = -1 if values else np.nan
     first = np.full(number, missing, np.int32 if values else np.float64)
-    taken = _GatherBias(first, first.copy(), np.full(number, np.iinfo(np.int64).min), np.zeros(number, bool))
+    taken = _Seen(first, first.copy(), np.full(number, np.iinfo(np.int64).min), np.zeros(number, bool))
 
     def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield the owner, the value and the time of the rows with a value."""
@@ -274,35 +249,39 @@ def property_of(
     for block in blocks():
         taken.add(*block)
     num_others = _settle(taken, blocks()) if taken.varied.any() else 0
-    untyped = all(part.is_untyped(wanted) for part in parts)
-    return Property(taken.newest, int(taken.varied.sum()), num_others, values, untyped)
+    column = taken.newest
+    if values is not None:
+        is_untyped = all(part.is_untyped(wanted) for part in parts)
+        column = _decoded(values.values.to_pylist(), column, wanted.kind == LIST, is_untyped)
+    return column, int(taken.varied.sum()), num_others
 
 
-def _settle(taken: _GatherBias, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
+def _decoded(known: list[Any], codes: np.ndarray, is_list: bool, is_untyped: bool) -> np.ndarray:
+    """Return the values of codes, None for -1; int64 if all are whole numbers and none is missing."""
+    if is_list:
+        return _lists(known, is_untyped)[codes]
+    if len(known) and codes.min(initial=0) >= 0 and isinstance(known[0], int):
+        return np.array(known, np.int64)[codes]
+    table = np.empty(len(known) + 1, object)
+    table[:-1] = known
+    return table[codes]
+
+
+def _settle(taken: _Seen, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
     """Give an owner with several values that of over half of its rows; return the number of other rows."""
-    pairs = []
-    for places, found, _ in blocks:
-        is_varied = taken.varied[places]
-        if is_varied.any():
-            pairs.append(_counted(places[is_varied], found[is_varied], np.ones(is_varied.sum(), np.int64)))
-    owners, values, counts = _counted(*map(np.concatenate, zip(*pairs, strict=True)))
-    totals = np.zeros(len(taken.newest), np.int64)
-    np.add.at(totals, owners, counts)
-    is_most = 2 * counts > totals[owners]
-    taken.newest[owners[is_most]] = values[is_most]
-    return int(counts[taken.newest[owners] != values].sum())
-
-
-def _counted(places: np.ndarray, values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return each distinct pair of an owner and a value, with the sum of its counts."""
-    order = np.lexsort((values, places))
-    places, values = places[order], values[order]
-    is_new = np.append(True, (np.diff(places) != 0) | (np.diff(values) != 0))
-    return places[is_new], values[is_new], np.add.reduceat(counts[order], np.flatnonzero(is_new))
+    frames = (
+        pandas.DataFrame({"owner": places, "value": found})[taken.varied[places]]
+        for places, found, _ in blocks
+    )
+    counts = pandas.concat([frame.value_counts() for frame in frames]).groupby(level=[0, 1]).sum()
+    pairs = counts.reset_index(name="count")
+    most = pairs[2 * pairs["count"] > pairs.groupby("owner")["count"].transform("sum")]
+    taken.newest[most["owner"]] = most["value"]
+    return int(pairs["count"][taken.newest[pairs["owner"]] != pairs["value"]].sum())
 
 
 @dataclass(frozen=True)
-class _GatherBias:
+class _Seen:
     """First and newest value of each user or item, the time of the newest, and a mark if values differ."""
 
     first: np.ndarray
@@ -400,8 +379,6 @@ class _Reading:
 
     def _frame(self, entity: _Entity) -> pandas.DataFrame:
         """Return a frame with one row for each id, and the columns that the schema names."""
-        import pandas
-
         ids = entity.ids.values.to_numpy(zero_copy_only=False)
         columns: dict[str, Any] = {entity.keys[EVENTS].column: ids}
         for role in (EVENTS, TABLE_OF[entity.name]):
@@ -421,16 +398,17 @@ class _Reading:
     def _property(self, entity: _Entity, role: str, wanted: Wanted) -> np.ndarray:
         time = self._wanted(TIME) if role == EVENTS else None
         number = len(entity.ids.values)
-        found = property_of(wanted, self.parts[role], entity.places[role], entity.keys[role], number, time)
-        if found.num_varied:
-            newest, others = "newest" if time else "last", counted(found.num_others, "row")
+        parts, places, key = self.parts[role], entity.places[role], entity.keys[role]
+        found, num_varied, num_others = property_of(wanted, parts, places, key, number, time)
+        if num_varied:
+            newest, others = "newest" if time else "last", counted(num_others, "row")
             self.notes.append(
-                f"{printable(wanted.column)} varies within {counted(found.num_varied, entity.name)}: the "
+                f"{printable(wanted.column)} varies within {counted(num_varied, entity.name)}: the "
                 f"value of most rows counts, else the {newest} one, and {others} "
-                f"{'has' if found.num_others == 1 else 'have'} another"
+                f"{'has' if num_others == 1 else 'have'} another"
                 + ("; name it a feature of the event to keep each" if role == EVENTS else "")
             )
-        return found.values(wanted)
+        return found
 
     def _events(self, entities: dict[str, _Entity]) -> Events:
         user, item = (self._places(entities[name]) for name in ENTITIES)
@@ -467,7 +445,7 @@ class _Reading:
                 _check_weights(label, values, weights)
             lacking = sum(int(np.isnan(values[part]).sum()) for part in chunks(len(values), values))
             if lacking == len(values):
-                raise UserError(f"No event has the label {label.key}; take it out of the schema.")
+                raise UserError(f"No event has the label {label.key}; remove it from the schema.")
             if lacking:
                 self.notes.append(
                     f"{lacking:,} of {counted(len(values), 'event')} lack the label {printable(label.key)}, "
@@ -489,7 +467,7 @@ class _Reading:
 
     def _codes(self, wanted: Wanted) -> Codes:
         values = joined([(part, wanted) for part in self.parts[EVENTS]])
-        return Codes(self._mapped(wanted, values.places), values.to_list())
+        return Codes(self._mapped(wanted, values.places), values.values.to_pylist())
 
     def _mapped(self, wanted: Wanted, places: Sequence[np.ndarray]) -> np.ndarray:
         """Return the codes of a column as positions among the values of all parts, int32."""
@@ -518,22 +496,28 @@ class _Reading:
 
     def _derive(self, events: Events, entities: dict[str, _Entity]) -> None:
         """Add the event features that are computed from the time."""
-        places = {USER: events.user, ITEM: events.item}
+        time, places = events.time, {USER: events.user, ITEM: events.item}
         for feature in self.schema.features.values():
             call = derived(feature.column)
-            if call is None:
-                continue
-            if call.function == AGE_DAYS:
-                days = entities[call.of].days[call.column]
-                place = places[call.of]
-                block = functools.partial(_ages, events.time, place, days)
-                events.features[feature.column] = self._made(block, "float32", events.time, place)
-                continue
-            part_of, number = (hour, HOURS) if call.function == HOUR else (weekday, WEEKDAYS)
-            block = functools.partial(_parts_of_time, part_of, events.time)
-            is_number = feature.kind == NUMBER
-            found = self._made(block, "float32" if is_number else "int32", events.time)
-            events.features[feature.column] = found if is_number else Codes(found, [*range(number)])
+            if call is not None:
+                events.features[feature.column] = self._derived(
+                    call, feature.kind == NUMBER, time, places, entities
+                )
+
+    def _derived(
+        self,
+        call: Derived,
+        is_number: bool,
+        time: np.ndarray,
+        places: dict[str, np.ndarray],
+        entities: dict[str, _Entity],
+    ) -> np.ndarray | Codes:
+        if call.function == AGE_DAYS:
+            days, place = entities[call.of].days[call.column], places[call.of]
+            return self._made(lambda part: age_days(time[part], days[place[part]]), "float32", time, place)
+        part_of, number = (hour, HOURS) if call.function == HOUR else (weekday, WEEKDAYS)
+        found = self._made(lambda part: part_of(time[part]), "float32" if is_number else "int32", time)
+        return found if is_number else Codes(found, [*range(number)])
 
 
 def _check_weights(label: LabelColumn, values: np.ndarray, weights: np.ndarray) -> None:
@@ -549,14 +533,6 @@ def _check_weights(label: LabelColumn, values: np.ndarray, weights: np.ndarray) 
             f"{counted(number, 'value')} of the label {printable(label.key)} must have a weight in the "
             f"column {printable(label.weight)}, got none. Fix: write it, or remove weight from the label."
         )
-
-
-def _ages(time: np.ndarray, place: np.ndarray, days: np.ndarray, part: slice) -> np.ndarray:
-    return age_days(time[part], days[place[part]])
-
-
-def _parts_of_time(part_of: Callable[[np.ndarray], np.ndarray], time: np.ndarray, part: slice) -> np.ndarray:
-    return part_of(time[part])
 
 
 def _titles(found: Any, ids: np.ndarray) -> list[str]:

@@ -10,9 +10,8 @@ from typing import IO, Any
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData, Schema
-from recsuite.datasets.tables.description import IncompleteSchemaError, read_schema, validate
 from recsuite.datasets.tables.files import File, Tables, columns_of, find_tables, is_remote, schema_path
-from recsuite.datasets.tables.schema_file import TableSchema
+from recsuite.datasets.tables.schema_file import IncompleteSchemaError, TableSchema, read_schema, validate
 from recsuite.errors import UserError, printable
 from recsuite.files import explained, locked
 
