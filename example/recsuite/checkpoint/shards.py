@@ -302,7 +302,9 @@ class RowReader:
         """
         # From the newest checkpoint back: the newest one with an id has its state, and no row is read that a
         # later delta replaces.
-        groups = (_NewestRows(table, IDS, ROWS), _NewestRows(table, WAITING_IDS, WAITING))
+        kinds = [(IDS, ROWS), (WAITING_IDS, WAITING)]
+        # Without waiting ids where none of their slots is wanted, as in serving.
+        groups = [_NewestRows(table, *kind) for kind in kinds if not kind[1].keys().isdisjoint(slots)]
         for number in reversed(range(len(self.folders))):
             for file in self.files(number):
                 yield {

@@ -101,24 +101,15 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
     held = with_tables(features, model.reads_order)
     head = empty_head(folder, schema, features, manifest, maker)
     vocabulary, encodings = _read_vocabulary(folder, manifest)
-    _check_rows(
-        folder,
-        [*held, *(each for each in features if not each.has_table)],
-        manifest,
-        schema,
-        vocabulary,
-        encodings,
-    )
+    _check_encodings(folder, [*held, *(each for each in features if not each.has_table)], encodings)
     reader = RowReader([folder], [manifest])
     tables: dict[str, ServedTable] = {}
-    for name in (feature.name for feature in held):
-        if name in manifest.dynamic:
+    for name, is_dynamic in ((feature.name, feature.is_dynamic) for feature in held):
+        if is_dynamic:
             tables[name] = IdTable.read(reader, name, keeps_texts=name == schema.item)
         else:
-            # Not initialized: `checked` has found every number of it in a shard.
-            matrix = torch.empty(shape_of(folder, manifest, f"tables.{name}.weight"))
-            reader.fill_rows(name, {"weight": matrix})
-            tables[name] = VocabularyTable(matrix, vocabulary.get(schema.vocabulary_of(name), {}))
+            values = vocabulary.get(schema.vocabulary_of(name), {})
+            tables[name] = VocabularyTable.read(reader, name, values, encodings.get(name))
     # An export has no configuration of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
     return Snapshot(
@@ -202,29 +193,14 @@ def _read_vocabulary(
     return vocabulary, encodings
 
 
-def _check_rows(
-    folder: Path,
-    features: Sequence[Feature],
-    manifest: Manifest,
-    schema: Schema,
-    vocabulary: Mapping[str, Mapping[Any, int]],
-    encodings: Mapping[str, Encoding],
-) -> None:
-    """Check that each table has a row per raw value or bucket plus one, and each dense number a scale."""
+def _check_encodings(folder: Path, features: Sequence[Feature], encodings: Mapping[str, Encoding]) -> None:
+    """Check that each number of a model has its buckets or its scale."""
     for feature in features:
         encoding = encodings.get(feature.name)
         if (BUCKETS if isinstance(encoding, Buckets) else DENSE_NUMBER if encoding else "") != feature.number:
             raise UserError(
                 f"{folder / VOCABULARY} does not say how {feature.name} is encoded, as the model needs it."
             )
-        if not feature.has_table or feature.is_dynamic:
-            continue
-        # The lookup of a raw value without a row would read beyond the end of its table.
-        rows = shape_of(folder, manifest, f"tables.{feature.name}.weight")[0]
-        values = len(vocabulary.get(schema.vocabulary_of(feature.name), ())) + 1
-        known = encoding.rows if isinstance(encoding, Buckets) else values
-        if rows != known:
-            raise UserError(f"{folder} has {rows:,} rows for {feature.name}, and {known:,} values.")
 
 
 def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Feature, ...]:

@@ -30,8 +30,9 @@ from recsuite.errors import UserError
 from recsuite.models.co_occurrence import Prior
 from recsuite.models.tasks import TASKS, ModelMaker, require_shape
 from recsuite.runtime.process import RuntimeContext, profiler_range
-from recsuite.sharding.plan import build_model
+from recsuite.sharding.plan import build_model, embedding_tables
 from recsuite.sharding.recommender import Metric, ModelInput
+from recsuite.sharding.table import EmbeddingTable
 from recsuite.sharding.table_rules import RowWiseAdagrad, TableRule
 from recsuite.training.progress import Progress
 
@@ -177,7 +178,8 @@ class ShardedModel:
     are collective: every rank calls them equally often.
 
     model: TorchRec's DistributedModelParallel; optimizer: of the tables and of the dense part, combined;
-    weight_decay: the decay of the tables in a pass, see `RowScale`; tables: the name of their optimizer.
+    weight_decay: the decay of the tables in a pass, see `RowScale`; rule: the name of their optimizer;
+    tables: this rank's share of each table, by its name.
     """
 
     def __init__(
@@ -185,13 +187,15 @@ class ShardedModel:
         model: DistributedModelParallel,
         optimizer: CombinedOptimizer,
         weight_decay: float,
-        tables: str,
+        rule: str,
     ) -> None:
         self.model, self.optimizer, self.weight_decay = model, optimizer, weight_decay
+        # Found once for the whole training: training and restoring change their tensors in place.
+        self.tables: dict[str, EmbeddingTable] = embedding_tables(model)
         dense = type(self.dense_optimizer._optimizer).__name__
         # A checkpoint can be loaded only with the same optimizers.
         self.optimizer_name = (
-            f"{tables} for the tables, {dense} for the dense part, decoupled decay of all rows"
+            f"{rule} for the tables, {dense} for the dense part, decoupled decay of all rows"
         )
         # Loss of the current batch, detached.
         self.loss: torch.Tensor | None = None

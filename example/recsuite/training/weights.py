@@ -18,7 +18,6 @@ from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.errors import UserError
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext, all_gather_object
-from recsuite.sharding.plan import embedding_tables
 from recsuite.sharding.table import EmbeddingTable, RowSlots, largest_of
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.progress import Progress
@@ -128,7 +127,7 @@ class InMemoryBest(CheckpointerProtocol):
         state = train_state.model.state_dict()
         # The tensors themselves.
         self._dense = {name: value for name, value in state.items() if not isinstance(value, ShardedTensor)}
-        self._tables = embedding_tables(train_state.model)
+        self._tables = train_state.tables
 
     def on_step(self, step: Step) -> None:
         """No-op: the best weights are those at the end of an epoch."""
