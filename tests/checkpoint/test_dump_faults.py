@@ -431,7 +431,9 @@ def test_divergence_in_the_last_step_of_an_epoch_prevents_validation_and_checkpo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def spoil(checkpointer: Checkpointer) -> None:
-        local_parts(named_tensors(checkpointer.tables, checkpointer.dense)[name])[0].view(-1)[-1] = value
+        local_parts(named_tensors(checkpointer.writer.tables, checkpointer.dense)[name])[0].view(-1)[-1] = (
+            value
+        )
 
     monkeypatch.setattr(PredictionEvaluator, "validate", Mock(side_effect=AssertionError("validated")))
     with pytest.raises(UserError, match=diverged(8, name)):

@@ -29,27 +29,15 @@ def reopen_data(
     trains: for a training. Collective: every rank.
 
     Raises:
-        UserError: as `open_data`, and as `find_stream_state`.
+        UserError: as `open_data`, and when a checkpoint that is needed cannot be read.
     """
-    with open_data(config, context, find_stream_state(config, trains), build) as data:
+    section, state = config.checkpoint, EMPTY_STREAM_STATE
+    if config.stream.stream and (section.resume or not trains):
+        folder = Path(section.save_dir if trains or section.compact else section.folder_to_load)
+        # One rank reads: on a network file system ranks see a new checkpoint at different moments.
+        state = broadcast_from_rank0(lambda: _read(folder))
+    with open_data(config, context, state, build) as data:
         yield data
-
-
-def find_stream_state(config: Config, trains: bool) -> StreamState:
-    """Return the stream state with which to open the data, for a training or to read a checkpoint.
-
-    Collective: every rank.
-
-    Raises:
-        UserError: when a checkpoint that is needed for it cannot be read.
-    """
-    section = config.checkpoint
-    if not config.stream.stream or (trains and not section.resume):
-        return EMPTY_STREAM_STATE
-    folder = Path(section.save_dir if trains or section.compact else section.folder_to_load)
-    # One rank reads: on a network file system ranks see a new checkpoint at different moments.
-    stream_state: StreamState = broadcast_from_rank0(lambda: _read(folder))
-    return stream_state
 
 
 def _read(folder: Path) -> StreamState:

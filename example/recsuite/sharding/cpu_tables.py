@@ -560,7 +560,7 @@ Specs = Mapping[str, DynamicSpec]
 class CpuTables(ShardedEmbeddingCollection):
     """Sharded tables of a model on the CPU, split by rows or whole.
 
-    sharder: gives their optimizer and the dynamic tables.
+    sharder: gives their optimizer and the dynamic tables; shares: of dynamic tables, by name.
     """
 
     def __init__(self, sharder: CpuTablesSharder, *arguments: Any, **options: Any) -> None:
@@ -572,6 +572,7 @@ class CpuTables(ShardedEmbeddingCollection):
         # tensor does, also on a rank that holds no rows.
         self.anchor = torch.zeros(0, requires_grad=True)
         self.layout = self._lay_out(sharder.rule, sharder.dynamic)
+        self.shares = {name: part.share for name, part in self.layout.dynamic.items()}
 
     def _lay_out(self, rule: TableRule, dynamic: Specs) -> TableLayout:
         """Assign keys to the rows of all ranks, and find the kernels of this rank."""
@@ -606,10 +607,6 @@ class CpuTables(ShardedEmbeddingCollection):
             # The unknown row is trained like any other row, and starts at zero.
             share.unknown[0].zero_()
         return DynamicPart(share, group, first_row)
-
-    def dynamic_rows(self) -> dict[str, DynamicTable]:
-        """Return this rank's share of each dynamic table, by its name."""
-        return {name: part.share for name, part in self.layout.dynamic.items()}
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> KJTListSplitsAwaitable:
         """Request the rows of features from the ranks. Collective: every rank."""

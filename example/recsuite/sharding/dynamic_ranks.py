@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
 
 from recsuite.config.presets import AUTO
 from recsuite.config.sections import TablesConfig
@@ -61,6 +62,8 @@ def specs_of(
                 f"--capacity {config.capacity} names the table {name}, and the dynamic tables are "
                 f"{', '.join(names) or 'none'}; give one of these, or no name for all of them."
             )
+    if not dynamic:
+        return {}
     if is_stream:
         _check_stream(dynamic, wanted, config)
     shares = _shares(dynamic, is_stream)
@@ -216,8 +219,9 @@ STEPS_BETWEEN_GROWTH = 32
 
 def dynamic_rows(model: nn.Module) -> dict[str, DynamicTable]:
     """Return this rank's share of each dynamic table of a sharded model, by its name. Not collective."""
-    modules: list[Any] = [module for module in model.modules() if hasattr(module, "dynamic_rows")]
-    return {name: rows for module in modules for name, rows in module.dynamic_rows().items()}
+    # Only our own modules of tables have shares.
+    modules = (module for module in model.modules() if isinstance(module, ShardedEmbeddingCollection))
+    return {name: share for module in modules for name, share in getattr(module, "shares", {}).items()}
 
 
 def grow(tables: Mapping[str, EmbeddingTable], step: int) -> list[str]:

@@ -119,7 +119,7 @@ class UnknownRows:
 class TorchRecTables(ShardedEmbeddingCollection):
     """Sharded tables of a model, some of which are dynamic.
 
-    dynamic: the specs of these, by their names.
+    dynamic: the specs of these, by their names; shares: this rank's shares of them.
     """
 
     def __init__(self, dynamic: Mapping[str, DynamicSpec], *arguments: Any, **options: Any) -> None:
@@ -157,10 +157,6 @@ class TorchRecTables(ShardedEmbeddingCollection):
                 names = [table.name for table in group.config.embedding_tables]
                 for name, rows, (state,) in zip(names, kernel.split_embedding_weights(), states, strict=True):
                     yield kernel, name, rows.detach(), state.detach()
-
-    def dynamic_rows(self) -> dict[str, DynamicTable]:
-        """Return this rank's share of each dynamic table, by its name."""
-        return self.shares
 
     @property
     def capacities(self) -> list[int]:

@@ -117,7 +117,10 @@ class Training:
             self.lines = WindowLog(self.task, self.unit, context)
             self.stream = self.windows.begin(self.progress.stream)
         # The workers start on the first batches, while the model is built.
-        if self.stream.is_under_way if self.windows else self.has_epochs_left:
+        has_more = (
+            self.stream.is_under_way if self.windows else has_epochs_left(self.progress, config.training)
+        )
+        if has_more:
             self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples, self.window)
 
     def shard(
@@ -183,11 +186,6 @@ class Training:
             self.windows.close()
 
     @property
-    def has_epochs_left(self) -> bool:
-        """True if there are epochs left to train."""
-        return has_epochs_left(self.progress, self.config.training)
-
-    @property
     def stream(self) -> StreamProgress:
         """Progress of the stream; it is a part of that of the training."""
         assert self.progress.stream is not None
@@ -230,7 +228,7 @@ class Training:
             noise = self.task.noise_of(self.progress.best, self.columns.schema.unit)
             if self.train_state.prior is not None and noise is not None:
                 self.train_state.prior.noise = noise
-            return self.has_epochs_left
+            return has_epochs_left(self.progress, self.config.training)
         if (window := self._next_window(self.windows)) is None:
             return False
         if not self.stream.is_under_way:
@@ -333,7 +331,7 @@ class Training:
 
     def _check_weights(self, changed: bool = False) -> None:
         """Refuse weights that no trained model has; changed: see `describe_invalid_weights`. Collective."""
-        dense, tables = self.checkpointer.dense, self.checkpointer.tables
+        dense, tables = self.checkpointer.dense, self.train_state.tables
         faults = all_gather_object(lambda: describe_invalid_weights(dense, tables, changed))
         check_no_invalid_weights(faults, self.progress.step, self.config.optimizer)
 

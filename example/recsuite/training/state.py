@@ -179,7 +179,10 @@ class ShardedModel:
 
     model: TorchRec's DistributedModelParallel; optimizer: of the tables and of the dense part, combined;
     weight_decay: the decay of the tables in a pass, see `RowScale`; rule: the name of their optimizer;
-    tables: this rank's share of each table, by its name.
+    tables: this rank's share of each table, by its name; table_optimizer: is a part of their backward;
+    dense_optimizer: of the dense part; head: computes with looked-up rows, without a parallel wrapper; prior:
+    of the rows, None if the model has none; row_scale: factor from the contents of the tables to the rows,
+    float32 [], the model's buffer itself.
     """
 
     def __init__(
@@ -192,6 +195,13 @@ class ShardedModel:
         self.model, self.optimizer, self.weight_decay = model, optimizer, weight_decay
         # Found once for the whole training: training and restoring change their tensors in place.
         self.tables: dict[str, EmbeddingTable] = embedding_tables(model)
+        self.table_optimizer: Any
+        self.dense_optimizer: Any
+        (_, self.table_optimizer), (_, self.dense_optimizer) = optimizer.optimizers
+        # DistributedModelParallel wraps our model.
+        self.head: Any = model.module.recommender.head
+        self.prior: Prior | None = getattr(self.head, "prior", None)
+        self.row_scale: torch.Tensor = self.head.row_scale
         dense = type(self.dense_optimizer._optimizer).__name__
         # A checkpoint can be loaded only with the same optimizers.
         self.optimizer_name = (
@@ -242,38 +252,10 @@ class ShardedModel:
             self.optimizer.step()
             self.dense_optimizer.zero_grad()
 
-    @property
-    def dense_optimizer(self) -> Any:
-        """Optimizer of the dense part."""
-        return self.optimizer.optimizers[1][1]
-
-    @property
-    def table_optimizer(self) -> Any:
-        """Optimizer of the tables, which is a part of their backward."""
-        return self.optimizer.optimizers[0][1]
-
     def dense_parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of the dense part, for example to clip gradients."""
         for _, value in in_backward_optimizer_filter(self.model.named_parameters()):
             yield value
-
-    @property
-    def row_scale(self) -> torch.Tensor:
-        """Factor from the contents of the tables to the rows, float32 []: the model's buffer itself."""
-        # DistributedModelParallel wraps our model.
-        scale: torch.Tensor = self.model.module.row_scale
-        return scale
-
-    @property
-    def head(self) -> Any:
-        """Model that computes with looked-up rows, without a parallel wrapper."""
-        return self.model.module.recommender.head
-
-    @property
-    def prior(self) -> Prior | None:
-        """Prior of the rows, None if the model has none."""
-        prior = getattr(self.head, "prior", None)
-        return prior if isinstance(prior, Prior) else None
 
 
 def build_train_state(

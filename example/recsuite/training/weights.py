@@ -93,6 +93,8 @@ class InMemoryBest(CheckpointerProtocol):
 
     # Its copies are needed for the test.
     phase = "evaluation"
+    start = Progress()
+    saves_changes = False
 
     def __init__(self, config: TrainingConfig, context: RuntimeContext) -> None:
         self.run = uuid.uuid4().hex
@@ -103,24 +105,9 @@ class InMemoryBest(CheckpointerProtocol):
         self._best: Progress | None = None
 
     @property
-    def start(self) -> Progress:
-        """Return the beginning."""
-        return Progress()
-
-    @property
     def dense(self) -> Mapping[str, torch.Tensor]:
         """Return the dense weights, without optimizer state."""
         return self._dense
-
-    @property
-    def tables(self) -> Mapping[str, EmbeddingTable]:
-        """See `CheckpointerProtocol`."""
-        return self._tables
-
-    @property
-    def saves_changes(self) -> bool:
-        """See `CheckpointerProtocol`."""
-        return False
 
     def begin(self, train_state: ShardedModel) -> None:
         """See `CheckpointerProtocol`."""
