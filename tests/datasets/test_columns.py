@@ -399,7 +399,7 @@ def test_a_cache_of_another_user_is_used_if_whole_and_otherwise_refused(
             os.seteuid(0)
             flip(random.Random(0), Path(whole.folder), Path(whole.folder) / "rows.npy")
             os.seteuid(65_534)
-            with pytest.raises(UserError, match=r"cannot be stored in .*cache .*Permission den.*--cache_dir"):
+            with pytest.raises(UserError, match=r"cannot be stored in .*cache: Permission den.*--cache_dir"):
                 open_columns(config)
         finally:
             os.seteuid(0)

@@ -228,7 +228,7 @@ def test_a_file_holds_whole_lines_also_after_a_crash_and_on_a_full_disk(tmp_path
     assert "validation/auc" not in lines[2]
     assert [line["end"] for line in lines if "end" in line] == ["finished", "failed"]
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"Metrics cannot be written to .*file/track.jsonl"):
+    with pytest.raises(UserError, match=r"Cannot write metrics to .*file/track.jsonl"):
         FileTracker(tmp_path / "file" / "track.jsonl").begin({}, "a", 1)
 
 

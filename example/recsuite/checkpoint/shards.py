@@ -39,7 +39,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from recsuite.checkpoint.format import TYPES, DynamicRecord, Manifest
+from recsuite.checkpoint.format import OTHER_CHECKPOINT, TYPES, DynamicRecord, Manifest
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, FileEntry, explained, flushed, parsed
 from recsuite.ids import UNKNOWN_ID
@@ -170,10 +170,10 @@ def _as_os_error(error: SafetensorError) -> Exception:
 def reading(folder: Path) -> Iterator[None]:
     """Raise a UserError for errors of the system or of safetensors when reading a file."""
     try:
-        with explained(f"{folder} cannot be read"):
+        with explained(f"Cannot read {folder}", OTHER_CHECKPOINT):
             yield
     except SafetensorError as error:
-        raise UserError(f"{folder} cannot be read ({printable(error)}).") from error
+        raise UserError(f"Cannot read {folder}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from error
 
 
 class ShardFile:
@@ -338,7 +338,9 @@ class RowReader:
                 try:
                     known = known.with_others(Texts.of_arrays(*arrays), table)
                 except ValueError as error:
-                    raise UserError(f"The texts of {table} cannot be read ({error}).") from None
+                    raise UserError(
+                        f"Cannot read the texts of {table} in {file.path}: {error}. Fix: {OTHER_CHECKPOINT}."
+                    ) from None
         return known
 
 

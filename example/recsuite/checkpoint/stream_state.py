@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recsuite.checkpoint.chain import chain_at
 from recsuite.checkpoint.folder import newest_in
-from recsuite.checkpoint.format import VOCABULARY, read_manifest
+from recsuite.checkpoint.format import OTHER_CHECKPOINT, VOCABULARY, read_manifest
 from recsuite.config.config import Config
 from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data
@@ -45,7 +45,7 @@ def _read(folder: Path) -> StreamState:
     if newest_in(folder) is None and not (folder / "manifest.json").is_file():
         return EMPTY_STREAM_STATE
     chain = chain_at(folder)
-    with explained(f"{chain.base} cannot be read"):
+    with explained(f"Cannot read {chain.base}", OTHER_CHECKPOINT):
         vocabulary = (chain.base / VOCABULARY).read_text()
     stream = read_manifest(chain.folder).progress.stream
     if stream is None:

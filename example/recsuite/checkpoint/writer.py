@@ -486,8 +486,8 @@ class CheckpointWriter:
         if self.context.rank == 0:
             shutil.rmtree(self._making(final), ignore_errors=True)
         self.failure = (
-            f"{final} could not be written ({reason}); the checkpoints before it are whole; make room, or "
-            "give a --save_dir that can be written, and --resume."
+            f"Cannot write {final}: {reason}. Fix: make room, or give a --save_dir that can be written, and "
+            "--resume; the checkpoints before it are whole."
         )
         self.context.say(self.failure)
 

@@ -27,6 +27,7 @@ from recsuite.checkpoint.folder import BEST
 from recsuite.checkpoint.format import (
     CONFIG,
     FEATURES_FILE,
+    OTHER_CHECKPOINT,
     VOCABULARY,
     Manifest,
     ParentLink,
@@ -148,7 +149,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = typed(dict, parsed(path.read_bytes()), path.name)
         return found
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({printable(error)}).") from None
+        raise UserError(f"Cannot read {path}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from None
 
 
 def _read_schema(folder: Path, manifest: Manifest) -> Schema:

@@ -219,7 +219,7 @@ def test_a_full_disk_leaves_no_files_and_gives_one_message(
     with pytest.raises(UserError) as caught:
         write_synthetic(tmp_path / "world", 1_000, seed=0)
     assert str(caught.value) == (
-        f"The synthetic data set cannot be written to {tmp_path / 'world'} (No space left on device); "
+        f"The synthetic data set cannot be written to {tmp_path / 'world'}: No space left on device. Fix: "
         "make room there, or name another folder with --data_path."
     )
     assert list(tmp_path.iterdir()) == []
