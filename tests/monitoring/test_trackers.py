@@ -290,6 +290,6 @@ def test_an_unreachable_server_gives_one_message_before_the_first_step(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     tracker = MLflowTracker(f"http://127.0.0.1:{port}")
-    with pytest.raises(UserError, match=rf"cannot begin a run .*127\.0\.0\.1.*{port}.*refused") as error:
+    with pytest.raises(UserError, match=rf"Cannot begin a run .*127\.0\.0\.1.*{port}.*refused") as error:
         tracker.begin({}, "a", 1)
     assert "\n" not in str(error.value)
