@@ -169,7 +169,9 @@ def read_manifest(folder: Path) -> Manifest:
         return _manifest(found)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         what = f"{type(error).__name__}: {printable(error)}"
-        raise UserError(f"{path} is not the manifest of a checkpoint ({what}).") from None
+        raise UserError(
+            f"Cannot read {path} as the manifest of a checkpoint: {what}. Fix: {OTHER_CHECKPOINT}."
+        ) from None
 
 
 def _manifest(found: dict[str, Any]) -> Manifest:

@@ -221,8 +221,10 @@ class ShardFile:
             said = parsed(text.encode())
             begins = {name: said[name]["saved_offsets"] for name in self.shapes}
         except (ValueError, LookupError, TypeError) as error:
-            what = f"does not say where its tensors begin ({printable(error)})"
-            raise UserError(f"{self.path} {what}.") from None
+            raise UserError(
+                f"Cannot read the offsets of tensors in {self.path}: {printable(error)}. Fix: "
+                f"{OTHER_CHECKPOINT}."
+            ) from None
         for name, begin in begins.items():
             is_list = type(begin) is list and len(begin) == len(self.shapes[name])
             if not is_list or not all(map(_is_place, begin)):

@@ -27,6 +27,7 @@ from recsuite.checkpoint.folder import BEST
 from recsuite.checkpoint.format import (
     CONFIG,
     FEATURES_FILE,
+    MANIFEST,
     OTHER_CHECKPOINT,
     VOCABULARY,
     Manifest,
@@ -140,7 +141,10 @@ def _follows(folder: Path, manifest: Manifest) -> ParentLink:
         link: ParentLink = typed(ParentLink, follows)
         return link
     except (TypeError, ValueError) as error:
-        raise UserError(f"{folder} does not say which delta may follow ({printable(error)}).") from None
+        raise UserError(
+            f"Cannot read the delta that follows from {folder / MANIFEST}: {printable(error)}. Fix: export "
+            "again."
+        ) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -159,7 +163,9 @@ def _read_schema(folder: Path, manifest: Manifest) -> Schema:
     try:
         return schema_of(_read_json(folder / SCHEMA_FILE))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{folder / SCHEMA_FILE} is not a schema ({printable(error)}).") from None
+        raise UserError(
+            f"Cannot read the schema in {folder / SCHEMA_FILE}: {printable(error)}. Fix: {OTHER_CHECKPOINT}."
+        ) from None
 
 
 def _read_vocabulary(
@@ -178,8 +184,10 @@ def _read_vocabulary(
             try:
                 encodings[name] = encoding_of(values)
             except (TypeError, ValueError) as error:
-                what = f"how {printable(name)} is encoded ({printable(error)})"
-                raise UserError(f"{folder / VOCABULARY} does not say {what}.") from None
+                raise UserError(
+                    f"Cannot read the encoding of {printable(name)} in {folder / VOCABULARY}: "
+                    f"{printable(error)}. Fix: {OTHER_CHECKPOINT}."
+                ) from None
             continue
         # One type: the values of a request are compared with the type of the first value, see
         # `request.check_values`.
@@ -250,7 +258,9 @@ def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
             for table in tables
         ]
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path} does not list the features of a model ({printable(error)}).") from None
+        raise UserError(
+            f"Cannot read the features in {path}: {printable(error)}. Fix: export again."
+        ) from None
     known = {*map(schema.name_of, ENTITIES), EVENT, *LISTS}
     for feature in recorded:
         if feature.entity not in known:
@@ -300,8 +310,8 @@ def model_of(folder: Path, manifest: Manifest) -> tuple[ModelConfig, int]:
         return config, history
     except (KeyError, TypeError, ValueError, UserError) as error:
         raise UserError(
-            f"{folder} does not say which model it has ({printable(str(error))}); write it again with the "
-            "program that trained it."
+            f"Cannot read the model in {folder / MANIFEST}: {printable(str(error))}. Fix: write it again "
+            "with the program that trained it."
         ) from None
 
 
