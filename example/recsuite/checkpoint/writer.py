@@ -58,10 +58,9 @@ from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed, reason_of
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
-from recsuite.sharding.dynamic import SINCE_BEGINNING
 from recsuite.sharding.dynamic_ranks import counts_of
 from recsuite.sharding.plan import describe_plan
-from recsuite.sharding.table import EmbeddingTable, track_changes
+from recsuite.sharding.table import SINCE_BEGINNING, EmbeddingTable, track_changes
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel
 

@@ -28,7 +28,14 @@ import torch
 
 from recsuite.errors import UserError
 from recsuite.ids import UNKNOWN_ID
-from recsuite.sharding.table import Counts, EmbeddingTable, RowSlots, RowSource, largest_of
+from recsuite.sharding.table import (
+    SINCE_BEGINNING,
+    Counts,
+    EmbeddingTable,
+    RowSlots,
+    RowSource,
+    largest_of,
+)
 
 # Ids with the same bucket, by their hash, compete for its places and for no others.
 BUCKET_WIDTH = 16
@@ -702,10 +709,6 @@ def fit(ids: torch.Tensor, capacity: int) -> bool:
 
 # Ids to load at once, so that temporaries need little memory.
 CHUNK = 2**18
-
-
-# Counters since the beginning of the training.
-SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")
 
 
 class DynamicTable(EmbeddingTable):

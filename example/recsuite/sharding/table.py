@@ -25,6 +25,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 # Values of n rows by the name of the slot: "weight", float32 [n, D]; the state of the optimizer by the names
 # of its rule, float32 [n] or [n, D]; and what tells which rows they are.
 RowSlots = dict[str, torch.Tensor]
+# Those of `Counts` since the beginning of the training.
+SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")
 
 
 class RowSource(Protocol):
