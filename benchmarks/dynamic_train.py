@@ -119,7 +119,9 @@ def fill(trained: Here) -> None:
     import torch
     from dynamic import put_ids
 
-    for name, share in trained.shares.items():
+    from recsuite.sharding.dynamic_ranks import dynamic_rows
+
+    for name, share in dynamic_rows(trained.state.model).items():
         ids = torch.from_numpy(np.load(Path(trained.columns.folder) / f"{name}_ids.npy")[1:])
         ids = ids[share.placement.owner_of(ids) == share.rank]
         put_ids(share, ids, torch.zeros_like(ids), 0.04)

@@ -185,7 +185,6 @@ class Here:
     """Training of the example, without evaluation, checkpoints and the progress bar."""
 
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
-        from recsuite.sharding.dynamic_ranks import dynamic_rows
         from recsuite.training.state import build_train_state
 
         self.columns = columns
@@ -194,7 +193,6 @@ class Here:
         state = build_train_state(columns, config, context)
         state.model.train()
         self.state = state
-        self.shares = dynamic_rows(state.model)
         self.number = 0
         self.feeds: dict[int, Iterator[Any]] = {}
 
@@ -212,15 +210,17 @@ class Here:
 
     def steps(self, number: int, batch_size: int) -> float:
         """Train for some steps and return the last loss."""
-        from recsuite.sharding.dynamic_ranks import begin_step, grow
+        from recsuite.sharding.dynamic_ranks import grow
+        from recsuite.training.progress import Progress
         from recsuite.training.state import set_rates
+        from recsuite.training.steps import start_clock
 
         if batch_size not in self.feeds:
             self.feeds[batch_size] = self._batches(batch_size)
         for _ in range(number):
             # As a pass does around a step, with a constant rate and row scale.
             set_rates(self.state.optimizer, 1.0, 1.0)
-            begin_step(self.shares, self.number, 0, 1.0)
+            start_clock(self.state.tables, Progress(self.number))
             with process.profiler_range("feed"):
                 batch = next(self.feeds[batch_size]).to(self.context.device)
             self.state.table_optimizer.zero_grad()
@@ -229,7 +229,7 @@ class Here:
             self.state.step()
             self.state.row_scale.fill_(1.0)
             self.number += 1
-            grow(self.state.model, self.number)
+            grow(self.state.tables, self.number)
         return float(loss)
 
     def parts(self, number: int, batch_size: int) -> dict[str, float]:

@@ -130,6 +130,19 @@ def test_one_module_chooses_the_family_of_data_sets() -> None:
     assert found == {"recsuite.datasets.source"}
 
 
+def test_only_the_sharding_of_tables_knows_the_two_kinds_of_tables() -> None:
+    found = {
+        module
+        for module, path in MODULES.items()
+        if not is_within(module, "sharding")
+        if re.search(r"\b(DynamicTable|StaticTable)\b", path.read_text())
+        or any(
+            is_within(other, "sharding.dynamic") for other in imported(ast.walk(ast.parse(path.read_text())))
+        )
+    }
+    assert found == set()
+
+
 def test_no_test_imports_a_test() -> None:
     found = {
         str(path)

@@ -66,7 +66,7 @@ def reason_of(error: OSError) -> str:
 
 @contextlib.contextmanager
 def explained(what: str, advice: str = "") -> Iterator[None]:
-    """Turn an OSError into a UserError of one sentence: the action that failed, the reason and the advice.
+    """Turn an OSError into a UserError: what failed, as in "Cannot read FILE", the reason, and the fix.
 
     Raises:
         UserError: instead of the OSError.
@@ -74,7 +74,7 @@ def explained(what: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{what} ({reason_of(error)}){advice and f'; {advice}'}.") from error
+        raise UserError(f"{what}: {reason_of(error)}.{advice and f' Fix: {advice}.'}") from error
 
 
 @contextlib.contextmanager

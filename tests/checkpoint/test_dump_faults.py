@@ -103,16 +103,14 @@ def faults(mode: str, synthetic_folder: Path, tmp_path_factory: pytest.TempPathF
     return {**read_json(results), "dumps": folder / "dumps"}
 
 
-WITHOUT_ROOM = (
-    "could not be written (File too large); the checkpoints before it are whole; make room, or give a"
-)
+WITHOUT_ROOM = ": File too large. Fix: make room, or give a --save_dir that can be written, and --resume; the"
 
 
 def test_a_full_disk_on_one_rank_gives_one_message_and_a_later_checkpoint_succeeds(
     faults: dict[str, Any], mode: str
 ) -> None:
     found = faults["full and slow"]
-    failed = [line for line in found["said"] if "could not be written" in line]
+    failed = [line for line in found["said"] if "Cannot write " in line]
     assert len(failed) == 2
     assert all(WITHOUT_ROOM in line for line in failed)
     assert found["end"] is None
@@ -159,7 +157,7 @@ def test_invalid_weights_on_one_rank_end_the_training_before_a_checkpoint(
 def test_ranks_wait_for_a_slow_writer(faults: dict[str, Any], mode: str) -> None:
     found = faults["full and slow"]
     # Those of the two before it, which had no room.
-    assert len([line for line in found["said"] if "could not" in line]) == 2
+    assert len([line for line in found["said"] if "Cannot write " in line]) == 2
     assert (found["newest"], found["differing"]) == (LAST[mode], [[], []])
     # One that is written beside the training holds nobody up.
     assert (found["seconds"][4] > SLOW_SECONDS / 2) == (mode != "async dump")
@@ -202,7 +200,7 @@ def test_a_folder_on_a_read_only_disk_is_refused_with_one_message(tmp_path: Path
     mount = "mount --bind dumps dumps && mount -o remount,bind,ro dumps"
     command = [*UNSHARE, "bash", "-c", f'{mount} && exec "$@"', "-", sys.executable, "-c", READ_ONLY, "dumps"]
     output = succeeded(run_command(command, cwd=tmp_path))
-    assert output == "--save_dir dumps cannot be written (Read-only file system); give another folder.\n"
+    assert output == "Cannot write to --save_dir dumps: Read-only file system. Fix: give another folder.\n"
 
 
 @needs_mounts
@@ -211,7 +209,7 @@ def test_a_folder_that_its_mode_forbids_is_refused_with_one_message(tmp_path: Pa
     # In a user namespace without a mapped root not even root may write against a mode.
     command = ["unshare", "--user", sys.executable, "-c", READ_ONLY, "dumps"]
     output = succeeded(run_command(command, cwd=tmp_path))
-    assert output == "--save_dir dumps cannot be written (Permission denied); give another folder.\n"
+    assert output == "Cannot write to --save_dir dumps: Permission denied. Fix: give another folder.\n"
 
 
 @needs_mounts
@@ -231,10 +229,8 @@ def test_a_full_disk_leaves_the_checkpoints_before_and_ends_with_status_2(
             )
         shutil.copytree(f"/proc/{disk.pid}/root{tmp_path}/dumps", tmp_path / "copy", symlinks=True)
     assert result.returncode == 2, result.stderr
-    sentence = (
-        "could not be written (No space left on device); the checkpoints before it are whole; make room, or"
-    )
-    assert sentence in result.stderr
+    assert "example.py: Cannot write " in result.stderr
+    assert ": No space left on device. Fix: make room, or give a --save_dir " in result.stderr
     assert "Traceback" not in result.stderr
     # All epochs were trained, and evaluated.
     assert "epoch 3/3" in result.stdout
@@ -431,7 +427,9 @@ def test_divergence_in_the_last_step_of_an_epoch_prevents_validation_and_checkpo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def spoil(checkpointer: Checkpointer) -> None:
-        local_parts(named_tensors(checkpointer.tables, checkpointer.dense)[name])[0].view(-1)[-1] = value
+        local_parts(named_tensors(checkpointer.writer.tables, checkpointer.dense)[name])[0].view(-1)[-1] = (
+            value
+        )
 
     monkeypatch.setattr(PredictionEvaluator, "validate", Mock(side_effect=AssertionError("validated")))
     with pytest.raises(UserError, match=diverged(8, name)):
@@ -505,7 +503,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     ),
     "a missing increment": (lambda at: shutil.rmtree(at / FIRST), ["Delta 1 after", "is missing"], BASE),
     "a missing base": (lambda at: shutil.rmtree(at / BASE), [BASE, "is missing"], "step-000000001"),
-    "an empty manifest": (lambda at: (at / SECOND / MANIFEST).write_bytes(b""), [SECOND, "be read"], FIRST),
+    "an empty manifest": (
+        lambda at: (at / SECOND / MANIFEST).write_bytes(b""),
+        ["Cannot read ", SECOND],
+        FIRST,
+    ),
     "no manifest": (lambda at: (at / FIRST / MANIFEST).unlink(), [FIRST, "holds no manifest"], BASE),
     "another run": (lambda at: edit(at / SECOND, run="other"), ["is of run other"], FIRST),
     "another step": (

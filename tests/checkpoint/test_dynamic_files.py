@@ -10,12 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from recsuite.checkpoint.format import Manifest
 from recsuite.checkpoint.restore import check_tables
-from recsuite.checkpoint.shards import RowReader, Texts, check_shard_files, shard_file_name, write_shard_file
+from recsuite.checkpoint.shards import (
+    RowReader,
+    ShardFile,
+    Texts,
+    check_shard_files,
+    shard_file_name,
+    write_shard_file,
+)
 from recsuite.errors import UserError
-from recsuite.sharding.dynamic import Counts
+from recsuite.sharding.table import Counts
 from recsuite.training.progress import Progress
 from tests.support.dynamic_checkpoints import SPEC, Table, advance, arrays_of, record_of
 
@@ -171,6 +179,26 @@ def test_a_table_of_another_kind_is_refused(
     reader = RowReader([Path("there")], [dataclasses.replace(manifest, dynamic={"user": record})])
     with pytest.raises(UserError, match=sentence):
         check_tables(Path("there"), reader, {"user": Table(SPEC, 1).ranks[0]})
+
+
+def test_waiting_ids_are_read_only_where_they_are_wanted(
+    written: dict[int, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, tensor, found = written[2], ShardFile.tensor, []
+
+    def read(file: ShardFile, name: str) -> torch.Tensor:
+        found.append(name)
+        return tensor(file, name)
+
+    monkeypatch.setattr(ShardFile, "tensor", read)
+    reader = RowReader(of["folders"], of["manifests"])
+    # As serving reads a table.
+    rows = sum(len(part["ids"]) for part in reader.rows_of_ids("user", slots=("ids", "seen")))
+    assert rows == len(of["states"][-1][0])
+    assert found
+    assert not [name for name in found if "waiting" in name]
+    waiting = sum(len(part["waiting.ids"]) for part in reader.rows_of_ids("user"))
+    assert waiting == len(of["states"][-1][5]) > 0
 
 
 def test_a_model_without_the_table_is_refused(written: dict[int, dict[str, Any]]) -> None:

@@ -339,7 +339,7 @@ def test_recorded_values_of_a_wrong_type_or_beyond_their_limits_are_refused(
 def test_an_invalid_configuration_file_is_refused_with_one_message(trained: Config, content: bytes) -> None:
     dump = record(trained)
     add_file(dump, CONFIG, content)
-    with pytest.raises(UserError, match=f"{dump / CONFIG} cannot be read") as refusal:
+    with pytest.raises(UserError, match=f"Cannot read {dump / CONFIG}: ") as refusal:
         merged(trained, "--load")
     assert "\n" not in str(refusal.value)
 
@@ -352,7 +352,7 @@ def test_a_checkpoint_without_a_configuration_is_refused_with_one_message(traine
         merged(trained, "--load")
     write_manifest(dump, whole)
     (dump / CONFIG).unlink()
-    with pytest.raises(UserError, match=f"{dump} cannot be read .No such file"):
+    with pytest.raises(UserError, match=f"Cannot read {dump}: No such file.* Fix: "):
         merged(trained, "--load")
 
 

@@ -98,7 +98,7 @@ def test_the_newest_checkpoint_is_the_one_of_the_highest_step_and_a_full_one_bef
 
 
 def test_a_folder_that_cannot_be_looked_at_is_refused_with_one_message(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
+    with pytest.raises(UserError, match=r"Cannot read .*: File name too long\. Fix: "):
         newest_in(tmp_path / ("a" * 1000))
 
 
@@ -452,7 +452,7 @@ def test_another_format_names_both_sides(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_place_of_a_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).mkdir()
-    refused(lambda: read_manifest(tmp_path), str(tmp_path / MANIFEST), "cannot be read")
+    refused(lambda: read_manifest(tmp_path), f"Cannot read {tmp_path / MANIFEST}: ", "Fix: ")
 
 
 # --- publishing and keeping ---
@@ -744,7 +744,7 @@ def test_a_folder_that_is_invalid_is_refused_by_name(tmp_path: Path) -> None:
         with writing(tmp_path / "file" / "dumps"):
             pass
 
-    refused(write, f"--save_dir {tmp_path / 'file' / 'dumps'} cannot be written (Not a directory)")
+    refused(write, f"Cannot write to --save_dir {tmp_path / 'file' / 'dumps'}: Not a directory. Fix: ")
 
 
 def test_nothing_in_the_program_reads_pickle() -> None:

@@ -118,7 +118,9 @@ def test_a_failure_while_writing_leaves_nothing_and_the_next_call_succeeds(
     config = Config.of(data_path=str(folder))
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full_disk)
-        with pytest.raises(UserError, match=r"cannot be stored in .*No space left on device.*--cache_dir"):
+        with pytest.raises(
+            UserError, match=r"Cannot write the columns of .* to .*No space left on device.*--cache_dir"
+        ):
             open_columns(config)
     # What was read of each file stays.
     assert [path.name for path in (folder / ".columns").iterdir() if path.is_dir()] == ["parts"]
@@ -399,7 +401,9 @@ def test_a_cache_of_another_user_is_used_if_whole_and_otherwise_refused(
             os.seteuid(0)
             flip(random.Random(0), Path(whole.folder), Path(whole.folder) / "rows.npy")
             os.seteuid(65_534)
-            with pytest.raises(UserError, match=r"cannot be stored in .*cache .*Permission den.*--cache_dir"):
+            with pytest.raises(
+                UserError, match=r"Cannot write the columns of .* to .*cache: Permission den.*--cache_dir"
+            ):
                 open_columns(config)
         finally:
             os.seteuid(0)

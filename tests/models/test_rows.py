@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -133,3 +133,17 @@ def test_nothing_of_a_step_stays_when_it_is_done() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda rows: rows["price"], lambda rows: rows.jagged("price"), lambda rows: rows.stack(["price"])],
+)
+def test_a_dense_feature_without_rows_is_refused_with_the_place_of_its_numbers(
+    read: Callable[[FeatureRows], object],
+) -> None:
+    found = FeatureRows(shared(rows()), torch.ones((), dtype=torch.float64), ("genres", "history"))
+    with pytest.raises(
+        KeyError, match=r"no feature 'price' .* give one of user, movie, .* of batch\.numbers"
+    ):
+        read(found)

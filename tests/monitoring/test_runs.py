@@ -132,8 +132,10 @@ def test_an_invalid_report_gives_one_message(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.json").write_text(text)
     result = python("-m", "recsuite.monitoring.results", tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"report: {tmp_path}/metrics.json is not the report of a training (")
-    assert result.stderr.endswith("); leave its run out.\n")
+    assert result.stderr.startswith(
+        f"report: Cannot read {tmp_path}/metrics.json as the report of a training: "
+    )
+    assert result.stderr.endswith(". Fix: leave its run out.\n")
     assert result.stderr.count("\n") == 1
 
 

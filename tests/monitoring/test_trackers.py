@@ -228,7 +228,7 @@ def test_a_file_holds_whole_lines_also_after_a_crash_and_on_a_full_disk(tmp_path
     assert "validation/auc" not in lines[2]
     assert [line["end"] for line in lines if "end" in line] == ["finished", "failed"]
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"Metrics cannot be written to .*file/track.jsonl"):
+    with pytest.raises(UserError, match=r"Cannot write metrics to .*file/track.jsonl"):
         FileTracker(tmp_path / "file" / "track.jsonl").begin({}, "a", 1)
 
 
@@ -290,6 +290,6 @@ def test_an_unreachable_server_gives_one_message_before_the_first_step(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     tracker = MLflowTracker(f"http://127.0.0.1:{port}")
-    with pytest.raises(UserError, match=rf"cannot begin a run .*127\.0\.0\.1.*{port}.*refused") as error:
+    with pytest.raises(UserError, match=rf"Cannot begin a run .*127\.0\.0\.1.*{port}.*refused") as error:
         tracker.begin({}, "a", 1)
     assert "\n" not in str(error.value)

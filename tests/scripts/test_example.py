@@ -218,7 +218,7 @@ def test_a_bad_row_gives_one_message_and_status_2(synthetic_folder: Path, tmp_pa
 def test_a_download_that_fails_gives_one_message_and_status_2(tmp_path: Path) -> None:
     mirror = {"MOVIELENS_MIRROR": "http://127.0.0.1:9"}
     result = python(EXAMPLE, "--dataset", "ml-1m", "--data_path", tmp_path / "ml-1m", env=mirror)
-    refused(result, "Cannot get http://127.0.0.1:9/ml-1m.zip (the connection failed (")
+    refused(result, "Cannot get http://127.0.0.1:9/ml-1m.zip: the connection failed (")
     assert result.returncode == 2
     assert list(tmp_path.glob("ml-1m")) == []
 
@@ -368,7 +368,7 @@ def test_a_report_dir_that_cannot_be_written_is_refused_before_training(
 ) -> None:
     (tmp_path / "file").write_text("")
     result = python(EXAMPLE, "--data_path", synthetic_folder, "--report_dir", tmp_path / "file" / "report")
-    refused(result, f"--report_dir {tmp_path}/file/report cannot be written (Not a directory)")
+    refused(result, f"Cannot write to --report_dir {tmp_path}/file/report: Not a directory. Fix: ")
     assert "epoch" not in result.stdout
 
 

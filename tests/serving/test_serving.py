@@ -350,7 +350,7 @@ def test_which_checkpoint_was_taken_is_reported(progress: Progress, asked: str, 
 
 
 def test_an_export_into_a_folder_that_is_invalid_is_refused_with_one_message(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
+    with pytest.raises(UserError, match=r"Cannot read .*: File name too long\. Fix: "):
         export(CheckpointConfig(), tmp_path / ("a" * 1000))
 
 
@@ -361,7 +361,7 @@ def test_a_failed_export_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("recsuite.serving.export.write_shard_file", fail)
-    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
+    with pytest.raises(UserError, match=r"Cannot write .*: No space left on device\. Fix: "):
         export(CheckpointConfig(save_dir=str(trained.save_dir)), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 

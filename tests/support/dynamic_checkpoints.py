@@ -19,7 +19,8 @@ from recsuite.checkpoint.shards import (
     shard_file_name,
     write_shard_file,
 )
-from recsuite.sharding.dynamic import SINCE_BEGINNING, Counts, DynamicSpec, DynamicTable
+from recsuite.sharding.dynamic import DynamicSpec, DynamicTable
+from recsuite.sharding.table import SINCE_BEGINNING, Counts
 from recsuite.training.progress import Progress
 from tests.support.dynamic_oracle import Shares, tensors
 

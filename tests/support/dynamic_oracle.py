@@ -9,7 +9,6 @@ import torch
 
 from recsuite.sharding.dynamic import (
     Changes,
-    Counts,
     DynamicSpec,
     DynamicTable,
     LiveRows,
@@ -19,6 +18,7 @@ from recsuite.sharding.dynamic import (
     Waiting,
     initial_rows,
 )
+from recsuite.sharding.table import Counts
 
 BITS = 2**64 - 1
 
@@ -202,7 +202,7 @@ class Shares:
     def begin_step(self, now: int, scale: float) -> None:
         """On all ranks."""
         for rank in self.ranks:
-            rank.begin_step(now, scale)
+            rank.begin_step(now, now, scale)
 
     def find_or_insert(self, ids: torch.Tensor, step: int) -> list[bool]:
         """True for each id with a row; these rows are updated."""

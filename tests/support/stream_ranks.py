@@ -80,7 +80,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
         ):
             run = begin_training(data, config, context, checkpointer, [Noting()]).run()
             found["test"], found["num_train"] = run.test, run.columns.num_train
-            found["tensors"] = digests(named_tensors(checkpointer.tables, checkpointer.dense), context)
+            found["tensors"] = digests(named_tensors(checkpointer.writer.tables, checkpointer.dense), context)
     except SystemExit as ended:
         found["status"] = int(str(ended.code))
     return found

@@ -56,7 +56,7 @@ def train(
                 run = begun.run()
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
             found["test"] = run.test
-            found["tensors"] = digests(named_tensors(checkpointer.tables, checkpointer.dense), context)
+            found["tensors"] = digests(named_tensors(checkpointer.writer.tables, checkpointer.dense), context)
     except SystemExit as ended:
         found["status"] = int(str(ended.code))
     newest = newest_in(folder)

@@ -326,7 +326,7 @@ class Heavy(Numbers):
 
 def test_a_data_set_that_cannot_be_sent_is_refused() -> None:
     before = multiprocessing.active_children()
-    with pytest.raises(UserError, match="Unpicklable cannot be sent to a data worker"):
+    with pytest.raises(UserError, match=r"Cannot send Unpicklable to a data worker: .* Fix: "):
         make_pool(Unpicklable())
     with pytest.raises(UserError, match=r"Heavy pickles to 80,\d+ bytes, .* 65,536 is the limit"):
         make_pool(Heavy())

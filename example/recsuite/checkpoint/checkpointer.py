@@ -45,7 +45,6 @@ from recsuite.datasets.streams import check_prefix
 from recsuite.errors import UserError, counted
 from recsuite.runtime.ending import Termination, exit_status_of_signal
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
-from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.callbacks import Epoch, Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel
@@ -90,11 +89,6 @@ class Checkpointer:
     def dense(self) -> Mapping[str, torch.Tensor]:
         """Dense tensors that are written, see `callbacks.CheckpointerProtocol`."""
         return self.writer.dense
-
-    @property
-    def tables(self) -> Mapping[str, EmbeddingTable]:
-        """This rank's share of each table, see `callbacks.CheckpointerProtocol`."""
-        return self.writer.tables
 
     @property
     def saves_changes(self) -> bool:
@@ -163,7 +157,7 @@ class Checkpointer:
 
         The loss alone is not enough: it is computed before this step's update of the weights.
         """
-        dense, tables, changed = self.dense, self.tables, self.saves_changes
+        dense, tables, changed = self.dense, self.writer.tables, self.saves_changes
         everyones = all_gather_object(
             lambda: (float(step.loss), describe_invalid_weights(dense, tables, changed)), self.group
         )

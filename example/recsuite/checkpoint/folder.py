@@ -81,7 +81,7 @@ def deltas_in(save_dir: Path) -> list[Path]:
 
 
 def _named(save_dir: Path, kind: str) -> list[Path]:
-    with explained(f"{save_dir} cannot be read"):
+    with explained(f"Cannot read {save_dir}", "give another folder"):
         if not save_dir.is_dir():
             return []
         names = [(NAME.fullmatch(path.name), path) for path in save_dir.iterdir() if path.is_dir()]
@@ -132,7 +132,7 @@ def seen_in(folder: Path) -> set[tuple[str, int]]:
     """Return name and inode of all checkpoints in the save_dir of a folder."""
     # The inode too: after a new training began, another folder may have the same name.
     where = save_dir_of(folder)
-    with explained(f"{where} cannot be read"):
+    with explained(f"Cannot read {where}", "give another folder"):
         if not where.is_dir():
             return set()
         # The listing has the inodes, so no file is opened: a server that follows a training calls this every
@@ -206,7 +206,7 @@ def _foreign_in(path: Path) -> str:
 
 def tidying(save_dir: Path) -> contextlib.AbstractContextManager[None]:
     """Return a context that raises a UserError if the folder cannot be written."""
-    return explained(f"--save_dir {save_dir} cannot be written", "give another folder")
+    return explained(f"Cannot write to --save_dir {save_dir}", "give another folder")
 
 
 def publish(making: Path, final: Path, keep: int) -> None:

@@ -56,6 +56,8 @@ TYPES = {
     "F64": "float64",
 }
 MOST_DIMENSIONS = 8
+# The fix for a checkpoint that cannot be read.
+OTHER_CHECKPOINT = "give another checkpoint"
 # In bytes: a manifest is read into memory before any check.
 LARGEST_MANIFEST = 2**26
 
@@ -67,7 +69,7 @@ class DynamicRecord:
     capacity: places on all ranks, in buckets of bucket_width; has_texts: True if its ids are of texts, which
     are beside the rows; now: its clock, in `unit`, "steps" or "seconds"; live: rows on all ranks; counts:
     ids admitted, evicted and so on since the beginning of the training, by the names of
-    `sharding.dynamic.Counts`. The other fields are as in `sharding.dynamic.DynamicSpec`.
+    `sharding.table.Counts`. The other fields are as in `sharding.dynamic.DynamicSpec`.
     """
 
     embedding_dim: int
@@ -154,9 +156,9 @@ def read_manifest(folder: Path) -> Manifest:
         what = f"it holds no {MANIFEST}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is not a checkpoint: {what}.") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({reason_of(error)}).") from None
+        raise UserError(f"Cannot read {path}: {reason_of(error)}. Fix: {OTHER_CHECKPOINT}.") from None
     except ValueError as error:
-        raise UserError(f"{path} cannot be read ({printable(error)}).") from None
+        raise UserError(f"Cannot read {path}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from None
     version = found.get("format") if isinstance(found, dict) else None
     # In Python, True equals 1.
     if version != FORMAT or isinstance(version, bool):
@@ -167,7 +169,9 @@ def read_manifest(folder: Path) -> Manifest:
         return _manifest(found)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         what = f"{type(error).__name__}: {printable(error)}"
-        raise UserError(f"{path} is not the manifest of a checkpoint ({what}).") from None
+        raise UserError(
+            f"Cannot read {path} as the manifest of a checkpoint: {what}. Fix: {OTHER_CHECKPOINT}."
+        ) from None
 
 
 def _manifest(found: dict[str, Any]) -> Manifest:
@@ -214,7 +218,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     entry = next((entry for entry in read_manifest(folder).files if entry.name == CONFIG), None)
     if entry is None:
         raise UserError(f"{folder} does not say how it was trained: its {MANIFEST} names no {CONFIG}.")
-    with explained(f"{folder} cannot be read"):
+    with explained(f"Cannot read {folder}", OTHER_CHECKPOINT):
         size = path.stat().st_size
         # The bytes that are parsed are the same bytes that are checked.
         content = path.read_bytes() if path.is_file() and size == entry.bytes else b""
@@ -228,7 +232,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = typed(dict, parsed(content), CONFIG)
         return config
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({printable(error)}).") from None
+        raise UserError(f"Cannot read {path}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from None
 
 
 def link_after(folder: Path) -> ParentLink:
@@ -246,7 +250,7 @@ def digest_of_manifest(folder: Path) -> str:
     Raises:
         UserError: when it cannot be read.
     """
-    with explained(f"{folder} cannot be read"):
+    with explained(f"Cannot read {folder}", OTHER_CHECKPOINT):
         return digest_of(folder / MANIFEST)
 
 
@@ -256,7 +260,7 @@ def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1)
     Raises:
         UserError: names the first file that is missing, unknown, too short, or damaged.
     """
-    with explained(f"{folder} cannot be read"):
+    with explained(f"Cannot read {folder}", OTHER_CHECKPOINT):
         _check_files(folder, manifest, part, parts)
 
 
@@ -277,6 +281,6 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
     Raises:
         UserError: names the first.
     """
-    with explained(f"{folder} cannot be read"):
+    with explained(f"Cannot read {folder}", OTHER_CHECKPOINT):
         for entry in manifest.files:
             check_size(folder, entry)

@@ -128,7 +128,7 @@ def merged(folder: Path, config: Config, recorded: dict[str, Any]) -> Config:
     try:
         found.validate()
     except UserError as error:
-        raise UserError(f"The flags in {folder / CONFIG} cannot be used: {error}") from None
+        raise UserError(f"Cannot use the flags in {folder / CONFIG}: {error}") from None
     return found
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from recsuite.checkpoint.chain import (
     CheckpointChain,
     chain_at,
@@ -27,8 +25,6 @@ from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted, printable
 from recsuite.models.tasks import TASKS
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
-from recsuite.sharding.dynamic import BUCKET_WIDTH, bucket_of
-from recsuite.sharding.plan import embedding_tables
 from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.progress import Progress, describe_step
 from recsuite.training.state import ShardedModel
@@ -88,7 +84,7 @@ def _load(
     describe: Callable[[Progress], str],
 ) -> Manifest:
     """Restore like `restore`, without the suggestion."""
-    tables = embedding_tables(train_state.model)
+    tables = train_state.tables
     shapes, optimizer = shapes_of(tensors_of(train_state)), train_state.optimizer_name
     widths = train_state.model.module.recommender.widths
     # Each check ends on all ranks before the next begins, and all end before a byte is changed: otherwise one
@@ -282,50 +278,14 @@ def check_tables(folder: Path, reader: RowReader, tables: Tables) -> None:
     Raises:
         UserError: names both sides.
     """
-    records = reader.manifests[-1].dynamic
-    found = {name: table.record() for name, table in tables.items()}
-    ours = {name: record for name, record in found.items() if record is not None}
-    if records.keys() != ours.keys():
+    records = reader.manifests[-1].dynamic.keys()
+    ours = {name for name, table in tables.items() if table.record() is not None}
+    if records != ours:
+        theirs, mine = (", ".join(sorted(names)) or "none" for names in (records, ours))
         raise UserError(
-            f"{folder} has the dynamic tables {', '.join(sorted(records)) or 'none'}, and this model has "
-            f"{', '.join(sorted(ours)) or 'none'}; give the --vocabulary of its training."
+            f"{folder} has the dynamic tables {theirs}, and this model has {mine}; give the --vocabulary of "
+            "its training."
         )
-    for name, record in records.items():
-        if record.bucket_width != BUCKET_WIDTH:
-            raise UserError(
-                f"{folder} has buckets of {record.bucket_width} places for {name}, and this program has "
-                f"{BUCKET_WIDTH}; load it with the program that wrote it."
-            )
-        unit = ours[name]["unit"]
-        if record.unit != unit and (ours[name]["ttl"] or ours[name]["half_life"]):
-            raise UserError(
-                f"{folder} counts the age of rows of {name} in {record.unit}, and --ttl or --half_life in "
-                f"{unit}; give them in {record.unit}."
-            )
     with reading(folder):
-        for name, record in records.items():
-            _check_room(folder, name, reader, tables[name].room_after(record.capacity), ours[name]["evict"])
-
-
-def _check_room(folder: Path, name: str, reader: RowReader, capacity: int | None, evict: str) -> None:
-    """Refuse more rows than a table has places, if it may not evict any. capacity: None for enough places."""
-    if capacity is None:
-        return
-    ids = torch.cat([part["ids"] for part in reader.rows_of_ids(name, slots=("ids",))])
-    if _fit(ids, capacity):
-        return
-    step = max(BUCKET_WIDTH, capacity // 64 * BUCKET_WIDTH)
-    written = reader.record(name).capacity
-    smaller = range(capacity, written, step)
-    enough = next((places for places in smaller if _fit(ids, places)), written)
-    raise UserError(
-        f"{folder} has {len(ids):,} rows of {name}, for which the {capacity:,} places of this training are "
-        f"too few with --eviction {evict}; {enough:,} fit: give --capacity {name}={enough}, "
-        "or --eviction lru."
-    )
-
-
-def _fit(ids: torch.Tensor, capacity: int) -> bool:
-    """Return True if every id has a place in its bucket."""
-    num_buckets = capacity // BUCKET_WIDTH
-    return not len(ids) or int(bucket_of(ids, num_buckets).bincount().max()) <= BUCKET_WIDTH
+        for name in records:
+            tables[name].check(reader, folder)

@@ -39,7 +39,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from recsuite.checkpoint.format import TYPES, DynamicRecord, Manifest
+from recsuite.checkpoint.format import OTHER_CHECKPOINT, TYPES, DynamicRecord, Manifest
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, FileEntry, explained, flushed, parsed
 from recsuite.ids import UNKNOWN_ID
@@ -170,10 +170,10 @@ def _as_os_error(error: SafetensorError) -> Exception:
 def reading(folder: Path) -> Iterator[None]:
     """Raise a UserError for errors of the system or of safetensors when reading a file."""
     try:
-        with explained(f"{folder} cannot be read"):
+        with explained(f"Cannot read {folder}", OTHER_CHECKPOINT):
             yield
     except SafetensorError as error:
-        raise UserError(f"{folder} cannot be read ({printable(error)}).") from error
+        raise UserError(f"Cannot read {folder}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from error
 
 
 class ShardFile:
@@ -221,8 +221,10 @@ class ShardFile:
             said = parsed(text.encode())
             begins = {name: said[name]["saved_offsets"] for name in self.shapes}
         except (ValueError, LookupError, TypeError) as error:
-            what = f"does not say where its tensors begin ({printable(error)})"
-            raise UserError(f"{self.path} {what}.") from None
+            raise UserError(
+                f"Cannot read the offsets of tensors in {self.path}: {printable(error)}. Fix: "
+                f"{OTHER_CHECKPOINT}."
+            ) from None
         for name, begin in begins.items():
             is_list = type(begin) is list and len(begin) == len(self.shapes[name])
             if not is_list or not all(map(_is_place, begin)):
@@ -302,7 +304,9 @@ class RowReader:
         """
         # From the newest checkpoint back: the newest one with an id has its state, and no row is read that a
         # later delta replaces.
-        groups = (_NewestRows(table, IDS, ROWS), _NewestRows(table, WAITING_IDS, WAITING))
+        kinds = [(IDS, ROWS), (WAITING_IDS, WAITING)]
+        # Without waiting ids where none of their slots is wanted, as in serving.
+        groups = [_NewestRows(table, *kind) for kind in kinds if not kind[1].keys().isdisjoint(slots)]
         for number in reversed(range(len(self.folders))):
             for file in self.files(number):
                 yield {
@@ -336,7 +340,9 @@ class RowReader:
                 try:
                     known = known.with_others(Texts.of_arrays(*arrays), table)
                 except ValueError as error:
-                    raise UserError(f"The texts of {table} cannot be read ({error}).") from None
+                    raise UserError(
+                        f"Cannot read the texts of {table} in {file.path}: {error}. Fix: {OTHER_CHECKPOINT}."
+                    ) from None
         return known
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recsuite.checkpoint.chain import chain_at
 from recsuite.checkpoint.folder import newest_in
-from recsuite.checkpoint.format import VOCABULARY, read_manifest
+from recsuite.checkpoint.format import OTHER_CHECKPOINT, VOCABULARY, read_manifest
 from recsuite.config.config import Config
 from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data
@@ -29,27 +29,15 @@ def reopen_data(
     trains: for a training. Collective: every rank.
 
     Raises:
-        UserError: as `open_data`, and as `find_stream_state`.
+        UserError: as `open_data`, and when a checkpoint that is needed cannot be read.
     """
-    with open_data(config, context, find_stream_state(config, trains), build) as data:
+    section, state = config.checkpoint, EMPTY_STREAM_STATE
+    if config.stream.stream and (section.resume or not trains):
+        folder = Path(section.save_dir if trains or section.compact else section.folder_to_load)
+        # One rank reads: on a network file system ranks see a new checkpoint at different moments.
+        state = broadcast_from_rank0(lambda: _read(folder))
+    with open_data(config, context, state, build) as data:
         yield data
-
-
-def find_stream_state(config: Config, trains: bool) -> StreamState:
-    """Return the stream state with which to open the data, for a training or to read a checkpoint.
-
-    Collective: every rank.
-
-    Raises:
-        UserError: when a checkpoint that is needed for it cannot be read.
-    """
-    section = config.checkpoint
-    if not config.stream.stream or (trains and not section.resume):
-        return EMPTY_STREAM_STATE
-    folder = Path(section.save_dir if trains or section.compact else section.folder_to_load)
-    # One rank reads: on a network file system ranks see a new checkpoint at different moments.
-    stream_state: StreamState = broadcast_from_rank0(lambda: _read(folder))
-    return stream_state
 
 
 def _read(folder: Path) -> StreamState:
@@ -57,7 +45,7 @@ def _read(folder: Path) -> StreamState:
     if newest_in(folder) is None and not (folder / "manifest.json").is_file():
         return EMPTY_STREAM_STATE
     chain = chain_at(folder)
-    with explained(f"{chain.base} cannot be read"):
+    with explained(f"Cannot read {chain.base}", OTHER_CHECKPOINT):
         vocabulary = (chain.base / VOCABULARY).read_text()
     stream = read_manifest(chain.folder).progress.stream
     if stream is None:

@@ -58,10 +58,9 @@ from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed, reason_of
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
-from recsuite.sharding.dynamic import SINCE_BEGINNING
 from recsuite.sharding.dynamic_ranks import counts_of
-from recsuite.sharding.plan import describe_plan, embedding_tables
-from recsuite.sharding.table import EmbeddingTable, track_changes
+from recsuite.sharding.plan import describe_plan
+from recsuite.sharding.table import SINCE_BEGINNING, EmbeddingTable, track_changes
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel
 
@@ -96,7 +95,7 @@ def _name(key: str) -> str:
 
 def tensors_of(train_state: ShardedModel) -> Tensors:
     """Return all tensors of a checkpoint except tables by id, not copied. Not collective."""
-    return named_tensors(embedding_tables(train_state.model), dense_of(train_state))
+    return named_tensors(train_state.tables, dense_of(train_state))
 
 
 def named_tensors(tables: Mapping[str, EmbeddingTable], dense: Mapping[str, torch.Tensor]) -> Tensors:
@@ -225,8 +224,8 @@ class CheckpointWriter:
         self.save_dir = Path(config.checkpoint.save_dir)
         # The reason why the last checkpoint could not be written; empty if it was written.
         self.failure = ""
+        self.tables = train_state.tables
         # Collected once for the whole training: training and restoring change these tensors in place.
-        self.tables = embedding_tables(train_state.model)
         self.dense = dense_of(train_state)
         self.optimizer = train_state.optimizer_name
         # Texts of ids, of the tables that have such ids.
@@ -466,7 +465,7 @@ class CheckpointWriter:
     def _records(self) -> dict[str, DynamicRecord]:
         found = {name: table.record() for name, table in self.tables.items()}
         records = {name: record for name, record in found.items() if record is not None}
-        counts = counts_of({name: self.tables[name] for name in records}, self.group)
+        counts = counts_of(self.tables, self.group)
         return {
             name: DynamicRecord(
                 **record,
@@ -486,8 +485,8 @@ class CheckpointWriter:
         if self.context.rank == 0:
             shutil.rmtree(self._making(final), ignore_errors=True)
         self.failure = (
-            f"{final} could not be written ({reason}); the checkpoints before it are whole; make room, or "
-            "give a --save_dir that can be written, and --resume."
+            f"Cannot write {final}: {reason}. Fix: make room, or give a --save_dir that can be written, and "
+            "--resume; the checkpoints before it are whole."
         )
         self.context.say(self.failure)
 

@@ -59,7 +59,7 @@ def _refuse_near_known(path: str) -> None:
     if "://" in path or schema_path(path).exists():
         return
     given = Path(path).absolute()
-    with explained(f"--data_path {path} cannot be read"):
+    with explained(f"Cannot read --data_path {path}"):
         near = [given.parent] if given.name in {files.events for files in EDITIONS.values()} else []
         near += sorted(given.iterdir()) if given.is_dir() else []
         known = next((each for each in near if each.is_dir() and is_known(each)), None)

@@ -114,7 +114,10 @@ class FeatureRows:
         for name in names:
             if name not in known:
                 has = ", ".join(known)
-                raise KeyError(f"There is no feature {name!r} with embedding rows. Fix: give one of {has}.")
+                raise KeyError(
+                    f"There is no feature {name!r} with embedding rows. Fix: give one of {has}; a dense "
+                    "feature has no rows, but a column of batch.numbers, in the order of the features."
+                )
 
     def _shared(self, names: Sequence[str]) -> SharedRows | None:
         """Return the object with the rows of all of the features in one tensor, or None."""

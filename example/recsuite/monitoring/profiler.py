@@ -152,7 +152,7 @@ class Profile(Callback):
         # Checked before the training: a failed write of the trace is noticed only after the recording.
         if not os.access(folder, os.W_OK):
             raise UserError(
-                f"--profile writes {TRACE} to {folder.resolve()}, which cannot be written; give another "
+                f"Cannot write {TRACE} to {folder.resolve()}, where --profile writes it. Fix: give another "
                 "--report_dir."
             )
         self.num_steps = num_steps
@@ -219,7 +219,7 @@ class Profile(Callback):
         """Write the trace in one rename; the profiler itself does not report a failed write."""
         assert self._profiler
         # The library cannot write to every name.
-        can = explained(f"{self.path} cannot be written", "give another --report_dir")
+        can = explained(f"Cannot write {self.path}", "give another --report_dir")
         with can, replacing(self.path) as aside, tempfile.NamedTemporaryFile(suffix=".json") as plain:
             self._profiler.export_chrome_trace(plain.name)
             shutil.copyfile(plain.name, aside)

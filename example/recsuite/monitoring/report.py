@@ -41,7 +41,7 @@ def make_report_dir(folder: Path) -> None:
     Raises:
         UserError: when the folder cannot be made or written.
     """
-    with explained(f"--report_dir {folder} cannot be written", "give another folder"):
+    with explained(f"Cannot write to --report_dir {folder}", "give another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         # A test write, because the file mode does not show that a disk is full or read-only.
         replace_file(folder / ".writable", b"")
@@ -76,8 +76,8 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
         UserError: when the folder cannot be written.
     """
     folder = Path(config.monitoring.report_dir)
-    advice = "the training itself ended well; give another --report_dir"
-    with explained(f"The report cannot be written to {folder}", advice):
+    advice = "give another --report_dir; the training itself ended well"
+    with explained(f"Cannot write the report to {folder}", advice):
         report = {**_report(run, config, context), "time": seconds}
         replace_file(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
 

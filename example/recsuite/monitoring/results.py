@@ -76,10 +76,12 @@ def read_report(path: Path, name: str) -> RunReport:
     try:
         return _of_report(printable(name), json.loads(path.read_bytes()))
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({reason_of(error)}).") from error
+        raise UserError(f"Cannot read {path}: {reason_of(error)}. Fix: leave its run out.") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         fault = f"{type(error).__name__}: {printable(error)}"
-        raise UserError(f"{path} is not the report of a training ({fault}); leave its run out.") from error
+        raise UserError(
+            f"Cannot read {path} as the report of a training: {fault}. Fix: leave its run out."
+        ) from error
 
 
 def _of_report(name: str, report: dict[str, Any]) -> RunReport:

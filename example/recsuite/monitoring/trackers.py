@@ -181,7 +181,7 @@ class TensorBoardTracker(Tracker):
         """See `Tracker`."""
         from torch.utils.tensorboard import SummaryWriter
 
-        with explained(f"TensorBoard's files cannot be written to {self.folder}", "give another folder"):
+        with explained(f"Cannot write TensorBoard's files to {self.folder}", "give another folder"):
             # Points of an earlier training from this step on are hidden: a resumed training continues its
             # curves, a new one starts its own.
             self._writer: SummaryWriter = SummaryWriter(str(self.folder), purge_step=step)
@@ -217,7 +217,7 @@ class FileTracker(Tracker):
 
     def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
         """See `Tracker`."""
-        with explained(f"Metrics cannot be written to {self.path}", "give FileTracker another file"):
+        with explained(f"Cannot write metrics to {self.path}", "give FileTracker another file"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+") as file:
                 # A crash of the machine may have left half a line.
@@ -268,7 +268,7 @@ class MLflowTracker(Tracker):
         # Exceptions of MLflow, of its requests, or of the disk have no common class.
         except Exception as error:
             raise UserError(
-                f"MLflowTracker cannot begin a run in the experiment {self.experiment} ({_words(error)}). "
+                f"Cannot begin a run of MLflow in the experiment {self.experiment}: {_words(error)}. "
                 "Fix: give it the uri of a server that runs, or of a folder that MLflow may use."
             ) from error
 

@@ -78,7 +78,7 @@ def read_launch() -> Launch:
         # If a launcher does not set it, all ranks are assumed to be on this machine.
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     except ValueError as error:
-        raise UserError(f"The launch environment is broken ({error}); start with torchrun.") from None
+        raise UserError(f"Cannot read the launch environment: {error}. Fix: start with torchrun.") from None
     return Launch(rank, local_rank, world_size, local_world_size, launched=True)
 
 

@@ -72,7 +72,7 @@ def write_export(snapshot: Snapshot, target: Path, lists: ItemLists | None = Non
 
 
 def _check_free(target: Path) -> None:
-    with explained(f"{target} cannot be read"):
+    with explained(f"Cannot read {target}", "give another folder"):
         is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if is_taken:
         raise UserError(f"{target} exists already; give a new folder, or remove that one.")
@@ -81,7 +81,7 @@ def _check_free(target: Path) -> None:
 def _write_beside(snapshot: Snapshot, target: Path, lists: ItemLists | None = None) -> int:
     """Write the folder under another name, rename it when all is on the disk, and return its bytes."""
     aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
-    with explained(f"{target} cannot be written", "give another folder"):
+    with explained(f"Cannot write {target}", "give another folder"):
         with replacing(target, aside) as making:
             making.mkdir(parents=True)
             files = _write_files(making, snapshot)

@@ -27,6 +27,8 @@ from recsuite.checkpoint.folder import BEST
 from recsuite.checkpoint.format import (
     CONFIG,
     FEATURES_FILE,
+    MANIFEST,
+    OTHER_CHECKPOINT,
     VOCABULARY,
     Manifest,
     ParentLink,
@@ -101,24 +103,15 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
     held = with_tables(features, model.reads_order)
     head = empty_head(folder, schema, features, manifest, maker)
     vocabulary, encodings = _read_vocabulary(folder, manifest)
-    _check_rows(
-        folder,
-        [*held, *(each for each in features if not each.has_table)],
-        manifest,
-        schema,
-        vocabulary,
-        encodings,
-    )
+    _check_encodings(folder, [*held, *(each for each in features if not each.has_table)], encodings)
     reader = RowReader([folder], [manifest])
     tables: dict[str, ServedTable] = {}
-    for name in (feature.name for feature in held):
-        if name in manifest.dynamic:
+    for name, is_dynamic in ((feature.name, feature.is_dynamic) for feature in held):
+        if is_dynamic:
             tables[name] = IdTable.read(reader, name, keeps_texts=name == schema.item)
         else:
-            # Not initialized: `checked` has found every number of it in a shard.
-            matrix = torch.empty(shape_of(folder, manifest, f"tables.{name}.weight"))
-            reader.fill_rows(name, {"weight": matrix})
-            tables[name] = VocabularyTable(matrix, vocabulary.get(schema.vocabulary_of(name), {}))
+            values = vocabulary.get(schema.vocabulary_of(name), {})
+            tables[name] = VocabularyTable.read(reader, name, values, encodings.get(name))
     # An export has no configuration of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
     return Snapshot(
@@ -148,7 +141,10 @@ def _follows(folder: Path, manifest: Manifest) -> ParentLink:
         link: ParentLink = typed(ParentLink, follows)
         return link
     except (TypeError, ValueError) as error:
-        raise UserError(f"{folder} does not say which delta may follow ({printable(error)}).") from None
+        raise UserError(
+            f"Cannot read the delta that follows from {folder / MANIFEST}: {printable(error)}. Fix: export "
+            "again."
+        ) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -157,7 +153,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = typed(dict, parsed(path.read_bytes()), path.name)
         return found
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({printable(error)}).") from None
+        raise UserError(f"Cannot read {path}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from None
 
 
 def _read_schema(folder: Path, manifest: Manifest) -> Schema:
@@ -167,7 +163,9 @@ def _read_schema(folder: Path, manifest: Manifest) -> Schema:
     try:
         return schema_of(_read_json(folder / SCHEMA_FILE))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{folder / SCHEMA_FILE} is not a schema ({printable(error)}).") from None
+        raise UserError(
+            f"Cannot read the schema in {folder / SCHEMA_FILE}: {printable(error)}. Fix: {OTHER_CHECKPOINT}."
+        ) from None
 
 
 def _read_vocabulary(
@@ -186,8 +184,10 @@ def _read_vocabulary(
             try:
                 encodings[name] = encoding_of(values)
             except (TypeError, ValueError) as error:
-                what = f"how {printable(name)} is encoded ({printable(error)})"
-                raise UserError(f"{folder / VOCABULARY} does not say {what}.") from None
+                raise UserError(
+                    f"Cannot read the encoding of {printable(name)} in {folder / VOCABULARY}: "
+                    f"{printable(error)}. Fix: {OTHER_CHECKPOINT}."
+                ) from None
             continue
         # One type: the values of a request are compared with the type of the first value, see
         # `request.check_values`.
@@ -202,29 +202,14 @@ def _read_vocabulary(
     return vocabulary, encodings
 
 
-def _check_rows(
-    folder: Path,
-    features: Sequence[Feature],
-    manifest: Manifest,
-    schema: Schema,
-    vocabulary: Mapping[str, Mapping[Any, int]],
-    encodings: Mapping[str, Encoding],
-) -> None:
-    """Check that each table has a row per raw value or bucket plus one, and each dense number a scale."""
+def _check_encodings(folder: Path, features: Sequence[Feature], encodings: Mapping[str, Encoding]) -> None:
+    """Check that each number of a model has its buckets or its scale."""
     for feature in features:
         encoding = encodings.get(feature.name)
         if (BUCKETS if isinstance(encoding, Buckets) else DENSE_NUMBER if encoding else "") != feature.number:
             raise UserError(
                 f"{folder / VOCABULARY} does not say how {feature.name} is encoded, as the model needs it."
             )
-        if not feature.has_table or feature.is_dynamic:
-            continue
-        # The lookup of a raw value without a row would read beyond the end of its table.
-        rows = shape_of(folder, manifest, f"tables.{feature.name}.weight")[0]
-        values = len(vocabulary.get(schema.vocabulary_of(feature.name), ())) + 1
-        known = encoding.rows if isinstance(encoding, Buckets) else values
-        if rows != known:
-            raise UserError(f"{folder} has {rows:,} rows for {feature.name}, and {known:,} values.")
 
 
 def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Feature, ...]:
@@ -273,7 +258,9 @@ def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
             for table in tables
         ]
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path} does not list the features of a model ({printable(error)}).") from None
+        raise UserError(
+            f"Cannot read the features in {path}: {printable(error)}. Fix: export again."
+        ) from None
     known = {*map(schema.name_of, ENTITIES), EVENT, *LISTS}
     for feature in recorded:
         if feature.entity not in known:
@@ -323,8 +310,8 @@ def model_of(folder: Path, manifest: Manifest) -> tuple[ModelConfig, int]:
         return config, history
     except (KeyError, TypeError, ValueError, UserError) as error:
         raise UserError(
-            f"{folder} does not say which model it has ({printable(str(error))}); write it again with the "
-            "program that trained it."
+            f"Cannot read the model in {folder / MANIFEST}: {printable(str(error))}. Fix: write it again "
+            "with the program that trained it."
         ) from None
 
 

@@ -18,7 +18,7 @@ import torch
 
 from recsuite.checkpoint.format import DynamicRecord, Manifest, ParentLink
 from recsuite.checkpoint.shards import ROWS, UNKNOWN, WAITING, RowReader, Texts, name_of, shape_of
-from recsuite.datasets.preparation.vocabulary import Encoding
+from recsuite.datasets.preparation.vocabulary import Buckets, Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
@@ -128,6 +128,26 @@ class VocabularyTable(ServedTable):
     """Table of a fixed vocabulary. rows: raw value to row, which is also the key; empty for buckets."""
 
     rows: Mapping[Any, int]
+
+    @classmethod
+    def read(
+        cls, reader: RowReader, name: str, rows: Mapping[Any, int], encoding: Encoding | None
+    ) -> VocabularyTable:
+        """Read a table from a full checkpoint or an export that was checked. encoding: of a number, if any.
+
+        Raises:
+            UserError: when it has not one row for each raw value or bucket, and the unknown row.
+        """
+        (folder,), (manifest,) = reader.folders, reader.manifests
+        shape = shape_of(folder, manifest, f"tables.{name}.weight")
+        # The lookup of a raw value without a row would read beyond the end of the table.
+        known = encoding.rows if isinstance(encoding, Buckets) else len(rows) + 1
+        if shape[0] != known:
+            raise UserError(f"{folder} has {shape[0]:,} rows for {name}, and {known:,} values.")
+        # Not initialized: the check of the headers has found every number of it in a shard.
+        matrix = torch.empty(shape)
+        reader.fill_rows(name, {"weight": matrix})
+        return cls(matrix, rows)
 
     @property
     def kind(self) -> type[Any] | None:

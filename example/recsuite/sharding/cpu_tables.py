@@ -157,8 +157,8 @@ class LookupRequest(Multistreamable):
     received: the number of keys and ids from each rank; in_parts: the same for each part of this rank; rows:
     the requested rows, in that order, int64 [R], as rows of the groups, but as ids of dynamic tables as long
     as `is_resolved` is false; missing: the indices of ids among them without a row, int64, or None;
-    generation: of the layout when they were sent; by_rows: the ids of the batch sorted by returned row, int32
-    [ids], and the start of each row's ids in that order, int32, or None before it is first used.
+    capacities: those of the layout when they were sent; by_rows: the ids of the batch sorted by returned row,
+    int32 [ids], and the start of each row's ids in that order, int32, or None before it is first used.
     """
 
     features: KeyedJaggedTensor
@@ -168,7 +168,7 @@ class LookupRequest(Multistreamable):
     received: list[int]
     in_parts: list[int]
     rows: torch.Tensor
-    generation: int = 0
+    capacities: tuple[int, ...] = ()
     is_resolved: bool = False
     missing: torch.Tensor | None = None
     by_rows: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -199,8 +199,7 @@ class TableLayout:
 
     parts: those of this rank, the groups first; dynamic: its shares of dynamic tables, by name; group_ends:
     the key after the last one of each group, rank after rank, int64; key_dtype: the narrowest for all that is
-    sent; num_keys: rows of the static tables of all ranks; generation: the number of times that dynamic
-    tables have moved between the ranks.
+    sent; num_keys: rows of the static tables of all ranks.
     """
 
     def __init__(self, plan: Mapping[str, ParameterSharding], num_rows: Mapping[str, int]) -> None:
@@ -208,7 +207,6 @@ class TableLayout:
         self.num_rows = num_rows
         self.groups: list[TableGroup] = []
         self.dynamic: dict[str, DynamicPart] = {}
-        self.generation = 0
         # The number to add to a row of a table to get its key, by the shard of the row.
         self.shifts = {
             name: torch.zeros(len(table.sharding_spec.shards), dtype=torch.int64)
@@ -225,6 +223,11 @@ class TableLayout:
     def parts(self) -> list[Part]:
         """All parts of this rank, in the order of a message."""
         return [*self.groups, *self.dynamic.values()]
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """Capacities of the dynamic tables; with other ones, ids belong to other ranks."""
+        return tuple(part.share.spec.capacity for part in self.dynamic.values())
 
     def add_group(self, rank: int, kind: str) -> tuple[int, tuple[tuple[str, int], ...]]:
         """Number a rank's rows of the tables with one kind of sharding, after all keys so far.
@@ -376,7 +379,7 @@ class KeysExchange(Awaitable[LookupRequest]):
             received.sum(1).tolist(),
             received.flatten().tolist(),
             torch.empty(0),
-            self.layout.generation,
+            self.layout.capacities,
             is_resolved=not self.layout.dynamic,
             by_rows=wanted.by_rows,
         )
@@ -557,7 +560,7 @@ Specs = Mapping[str, DynamicSpec]
 class CpuTables(ShardedEmbeddingCollection):
     """Sharded tables of a model on the CPU, split by rows or whole.
 
-    sharder: gives their optimizer and the dynamic tables.
+    sharder: gives their optimizer and the dynamic tables; shares: of dynamic tables, by name.
     """
 
     def __init__(self, sharder: CpuTablesSharder, *arguments: Any, **options: Any) -> None:
@@ -569,6 +572,7 @@ class CpuTables(ShardedEmbeddingCollection):
         # tensor does, also on a rank that holds no rows.
         self.anchor = torch.zeros(0, requires_grad=True)
         self.layout = self._lay_out(sharder.rule, sharder.dynamic)
+        self.shares = {name: part.share for name, part in self.layout.dynamic.items()}
 
     def _lay_out(self, rule: TableRule, dynamic: Specs) -> TableLayout:
         """Assign keys to the rows of all ranks, and find the kernels of this rank."""
@@ -604,17 +608,6 @@ class CpuTables(ShardedEmbeddingCollection):
             share.unknown[0].zero_()
         return DynamicPart(share, group, first_row)
 
-    def dynamic_rows(self) -> dict[str, DynamicTable]:
-        """Return this rank's share of each dynamic table, by its name."""
-        return {name: part.share for name, part in self.layout.dynamic.items()}
-
-    def on_growth(self) -> None:
-        """Note that shares have moved between the ranks: pending requests are to be sent again."""
-        self.layout.generation += 1
-
-    def end_step(self) -> None:
-        """No-op: the rank with the unknown row has received all of its gradients."""
-
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> KJTListSplitsAwaitable:
         """Request the rows of features from the ranks. Collective: every rank."""
         with torch.no_grad():
@@ -626,7 +619,7 @@ class CpuTables(ShardedEmbeddingCollection):
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Return the rows of features; the backward updates the tables. Collective: every rank."""
         (request,) = input
-        if request.generation != self.layout.generation:
+        if request.capacities != self.layout.capacities:
             # A pipeline sent this request before a table grew, to the ranks that owned the ids then. This is
             # so on all ranks.
             request = CountsExchange(self.layout, self.exchange, request.features).wait().wait()

@@ -21,12 +21,21 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from recsuite.errors import UserError
 from recsuite.ids import UNKNOWN_ID
-from recsuite.sharding.table import EmbeddingTable, RowSlots, RowSource, largest_of
+from recsuite.sharding.table import (
+    SINCE_BEGINNING,
+    Counts,
+    EmbeddingTable,
+    RowSlots,
+    RowSource,
+    largest_of,
+)
 
 # Ids with the same bucket, by their hash, compete for its places and for no others.
 BUCKET_WIDTH = 16
@@ -241,23 +250,6 @@ class ResizedShare:
     live: LiveRows
     marks: Marks
     waiting_marks: Marks
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Counters of ids.
-
-    Rows now, and ids that wait; since the beginning: rows given, rows evicted from live ids and from expired
-    ones; and, step by step, ids without a place and ids not seen often enough.
-    """
-
-    live: int
-    waiting: int
-    admitted: int
-    evicted: int
-    expired: int
-    unplaced: int
-    unadmitted: int
 
 
 # The finaliser of splitmix64, by Sebastiano Vigna; as signed numbers, because torch shifts no others.
@@ -709,12 +701,14 @@ class Places:
         return torch.empty_like(places).index_copy_(0, best, places)
 
 
+def fit(ids: torch.Tensor, capacity: int) -> bool:
+    """Return True if every id has a place in its bucket."""
+    counts = bucket_of(ids, capacity // BUCKET_WIDTH).bincount()
+    return not len(ids) or int(counts.max()) <= BUCKET_WIDTH
+
+
 # Ids to load at once, so that temporaries need little memory.
 CHUNK = 2**18
-
-
-# Counters since the beginning of the training.
-SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")
 
 
 class DynamicTable(EmbeddingTable):
@@ -750,6 +744,8 @@ class DynamicTable(EmbeddingTable):
         num_waiting = num_buckets if spec.admit > 1 else 0
         self.waiting = Places(num_waiting, BUCKET_WIDTH, eviction_order_of_waiting(), self.device)
         self.admitted = self.evicted = self.expired = self.unplaced = self.unadmitted = 0
+        # Work of the backend after a backward; the same for all tables of a module, and harmless twice.
+        self.complete_step: Callable[[], None] = lambda: None
 
     @property
     def unknown(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -760,8 +756,15 @@ class DynamicTable(EmbeddingTable):
         self.spec = dataclasses.replace(self.spec, capacity=capacity)
         self.placement = Placement(self.spec.distribution, capacity // BUCKET_WIDTH, self.world_size)
 
-    def begin_step(self, now: int, scale: float = 1.0) -> None:
-        """Set the time, in the unit of the spec, and the row scale."""
+    def begin_step(self, step: int, seconds: int = 0, scale: float = 1.0) -> None:
+        """See `EmbeddingTable`."""
+        self._set_time(seconds if self.spec.unit == "seconds" else step, scale)
+
+    def end_step(self) -> None:
+        """See `EmbeddingTable`."""
+        self.complete_step()
+
+    def _set_time(self, now: int, scale: float) -> None:
         if now < self.clock.now:
             self._looked_for = NEVER
         self.clock.now, self.scale = now, scale
@@ -924,7 +927,7 @@ class DynamicTable(EmbeddingTable):
         self.clear()
         # The table is empty, so no row has to move.
         self.resized(self.capacity_for(record.capacity))
-        self.begin_step(record.now, scale)
+        self._set_time(record.now, scale)
         if self.unknown is not None:
             for held, value in zip(self.unknown, source.unknown_row(self.name), strict=True):
                 held.copy_(value)
@@ -966,11 +969,34 @@ class DynamicTable(EmbeddingTable):
             grown *= 2
         return written if spec.grow and grown == written <= spec.max_capacity else self.first_capacity
 
-    def room_after(self, capacity: int) -> int | None:
+    def check(self, source: RowSource, folder: Path) -> None:
         """See `EmbeddingTable`."""
-        places = self.capacity_for(capacity)
+        record, spec, name = source.record(self.name), self.spec, self.name
+        if record.bucket_width != BUCKET_WIDTH:
+            raise UserError(
+                f"{folder} has buckets of {record.bucket_width} places for {name}, and this program has "
+                f"{BUCKET_WIDTH}; load it with the program that wrote it."
+            )
+        if record.unit != spec.unit and (spec.ttl or spec.half_life):
+            raise UserError(
+                f"{folder} counts the age of rows of {name} in {record.unit}, and --ttl or --half_life in "
+                f"{spec.unit}; give them in {record.unit}."
+            )
+        places = self.capacity_for(record.capacity)
         # With the same capacity, or a multiple of it, every row has a place.
-        return places if self.spec.keeps_all and places % capacity else None
+        if not spec.keeps_all or places % record.capacity == 0:
+            return
+        ids = torch.cat([part["ids"] for part in source.rows_of_ids(name, slots=("ids",))])
+        if fit(ids, places):
+            return
+        step = max(BUCKET_WIDTH, places // 64 * BUCKET_WIDTH)
+        larger = range(places, record.capacity, step)
+        enough = next((number for number in larger if fit(ids, number)), record.capacity)
+        raise UserError(
+            f"{folder} has {len(ids):,} rows of {name}, for which the {places:,} places of this training are "
+            f"too few with --eviction {spec.evict}; {enough:,} fit: give --capacity {name}={enough}, "
+            "or --eviction lru."
+        )
 
     def record(self) -> dict[str, Any]:
         """See `EmbeddingTable`: the fields of a `DynamicRecord`, without texts and counts.
@@ -1045,7 +1071,7 @@ class DynamicTable(EmbeddingTable):
             of.reset(len(of.ids))
 
     def counts(self) -> Counts:
-        """Return the number of rows, and the counters since the beginning."""
+        """See `EmbeddingTable`."""
         is_sure = self._has_expired_ids_removed or not self.spec.ttl
         held, horizon = (self.places, self.waiting), self.clock.horizon
         live, waiting = (of.taken if is_sure else int(of.alive(horizon).sum()) for of in held)

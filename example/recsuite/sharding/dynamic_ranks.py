@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import astuple, fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
 
 from recsuite.config.presets import AUTO
 from recsuite.config.sections import TablesConfig
@@ -16,7 +17,6 @@ from recsuite.datasets.schema import Table
 from recsuite.errors import UserError
 from recsuite.sharding.dynamic import (
     BUCKET_WIDTH,
-    Counts,
     DynamicSpec,
     DynamicTable,
     LiveRows,
@@ -25,6 +25,7 @@ from recsuite.sharding.dynamic import (
     ResizedShare,
     Waiting,
 )
+from recsuite.sharding.table import Counts, EmbeddingTable
 
 # Places for each id of the data. Buckets fill at random: half full, one in three hundred has no place for one
 # id more.
@@ -61,6 +62,8 @@ def specs_of(
                 f"--capacity {config.capacity} names the table {name}, and the dynamic tables are "
                 f"{', '.join(names) or 'none'}; give one of these, or no name for all of them."
             )
+    if not dynamic:
+        return {}
     if is_stream:
         _check_stream(dynamic, wanted, config)
     shares = _shares(dynamic, is_stream)
@@ -214,64 +217,34 @@ def _sender(ranks: torch.Tensor, world_size: int) -> Send:
 STEPS_BETWEEN_GROWTH = 32
 
 
-class DynamicTableStates(Protocol):
-    """Module with dynamic tables."""
-
-    def dynamic_rows(self) -> Mapping[str, DynamicTable]:
-        """Return this rank's share of each table, by its name."""
-
-    def on_growth(self) -> None:
-        """Handle that shares have moved between the ranks."""
-
-    def end_step(self) -> None:
-        """Handle the end of a training step. Collective: every rank."""
-
-
 def dynamic_rows(model: nn.Module) -> dict[str, DynamicTable]:
-    """Return this rank's share of each dynamic table, by its name. Not collective."""
-    return {name: rows for module in dynamic_modules(model) for name, rows in module.dynamic_rows().items()}
+    """Return this rank's share of each dynamic table of a sharded model, by its name. Not collective."""
+    # Only our own modules of tables have shares.
+    modules = (module for module in model.modules() if isinstance(module, ShardedEmbeddingCollection))
+    return {name: share for module in modules for name, share in getattr(module, "shares", {}).items()}
 
 
-def dynamic_modules(model: nn.Module) -> list[DynamicTableStates]:
-    """Return the modules with dynamic tables. Not collective."""
-    return [module for module in model.modules() if hasattr(module, "dynamic_rows")]  # type: ignore[misc]
-
-
-def begin_step(shares: Mapping[str, DynamicTable], step: int, time: int, scale: float) -> None:
-    """Set the time of the next training step, in steps and in event time in seconds, and the row scale.
-    shares: see `dynamic_rows`. Not collective.
-    """
-    for rows in shares.values():
-        rows.begin_step(time if rows.spec.unit == "seconds" else step, scale)
-
-
-def grow(model: nn.Module, step: int) -> list[str]:
+def grow(tables: Mapping[str, EmbeddingTable], step: int) -> list[str]:
     """Double the capacity of tables that are too full, between two steps; return a sentence for each of them.
 
     Checks only every `STEPS_BETWEEN_GROWTH` steps of the whole training. Collective: every rank.
     """
-    grown: list[str] = []
     if step % STEPS_BETWEEN_GROWTH:
-        return grown
-    for module in dynamic_modules(model):
-        before = len(grown)
-        tables = module.dynamic_rows()
-        growing = {name: rows for name, rows in tables.items() if rows.spec.grow}
-        for rows in growing.values():
-            # Expired ids are no reason to grow. Removed here, because otherwise it would depend on when
-            # checkpoints are written.
-            rows.remove_expired()
-        taken = _summed([rows.places.taken for rows in growing.values()])
-        for (name, rows), places in zip(growing.items(), taken, strict=True):
-            spec = rows.spec
-            if places > spec.grow * spec.capacity and spec.capacity < spec.max_capacity:
-                resize(rows, 2 * spec.capacity)
-                grown.append(
-                    f"{name} has {rows.spec.capacity:,} places from step {step:,} on: "
-                    f"{places:,} of {spec.capacity:,} were taken"
-                )
-        if len(grown) > before:
-            module.on_growth()
+        return []
+    growing = [table for table in tables.values() if isinstance(table, DynamicTable) and table.spec.grow]
+    for table in growing:
+        # Expired ids are no reason to grow. Removed here, because otherwise it would depend on when
+        # checkpoints are written.
+        table.remove_expired()
+    grown = []
+    for table, places in zip(growing, _summed([table.places.taken for table in growing]), strict=True):
+        spec = table.spec
+        if places > spec.grow * spec.capacity and spec.capacity < spec.max_capacity:
+            resize(table, 2 * spec.capacity)
+            grown.append(
+                f"{table.name} has {table.spec.capacity:,} places from step {step:,} on: "
+                f"{places:,} of {spec.capacity:,} were taken"
+            )
     return grown
 
 
@@ -294,14 +267,11 @@ def _summed(numbers: list[int], group: Any = None) -> list[int]:
     return summed
 
 
-def counts_of(shares: Mapping[str, Any], group: Any = None) -> dict[str, Counts]:
-    """Return the counters of all ranks of a group together, by table. Collective: every rank of it.
-
-    shares: see `dynamic_rows`.
-    """
-    mine = [number for rows in shares.values() for number in dataclasses.astuple(rows.counts())]
-    everyones = iter(_summed(mine, group))
-    return {table: Counts(*(next(everyones) for _ in dataclasses.fields(Counts))) for table in shares}
+def counts_of(tables: Mapping[str, EmbeddingTable], group: Any = None) -> dict[str, Counts]:
+    """Return the counters of all ranks of a group together, by table. Collective: every rank of it."""
+    found = {name: counts for name, table in tables.items() if (counts := table.counts()) is not None}
+    everyones = iter(_summed([number for counts in found.values() for number in astuple(counts)], group))
+    return {table: Counts(*(next(everyones) for _ in fields(Counts))) for table in found}
 
 
 def describe_counts(counts: Mapping[str, Counts]) -> str:

@@ -179,12 +179,6 @@ class TrainableModel(nn.Module):
         self.loss = loss
         self.metrics: Mapping[str, Metric] = {}
 
-    @property
-    def row_scale(self) -> torch.Tensor:
-        """Factor from the contents of the tables to the rows, float32 []."""
-        scale: torch.Tensor = self.recommender.head.row_scale
-        return scale
-
     def forward(self, batch: ModelInput) -> LossAndOutput:
         """Return the loss over this rank's B rows, only in training, and the output."""
         output = self.recommender(batch)

@@ -11,7 +11,9 @@ n: rows; D: numbers in a row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -23,6 +25,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 # Values of n rows by the name of the slot: "weight", float32 [n, D]; the state of the optimizer by the names
 # of its rule, float32 [n] or [n, D]; and what tells which rows they are.
 RowSlots = dict[str, torch.Tensor]
+# Those of `Counts` since the beginning of the training.
+SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")
 
 
 class RowSource(Protocol):
@@ -32,9 +36,12 @@ class RowSource(Protocol):
         """Fill tensors with the rows of a table by number, from number `first` on."""
 
     def rows_of_ids(
-        self, table: str, is_wanted: Callable[[torch.Tensor], torch.Tensor]
+        self, table: str, is_wanted: Callable[[torch.Tensor], torch.Tensor] = ..., slots: Sequence[str] = ...
     ) -> Iterator[RowSlots]:
-        """Yield rows of a table by id, in parts without common ids. is_wanted: ids to a mask, bool [n]."""
+        """Yield rows of a table by id, in parts without common ids.
+
+        is_wanted: ids to a mask, bool [n], by default all; slots: those to read, by default all.
+        """
 
     def unknown_row(self, table: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row of unknown ids and its optimizer state, float32 [D] and []."""
@@ -43,11 +50,28 @@ class RowSource(Protocol):
         """Return what `EmbeddingTable.record` returned when the rows were written, as attributes."""
 
 
+@dataclass(frozen=True)
+class Counts:
+    """Counters of ids.
+
+    Rows now, and ids that wait; since the beginning: rows given, rows evicted from live ids and from expired
+    ones; and, step by step, ids without a place and ids not seen often enough.
+    """
+
+    live: int
+    waiting: int
+    admitted: int
+    evicted: int
+    expired: int
+    unplaced: int
+    unadmitted: int
+
+
 class EmbeddingTable(ABC):
     """This rank's share of one embedding table.
 
     prefix: the first word of the names of its tensors in files; exports_copies: True if a full export never
-    has the table's own tensors; name: of the table. Nothing here is collective.
+    has the table's own tensors; name: of the table. Only `end_step` is collective.
     """
 
     prefix: ClassVar[str]
@@ -63,6 +87,17 @@ class EmbeddingTable(ABC):
     def tensors(self) -> Mapping[str, ShardedTensor]:
         """The whole table by slot, if its rows have numbers; otherwise empty."""
         return {}
+
+    @abstractmethod
+    def begin_step(self, step: int, seconds: int = 0, scale: float = 1.0) -> None:
+        """Set the time of the next training step, if rows have an age.
+
+        step, seconds: in steps and in event time; scale: the row scale.
+        """
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """Complete a training step, after its backward. Collective: every rank."""
 
     @abstractmethod
     def export(self, changed: bool = False) -> RowSlots:
@@ -96,15 +131,20 @@ class EmbeddingTable(ABC):
     def restore(self, copy: RowSlots) -> None:
         """Replace all rows by a copy from `copy`."""
 
-    def room_after(self, capacity: int) -> int | None:
-        """Return the places of a table after a load, if these may be too few for its rows; else None.
+    @abstractmethod
+    def check(self, source: RowSource, folder: Path) -> None:
+        """Refuse a checkpoint whose rows do not fit, where shapes do not tell. folder: its name in messages.
 
-        capacity: places of the table when it was written.
+        Raises:
+            UserError: names both sides.
         """
-        return None
 
     def record(self) -> dict[str, Any] | None:
         """Return what a checkpoint has to tell besides the rows; None if nothing."""
+        return None
+
+    def counts(self) -> Counts | None:
+        """Return the counters of this rank; None if ids neither come nor go."""
         return None
 
 
@@ -136,6 +176,12 @@ class StaticTable(EmbeddingTable):
         """See `EmbeddingTable`."""
         return next((shard.metadata.shard_offsets[0] for shard in self.shards.values()), 0)
 
+    def begin_step(self, step: int, seconds: int = 0, scale: float = 1.0) -> None:
+        """No-op: rows have no age."""
+
+    def end_step(self) -> None:
+        """No-op: the backward has updated the rows."""
+
     def changed_rows(self) -> torch.Tensor:
         """Return the changed ones among this rank's rows, int64, counted from 0."""
         if self.marks is None:
@@ -149,6 +195,9 @@ class StaticTable(EmbeddingTable):
             return held
         rows = self.changed_rows()
         return {"rows": rows + self.first, **{slot: value[rows] for slot, value in held.items()}}
+
+    def check(self, source: RowSource, folder: Path) -> None:
+        """No-op: a checkpoint of the same shapes has the same rows."""
 
     def load(self, source: RowSource, scale: float) -> int:
         """See `EmbeddingTable`."""

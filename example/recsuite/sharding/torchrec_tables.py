@@ -119,7 +119,7 @@ class UnknownRows:
 class TorchRecTables(ShardedEmbeddingCollection):
     """Sharded tables of a model, some of which are dynamic.
 
-    dynamic: the specs of these, by their names.
+    dynamic: the specs of these, by their names; shares: this rank's shares of them.
     """
 
     def __init__(self, dynamic: Mapping[str, DynamicSpec], *arguments: Any, **options: Any) -> None:
@@ -142,8 +142,8 @@ class TorchRecTables(ShardedEmbeddingCollection):
                 self._ends[name] = torch.tensor(first_rows[1:], dtype=torch.int64, device=weights.device)
                 self._first_row[name] = first_rows[self._env.rank]
         self.unknown = UnknownRows([*self.shares.values()], kernels, self._env.process_group)
-        # Number of times that shares have moved between the ranks.
-        self.generation = 0
+        for share in self.shares.values():
+            share.complete_step = self.unknown.settle
 
     def _local_tables(self) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
         """Yield this rank's part of each table: the tensors themselves.
@@ -158,17 +158,10 @@ class TorchRecTables(ShardedEmbeddingCollection):
                 for name, rows, (state,) in zip(names, kernel.split_embedding_weights(), states, strict=True):
                     yield kernel, name, rows.detach(), state.detach()
 
-    def dynamic_rows(self) -> dict[str, DynamicTable]:
-        """Return this rank's share of each dynamic table, by its name."""
-        return self.shares
-
-    def on_growth(self) -> None:
-        """Note that shares have moved between the ranks: pending requests are to be sent again."""
-        self.generation += 1
-
-    def end_step(self) -> None:
-        """Combine the updates of the unknown rows from all ranks. Collective: every rank."""
-        self.unknown.settle()
+    @property
+    def capacities(self) -> list[int]:
+        """Capacities of the dynamic tables; with other ones, ids belong to other ranks."""
+        return [share.spec.capacity for share in self.shares.values()]
 
     def _create_input_dist(self, *arguments: Any, **options: Any) -> None:
         super()._create_input_dist(*arguments, **options)
@@ -204,14 +197,14 @@ class TorchRecTables(ShardedEmbeddingCollection):
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Send ids to the ranks that own them. Collective: every rank."""
-        ctx.generation, ctx.features = self.generation, features
+        ctx.capacities, ctx.features = self.capacities, features
         features = of_tables(features, self._table_name_to_config)
         sent: Awaitable[Awaitable[KJTList]] = super().input_dist(ctx, features)
         return sent
 
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Return the rows of ids; the backward updates the tables. Collective: every rank."""
-        if ctx.generation != self.generation:
+        if ctx.capacities != self.capacities:
             # A pipeline sent these ids before a table grew, to the ranks that owned them then. This is so on
             # all ranks.
             ctx.sharding_contexts.clear()

@@ -413,7 +413,7 @@ def _write(
             frame.to_parquet(folder / f"{name}.parquet", index=False)
         except (pyarrow.ArrowException, TypeError, ValueError) as error:
             raise UserError(
-                f"{name} cannot be written as a table ({printable(error)}); convert that column to texts, "
+                f"Cannot write {name} as a table: {printable(error)}. Fix: convert that column to texts, "
                 "numbers, truths or times."
             ) from None
     if isinstance(schema, (str, Path)):

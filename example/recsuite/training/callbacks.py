@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from recsuite.datasets.columns import Columns
     from recsuite.datasets.metrics import Metrics
-    from recsuite.sharding.table import EmbeddingTable
     from recsuite.training.state import ShardedModel
 
 # Names of the parts of a training, for `Callback.phase`: building the model; waiting for a batch; the rest of
@@ -173,10 +172,6 @@ class CheckpointerProtocol(Protocol):
     @property
     def dense(self) -> Mapping[str, torch.Tensor]:
         """Return the dense tensors that are saved, after the training has begun: the tensors themselves."""
-
-    @property
-    def tables(self) -> Mapping[str, EmbeddingTable]:
-        """Return this rank's share of each table, after the training has begun."""
 
     @property
     def saves_changes(self) -> bool:

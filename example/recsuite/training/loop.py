@@ -29,7 +29,7 @@ from recsuite.runtime.process import (
     broadcast_from_rank0,
     raise_on_all,
 )
-from recsuite.sharding.dynamic_ranks import counts_of, describe_counts, dynamic_rows
+from recsuite.sharding.dynamic_ranks import counts_of, describe_counts
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import Metric, ModelInput
 from recsuite.sharding.table_rules import TableRule
@@ -117,7 +117,10 @@ class Training:
             self.lines = WindowLog(self.task, self.unit, context)
             self.stream = self.windows.begin(self.progress.stream)
         # The workers start on the first batches, while the model is built.
-        if self.stream.is_under_way if self.windows else self.has_epochs_left:
+        has_more = (
+            self.stream.is_under_way if self.windows else has_epochs_left(self.progress, config.training)
+        )
+        if has_more:
             self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples, self.window)
 
     def shard(
@@ -151,7 +154,7 @@ class Training:
         with self.phase(self.checkpointer.phase):
             self.checkpointer.begin(self.train_state)
         # A row may have expired since it was written: evaluation, which is no step, needs the time too.
-        start_clock(dynamic_rows(self.train_state.model), self.progress)
+        start_clock(self.train_state.tables, self.progress)
         # A tracker of one rank may refuse, and then all ranks end with its message.
         raise_on_all(lambda: self.callbacks.on_begin(self.progress, self.checkpointer.run))
         return self.train_state
@@ -183,11 +186,6 @@ class Training:
             self.windows.close()
 
     @property
-    def has_epochs_left(self) -> bool:
-        """True if there are epochs left to train."""
-        return has_epochs_left(self.progress, self.config.training)
-
-    @property
     def stream(self) -> StreamProgress:
         """Progress of the stream; it is a part of that of the training."""
         assert self.progress.stream is not None
@@ -215,7 +213,7 @@ class Training:
                 part.end(self.validate())
         if self.windows is not None:
             self.close()
-            self.print_dynamic_tables()
+            self.print_counts()
         elif self.epochs and self.train_state.prior is not None:
             self.context.say(describe_spreads(self.train_state.head))
 
@@ -230,7 +228,7 @@ class Training:
             noise = self.task.noise_of(self.progress.best, self.columns.schema.unit)
             if self.train_state.prior is not None and noise is not None:
                 self.train_state.prior.noise = noise
-            return self.has_epochs_left
+            return has_epochs_left(self.progress, self.config.training)
         if (window := self._next_window(self.windows)) is None:
             return False
         if not self.stream.is_under_way:
@@ -253,7 +251,7 @@ class Training:
             if not is_waiting:
                 self.lines.say()
                 # The stream may never end, and other trainings print it at the end.
-                self.print_dynamic_tables()
+                self.print_counts()
                 self.context.say(windows.describe_wait(self.stream))
                 is_waiting = True
             with self.phase(self.checkpointer.phase):
@@ -333,13 +331,13 @@ class Training:
 
     def _check_weights(self, changed: bool = False) -> None:
         """Refuse weights that no trained model has; changed: see `describe_invalid_weights`. Collective."""
-        dense, tables = self.checkpointer.dense, self.checkpointer.tables
+        dense, tables = self.checkpointer.dense, self.train_state.tables
         faults = all_gather_object(lambda: describe_invalid_weights(dense, tables, changed))
         check_no_invalid_weights(faults, self.progress.step, self.config.optimizer)
 
-    def print_dynamic_tables(self) -> None:
-        """Print the rows and counters of dynamic tables. Collective: every rank."""
-        sentence = describe_counts(counts_of(dynamic_rows(self.train_state.model)))
+    def print_counts(self) -> None:
+        """Print the rows and counters of tables that have counters. Collective: every rank."""
+        sentence = describe_counts(counts_of(self.train_state.tables))
         if sentence:
             self.context.say(sentence)
 
@@ -393,7 +391,7 @@ class Training:
             self.epochs.append(dataclasses.replace(epoch, losses=epoch.losses[:0]))
         else:
             self.context.say(describe_epoch(epoch, self.task, self.unit, self.config.training))
-            self.print_dynamic_tables()
+            self.print_counts()
             self.epochs.append(epoch)
 
     def _learn_spreads(self) -> None:

@@ -30,8 +30,9 @@ from recsuite.errors import UserError
 from recsuite.models.co_occurrence import Prior
 from recsuite.models.tasks import TASKS, ModelMaker, require_shape
 from recsuite.runtime.process import RuntimeContext, profiler_range
-from recsuite.sharding.plan import build_model
+from recsuite.sharding.plan import build_model, embedding_tables
 from recsuite.sharding.recommender import Metric, ModelInput
+from recsuite.sharding.table import EmbeddingTable
 from recsuite.sharding.table_rules import RowWiseAdagrad, TableRule
 from recsuite.training.progress import Progress
 
@@ -177,7 +178,11 @@ class ShardedModel:
     are collective: every rank calls them equally often.
 
     model: TorchRec's DistributedModelParallel; optimizer: of the tables and of the dense part, combined;
-    weight_decay: the decay of the tables in a pass, see `RowScale`; tables: the name of their optimizer.
+    weight_decay: the decay of the tables in a pass, see `RowScale`; rule: the name of their optimizer;
+    tables: this rank's share of each table, by its name; table_optimizer: is a part of their backward;
+    dense_optimizer: of the dense part; head: computes with looked-up rows, without a parallel wrapper; prior:
+    of the rows, None if the model has none; row_scale: factor from the contents of the tables to the rows,
+    float32 [], the model's buffer itself.
     """
 
     def __init__(
@@ -185,13 +190,22 @@ class ShardedModel:
         model: DistributedModelParallel,
         optimizer: CombinedOptimizer,
         weight_decay: float,
-        tables: str,
+        rule: str,
     ) -> None:
         self.model, self.optimizer, self.weight_decay = model, optimizer, weight_decay
+        # Found once for the whole training: training and restoring change their tensors in place.
+        self.tables: dict[str, EmbeddingTable] = embedding_tables(model)
+        self.table_optimizer: Any
+        self.dense_optimizer: Any
+        (_, self.table_optimizer), (_, self.dense_optimizer) = optimizer.optimizers
+        # DistributedModelParallel wraps our model.
+        self.head: Any = model.module.recommender.head
+        self.prior: Prior | None = getattr(self.head, "prior", None)
+        self.row_scale: torch.Tensor = self.head.row_scale
         dense = type(self.dense_optimizer._optimizer).__name__
         # A checkpoint can be loaded only with the same optimizers.
         self.optimizer_name = (
-            f"{tables} for the tables, {dense} for the dense part, decoupled decay of all rows"
+            f"{rule} for the tables, {dense} for the dense part, decoupled decay of all rows"
         )
         # Loss of the current batch, detached.
         self.loss: torch.Tensor | None = None
@@ -238,38 +252,10 @@ class ShardedModel:
             self.optimizer.step()
             self.dense_optimizer.zero_grad()
 
-    @property
-    def dense_optimizer(self) -> Any:
-        """Optimizer of the dense part."""
-        return self.optimizer.optimizers[1][1]
-
-    @property
-    def table_optimizer(self) -> Any:
-        """Optimizer of the tables, which is a part of their backward."""
-        return self.optimizer.optimizers[0][1]
-
     def dense_parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of the dense part, for example to clip gradients."""
         for _, value in in_backward_optimizer_filter(self.model.named_parameters()):
             yield value
-
-    @property
-    def row_scale(self) -> torch.Tensor:
-        """Factor from the contents of the tables to the rows, float32 []: the model's buffer itself."""
-        # DistributedModelParallel wraps our model.
-        scale: torch.Tensor = self.model.module.row_scale
-        return scale
-
-    @property
-    def head(self) -> Any:
-        """Model that computes with looked-up rows, without a parallel wrapper."""
-        return self.model.module.recommender.head
-
-    @property
-    def prior(self) -> Prior | None:
-        """Prior of the rows, None if the model has none."""
-        prior = getattr(self.head, "prior", None)
-        return prior if isinstance(prior, Prior) else None
 
 
 def build_train_state(

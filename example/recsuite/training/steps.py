@@ -24,9 +24,9 @@ from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.schema import HISTORY
 from recsuite.models.layers import Links, Members, repeated
 from recsuite.runtime.process import STEP, RuntimeContext, profiler_range
-from recsuite.sharding.dynamic import DynamicTable
-from recsuite.sharding.dynamic_ranks import begin_step, dynamic_modules, dynamic_rows, grow
+from recsuite.sharding.dynamic_ranks import grow
 from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.callbacks import Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import RowScale, Schedule, ShardedModel, scheduled_rates, set_rates
@@ -170,8 +170,8 @@ class Pass:
             loss.backward()
             model.step()
 
-    The rest of a step happens between the batches: learning rates, the decay of the tables, the clock and
-    growth of dynamic tables, callbacks. The device is waited for only at the end: losses stay there until
+    The rest of a step happens between the batches: learning rates, the decay, clock and growth of the tables,
+    callbacks. The device is waited for only at the end: losses stay there until
     then. Collective: every rank.
 
     step, is_last: the number of the current batch in the training, from 1, and True for the last one of the
@@ -208,8 +208,6 @@ class Pass:
         # Reads the scale from the device, for a checkpoint may have set it: once in a pass, because reading
         # waits.
         scale = RowScale(model.row_scale, model.weight_decay)
-        # Found once: a search through all modules takes time in every step, even without dynamic tables.
-        shares, modules = dynamic_rows(model.model), dynamic_modules(model.model)
         losses = torch.zeros(len(self.step_sizes), device=device)
         source = self.input_pipeline.batches("train", progress.epoch, progress.samples, self.window)
         batches = self._overlapped(source) if self.overlaps else self._copied(source)
@@ -219,16 +217,16 @@ class Pass:
             # updates rows in the backward.
             set_rates(model.optimizer, left, scale.value, progress.step)
             model.table_optimizer.zero_grad()
-            start_clock(shares, progress, scale.value)
+            start_clock(model.tables, progress, scale.value)
             with profiler_range(STEP):
                 yield next(batches)
                 losses[number] = self._taken_loss()
-                for module in modules:
-                    module.end_step()
+                for table in model.tables.values():
+                    table.end_step()
             # In shares of a pass, so that a pass has the same decay with any number of steps.
             scale.decay(left, size / self.schedule.num_events)
             progress = dataclasses.replace(progress, step=progress.step + 1, samples=progress.samples + size)
-            for sentence in grow(model.model, progress.step):
+            for sentence in grow(model.tables, progress.step):
                 self.context.say(sentence)
             self.progress = progress
             self.on_step(Step(progress, losses[number], scheduled_rates(model.optimizer)))
@@ -282,11 +280,12 @@ def learn(part: Pass) -> np.ndarray:
     return part.losses
 
 
-def start_clock(shares: Mapping[str, DynamicTable], progress: Progress, scale: float = 1.0) -> None:
-    """Set the time of the next step in dynamic tables; scale: the row scale. Not collective."""
+def start_clock(tables: Mapping[str, EmbeddingTable], progress: Progress, scale: float = 1.0) -> None:
+    """Set the time of the next step in the tables; scale: the row scale. Not collective."""
     # The event time moves on from window to window.
-    time = progress.stream.begins_at if progress.stream else 0
-    begin_step(shares, progress.step, time, scale)
+    seconds = progress.stream.begins_at if progress.stream else 0
+    for table in tables.values():
+        table.begin_step(progress.step, seconds, scale)
 
 
 def _means_over_ranks(losses: torch.Tensor, world_size: int) -> np.ndarray:

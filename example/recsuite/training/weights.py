@@ -18,7 +18,6 @@ from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.errors import UserError
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext, all_gather_object
-from recsuite.sharding.plan import embedding_tables
 from recsuite.sharding.table import EmbeddingTable, RowSlots, largest_of
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.progress import Progress
@@ -94,6 +93,8 @@ class InMemoryBest(CheckpointerProtocol):
 
     # Its copies are needed for the test.
     phase = "evaluation"
+    start = Progress()
+    saves_changes = False
 
     def __init__(self, config: TrainingConfig, context: RuntimeContext) -> None:
         self.run = uuid.uuid4().hex
@@ -104,31 +105,16 @@ class InMemoryBest(CheckpointerProtocol):
         self._best: Progress | None = None
 
     @property
-    def start(self) -> Progress:
-        """Return the beginning."""
-        return Progress()
-
-    @property
     def dense(self) -> Mapping[str, torch.Tensor]:
         """Return the dense weights, without optimizer state."""
         return self._dense
-
-    @property
-    def tables(self) -> Mapping[str, EmbeddingTable]:
-        """See `CheckpointerProtocol`."""
-        return self._tables
-
-    @property
-    def saves_changes(self) -> bool:
-        """See `CheckpointerProtocol`."""
-        return False
 
     def begin(self, train_state: ShardedModel) -> None:
         """See `CheckpointerProtocol`."""
         state = train_state.model.state_dict()
         # The tensors themselves.
         self._dense = {name: value for name, value in state.items() if not isinstance(value, ShardedTensor)}
-        self._tables = embedding_tables(train_state.model)
+        self._tables = train_state.tables
 
     def on_step(self, step: Step) -> None:
         """No-op: the best weights are those at the end of an epoch."""

@@ -314,7 +314,7 @@ def check_pickle(source: BatchSource, mp_context: str) -> None:
         size = len(pickle.dumps(source))
     except Exception as error:
         raise UserError(
-            f"{name} cannot be sent to a data worker ({error}); keep paths and numbers in it, and open "
+            f"Cannot send {name} to a data worker: {error}. Fix: keep paths and numbers in it, and open "
             "files, locks and tensors where they are first used."
         ) from error
     if size > PICKLE_LIMIT:

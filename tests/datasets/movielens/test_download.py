@@ -190,7 +190,7 @@ def test_a_download_that_fails_gives_one_message_and_leaves_nothing(
 ) -> None:
     mirror.answer(answer)
     sentence = refusal(folder)
-    assert sentence.startswith(f"Cannot get {mirror.address}/ml-1m.zip (")
+    assert sentence.startswith(f"Cannot get {mirror.address}/ml-1m.zip: ")
     assert reason in sentence
     assert len(mirror.paths) == attempts
 
@@ -248,7 +248,7 @@ def test_a_server_that_sends_slowly_is_given_up_at_the_deadline(
         monkeypatch.setenv("MOVIELENS_MIRROR", mirror.address.replace("http:", "https:"))
     monkeypatch.setattr(source, "DEADLINE_SECONDS", 0.5)
     begin = time.monotonic()
-    assert "(it was not complete after 0.5 s); place" in refusal(folder)
+    assert ": it was not complete after 0.5 s. Fix: place" in refusal(folder)
     assert time.monotonic() - begin < 5 * PATIENCE
 
 
@@ -343,7 +343,7 @@ def test_a_disk_that_fills_during_the_download_is_not_tried_again(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: FullDisk())
     mirror.answer(sent(GOOD))
-    assert "(No space left on device)" in refusal(folder)
+    assert ": No space left on device. Fix: " in refusal(folder)
     assert len(mirror.paths) == 1
 
 

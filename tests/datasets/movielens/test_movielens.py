@@ -487,7 +487,9 @@ def test_a_folder_without_ratings_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_below_a_file_is_refused_with_one_message(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot be made .File name too long.; give a --data_path that can"):
+    with pytest.raises(
+        UserError, match=r"Cannot make .*: File name too long. Fix: give a --data_path that can"
+    ):
         locate(DataConfig(dataset="synthetic", data_path=str(tmp_path / ("a" * 1000))), seed=0)
 
 

@@ -219,7 +219,7 @@ def test_a_full_disk_leaves_no_files_and_gives_one_message(
     with pytest.raises(UserError) as caught:
         write_synthetic(tmp_path / "world", 1_000, seed=0)
     assert str(caught.value) == (
-        f"The synthetic data set cannot be written to {tmp_path / 'world'} (No space left on device); "
+        f"Cannot write the synthetic data set to {tmp_path / 'world'}: No space left on device. Fix: "
         "make room there, or name another folder with --data_path."
     )
     assert list(tmp_path.iterdir()) == []
@@ -244,7 +244,7 @@ def test_leftover_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
 
 def test_folder_below_a_file_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match=r"cannot be written to .*file/world"):
+    with pytest.raises(UserError, match=r"Cannot write .* to .*file/world"):
         write_synthetic(tmp_path / "file" / "world", 1_000, seed=0)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -253,7 +253,7 @@ def test_existing_files_are_never_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "world"
     folder.mkdir()
     (folder / "ratings.dat").write_text("mine")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="Cannot write"):
         write_synthetic(folder, 1_000, seed=0)
     assert contents(folder) == {"ratings.dat": b"mine"}
     assert [path.name for path in tmp_path.iterdir()] == ["world"]

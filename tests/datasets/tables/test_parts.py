@@ -151,7 +151,7 @@ def test_an_error_of_the_disk_gives_one_message(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(parts, "make_part", full)
         with pytest.raises(
-            UserError, match=r"^The columns cannot be written to .* \(No space left on device\);"
+            UserError, match=r"^Cannot write the columns to .*: No space left on device\. Fix: "
         ):
             read(tmp_path)
     # An error that nobody explains stays what it is.

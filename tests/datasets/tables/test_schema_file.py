@@ -501,7 +501,7 @@ def test_the_ends_of_a_scale_may_be_whole_numbers_in_python() -> None:
 
 def test_a_file_that_cannot_be_a_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "schema.toml"
-    with pytest.raises(UserError, match=r"Cannot read .*schema.toml \(No such file or directory\)"):
+    with pytest.raises(UserError, match=r"Cannot read .*schema.toml: No such file or directory"):
         read_schema(path)
     path.write_bytes(WHOLE.encode("utf-16"))
     with pytest.raises(UserError, match="is not UTF-8 at byte 0; save it as UTF-8"):

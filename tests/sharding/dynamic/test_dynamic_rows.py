@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from recsuite.sharding import dynamic_ranks
-from recsuite.sharding.dynamic import Counts, DynamicSpec, DynamicTable, initial_rows
+from recsuite.sharding.dynamic import DynamicSpec, initial_rows
+from recsuite.sharding.table import Counts
 from recsuite.training.weights import describe_invalid_weights
 from tests.support.dynamic_oracle import Oracle, Shares, same
 
@@ -130,15 +131,15 @@ def test_an_id_inserted_again_has_a_fresh_row_and_no_state() -> None:
     shares = Shares(spec_of(capacity=16, max_capacity=16), 1)
     (rank,) = shares.ranks
     ids = torch.arange(17)
-    rank.begin_step(1, 0.5)
+    rank.begin_step(1, scale=0.5)
     rows = rank.find_or_insert(ids[:16])
     rank.weights[rows], rank.state[rows] = 7.0, 7.0
     rank.clear_changes()
-    rank.begin_step(2, 0.5)
+    rank.begin_step(2, scale=0.5)
     # 0 is the lowest of those that were seen longest ago.
     assert rank.find_or_insert(ids[16:]).item() == rows[0]
     assert rank.changes().gone.tolist() == [0]
-    rank.begin_step(3, 0.5)
+    rank.begin_step(3, scale=0.5)
     back = rank.find_or_insert(ids[:1])
     assert torch.equal(rank.weights[back], initial_rows(rank.spec, ids[:1]) / 0.5)
     assert rank.state[back].item() == 0
@@ -232,20 +233,6 @@ def test_a_smaller_table_keeps_the_ids_evicted_last_for_any_load_order() -> None
     assert same(*found)
 
 
-class Tables(torch.nn.Module):
-    """A module with one dynamic table."""
-
-    def __init__(self, rows: DynamicTable) -> None:
-        super().__init__()
-        self.rows = rows
-
-    def dynamic_rows(self) -> dict[str, DynamicTable]:
-        return {"user": self.rows}
-
-    def on_growth(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("is_dumped", [False, True])
 def test_a_table_does_not_grow_for_ids_that_have_expired_whenever_checkpoints_are_written(
     is_dumped: bool, monkeypatch: pytest.MonkeyPatch
@@ -259,8 +246,8 @@ def test_a_table_does_not_grow_for_ids_that_have_expired_whenever_checkpoints_ar
         if is_dumped:
             shares.changes()
         shares.find_or_insert(torch.arange(first, first + 30), now)
-        assert dynamic_ranks.grow(Tables(rank), dynamic_ranks.STEPS_BETWEEN_GROWTH) == []
+        assert dynamic_ranks.grow({"user": rank}, dynamic_ranks.STEPS_BETWEEN_GROWTH) == []
     shares.find_or_insert(torch.arange(60, 70), 20)
-    assert dynamic_ranks.grow(Tables(rank), dynamic_ranks.STEPS_BETWEEN_GROWTH) != []
+    assert dynamic_ranks.grow({"user": rank}, dynamic_ranks.STEPS_BETWEEN_GROWTH) != []
     assert rank.spec.capacity == 128
     assert (rank.counts().live, rank.counts().expired) == (40, 30)

@@ -97,7 +97,7 @@ def is_known(folder: Path) -> bool:
     files = files_in(folder)
     if files != OF_20M or isfile(folder / files.items):
         return files is not None
-    with explained(f"{folder} cannot be read"), (folder / files.events).open("rb") as file:
+    with explained(f"Cannot read {folder}"), (folder / files.events).open("rb") as file:
         return HEADER in file.readline(1024)
 
 
@@ -345,7 +345,7 @@ def _decoded(file: File) -> File:
 def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
     from recsuite.datasets.movielens.synthetic import WORLDS, write_synthetic
 
-    with explained(f"{folder} cannot be made", "give a --data_path that can be written"):
+    with explained(f"Cannot make {folder}", "give a --data_path that can be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Beside the folder, because the folder itself appears in one rename.
         with locked(folder.parent / f".{folder.name}.lock", f"preparing {folder}", DATA_DEADLINE):

@@ -569,7 +569,7 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = DE
     # A fixed name, without the process id, so that the next start finds the folder of a killed process.
     partial = folder.with_name(f".{folder.name}.partial")
     advice = "make room there, or name another folder with --data_path"
-    explaining = explained(f"The synthetic data set cannot be written to {folder}", advice)
+    explaining = explained(f"Cannot write the synthetic data set to {folder}", advice)
     with explaining, replacing(folder, partial):
         # A killed process may have left one.
         remove(partial)

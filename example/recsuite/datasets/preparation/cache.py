@@ -94,7 +94,7 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
         columns = _found(cache, name, source, bool(data.cache_dir))
     if columns is None:
         advice = "give --cache_dir a folder with space that can be written"
-        with explained(f"The columns of {source.folder} cannot be stored in {cache}", advice):
+        with explained(f"Cannot write the columns of {source.folder} to {cache}", advice):
             cache.mkdir(parents=True, exist_ok=True)
             with locked(cache / ".lock", f"writing columns to {cache}", DATA_DEADLINE):
                 columns = _with_lock(cache, name, source, (data, seed), launch, read_again, known)

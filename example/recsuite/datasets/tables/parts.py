@@ -478,9 +478,7 @@ def parts_of(
             def report(done: int, before: int = before) -> None:
                 reached(before + done)
 
-            with explained(
-                f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"
-            ):
+            with explained(f"Cannot write the columns to {folder}", "make room there, or give --cache_dir"):
                 found[name] = make_part(
                     folder / name,
                     file,

@@ -278,7 +278,7 @@ def propose(path: str | Path) -> Proposal:
     # Check before writing: the text can be read, and fits the files.
     schema = parse_schema(text, written)
     validate(schema, {role: table.column_names for role, table in samples.items()}, written)
-    with explained(f"{printable(written)} cannot be written"):
+    with explained(f"Cannot write {printable(written)}"):
         written.parent.mkdir(parents=True, exist_ok=True)
         replace_file(written, text.encode())
     read = {file.name for file in chosen.files}

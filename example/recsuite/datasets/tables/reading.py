@@ -117,7 +117,7 @@ def gathered(blocks: Iterable[np.ndarray], number: int, dtype: str, folder: Path
     Raises:
         UserError: when the disk is full.
     """
-    with explained(f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"):
+    with explained(f"Cannot write the columns to {folder}", "make room there, or give --cache_dir"):
         column, first = temporary(folder, number, np.dtype(dtype)), 0
         for block in blocks:
             column[first : first + len(block)] = block

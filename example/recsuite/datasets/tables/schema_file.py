@@ -799,7 +799,7 @@ def write_schema(schema: TableSchema, path: Path, left_out: Sequence[SkippedColu
         UserError: when the schema says something impossible, or the file cannot be written.
     """
     validate(schema, path=path)
-    with explained(f"{printable(path)} cannot be written"):
+    with explained(f"Cannot write {printable(path)}"):
         replace_file(path, text_of(schema, left_out).encode())
 
 

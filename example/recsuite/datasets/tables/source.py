@@ -100,7 +100,7 @@ def locate(config: DataConfig, root: Path) -> TableSource:
         if not written.exists():
             find_tables(path)
         lock = written.with_name(f".{written.name}.lock")
-        with explained(f"{printable(written)} cannot be written"):
+        with explained(f"Cannot write {printable(written)}"):
             written.parent.mkdir(parents=True, exist_ok=True)
             # Several launches may start at once.
             with locked(lock, f"writing {written}", SCHEMA_DEADLINE):
@@ -146,7 +146,7 @@ def look(config: DataConfig, root: Path) -> TableSource | None:
     folder = Path(path).absolute()
     if is_remote(path):
         folder = root / "remote" / hashlib.sha256(path.encode()).hexdigest()[:12]
-        with explained(f"{folder} cannot be made"):
+        with explained(f"Cannot make {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
     elif folder.is_file():
         folder = folder.parent
