@@ -1,6 +1,6 @@
 """Commands of the example on one GPU, beside the same commands on the CPU.
 
-gpu_commands.py SETTINGS    section "commands" of benchmarks/gpu.py
+gpu_commands.py SETTINGS    a section of benchmarks/gpu.py: "doctor" or "commands"
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import EXAMPLE, torchrun
+from common import EXAMPLE, ROOT, torchrun
 from gpu_sections import Deadline, Emit, SectionSettings, run_section
 
 from recsuite.config.config import Config
@@ -95,6 +95,14 @@ def check(status: int, expected: int, flags: Iterable[str], output: str, errors:
         errors.seek(0)
         last = (output + errors.read())[-LAST_CHARACTERS:]
         raise CommandError(f"{' '.join(flags)}: status {status}, not {expected}: {last}")
+
+
+def doctor(settings: SectionSettings, emit: Emit) -> None:
+    """Section "doctor": its page, and the number of faults on it."""
+    result = subprocess.run([sys.executable, str(EXAMPLE), "--doctor"], capture_output=True, text=True)
+    page = result.stdout.replace(str(ROOT), ".").splitlines()
+    faults = sum(line.startswith("fault") for line in page)
+    emit({"status": result.returncode, "faults": faults, "page": page, "errors": result.stderr[-1000:]})
 
 
 def commands(settings: SectionSettings, emit: Emit) -> None:
@@ -259,4 +267,4 @@ CHECKS: dict[str, Callable[[Runner], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    run_section({"commands": commands})
+    run_section({"doctor": doctor, "commands": commands})

@@ -1,4 +1,4 @@
-"""Sections of benchmarks/gpu.py: device, training steps and training.
+"""Sections of benchmarks/gpu.py: device, training steps, training, tables and disk.
 
     gpu_sections.py SETTINGS    JSON, see `SectionSettings`
 
@@ -6,7 +6,9 @@ A section is a process of its own: it shares neither memory of the device nor a 
 prints each result at once as a line of JSON. Imports no torch at its top.
 
 "steps" shows waits of training steps of the default model, with the loop, the loader and the profiler of the
-example. "training" trains beside plain PyTorch in one process.
+example. "training" and "ncf" train beside plain PyTorch in one process. "lookup" measures the kernels of
+FBGEMM with the optimizer of the example, and the sharded tables of the example, which also exchange ids and
+look a row up once. "disk" writes and loads a full checkpoint of tables that fit disk, memory and time.
 """
 
 from __future__ import annotations
@@ -32,13 +34,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
+from checkpoint import MOST_AT_ONCE, PlainRead, forget
 from common import in_turns
 from teams import Variant, take_answers
 from train_here import COMPILED, DEFAULT, MLP_DIMS, Here, Model, columns_of, make_columns
 
+from recsuite.checkpoint.format import VOCABULARY
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.runtime.host import allowed_memory, die_with_parent
+from recsuite.datasets.schema import SCHEMA_FILE
+from recsuite.runtime.host import allowed_memory, available_memory, die_with_parent
 from recsuite.runtime.process import RuntimeContext, init_runtime
 from recsuite.tools.doctor import DRIVER
 
@@ -184,6 +190,22 @@ class DeviceMoments:
         if self.device.type == "cuda":
             return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
         return [end - begin for begin, end in pairs]
+
+
+class HeadStart:
+    """Work for a GPU that lets the host run ahead, so that no moment waits for a kernel to be launched."""
+
+    def __init__(self, device: torch.device, num_bytes: int = 2**30, copies: int = 4) -> None:
+        import torch
+
+        self.copies = copies if device.type == "cuda" else 0
+        self.source = torch.zeros(num_bytes if self.copies else 0, dtype=torch.uint8, device=device)
+        self.target = torch.empty_like(self.source)
+
+    def __call__(self) -> None:
+        """Start the work."""
+        for _ in range(self.copies):
+            self.target.copy_(self.source)
 
 
 def copy_rate(device: torch.device, num_bytes: int) -> float:
@@ -482,7 +504,7 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 
 # --- training beside plain PyTorch on the same device ---
 
-HERE, READY = "here", "here, batches ready"
+HERE, READY, TF32 = "here", "here, batches ready", "here, batches ready, TF32"
 DENSE, SPARSE = "plain, dense Adam", "plain, sparse Adagrad"
 # Steps after a change of variant that do not count: batches of the previous one are still in flight.
 WARM_UP_STEPS = 5
@@ -495,6 +517,7 @@ NUM_READY = 8
 TIMES = {HERE: 1.1, DENSE: 5.0, SPARSE: 2.2}
 # Memory of batches, layers and libraries.
 REST = 4 * 2**30
+NCF_MLP = (256, 256, 128, 64)
 
 
 @dataclass(frozen=True)
@@ -537,6 +560,14 @@ def cases(small: bool) -> list[TableCase]:
     return [*found, TableCase(*largest, models[128], batches[-1:])]
 
 
+def ncf(small: bool) -> TableCase:
+    """Shape of NCF with the sizes of ml-20m."""
+    if small:
+        return TableCase(2000, 1000, two_tables(16, (16, 8), 512, 20_000), (512,))
+    batches = (65_536, 262_144, 1_048_576)
+    return TableCase(138_493, 26_744, two_tables(64, NCF_MLP, batches[-1], 4_194_304), batches)
+
+
 class HereAt(Here):
     """Training of the example, also on batches in memory; each kind has batches of its own."""
 
@@ -554,12 +585,32 @@ class HereAt(Here):
                 batches = itertools.cycle(list(itertools.islice(batches, NUM_READY)))
             self.kinds[key] = batches
         self.feeds[batch_size] = self.kinds[key]
-        return self.steps(number, batch_size)
+        with products_of(kind):
+            return self.steps(number, batch_size)
+
+
+@contextlib.contextmanager
+def products_of(kind: str) -> Iterator[None]:
+    """Within this matrix products round as the name of a variant says."""
+    import torch
+
+    torch.set_float32_matmul_precision("high" if kind == TF32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def training(settings: SectionSettings, emit: Emit) -> None:
     """Section "training": all cases, until the time ends."""
-    TrainingSection(settings, emit).run(cases(settings.small))
+    TrainingSection(settings, emit).run(cases(settings.small), (HERE, READY))
+
+
+def ncf_shape(settings: SectionSettings, emit: Emit) -> None:
+    """Section "ncf": one case, also with products in TF32, and with workers that make batches."""
+    section = TrainingSection(settings, emit)
+    section.run([ncf(settings.small)], (HERE, READY, TF32))
+    section.run([ncf(settings.small)], (HERE,), num_workers=settings.small_or(1, 4))
 
 
 class TrainingSection:
@@ -571,8 +622,11 @@ class TrainingSection:
         self.context = init_runtime(Config())
         self.folder = Path(settings.folder) / "columns"
 
-    def run(self, all_cases: Sequence[TableCase]) -> None:
-        """Emit samples a second of each variant, round by round, for each case and batch size."""
+    def run(self, all_cases: Sequence[TableCase], kinds: Sequence[str], num_workers: int = 0) -> None:
+        """Emit samples a second of each variant, round by round, for each case and batch size.
+
+        Variants are `kinds`, and without workers plain PyTorch.
+        """
         for case in all_cases:
             # A case that is cut off leaves no result.
             if self.deadline.left < self.settings.small_or(1, 12):
@@ -580,10 +634,10 @@ class TrainingSection:
                 continue
             self.folder.mkdir()
             make_columns(self.folder, case.users, case.items, case.model.num_ratings, case.model)
-            self._measure_case(case, (HERE, READY, DENSE, SPARSE))
+            self._measure_case(case, kinds if num_workers else (*kinds, DENSE, SPARSE), num_workers)
             shutil.rmtree(self.folder)
 
-    def _measure_case(self, case: TableCase, names: Sequence[str]) -> None:
+    def _measure_case(self, case: TableCase, names: Sequence[str], num_workers: int) -> None:
         import torch
 
         groups = groups_of(names, case.table_bytes, _memory(self.context))
@@ -592,18 +646,21 @@ class TrainingSection:
             self.emit({**case.about, "skipped": f"no room for {', '.join(missing)}"})
         for group in groups:
             try:
-                self._measure_group(case, group)
+                self._measure_group(case, group, num_workers)
             except torch.OutOfMemoryError as error:
                 self.emit({**case.about, "skipped": f"{', '.join(group)}: {str(error).splitlines()[0]}"})
             release(self.context.device)
 
-    def _measure_group(self, case: TableCase, group: Sequence[str]) -> None:
+    def _measure_group(self, case: TableCase, group: Sequence[str], num_workers: int) -> None:
         """Measure variants that are in memory at once, and free them."""
         columns = columns_of(self.folder, case.model)
-        config = case.model.config.replaced(batch_size=case.batches[0])
+        config = case.model.config.replaced(batch_size=case.batches[0], num_workers=num_workers)
         variants = VariantGroup(case, group, columns, self.context, config)
         for batch in case.batches:
             rates = _rates(variants.at(batch), batch, self.settings, self.context)
+            if num_workers:
+                # Not another measurement of the same variant.
+                rates = {f"{name}, {num_workers} workers": values for name, values in rates.items()}
             self.emit({**case.about, "batch": batch, "samples a second": rates})
 
 
@@ -699,11 +756,275 @@ def _rates(
     return in_turns({name: partial(rate, name) for name in variants}, settings.small_or(1, ROUNDS))
 
 
+# --- lookup and update of tables alone, beside a copy on the same device ---
+
+if TYPE_CHECKING:
+    import torch
+
+DIMS = (64, 128)
+# Distinct ids of a lookup, so that the bytes to move are known. Several sets, more than caches hold.
+IDS, SETS, LOOKUP_ROUNDS = 2**22, 4, 10
+LOOKUP_ROWS = 10_000_000
+WARM_UP_ROUNDS = 3
+
+
+def measure_lookup(settings: SectionSettings, emit: Emit) -> None:
+    """Section "lookup": bytes a second of lookups and updates, and of a copy, for each dimension."""
+    context = init_runtime(Config())
+    for dim in settings.small_or(DIMS[:1], DIMS):
+        copied = copy_rate(context.device, settings.small_or(2**24, BYTES_COPIED))
+        release(context.device)
+        about = {"dim": dim, "copy bytes a second": copied}
+        emit({**about, **measure_kernels(dim, context, settings)})
+        release(context.device)
+        emit({**about, **measure_sharded(dim, context, settings)})
+        release(context.device)
+
+
+def measure_kernels(dim: int, context: RuntimeContext, settings: SectionSettings) -> dict[str, Any]:
+    """Kernels of FBGEMM with the settings that TorchRec gives them for the example."""
+    import torch
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+        BoundsCheckMode,
+        EmbeddingLocation,
+        PoolingMode,
+    )
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    device = context.device
+    rows, number = settings.small_or((20_000, 2**10), (LOOKUP_ROWS, IDS))
+    is_cuda = device.type == "cuda"
+    place = EmbeddingLocation.DEVICE if is_cuda else EmbeddingLocation.HOST
+    table = SplitTableBatchedEmbeddingBagsCodegen(
+        embedding_specs=[(rows, dim, place, ComputeDevice.CUDA if is_cuda else ComputeDevice.CPU)],
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.01,
+        pooling_mode=PoolingMode.NONE,
+        bounds_check_mode=BoundsCheckMode.FATAL,
+        device=device,
+    )
+    for weights in table.split_embedding_weights():
+        weights.normal_(std=0.025)
+    ids = [torch.randperm(rows, device=device)[:number].contiguous() for _ in range(SETS)]
+    offsets = torch.arange(number + 1, device=device)
+    gradient = torch.randn(number, dim, device=device)
+    lookups, updates = [], []
+    head_start = HeadStart(device)
+    for round_number in range(-WARM_UP_ROUNDS, LOOKUP_ROUNDS):
+        moments = DeviceMoments(device)
+        head_start()
+        moments.mark()
+        found = table(ids[round_number % SETS], offsets)
+        moments.mark()
+        found.backward(gradient)
+        moments.mark()
+        # Read in each round: it waits for the device.
+        lookup, update = moments.seconds()
+        if round_number >= 0:
+            lookups.append(lookup)
+            updates.append(update)
+    row = 4 * dim
+    return {
+        "of": "kernels",
+        "rows": rows,
+        "ids": number,
+        "lookup": {
+            # Each row read and written, and its id read.
+            "bytes": number * (2 * row + 8),
+            "seconds": statistics.median(lookups),
+        },
+        "update": {
+            # Gradient and row read, row written, and optimizer state read and written.
+            "bytes": number * (3 * row + 2 * 4 + 8),
+            "seconds": statistics.median(updates),
+        },
+    }
+
+
+def measure_sharded(dim: int, context: RuntimeContext, settings: SectionSettings) -> dict[str, Any]:
+    """Sharded tables of the example, as its model calls them."""
+    from recsuite.sharding.plan import build_model
+    from recsuite.sharding.table_rules import RowWiseAdagrad
+
+    rows, number = settings.small_or((20_000, 2**10), (LOOKUP_ROWS, IDS // 4))
+    model = two_tables(dim, MLP_DIMS, number, SETS * number)
+    config = model.config.replaced(batch_size=number)
+    folder = Path(settings.folder) / f"columns-{dim}"
+    folder.mkdir()
+    make_columns(folder, rows, rows // 10, model.num_ratings, model)
+    columns = columns_of(folder, model)
+    with rows_drawn_on_device():
+        built = build_model(columns, config, context, RowWiseAdagrad(config.optimizer.lr))
+    # DistributedModelParallel wraps the model.
+    (tables,) = built.module.recommender.embeddings
+    batches = _features(columns, config, context)
+    distinct = statistics.fmean(
+        sum(part.unique().numel() for part in batch.values().split(number)) for batch in batches
+    )
+    whole = []
+    head_start = HeadStart(context.device)
+    for round_number in range(-WARM_UP_ROUNDS, LOOKUP_ROUNDS):
+        moments = DeviceMoments(context.device)
+        head_start()
+        moments.mark()
+        _look_up_and_update(tables, batches[round_number % SETS])
+        moments.mark()
+        if round_number >= 0:
+            whole += moments.seconds()
+        else:
+            moments.seconds()
+    row = 4 * dim
+    return {
+        "of": "the example's tables",
+        "rows": sum(table.rows for table in columns.tables),
+        "ids": 2 * number,
+        "distinct": distinct,
+        # A row read and written for each id; a gradient read for each, its row read and written once.
+        "whole": {
+            "bytes": 2 * number * (2 * row + 8) + distinct * (3 * row + 2 * 4),
+            "seconds": statistics.median(whole),
+        },
+    }
+
+
+def _features(columns: Any, config: Config, context: RuntimeContext) -> list[Any]:
+    """Batches of ids, on the device."""
+    from recsuite.datasets.batches import EventBatches
+    from recsuite.datasets.loader import EpochSampler, build_dataloader
+    from recsuite.training.steps import InputPipeline
+
+    dataset = EventBatches(columns, config, context.rank, context.world_size)
+    with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+        found = [batch.features.to(context.device) for batch in InputPipeline(loader).batches("train", 0)]
+    assert len(found) == SETS
+    return found
+
+
+def _look_up_and_update(tables: torch.nn.Module, features: Any) -> None:
+    import torch
+
+    found = [each.values() for each in tables(features).values()]
+    # The rows as gradients: no arithmetic of its own.
+    torch.autograd.backward(found, [each.detach() for each in found])
+
+
+# --- writing and loading of large checkpoints, beside plain writing and reading of the disk ---
+
+DISK_DIM = 64
+DISK_ROWS, SMALL_DISK_ROWS = 100_000_000, 20_000
+DISK_ITEMS = 1_000
+# Of the file by which the rates of the disk are measured.
+PLAIN_BYTES, SMALL_PLAIN_BYTES = 2**32, 2**22
+# A checkpoint is written, and read twice: for its digests, and for its rows. Shares of time, disk and memory
+# that this may take.
+SHARE_OF_TIME, SHARE_OF_DISK, SHARE_OF_MEMORY = 0.6, 0.8, 0.4
+
+
+def measure_disk(settings: SectionSettings, emit: Emit) -> None:
+    """Section "disk": rates of the disk, then of a full checkpoint."""
+    deadline = Deadline(settings.seconds)
+    context = init_runtime(Config())
+    folder = Path(settings.folder)
+    plain = plain_rates(folder, settings.small_or(SMALL_PLAIN_BYTES, PLAIN_BYTES), context)
+    emit({"of": "plain", **plain})
+    rows = rows_that_fit(
+        settings.small_or(SMALL_DISK_ROWS, DISK_ROWS),
+        shutil.disk_usage(folder).free,
+        available_memory()[0],
+        deadline.left,
+        plain["write bytes a second"],
+        plain["read bytes a second"],
+    )
+    for found in checkpoint_rates(rows, folder, context):
+        emit({"of": "checkpoint", "rows": rows, **found})
+
+
+def rows_that_fit(
+    rows: int, disk: int, memory: int, seconds: float, write_rate: float, read_rate: float
+) -> int:
+    """Rows, at most `rows`, that fit the free bytes of disk and memory, and seconds at some rates."""
+    row = 4 * (DISK_DIM + 1)
+    in_time = SHARE_OF_TIME * seconds / (1 / write_rate + 2 / read_rate)
+    return max(
+        1, min(rows, *(int(each / row) for each in (SHARE_OF_DISK * disk, SHARE_OF_MEMORY * memory, in_time)))
+    )
+
+
+def plain_rates(folder: Path, num_bytes: int, context: RuntimeContext) -> dict[str, float]:
+    """Bytes a second to and from the disk, without the page cache, in one file."""
+    # Random bytes: a disk may not store zeros.
+    block = np.random.default_rng(0).bytes(min(num_bytes, MOST_AT_ONCE))
+    path = folder / "plain"
+    path.mkdir()
+    began = time.perf_counter()
+    with open(path / "file", "wb", buffering=0) as file:
+        for _ in range(num_bytes // len(block)):
+            assert file.write(block) == len(block)
+        os.fsync(file.fileno())
+    writing = time.perf_counter() - began
+    forget(path, context)
+    # Its memory is touched before, as that of tables is.
+    read = PlainRead([path / "file"], context)
+    began = time.perf_counter()
+    read()
+    reading = time.perf_counter() - began
+    shutil.rmtree(path)
+    return {
+        "bytes": num_bytes,
+        "write bytes a second": num_bytes / writing,
+        "read bytes a second": num_bytes / reading,
+    }
+
+
+def checkpoint_rates(rows: int, folder: Path, context: RuntimeContext) -> Any:
+    """Bytes a second of writing a full checkpoint, and of loading it from the disk."""
+    from recsuite.checkpoint.chain import chain_at
+    from recsuite.checkpoint.checkpointer import Checkpointer
+    from recsuite.checkpoint.restore import restore
+    from recsuite.training.state import build_train_state
+
+    model = two_tables(DISK_DIM, MLP_DIMS, 4096, 100_000)
+    config = model.config.replaced(dump=True, save_dir=str(folder / "dumps"))
+    made = folder / "columns"
+    made.mkdir()
+    make_columns(made, rows, DISK_ITEMS, model.num_ratings, model)
+    for name in (VOCABULARY, SCHEMA_FILE):
+        # A checkpoint copies them; there are no raw values.
+        (made / name).write_text("{}")
+    columns = columns_of(made, model)
+    with rows_drawn_on_device():
+        state = build_train_state(columns, config, context)
+    checkpointer = Checkpointer(None, "benchmark", columns, config, context)
+    Path(config.checkpoint.save_dir).mkdir()
+    checkpointer.begin(state)
+    synchronize(context.device)
+    began = time.perf_counter()
+    checkpointer.writer.write_full(checkpointer.start)
+    checkpointer.close()
+    seconds = time.perf_counter() - began
+    chain = chain_at(Path(config.checkpoint.save_dir))
+    num_bytes = sum(path.stat().st_size for path in chain.base.iterdir())
+    yield {"what": "dump", "bytes": num_bytes, "seconds": seconds, "bytes a second": num_bytes / seconds}
+    forget(chain.base, context)
+    began = time.perf_counter()
+    restore(chain, state, columns, context)
+    synchronize(context.device)
+    seconds = time.perf_counter() - began
+    yield {"what": "load", "bytes": num_bytes, "seconds": seconds, "bytes a second": num_bytes / seconds}
+
+
 if __name__ == "__main__":
     run_section(
         {
             "machine": machine,
             "steps": measure_steps,
             "training": training,
+            "ncf": ncf_shape,
+            "lookup": measure_lookup,
+            "disk": measure_disk,
         }
     )

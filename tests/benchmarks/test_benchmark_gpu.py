@@ -26,13 +26,23 @@ GPU = ROOT / "benchmarks" / "gpu.py"
 
 def test_the_small_benchmark_writes_results_of_every_requested_section(tmp_path: Path) -> None:
     # Without "training", which compiles.
-    found, printed = measured("gpu", tmp_path, "--small", "--only", "steps")
-    assert found["sections"].keys() == {"machine", "steps"}
+    only = ("steps", "ncf", "lookup", "disk")
+    found, printed = measured("gpu", tmp_path, "--small", "--only", *only)
+    assert found["sections"].keys() == {"machine", *only}
     assert not [name for name, section in found["sections"].items() if "error" in section]
     (step,) = found["sections"]["steps"]["results"]
     assert (step["steps"], step["waits"], step["share hidden"]) == (10, {}, None)
-    assert any(bar["name"].startswith("the default model, 0 workers, waits") for bar in found["bars"])
-    assert "| a step of the default model | 0 workers |" in printed
+    alone, with_worker = (each["samples a second"] for each in found["sections"]["ncf"]["results"])
+    assert alone.keys() >= {"here", "here, batches ready", "plain, dense Adam"}
+    assert with_worker.keys() == {"here, 1 workers"}
+    kernels, tables = found["sections"]["lookup"]["results"]
+    # Each of 1,024 rows of 64 numbers is read and written, with its id.
+    assert kernels["lookup"]["bytes"] == 1024 * (2 * 4 * 64 + 8)
+    assert 1024 < tables["distinct"] <= 2048
+    dump = found["sections"]["disk"]["results"][1]
+    assert dump["bytes"] > 4 * 65 * 20_000
+    assert any(bar["name"].startswith("lookup and update, kernels") for bar in found["bars"])
+    assert "| tables alone | moved | of a copy |" in printed
 
 
 @pytest.mark.soak
@@ -43,8 +53,6 @@ def test_the_small_benchmark_runs_every_section(tmp_path: Path) -> None:
     assert not [name for name, section in found["sections"].items() if "error" in section]
     checks = {each["check"]: each for each in found["sections"]["commands"]["results"] if "check" in each}
     assert len(checks) == 7
-    rates = found["sections"]["training"]["results"][0]["samples a second"]
-    assert rates.keys() >= {"here", "here, batches ready", "plain, dense Adam", "plain, sparse Adagrad"}
     assert not [each for each in checks.values() if "failed" in each]
     # Where there is no GPU, both sides are the same.
     assert {each["difference"] for each in checks.values() if "difference" in each} == {0.0}
@@ -198,6 +206,16 @@ def test_variants_alternate_if_they_fit_in_memory_together() -> None:
     # 25.9 GB of rows: dense Adam has no room at all, and the others only one after the other.
     assert training.groups_of(names, 25_900_000_000, 80 * 10**9) == [[here, ready], [sparse]]
     assert training.groups_of(names, 10**12, 80 * 10**9) == []
+
+
+def test_tables_are_as_large_as_disk_memory_and_time_allow() -> None:
+    fit = benchmark("gpu_sections").rows_that_fit
+    much, row = 10**15, 4 * 65
+    assert fit(100, much, much, 1e9, 1e9, 1e9) == 100
+    assert fit(10**9, row * 1000, much, 1e9, 1e9, 1e9) == 800
+    assert fit(10**9, much, row * 1000, 1e9, 1e9, 1e9) == 400
+    # A byte is written once and read twice, in 0.6 of ten seconds.
+    assert fit(10**9, much, much, 10.0, row * 100, row * 100) == pytest.approx(200, abs=1)
 
 
 def test_a_rank_counts_the_processes_that_use_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
