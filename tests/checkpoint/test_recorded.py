@@ -298,16 +298,12 @@ def test_data_that_were_found_by_their_path_have_to_be_named(trained: Config, tm
         )
 
 
-@pytest.mark.parametrize("flag", EDITS)
 @pytest.mark.parametrize("line", ["--load", "--resume", "--compact"])
-def test_an_edited_configuration_is_refused(trained: Config, flag: str, line: str) -> None:
+def test_an_edited_configuration_is_refused(trained: Config, line: str) -> None:
     path = Path(trained.checkpoint.save_dir) / "step-000000010" / CONFIG
-    whole = json.loads(path.read_bytes())
-    asked = parsed(trained, line)
-    for value in EDITS[flag]:
-        path.write_text(json.dumps({**whole, flag: value}))
-        with pytest.raises(UserError, match=f"{path} is damaged: it has "):
-            with_recorded(*asked)
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "seed": 4}))
+    with pytest.raises(UserError, match=f"{path} is damaged: it has "):
+        merged(trained, line)
 
 
 @pytest.mark.parametrize("flag", EDITS)
@@ -322,20 +318,7 @@ def test_recorded_values_of_a_wrong_type_or_beyond_their_limits_are_refused(
         assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"[" * 200_000,
-        b'{"seed": 1, "seed": 2}',
-        b'{"lr": NaN}',
-        b'{"seed": ' + b"9" * 10_000 + b"}",
-        bytes(range(256)),
-    ],
-)
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"seed": 1, "seed": 2}'])
 def test_an_invalid_configuration_file_is_refused_with_one_message(trained: Config, content: bytes) -> None:
     dump = record(trained)
     add_file(dump, CONFIG, content)
