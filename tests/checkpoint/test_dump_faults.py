@@ -58,6 +58,7 @@ from tests.support.launch import (
 from tests.support.planted_model import differing, mark_step, write_step
 from tests.support.planted_rows import NUM_IDS, is_there
 from tests.support.preloaded import preloaded
+from tests.support.published import flip
 from tests.support.steps import tell
 from tests.support.tiny_dumps import BETTER, GOOD, WORSE, link_to, links_in, names_in, publish_at
 from tests.support.trained import Trained, resume
@@ -428,12 +429,6 @@ def test_the_best_delta_is_kept_with_all_that_it_builds_on_when_deltas_are_merge
 
 def edit(folder: Path, **changes: Any) -> None:
     write_manifest(folder, dataclasses.replace(read_manifest(folder), **changes))
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
 
 
 BASE, FIRST, SECOND = "step-000000002", "delta-000000003", "delta-000000004"

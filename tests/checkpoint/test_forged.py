@@ -27,10 +27,11 @@ from recsuite.checkpoint.shards import OFFSETS_KEY, RowReader
 from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.sections import CheckpointConfig
 from recsuite.errors import UserError
-from recsuite.files import FileEntry, digest_of, sealed
+from recsuite.files import sealed
 from recsuite.serving.export import export
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.planted_model import differing, write_step
+from tests.support.published import reseal
 from tests.support.trained import Trained, resume
 
 FORGERIES = int(os.environ.get("FORGERIES", "20"))
@@ -206,14 +207,6 @@ def rewrite(path: Path, change: Callable[[Header, bytearray], Any]) -> None:
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(body))
     reseal(path.parent)
-
-
-def reseal(folder: Path) -> None:
-    names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
-    files = tuple(
-        FileEntry(name, (folder / name).stat().st_size, digest_of(folder / name)) for name in sorted(names)
-    )
-    write_manifest(folder, dataclasses.replace(read_manifest(folder), files=files))
 
 
 def set_offsets(value: Any, name: str = "tables.user.weight") -> Callable[[Header, bytearray], None]:
