@@ -60,7 +60,7 @@ from tests.support.planted_rows import NUM_IDS, is_there
 from tests.support.preloaded import preloaded
 from tests.support.published import flip
 from tests.support.steps import tell
-from tests.support.tiny_dumps import BETTER, GOOD, WORSE, link_to, links_in, names_in, publish_at
+from tests.support.tiny_dumps import BETTER, GOOD, WORSE, WRITER, link_to, links_in, names_in, publish_at
 from tests.support.trained import Trained, resume
 
 UNSHARE = ["unshare", "--mount", "--map-root-user", "--user"]
@@ -182,16 +182,6 @@ def test_os_errors_of_the_shard_writer_keep_their_reason(
 
 # --- folders that cannot be written, and trainers that meet ---
 
-READ_ONLY = """
-import sys
-from pathlib import Path
-from recsuite.errors import UserError
-from recsuite.checkpoint.folder import writing
-try:
-    with writing(Path(sys.argv[1])): print("in")
-except UserError as error: print(error)
-"""
-
 
 @needs_mounts
 @pytest.mark.parametrize("with_lock", [False, True])
@@ -200,7 +190,7 @@ def test_a_folder_on_a_read_only_disk_is_refused_with_one_message(tmp_path: Path
     if with_lock:
         (tmp_path / "dumps" / ".lock").touch()
     mount = "mount --bind dumps dumps && mount -o remount,bind,ro dumps"
-    command = [*UNSHARE, "bash", "-c", f'{mount} && exec "$@"', "-", sys.executable, "-c", READ_ONLY, "dumps"]
+    command = [*UNSHARE, "bash", "-c", f'{mount} && exec "$@"', "-", sys.executable, "-c", WRITER, "dumps"]
     output = succeeded(run_command(command, cwd=tmp_path))
     assert output == "--save_dir dumps cannot be written (Read-only file system); give another folder.\n"
 

@@ -243,12 +243,6 @@ def test_a_resumed_training_keeps_its_flags_and_names_those_that_change(
     again = succeeded(python(EXAMPLE, "--resume", "--epochs", 2, "--batch_size", 2048, *data, *save_dir))
     assert "as in the training: --embedding_dim 8 --lr 0.03\n" in again
     assert "continues with other flags than before: --epochs 2 (was 1)\n" in again
-    refused = python(EXAMPLE, "--resume", "--history", 5, *data, *save_dir)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "--history 5 does not fit" in refused.stderr
-    without = python(EXAMPLE, "--resume", *save_dir)
-    assert (without.returncode, without.stderr.count("\n")) == (2, 1)
-    assert f"was trained on the files in {synthetic_folder}, and no path is taken" in without.stderr
 
 
 # --- a checkpoint that comes from anywhere ---

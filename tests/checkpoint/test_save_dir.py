@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,12 +38,13 @@ from recsuite.errors import UserError
 from recsuite.files import sealed
 from recsuite.serving import reader
 from recsuite.training.progress import Progress
-from tests.support.launch import ROOT
+from tests.support.launch import ROOT, run_command, succeeded
 from tests.support.tiny_dumps import (
     BETTER,
     GOOD,
     PART,
     WORSE,
+    WRITER,
     add_chain,
     add_delta,
     add_dump,
@@ -712,22 +712,14 @@ def test_nothing_is_removed_where_no_trainer_has_written_before(
 
 
 def test_a_second_writer_is_refused_and_removes_nothing(tmp_path: Path) -> None:
-    script = (
-        "from pathlib import Path\nfrom recsuite.errors import UserError\n"
-        "from recsuite.checkpoint.folder import writing\n"
-        f"try:\n    with writing(Path({str(tmp_path)!r})): print('in')\n"
-        "except UserError as error: print(error)\n"
-    )
+    second_writer = [sys.executable, "-c", WRITER, str(tmp_path)]
     under_way = tmp_path / ".making-step-000000001"
     with writing(tmp_path):
         under_way.mkdir()
-        second = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
-        )
-        assert second.stdout.startswith(f"Another training writes its checkpoints to {tmp_path}; wait for it")
+        second = succeeded(run_command(second_writer))
+        assert second.startswith(f"Another training writes its checkpoints to {tmp_path}; wait for it")
         assert under_way.is_dir()
-    third = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    assert third.stdout == "in\n"
+    assert succeeded(run_command(second_writer)) == "in\n"
     assert names_in(tmp_path) == []
 
 

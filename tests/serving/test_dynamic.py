@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from recsuite.errors import UserError
 from recsuite.serving.export import export
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import IdTable
+from tests.support.meanwhile import meanwhile
 from tests.support.published import copied, publish_state, reseal, state
 from tests.support.raw_values import raw_test_values
 
@@ -172,30 +173,19 @@ def test_requests_during_deltas_use_one_snapshot(
     follower = Follower(copied(dumps, tmp_path / "dumps", 2), checkpoint="latest")
     seen: list[torch.Tensor] = []
     lists: list[Any] = []
-    failures: list[BaseException] = []
-    end = threading.Event()
 
     def ask() -> None:
-        try:
-            while not end.is_set():
-                seen.append(follower.model.score(few))
-                lists.append(follower.model.recommend([1, 2], k=5))
-        except BaseException as error:
-            failures.append(error)
+        seen.append(follower.model.score(few))
+        lists.append(follower.model.recommend([1, 2], k=5))
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for step in STEPS[2:]:
-        publish_state(dumps, step, follower.save_dir)
-        assert follower.refresh()
-        number = len(seen)
-        while len(seen) < number + 3 and not failures:
-            end.wait(0.001)
-    end.set()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with meanwhile(ask, 2):
+        for step in STEPS[2:]:
+            publish_state(dumps, step, follower.save_dir)
+            assert follower.refresh()
+            number, deadline = len(seen), time.monotonic() + 100
+            while len(seen) < number + 3:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
     of_steps = [[step for step, scores in wanted.items() if torch.equal(scores, found)] for found in seen]
     assert all(of_steps), "scores of no checkpoint"
     assert {step for steps in of_steps for step in steps} >= {*STEPS[2:]}

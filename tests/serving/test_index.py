@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from recsuite.serving.index import FILE, NOTHING, NearestItems, curve_lines, rec
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import IdTable, Snapshot
 from tests.support.killed_writer import run_until_call
+from tests.support.meanwhile import meanwhile
 from tests.support.published import flip
 from tests.support.random_model import DIM, NAMES, snapshot_of
 
@@ -232,24 +232,15 @@ def test_the_index_of_a_dynamic_table_has_the_items_that_have_a_row() -> None:
 def test_searches_during_updates_use_one_model() -> None:
     snapshots = [snapshot_of("ranking", seed=seed, items=400) for seed in range(3)]
     answers = [ServedModel(snapshot).recommend([1, 2, 3]) for snapshot in snapshots]
-    model, wrong, done = ServedModel(snapshots[0]), [], threading.Event()
+    model = ServedModel(snapshots[0])
 
     def ask() -> None:
-        while not done.is_set():
-            found = model.recommend([1, 2, 3], approximate=True)
-            if found not in answers:
-                wrong.append(found)
+        assert model.recommend([1, 2, 3], approximate=True) in answers
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for number in range(30):
-        model.replace(snapshots[number % 3])
-        model.recommend([1], approximate=True)
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with meanwhile(ask, 3):
+        for number in range(30):
+            model.replace(snapshots[number % 3])
+            model.recommend([1], approximate=True)
 
 
 # --- its file -------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 import signal
@@ -237,16 +236,10 @@ def test_an_empty_path_names_no_data(tmp_path: Path) -> None:
         recommend._with_data_of(tmp_path, {"data_path": "/data"}, Config(), ["data_path"])
 
 
-def test_the_command_prints_the_folder_of_its_data_and_takes_none_from_a_checkpoint(
+def test_the_command_prints_the_folder_of_its_data(
     save_dir: Path, synthetic_folder: Path, tmp_path: Path
 ) -> None:
     command = [EXAMPLE, "--recommend", "--user", 7, "--top", 3, "--save_dir", save_dir]
-    refused = python(*command, cwd=tmp_path)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    # Another process of the tests may have trained it, on files of its own.
-    recorded = json.loads((save_dir / "step-000000016" / "config.json").read_text())["data"]["data_path"]
-    assert Path(recorded).name == synthetic_folder.name
-    assert f"trained on the files in {recorded}, and no path is taken" in refused.stderr
     result = python(*command, "--data_path", synthetic_folder, cwd=tmp_path)
     lines = succeeded(result).splitlines()
     assert lines[0] == f"titles and ratings are those of {synthetic_folder}"

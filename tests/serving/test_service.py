@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import inspect
 import json
 import re
@@ -30,6 +31,7 @@ from recsuite.serving.recommend import open_viewer, recommend
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import VocabularyTable
 from tests.support.launch import ROOT, free_port, started, wait_for
+from tests.support.meanwhile import meanwhile
 from tests.support.published import copied, publish_state, state
 from tests.support.random_model import ITEMS, snapshot_of
 
@@ -115,39 +117,25 @@ def test_each_answer_under_load_is_that_of_the_step_that_it_names(
     scores = {step: model.score(VALUES).tolist() for step, model in models.items()}
     items = {step: [[*each] for each in model.recommend([1], 5)[0]] for step, model in models.items()}
     answers: list[tuple[str, dict[str, Any]]] = []
-    failures: list[str] = []
-    end = threading.Event()
 
     def load(client: Any) -> None:
-        while not end.is_set():
-            for path, name, body in (
-                ("/score", "scores", VALUES),
-                ("/recommend", "items", {"users": [1], "k": 5}),
-            ):
-                reply = client.post(path, json=body)
-                if reply.status_code != 200:
-                    failures.append(reply.text)
-                    return
-                answers.append((name, reply.json()))
+        for path, name, body in (
+            ("/score", "scores", VALUES),
+            ("/recommend", "items", {"users": [1], "k": 5}),
+        ):
+            reply = client.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            answers.append((name, reply.json()))
 
-    with serving(save_dir) as client:
-        threads = [threading.Thread(target=load, args=(client,)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        try:
-            for step in steps[1:]:
-                publish_state(dumps, step, save_dir)
-                deadline = time.monotonic() + 300
-                while (health := client.get("/health").json())["step"] < step:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
-                assert health["checkpoint"] == state(dumps, step).name
-                assert health["age_seconds"] > 0
-        finally:
-            end.set()
-            for thread in threads:
-                thread.join()
-    assert failures == []
+    with serving(save_dir) as client, meanwhile(functools.partial(load, client), 2):
+        for step in steps[1:]:
+            publish_state(dumps, step, save_dir)
+            deadline = time.monotonic() + 300
+            while (health := client.get("/health").json())["step"] < step:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert health["checkpoint"] == state(dumps, step).name
+            assert health["age_seconds"] > 0
     assert {reply["step"] for _, reply in answers} >= set(steps[1:-1])
     for name, reply in answers:
         if name == "scores":

@@ -127,8 +127,6 @@ def test_a_training_with_deltas_that_a_signal_ended_resumes(data: Path, tmp_path
     resumed = example(device, *flags, "--epochs", epochs, "--resume")
     assert f"step {step}, written by 1 rank" in resumed
     assert f"epoch {epochs}/{epochs}" in resumed
-    loaded = example(device, *flags[:4], "--load", "--checkpoint", "latest")
-    assert len(metrics_of(loaded)) >= 2
 
 
 @pytest.mark.gpu
