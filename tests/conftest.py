@@ -129,18 +129,14 @@ def trained_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def dynamic_folders(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Folders that 1 and 2 ranks of `dynamic_states.py` wrote: "dumps", and "predictions.npz"."""
+def dynamic_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder that two ranks of `states.py` wrote of dynamic tables: "dumps", and "predictions.npz"."""
 
     def make(folder: Path) -> None:
-        for num_ranks in (1, 2):
-            own = folder / str(num_ranks)
-            own.mkdir()
-            files = (own / "predictions.npz", synthetic_folder, own / "dumps")
-            succeeded(torchrun(num_ranks, SUPPORT / "dynamic_states.py", *files, timeout=250))
+        files = (folder / "predictions.npz", synthetic_folder, folder / "dumps")
+        succeeded(torchrun(2, SUPPORT / "states.py", *files, "dynamic", timeout=250))
 
-    folder = shared_folder(tmp_path_factory, "dynamic", make)
-    return {num_ranks: folder / str(num_ranks) for num_ranks in (1, 2)}
+    return shared_folder(tmp_path_factory, "dynamic", make)
 
 
 @pytest.fixture(scope="session")

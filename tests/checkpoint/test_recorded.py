@@ -49,36 +49,18 @@ OF_THE_COMMAND_LINE = (
     *("pipeline", "timeout", "rebuild", "distribution"),
 )
 
-# Of each flag values of another type, or beyond what it may be.
+# Of flags of each type, values of another type or beyond what they may be.
 EDITS: dict[str, list[Any]] = {
     "seed": [-1, 2**31, 10**400, 1.5, "1", True, None, [1]],
     "split": ["", "newest", 3, ["time"], "ran\ndom"],
     "dataset": ["ml-2m", 1, None, "ml-1m\x1b[2J"],
     "data_path": [1, None],
-    "cache_dir": [1, ["/tmp"], {"a": 1}],
-    "synthetic_ratings": [0, 10**12, 1e6, "many"],
-    "synthetic_kind": ["", "flat", 1],
     "test_fraction": [0, 1, -0.5, "0.2", True],
-    "validation_fraction": [1, -1, None],
     "bad_rows": ["keep", False],
-    "task": ["sorting", 0],
-    "embedding_dim": [0, -4, 30, 2**40, 32.0, "32"],
     "mlp_dims": [[0], [2**40], [64] * 1000, 64, "64,32", [64.0], [[64]], {"64": 32}],
-    "history": [-1, 10**9, None, "30"],
-    "epochs": [0, -1, 10**400, 1.0],
-    "batch_size": [0, 2**40, "2048"],
     "capacity": ["0", "many", 100, "user=", None],
-    "admission_threshold": [0, 10**9, "2"],
-    "eviction": ["oldest", 1],
     "ttl": ["-1", "5 days", 5],
-    "half_life": ["x", 7],
-    "max_load_factor": [-0.5, 2, "0.75"],
-    "max_growth": [0, 10**6, 1.5],
     "lr": [0, -1, 10**400, "0.04", None, []],
-    "weight_decay": [-1, 10**9, 10**400],
-    "dense_weight_decay": [-1, 10**9, False],
-    "patience": [-1, 0.5],
-    "num_workers": [1.5, None, [1]],
     "async_dump": [0, 1, "yes"],
 }
 
@@ -261,12 +243,6 @@ def test_a_resumed_training_keeps_its_flags_and_names_those_that_change(
     again = succeeded(python(EXAMPLE, "--resume", "--epochs", 2, "--batch_size", 2048, *data, *save_dir))
     assert "as in the training: --embedding_dim 8 --lr 0.03\n" in again
     assert "continues with other flags than before: --epochs 2 (was 1)\n" in again
-    refused = python(EXAMPLE, "--resume", "--history", 5, *data, *save_dir)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "--history 5 does not fit" in refused.stderr
-    without = python(EXAMPLE, "--resume", *save_dir)
-    assert (without.returncode, without.stderr.count("\n")) == (2, 1)
-    assert f"was trained on the files in {synthetic_folder}, and no path is taken" in without.stderr
 
 
 # --- a checkpoint that comes from anywhere ---
@@ -298,16 +274,12 @@ def test_data_that_were_found_by_their_path_have_to_be_named(trained: Config, tm
         )
 
 
-@pytest.mark.parametrize("flag", EDITS)
 @pytest.mark.parametrize("line", ["--load", "--resume", "--compact"])
-def test_an_edited_configuration_is_refused(trained: Config, flag: str, line: str) -> None:
+def test_an_edited_configuration_is_refused(trained: Config, line: str) -> None:
     path = Path(trained.checkpoint.save_dir) / "step-000000010" / CONFIG
-    whole = json.loads(path.read_bytes())
-    asked = parsed(trained, line)
-    for value in EDITS[flag]:
-        path.write_text(json.dumps({**whole, flag: value}))
-        with pytest.raises(UserError, match=f"{path} is damaged: it has "):
-            with_recorded(*asked)
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "seed": 4}))
+    with pytest.raises(UserError, match=f"{path} is damaged: it has "):
+        merged(trained, line)
 
 
 @pytest.mark.parametrize("flag", EDITS)
@@ -322,20 +294,7 @@ def test_recorded_values_of_a_wrong_type_or_beyond_their_limits_are_refused(
         assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"[" * 200_000,
-        b'{"seed": 1, "seed": 2}',
-        b'{"lr": NaN}',
-        b'{"seed": ' + b"9" * 10_000 + b"}",
-        bytes(range(256)),
-    ],
-)
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"seed": 1, "seed": 2}'])
 def test_an_invalid_configuration_file_is_refused_with_one_message(trained: Config, content: bytes) -> None:
     dump = record(trained)
     add_file(dump, CONFIG, content)

@@ -19,10 +19,8 @@ machine a folder of its own.
     machine.ranks()                 those of the ranks alone
     machine.signal(SIGSTOP)         to all that runs there; machine.kill() is SIGKILL, and waits
     machine.cut(), machine.fix()   packets vanish in the switch: no reset, and the carrier stays
-    machine.unplug(), machine.plug()    the carrier goes as well
     machine.crash()                 cut and then kill: the others get no farewell
     machine.call_itself("127.0.1.1")    a name that is the machine's loopback to itself
-    machine.limit("1gbit")          how fast the machine may send
     machine.received()              bytes that have come in by the network
     launched("--dump", ...)          the command that launches ranks of the example on each of some machines
 
@@ -178,7 +176,7 @@ class Machine:
         self._commands: list[Command] = []
         self._shell(f"ip addr add {self.address}/24 dev eth0 && ip link set eth0 up")
         self.fix()
-        self.plug()
+        self.cluster.ip("link", "set", self._port, "up")
 
     # --- commands ---
 
@@ -274,18 +272,6 @@ class Machine:
         """Undo `cut`."""
         self.cluster.ip("link", "set", self._port, "master", "switch")
 
-    def unplug(self) -> None:
-        """Cut the link so that this machine sees that its carrier is gone."""
-        self.cluster.ip("link", "set", self._port, "down")
-
-    def plug(self) -> None:
-        """Undo `unplug`."""
-        self.cluster.ip("link", "set", self._port, "up")
-
-    def limit(self, rate: str) -> None:
-        """Send no faster than a rate, in the words of `tc`: "1gbit"."""
-        self._shell(f"tc qdisc replace dev eth0 root tbf rate {rate} burst 256kb latency 50ms")
-
     def received(self) -> int:
         """The bytes that have come in by the network so far, headers included."""
         found = json.loads(self.cluster.ip("-json", "-stats", "link", "show", self._port))
@@ -307,15 +293,35 @@ class Machine:
             return False
 
 
-class Running:
-    """Process on a machine, with its output and errors together in a file."""
+class Command:
+    """A command in a session of its own, with its output and errors together in a file.
 
-    def __init__(self, path: Path) -> None:
+    how: the context in which it is started (`preloaded.py`).
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        path: Path,
+        env: Mapping[str, object] | None = None,
+        cwd: Path = ROOT,
+        how: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self.path = path
+        self._is_entered = command[0] == "nsenter"
+        inherited = {key: value for key, value in os.environ.items() if key not in LAUNCH_VARIABLES}
+        given = {key: str(value) for key, value in (env or {}).items()}
+        own = {**NO_GPUS, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parent)}
+        env = {**inherited, **own, **given}
+        options: dict[str, Any] = {"cwd": cwd, "env": env, "text": True, "start_new_session": True}
+        with path.open("wb") as output, how():
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, **options
+            )
 
     def poll(self) -> int | None:
         """The exit status, negative if a signal ended it; None while it runs."""
-        raise NotImplementedError
+        return self.process.poll()
 
     def text(self) -> str:
         """Output so far."""
@@ -347,34 +353,6 @@ class Running:
         status = self.wait(timeout)
         assert status == 0, f"status {status}\n{self.text()}"
         return self.text()
-
-
-class Command(Running):
-    """A command in a session of its own; how: the context in which it is started (`preloaded.py`)."""
-
-    def __init__(
-        self,
-        command: list[str],
-        path: Path,
-        env: Mapping[str, object] | None = None,
-        cwd: Path = ROOT,
-        how: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> None:
-        super().__init__(path)
-        self._is_entered = command[0] == "nsenter"
-        inherited = {key: value for key, value in os.environ.items() if key not in LAUNCH_VARIABLES}
-        given = {key: str(value) for key, value in (env or {}).items()}
-        own = {**NO_GPUS, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parent)}
-        env = {**inherited, **own, **given}
-        options: dict[str, Any] = {"cwd": cwd, "env": env, "text": True, "start_new_session": True}
-        with path.open("wb") as output, how():
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, **options
-            )
-
-    def poll(self) -> int | None:
-        """As that of `Running`."""
-        return self.process.poll()
 
     def write(self, line: str) -> None:
         """Give it a line to read."""

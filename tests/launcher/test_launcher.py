@@ -121,15 +121,3 @@ def test_a_launcher_prints_that_it_waits_for_other_machines_and_ctrl_c_ends_it(t
     assert errors.splitlines()[-1] == "launcher: ended by SIGINT, while it waited for the other machines"
     assert "Traceback" not in errors
     assert process.returncode == 128 + signal.SIGINT
-
-
-def test_a_restart_of_ranks_is_printed_with_one_message(script: Path, tmp_path: Path) -> None:
-    (tmp_path / "go").touch()
-    script.write_text(script.read_text().replace("    cleanup_runtime()", "    raise SystemExit(1)"))
-    result = run_command(launched("--max_restarts=1", script), env=environment(tmp_path), timeout=90)
-    assert result.returncode == 1
-    assert result.stdout.count("told [0, 1]") == 2 * 2
-    said = "restarting the ranks: attempt 2 on this machine, with 2 ranks on 1 machine of --nnodes 1:1"
-    lines = [line for line in result.stderr.splitlines() if line.startswith("launcher: ")]
-    # No word of other machines, of which there are none.
-    assert lines == [f"launcher: {said}"]

@@ -42,18 +42,25 @@ def test_a_launch_on_one_machine_listens_on_no_public_address(script: Path, tmp_
     assert list((tmp_path / "temporary").glob("launch-*")) == []
 
 
-def test_restarted_ranks_rendezvous_again(script: Path, tmp_path: Path) -> None:
+def test_restarted_ranks_rendezvous_again_and_the_restart_is_printed_with_one_message(
+    script: Path, tmp_path: Path
+) -> None:
     (tmp_path / "go").touch()
     text = script.read_text().replace(
         "    cleanup_runtime()",
         '    import os\n    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":\n'
-        "        os.kill(os.getpid(), 9)\n    cleanup_runtime()",
+        "        raise SystemExit(1)\n    cleanup_runtime()",
     )
     script.write_text(text)
     command = launched("--max_restarts=1", script)
     result = run_command(command, env=environment(tmp_path), timeout=90)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("met") >= 4
+    assert result.stdout.count("told [0, 1]") == 2 * 2
+    said = "restarting the ranks: attempt 2 on this machine, with 2 ranks on 1 machine of --nnodes 1:1"
+    # No word of other machines, of which there are none.
+    assert [line for line in result.stderr.splitlines() if line.startswith("launcher: ")] == [
+        f"launcher: {said}"
+    ]
     assert list((tmp_path / "temporary").glob("*elastic*")) == []
     assert list((tmp_path / "temporary").glob("launch-*")) == []
 

@@ -26,6 +26,7 @@ import pytest
 from recsuite.checkpoint.folder import newest_in
 from tests.cluster.machines import Cluster, Command, Machine, why_not
 from tests.support.launch import LAUNCHER, SUPPORT
+from tests.support.place import marked_processes
 from tests.support.preloaded import preloaded
 from tests.support.silent_ranks import MARK
 
@@ -85,13 +86,8 @@ class Launch:
             self.commands = [Command(command, self.folder / "output", env, how=preloaded)]
 
     def processes(self) -> list[int]:
-        """The pids of all that inherited the mark, without who is dead and not yet waited for."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if f"TEST_MARK={self.folder}\0".encode() in path.read_bytes():
-                    found.append(int(path.parent.name))
-        return found
+        """All processes of the launch."""
+        return marked_processes(str(self.folder))
 
     def launchers(self) -> list[int]:
         """The launcher of each machine."""
@@ -278,15 +274,9 @@ def test_machines_that_are_cut_off_from_each_other_end_their_launchers_too(
     assert all(command.process.returncode != 0 for command in launch.commands)
 
 
-@pytest.mark.parametrize(
-    ("name", "phase"),
-    [
-        ("KILL of a rank", "training with dumps"),
-        ("death of a data worker", "training with dumps and workers"),
-    ],
-)
-def test_a_dead_process_ends_the_launch_at_once(name: str, phase: str, trained: Path, tmp_path: Path) -> None:
-    taken, launch = attack(name, phase, AT_LEISURE, tmp_path / "launch", trained)
+def test_a_killed_rank_ends_the_launch_at_once(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "launch"
+    taken, launch = attack("KILL of a rank", "training with dumps", AT_LEISURE, folder, trained)
     assert taken < AT_LEISURE.patience, launch.text()
     assert launch.commands[0].process.returncode != 0
 

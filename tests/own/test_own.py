@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 
 import recsuite as rs
 from recsuite.config.sections import CheckpointConfig
@@ -22,6 +21,7 @@ from recsuite.tools.cases import cases_of_models
 from recsuite.training.progress import Progress
 from tests.support.documents import PAGES, blocks
 from tests.support.launch import python, read_json, succeeded, torchrun
+from tests.support.published import differing_tensors, tensors_of
 
 OWN = Path(__file__).parent
 SCRIPTS = ("deepfm", "seconds")
@@ -109,12 +109,6 @@ def write_videos(folder: Path) -> dict[str, list[Any]]:
     }
 
 
-def tensors_of(folder: Path) -> dict[str, np.ndarray]:
-    """All that a checkpoint holds, by the file and the name."""
-    files = sorted(folder.glob("part-*.safetensors"))
-    return {f"{file.name}/{name}": array for file in files for name, array in load_file(file).items()}
-
-
 def test_a_deepfm_with_a_loss_a_metric_and_a_callback_of_its_own_trains_loads_on_three_and_is_served(
     tmp_path: Path,
 ) -> None:
@@ -178,10 +172,9 @@ def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_s
     (tmp_path / "resumed").mkdir()
     shutil.copytree(tmp_path / "dumps" / f"step-{9:09d}", tmp_path / "resumed" / f"step-{9:09d}")
     succeeded(torchrun(2, "seconds.py", *flags, "--save_dir", "resumed", "--resume", cwd=tmp_path))
-    found, wanted = (tensors_of(tmp_path / name / f"step-{last:09d}") for name in ("resumed", "dumps"))
-    assert any("momentum_buffer" in name for name in wanted)
-    assert found.keys() == wanted.keys()
-    assert [name for name in wanted if not np.array_equal(found[name], wanted[name])] == []
+    resumed, whole = (tmp_path / name / f"step-{last:09d}" for name in ("resumed", "dumps"))
+    assert any("momentum_buffer" in name for name in tensors_of(whole))
+    assert differing_tensors(resumed, whole) == []
     # One rank wrote to the tracker, and the resumed training continued its run.
     lines: list[Any] = [*map(json.loads, (tmp_path / "track.jsonl").read_text().splitlines())]
     begins, logged = ([line for line in lines if name in line] for name in ("begin", "loss"))

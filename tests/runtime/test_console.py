@@ -85,7 +85,6 @@ def test_closed_standard_streams_are_replaced(tmp_path: Path) -> None:
     "command",
     [
         [EXAMPLE, "--epochs", "1"],
-        [EXAMPLE, "--recommend", "--user", "1"],
         ["-m", "recsuite.monitoring.results", "runs"],
         [*LAUNCHER, "--standalone", "--nproc_per_node=2", EXAMPLE],
     ],

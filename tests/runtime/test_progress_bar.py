@@ -105,7 +105,10 @@ def test_a_terminal_gets_a_bar_instead_of_lines(
         time.sleep(0.2)
     output, errors = capsys.readouterr()
     assert output == ""
-    assert "epoch 1/8:  50%" in errors
+    # With the rate and the time that is left.
+    assert re.search(
+        r"epoch 1/8:  50%\|[^|]*\| 50\.?0?/100 \[\d\d:\d\d<\d\d:\d\d, +[\d.k]+ ?ratings/s\]", errors
+    )
 
 
 def test_drawing_reading_and_columns_are_shown(

@@ -131,11 +131,6 @@ def test_outside_of_a_repository_the_message_names_the_folder_of_the_list(
     assert sentence.endswith("install --no-deps -r requirements.txt")
 
 
-def test_nothing_installed_gives_one_message_too(install: Install) -> None:
-    install({})
-    assert "but found none of them; fix it with: " in refusal()
-
-
 def test_the_versions_for_reports_name_the_fbgemm_wheel(install: Install) -> None:
     install({"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0", "numpy": "2.4.6"})
     found = host.installed_versions()

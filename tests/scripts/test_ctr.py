@@ -15,11 +15,11 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from safetensors.numpy import load_file
 
 import recsuite as rs
 from tests.support.documents import blocks
 from tests.support.launch import ROOT, python, read_json, succeeded, torchrun
+from tests.support.published import differing_tensors
 
 sys.path.append(str(ROOT / "example"))
 import criteo_log
@@ -30,6 +30,7 @@ import shop_log
 CTR = ROOT / "example" / "ctr.py"
 METRICS = ("log_loss", "auc", "calibration")
 FEW = ("--num_workers", 0, "--embedding_dim", 8)
+DUMPING = ("--epochs", 1, "--batch_size", 256, "--dump", "--inc_dump", "--dump_every", 5, "--keep", 100)
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +46,6 @@ def metrics_of(report: Path, script: Script | None = None) -> dict[str, float]:
     found: dict[str, float] = read_json(report / "metrics.json")["test"]
     prefixes = ["", "click_"] if script and script.model is multitask.MMoE else [""]
     return {f"{prefix}{name}": found[f"{prefix}{name}"] for prefix in prefixes for name in METRICS}
-
-
-def tensors_of(folder: Path) -> dict[str, np.ndarray]:
-    """All that a checkpoint holds, by the file and the name."""
-    files = sorted(folder.glob("part-*.safetensors"))
-    return {f"{file.name}/{name}": array for file in files for name, array in load_file(file).items()}
 
 
 def raw_values(file: Path) -> dict[str, list[Any]]:
@@ -115,65 +110,75 @@ SCRIPTS = {
 }
 
 
-def soaked(name: str) -> Any:
-    """A case of the long tests alone."""
-    return pytest.param(name, marks=pytest.mark.soak)
+class Trained(NamedTuple):
+    """A training of a script on two processes: its folder has its "log", "dumps" and "report"."""
+
+    name: str
+    folder: Path
+
+    @property
+    def script(self) -> Script:
+        return SCRIPTS[self.name]
+
+    @property
+    def flags(self) -> tuple[object, ...]:
+        """All but the modes and what belongs to a training."""
+        return (*self.script.flags, "--data_path", self.folder / "log", *FEW)
 
 
-@pytest.mark.parametrize("name", [soaked("dlrm"), "dcn", "mmoe"])
+@pytest.fixture(scope="module", params=["dlrm", pytest.param("dcn", marks=pytest.mark.soak), "mmoe"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A training with full checkpoints and deltas."""
+    found = Trained(request.param, tmp_path_factory.mktemp("trained"))
+    found.script.write(found.folder / "log")
+    more = ("--save_dir", found.folder / "dumps", "--report_dir", found.folder / "report")
+    succeeded(torchrun(2, *found.flags, *DUMPING, *more))
+    return found
+
+
 def test_one_and_two_processes_learn_the_same_and_three_load_the_checkpoint_of_two(
-    tmp_path: Path, name: str
+    trained: Trained, tmp_path: Path
 ) -> None:
-    script, log = SCRIPTS[name], tmp_path / "log"
-    script.write(log)
-    common = (*script.flags, "--data_path", log, *FEW)
-    more = ("--epochs", 1, "--save_dir", tmp_path / "dumps", "--inc_dump", "--dump_every", 5)
-    one = python(*common, "--epochs", 1, "--batch_size", 512, "--report_dir", tmp_path / "one")
+    one = python(*trained.flags, "--epochs", 1, "--batch_size", 512, "--report_dir", tmp_path)
     assert "the best possible AUC is 0." in succeeded(one)
-    succeeded(torchrun(2, *common, *more, "--batch_size", 256, "--report_dir", tmp_path / "two"))
-    found = metrics_of(tmp_path / "two", script)
-    assert found == pytest.approx(metrics_of(tmp_path / "one", script), abs=1e-6)
-    assert len([*(tmp_path / "dumps").glob("delta-*")]) >= 1
-    loaded = succeeded(torchrun(3, *common, "--load", "--save_dir", tmp_path / "dumps"))
+    found = metrics_of(trained.folder / "report", trained.script)
+    assert found == pytest.approx(metrics_of(tmp_path, trained.script), abs=1e-6)
+    loaded = succeeded(torchrun(3, *trained.flags, "--load", "--save_dir", trained.folder / "dumps"))
     row = re.search(r"^\| this model, step [^|]*\|(.*)\|$", loaded, re.MULTILINE)
     assert row is not None, loaded
     assert [*map(float, row[1].split("|"))] == pytest.approx([*found.values()], abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["dlrm", soaked("dcn"), "mmoe"])
-def test_a_resumed_training_equals_an_uninterrupted_one_and_its_export_has_the_test_scores(
-    tmp_path: Path, name: str
-) -> None:
-    script, log = SCRIPTS[name], tmp_path / "log"
-    script.write(log)
-    flags = (*script.flags, "--data_path", log, *FEW, "--batch_size", 256, "--epochs", 1)
-    dumping = (*flags, "--dump", "--dump_every", 5, "--keep", 100)
-    succeeded(torchrun(2, *dumping, "--save_dir", tmp_path / "dumps", "--report_dir", tmp_path / "report"))
-    first, *_, last = sorted((tmp_path / "dumps").glob("step-*"))
-    shutil.copytree(first, tmp_path / "resumed" / first.name)
-    succeeded(torchrun(2, *dumping, "--save_dir", tmp_path / "resumed", "--resume"))
-    found, wanted = tensors_of(tmp_path / "resumed" / last.name), tensors_of(last)
-    assert found.keys() == wanted.keys()
-    assert [name for name in wanted if not np.array_equal(found[name], wanted[name])] == []
-    export = ("--export", tmp_path / "exported", "--save_dir", tmp_path / "dumps")
-    succeeded(python(*script.flags, *export))
+def test_a_resumed_training_equals_an_uninterrupted_one(trained: Trained, tmp_path: Path) -> None:
+    dumps = trained.folder / "dumps"
+    base, *_, last = sorted(dumps.glob("step-*"))
+    for folder in (base, min(dumps.glob("delta-*"))):
+        shutil.copytree(folder, tmp_path / folder.name)
+    succeeded(torchrun(2, *trained.flags, *DUMPING, "--save_dir", tmp_path, "--resume"))
+    assert differing_tensors(tmp_path / last.name, last) == []
+
+
+def test_an_export_has_the_test_scores_of_the_training(trained: Trained, tmp_path: Path) -> None:
+    script, dumps, log = trained.script, trained.folder / "dumps", trained.folder / "log"
+    succeeded(python(*script.flags, "--export", tmp_path / "exported", "--save_dir", dumps))
     values = script.values(log)
     served = rs.ServedModel.open(tmp_path / "exported", model=script.model)
     scores = served.score(values).numpy()
-    trained = rs.ServedModel.open(tmp_path / "dumps", model=script.model)
-    assert scores == pytest.approx(trained.score(values).numpy(), abs=1e-6)
-    if name == "dlrm":
-        (tmp_path / "served.py").write_text(blocks(ROOT / "docs" / "ctr.md", "python")[0])
-        shown = succeeded(python("served.py", cwd=tmp_path, env={"PYTHONPATH": str(CTR.parent)}))
+    of_checkpoint = rs.ServedModel.open(dumps, model=script.model)
+    assert scores == pytest.approx(of_checkpoint.score(values).numpy(), abs=1e-6)
+    if trained.name == "dlrm":
+        # It reads dumps.
+        (trained.folder / "served.py").write_text(blocks(ROOT / "docs" / "ctr.md", "python")[0])
+        shown = succeeded(python("served.py", cwd=trained.folder, env={"PYTHONPATH": str(CTR.parent)}))
         assert 0 < float(shown.strip("[]\n")) < 1
     # What the training said of the same rows, as sharp as a metric of all of them is.
-    said = metrics_of(tmp_path / "report", script)
+    said = metrics_of(trained.folder / "report", script)
     for (prefix, labels), of_label in zip(
         script.labels(log).items(), scores.reshape(len(scores), -1).T, strict=True
     ):
         losses = -np.log(np.where(labels, of_label, 1 - of_label))
         assert losses.mean() == pytest.approx(said[f"{prefix}log_loss"], abs=1e-6)
-    if name == "mmoe":
+    if trained.name == "mmoe":
         # The first label is what recommendations go by.
         (best, score), *_ = served.recommend({"user": [7]}, k=1)[0]
         assert score == pytest.approx(float(served.score({"user": [7], "item": [best]})[0, 0]), abs=1e-6)
@@ -194,7 +199,7 @@ def test_a_log_of_one_file_is_read_with_all_that_is_missing(log: Path, tmp_path:
         file.writelines("\t".join(row) + "\n" for row in rows)
     report = tmp_path / "report"
     flags = ("--data_path", tmp_path / "day_0.gz", *FEW, "--epochs", 1, "--report_dir", report)
-    output = succeeded(python(CTR, *flags))
+    output = succeeded(python(CTR, "--model", "dcn", *flags))
     assert "1,500" not in output.split("skipped")[0] or "skipped" not in output
     data = read_json(report / "metrics.json")["data"]
     assert data["num_train"] + data["num_validation"] + data["num_test"] == 1_500

@@ -35,13 +35,6 @@ def test_too_few_candidates_are_refused_with_one_message() -> None:
     assert ended.stderr == "pipeline.py: --candidates must be at least 10, got 3.\n"
 
 
-@pytest.mark.soak
-def test_a_training_that_cannot_begin_ends_the_script(tmp_path: Path) -> None:
-    ended = python(PIPELINE, "--data_path", tmp_path, "--save_dir", tmp_path / "models")
-    assert ended.returncode == 2
-    assert "ended with status 2; see its output above." in ended.stderr
-
-
 def test_ranks_of_a_launch_are_refused_with_one_message() -> None:
     ended = torchrun(2, PIPELINE)
     assert ended.returncode != 0

@@ -44,10 +44,3 @@ def test_the_index_of_a_training_on_any_ranks_is_exported_followed_and_shown(
     page = output[output.index("user ") :] if "rated" in output else ""
     assert re.search(r"user \d+ rated \d+ movies, and liked most:", page)
     assert len(re.findall(r"\| +\d+ \| .+ \(\d{4}\) +\| +\S+ \|$", page, re.MULTILINE)) == 10
-
-
-def test_a_training_of_another_task_is_refused_before_it_begins(tmp_path: Path) -> None:
-    ended = python(RETRIEVAL, "--task", "rating", "--save_dir", tmp_path / "dumps")
-    assert ended.returncode == 2
-    assert "--task is not a flag of this script. Fix: " in ended.stderr
-    assert not (tmp_path / "dumps").exists()

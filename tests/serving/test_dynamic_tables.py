@@ -59,8 +59,7 @@ def content(table: IdTable) -> tuple[list[int], list[list[float]], list[float]]:
     )
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("ttl", [0, 40])
+@pytest.mark.parametrize(("world_size", "ttl"), [(1, 40), (2, 0), (3, 40)])
 def test_a_base_and_its_deltas_are_served_as_the_full_dump_bit_for_bit(
     world_size: int, ttl: int, tmp_path: Path
 ) -> None:
@@ -216,7 +215,7 @@ def test_a_delta_with_other_tables_is_refused(
         take()
 
 
-@pytest.mark.parametrize("value", [-(2**63), 2**63, -(10**30), 1.5, float("inf"), float("-inf"), 1e300])
+@pytest.mark.parametrize("value", [-(2**63), 2**63, 1.5, float("inf")])
 def test_a_number_that_can_be_no_id_is_refused_with_one_message(value: float) -> None:
     with pytest.raises(
         UserError, match=r"The feature user takes whole numbers between .*, and got "

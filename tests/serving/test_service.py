@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import inspect
 import json
 import re
 import runpy
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 
-from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, publish, step_of
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import UserError
@@ -32,6 +31,8 @@ from recsuite.serving.recommend import open_viewer, recommend
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import VocabularyTable
 from tests.support.launch import ROOT, free_port, started, wait_for
+from tests.support.meanwhile import meanwhile
+from tests.support.published import copied, publish_state, state
 from tests.support.random_model import ITEMS, snapshot_of
 
 httpx = pytest.importorskip("httpx", reason="needs the package httpx, of requirements-dev.txt")
@@ -41,26 +42,24 @@ serve = pytest.importorskip("serve")
 # The launch runs within the first test.
 SERVE = ROOT / "example" / "serve.py"
 ENV = {"PYTHONPATH": str(ROOT / "example")}
+OWN_SCRIPT = """
+import serve
+from recsuite import library_model
+
+def make_model(data, args):
+    print("made by the script", flush=True)
+    return library_model(data, args)
+
+raise SystemExit(serve.main(model=make_model))
+"""
 VALUES: dict[str, list[Any]] = {"user": [1, 2, 3, -7] * 50, "movie": [*range(1, 201)]}
-
-
-def states(dumps: Path) -> dict[int, Path]:
-    """The checkpoints of a training, by step."""
-    return {step_of(path): path for path in (*full_checkpoints_in(dumps), *deltas_in(dumps))}
-
-
-def publish_copy(state: Path, save_dir: Path) -> None:
-    """Publish a checkpoint as a trainer does."""
-    making = save_dir / f".making-{state.name}"
-    shutil.copytree(state, making)
-    publish(making, save_dir / state.name, keep=9)
 
 
 @contextlib.contextmanager
 def serving(
     save_dir: Path, *flags: str, said: list[str] | None = None, script: Path = SERVE
-) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
-    """A client of a running service, and the service; said: gets its lines until it serves."""
+) -> Iterator[Any]:
+    """A client of a running service; said: gets its lines until it serves."""
     command = [
         sys.executable,
         str(script),
@@ -80,83 +79,63 @@ def serving(
             lines.append(line)
         assert "http://127.0.0.1:" in line
         with httpx.Client(base_url=line.split()[-1], timeout=60, trust_env=False) as client:
-            yield client, process
+            yield client
 
 
-def first_two(dumps: Path, tmp_path: Path) -> Path:
-    """A folder with the first two checkpoints of a training."""
-    folder = tmp_path / "dumps"
-    folder.mkdir()
-    for step in (0, 2):
-        publish_copy(states(dumps)[step], folder)
-    return folder
+@dataclasses.dataclass
+class Service:
+    """A client of a running service, the lines until it served, and the folder that it follows."""
+
+    client: Any
+    said: list[str]
+    save_dir: Path
 
 
-@pytest.fixture
-def save_dir(trained_folder: Path, tmp_path: Path) -> Path:
-    return first_two(trained_folder / "dumps", tmp_path)
+@pytest.fixture(scope="module")
+def service(trained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service of a script with a model of its own, without the data of the training."""
+    folder, said = tmp_path_factory.mktemp("service"), list[str]()
+    save_dir = copied(trained_folder / "dumps", folder / "dumps", 2)
+    (folder / "own.py").write_text(OWN_SCRIPT)
+    with serving(save_dir, said=said, script=folder / "own.py") as client:
+        yield Service(client, said, save_dir)
 
 
-def test_a_script_serves_a_model_of_its_own(save_dir: Path, tmp_path: Path) -> None:
-    script, said = tmp_path / "own.py", list[str]()
-    script.write_text(
-        "import serve\n"
-        "from recsuite import library_model\n"
-        "def make_model(data, args):\n"
-        "    print('made by the script', flush=True)\n"
-        "    return library_model(data, args)\n"
-        "raise SystemExit(serve.main(model=make_model))\n"
-    )
-    with serving(save_dir, said=said, script=script) as (client, _):
-        scores = client.post("/score", json=VALUES).json()["scores"]
-    assert "made by the script\n" in said
-    assert scores == ServedModel.open(save_dir, "latest").score(VALUES).tolist()
+def test_a_script_serves_a_model_of_its_own(service: Service) -> None:
+    scores = service.client.post("/score", json=VALUES).json()["scores"]
+    assert "made by the script\n" in service.said
+    assert scores == ServedModel.open(service.save_dir, "latest").score(VALUES).tolist()
 
 
-@pytest.mark.parametrize("ids", ["fixed", "dynamic"])
 def test_each_answer_under_load_is_that_of_the_step_that_it_names(
-    trained_folder: Path, dynamic_folders: dict[int, Path], tmp_path: Path, ids: str
+    trained_folder: Path, tmp_path: Path
 ) -> None:
-    dumps = (trained_folder if ids == "fixed" else dynamic_folders[2]) / "dumps"
-    found, save_dir = states(dumps), first_two(dumps, tmp_path)
+    dumps = trained_folder / "dumps"
+    save_dir = copied(dumps, tmp_path / "dumps", 2)
     steps = [2, 4, 6, 8, 10, 12, 14, 16]
-    models = {step: ServedModel.open(found[step]) for step in steps}
+    models = {step: ServedModel.open(state(dumps, step)) for step in steps}
     scores = {step: model.score(VALUES).tolist() for step, model in models.items()}
     items = {step: [[*each] for each in model.recommend([1], 5)[0]] for step, model in models.items()}
     answers: list[tuple[str, dict[str, Any]]] = []
-    failures: list[str] = []
-    end = threading.Event()
 
     def load(client: Any) -> None:
-        while not end.is_set():
-            for path, name, body in (
-                ("/score", "scores", VALUES),
-                ("/recommend", "items", {"users": [1], "k": 5}),
-            ):
-                reply = client.post(path, json=body)
-                if reply.status_code != 200:
-                    failures.append(reply.text)
-                    return
-                answers.append((name, reply.json()))
+        for path, name, body in (
+            ("/score", "scores", VALUES),
+            ("/recommend", "items", {"users": [1], "k": 5}),
+        ):
+            reply = client.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            answers.append((name, reply.json()))
 
-    with serving(save_dir) as (client, _):
-        threads = [threading.Thread(target=load, args=(client,)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        try:
-            for step in steps[1:]:
-                publish_copy(found[step], save_dir)
-                deadline = time.monotonic() + 300
-                while (health := client.get("/health").json())["step"] < step:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
-                assert health["checkpoint"] == found[step].name
-                assert health["age_seconds"] > 0
-        finally:
-            end.set()
-            for thread in threads:
-                thread.join()
-    assert failures == []
+    with serving(save_dir) as client, meanwhile(functools.partial(load, client), 2):
+        for step in steps[1:]:
+            publish_state(dumps, step, save_dir)
+            deadline = time.monotonic() + 300
+            while (health := client.get("/health").json())["step"] < step:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert health["checkpoint"] == state(dumps, step).name
+            assert health["age_seconds"] > 0
     assert {reply["step"] for _, reply in answers} >= set(steps[1:-1])
     for name, reply in answers:
         if name == "scores":
@@ -170,7 +149,7 @@ def test_each_answer_under_load_is_that_of_the_step_that_it_names(
             assert got == pytest.approx([score for _, score in wanted], abs=1e-6)
 
 
-def test_a_mistake_gives_one_message_and_the_service_continues(save_dir: Path) -> None:
+def test_a_mistake_gives_one_message_and_the_service_continues(service: Service) -> None:
     mistakes: dict[str, list[tuple[Any, int, str]]] = {
         "/score": [
             ({"usr": [1]}, 400, "There is no feature usr; the model has"),
@@ -184,51 +163,36 @@ def test_a_mistake_gives_one_message_and_the_service_continues(save_dir: Path) -
             ({}, 400, "recommend requires users or events"),
         ],
     }
-    with serving(save_dir) as (client, process):
-        for path, cases in mistakes.items():
-            for body, status, sentence in cases:
-                reply = client.post(path, json=body)
-                assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
-        assert client.post("/score", json={"user": [-5], "movie": [1]}).status_code == 200
-        taken = str(client.base_url.port)
-        again = subprocess.run(
-            [sys.executable, str(SERVE), "--save_dir", str(save_dir), "--port", taken],
-            env={"PYTHONPATH": str(ROOT / "example"), "PATH": ""},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert again.returncode == 2
-        assert f"Cannot bind 127.0.0.1:{taken}: " in again.stderr
-        assert again.stderr.count("\n") == 1
-        assert process.poll() is None
+    for path, cases in mistakes.items():
+        for body, status, sentence in cases:
+            reply = service.client.post(path, json=body)
+            assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
+    assert service.client.post("/score", json={"user": [-5], "movie": [1]}).status_code == 200
 
 
-def test_an_answer_lists_unknown_ids_and_requests_are_limited(save_dir: Path) -> None:
-    with serving(save_dir) as (client, _):
-        body: dict[str, Any] = {"user": [1, -7, -7, None], "movie": [1, 2, -3, 1]}
-        assert client.post("/score", json=body).json()["unknown"] == {"user": [-7], "movie": [-3]}
-        body = {"users": [1, -7], "events": [[(-4, 3.0)], []], "candidates": [1, -5]}
-        assert client.post("/recommend", json=body).json()["unknown"] == {"user": [-7], "movie": [-5, -4]}
-        body = {"users": {"user": [1], "history": [[1, -6]], "history_ratings": [[4.0, 4.0]]}}
-        assert client.post("/recommend", json=body).json()["unknown"] == {"user": [], "movie": [-6]}
-        assert client.post("/score", json={**body["users"], "movie": [1]}).json()["unknown"] == {
-            "user": [],
-            "movie": [-6],
-        }
-        body = {"users": {"user": [1]}, "k": 1}
-        assert client.post("/recommend", json=body).json()["unknown"] == {"user": [], "movie": []}
-        body = {"users": [1], "events": [[1]]}
-        assert client.post("/recommend", json=body).status_code == 400
-        large = b'{"user": [' + b"1, " * 2**21 + b"1]}"
-        # Also where nobody says beforehand how long it is.
-        for content in (large, iter([large[: 2**20], large[2**20 :]])):
-            reply = client.post("/score", content=content, headers={"Content-Type": "application/json"})
-            assert reply.status_code == 413
-            assert (
-                reply.json()["error"] == "A request has at most 4,194,304 bytes; send several smaller ones."
-            )
-        assert client.get("/health").status_code == 200
+def test_an_answer_lists_unknown_ids_and_requests_are_limited(service: Service) -> None:
+    client = service.client
+    body: dict[str, Any] = {"user": [1, -7, -7, None], "movie": [1, 2, -3, 1]}
+    assert client.post("/score", json=body).json()["unknown"] == {"user": [-7], "movie": [-3]}
+    body = {"users": [1, -7], "events": [[(-4, 3.0)], []], "candidates": [1, -5]}
+    assert client.post("/recommend", json=body).json()["unknown"] == {"user": [-7], "movie": [-5, -4]}
+    body = {"users": {"user": [1], "history": [[1, -6]], "history_ratings": [[4.0, 4.0]]}}
+    assert client.post("/recommend", json=body).json()["unknown"] == {"user": [], "movie": [-6]}
+    assert client.post("/score", json={**body["users"], "movie": [1]}).json()["unknown"] == {
+        "user": [],
+        "movie": [-6],
+    }
+    body = {"users": {"user": [1]}, "k": 1}
+    assert client.post("/recommend", json=body).json()["unknown"] == {"user": [], "movie": []}
+    body = {"users": [1], "events": [[1]]}
+    assert client.post("/recommend", json=body).status_code == 400
+    large = b'{"user": [' + b"1, " * 2**21 + b"1]}"
+    # Also where nobody says beforehand how long it is.
+    for content in (large, iter([large[: 2**20], large[2**20 :]])):
+        reply = client.post("/score", content=content, headers={"Content-Type": "application/json"})
+        assert reply.status_code == 413
+        assert reply.json()["error"] == "A request has at most 4,194,304 bytes; send several smaller ones."
+    assert client.get("/health").status_code == 200
 
 
 def test_missing_packages_are_reported_with_the_install_command(tmp_path: Path) -> None:
@@ -290,53 +254,52 @@ def test_the_port_opens_with_the_first_model_and_a_used_port_is_refused(
         refused = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120)
         assert refused.returncode == 2
         assert f"Cannot bind 127.0.0.1:{port}: " in refused.stderr
+        assert refused.stderr.count("\n") == 1
     # Another one: whoever asks the system for any may get what was just left.
     command[-1] = port = str(free_port())
     with started(command, real=True, env=ENV) as process:
         wait_for(process, "waiting for the first checkpoint")
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
-        publish_copy(states(trained_folder / "dumps")[8], tmp_path)
+        publish_state(trained_folder / "dumps", 8, tmp_path)
         wait_for(process, "serving ")
         assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()["step"] == 8
 
 
 def test_a_server_without_the_data_of_the_training_names_the_missing_features(
-    trained_folder: Path, tmp_path: Path
+    service: Service,
 ) -> None:
-    save_dir, said = first_two(trained_folder / "dumps", tmp_path), list[str]()
-    with serving(save_dir, said=said) as (client, _):
-        assert "what is recommended knows nothing of genres, year, and is worse for it" in "".join(said)
-        assert "takes the history of a user, and gets none" in "".join(said)
-        alone = client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
-    model = ServedModel.open(save_dir, "latest")
+    said = "".join(service.said)
+    assert "what is recommended knows nothing of genres, year, and is worse for it" in said
+    assert "takes the history of a user, and gets none" in said
+    alone = service.client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
+    model = ServedModel.open(service.save_dir, "latest")
     with pytest.warns(UserWarning, match="takes the history of a user, and gets none"):
         assert alone == [[[*pair] for pair in model.recommend([1], 5)[0]]]
 
 
-@pytest.mark.parametrize("checkpoint", ["best", "latest"])
 def test_command_line_http_and_python_recommend_and_score_the_same(
-    checkpoint: str, trained_folder: Path, synthetic_folder: Path, capsys: pytest.CaptureFixture[str]
+    trained_folder: Path, synthetic_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_dir, data = trained_folder / "dumps", str(synthetic_folder)
-    with serving(save_dir, "--data_path", data, "--checkpoint", checkpoint) as (client, _):
+    with serving(save_dir, "--data_path", data, "--checkpoint", "best") as client:
         (served,) = client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
         step = client.get("/health").json()["step"]
         pairs = {"user": [1] * 5, "movie": [item for item, _ in served]}
         scored = client.post("/score", json=pairs).json()["scores"]
-    model = ServedModel.open(save_dir, checkpoint, data_path=data)
+    model = ServedModel.open(save_dir, data_path=data)
     (found,) = model.recommend([1], 5)
     assert (step, served) == (model.progress.step, [[*pair] for pair in found])
     # A pair has one score, whoever asks for it, and what a request says counts before the data.
     assert scored == model.score(pairs).tolist() == pytest.approx([score for _, score in found], abs=1e-5)
     assert model.score({**pairs, "history": [[]] * 5, "history_ratings": [[]] * 5}).tolist() != scored
     with pytest.warns(UserWarning, match="takes the history of a user, and gets none"):
-        assert ServedModel.open(save_dir, checkpoint).score(pairs).tolist() != scored
+        assert ServedModel.open(save_dir).score(pairs).tolist() != scored
     # Other than without histories.
     with pytest.warns(UserWarning, match="takes the history of a user, and gets none"):
-        assert ServedModel.open(save_dir, checkpoint).recommend([1], 5) != [found]
+        assert ServedModel.open(save_dir).recommend([1], 5) != [found]
     capsys.readouterr()
-    flags = {"save_dir": str(save_dir), "data_path": data, "user": "1", "top": 5, "checkpoint": checkpoint}
+    flags = {"save_dir": str(save_dir), "data_path": data, "user": "1", "top": 5}
     recommend(Config.of(recommend=True, **flags), flags.keys())
     rows = re.findall(r"^\|    [1-5] \| (.+?) +\| +([\d.]+) \|$", capsys.readouterr().out, re.MULTILINE)
     items = open_viewer(model, Config.of(**flags, recommend=True), flags.keys()).raw.items
@@ -356,17 +319,18 @@ def test_one_checkpoint_is_the_default_of_command_line_http_and_python() -> None
 def test_a_follower_of_the_best_checkpoint_passes_over_a_later_one_that_is_worse(
     trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, save_dir = states(trained_folder / "dumps"), first_two(trained_folder / "dumps", tmp_path)
+    dumps = trained_folder / "dumps"
+    save_dir = copied(dumps, tmp_path / "dumps", 2)
     best = save_dir / "delta-000000002"
     for module in ("serving.served", "checkpoint.chain"):
         monkeypatch.setattr(f"recsuite.{module}.best_in", lambda folder: best)
     follower, newest = Follower(save_dir), Follower(save_dir, checkpoint="latest")
-    publish_copy(there[8], save_dir)
+    publish_state(dumps, 8, save_dir)
     assert [each.refresh() for each in (follower, newest)] == [False, True]
     assert [each.model.progress.step for each in (follower, newest)] == [2, 8]
     # Until that one is the best.
-    best = save_dir / there[8].name
-    publish_copy(there[10], save_dir)
+    best = save_dir / state(dumps, 8).name
+    publish_state(dumps, 10, save_dir)
     follower.refresh()
     assert follower.model.progress.step == 8
 
@@ -430,9 +394,6 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         MemoryError(),
         OSError(errno.ELOOP, "Too many levels of symbolic links"),
-        RuntimeError("bad"),
-        RecursionError("deep"),
-        KeyError("gone"),
         UserError("the file is damaged"),
     ],
     ids=lambda error: type(error).__name__,
@@ -486,8 +447,9 @@ def test_following_continues_where_its_error_cannot_be_printed(monkeypatch: pyte
 
 @pytest.mark.usefixtures("quick_looks")
 def test_a_link_to_itself_in_place_of_the_folder_stops_following_only_while_it_exists(
-    trained_folder: Path, save_dir: Path
+    trained_folder: Path, tmp_path: Path
 ) -> None:
+    save_dir = copied(trained_folder / "dumps", tmp_path / "dumps", 2)
     follower, aside = Follower(save_dir), save_dir.with_name("aside")
     with following_of(follower):
         save_dir.rename(aside)
@@ -495,7 +457,7 @@ def test_a_link_to_itself_in_place_of_the_folder_stops_following_only_while_it_e
         wait_until(lambda: "loop" in follower.failure)
         save_dir.unlink()
         aside.rename(save_dir)
-        publish_copy(states(trained_folder / "dumps")[4], save_dir)
+        publish_state(trained_folder / "dumps", 4, save_dir)
         wait_until(lambda: follower.model.progress.step == 4 and not follower.failure)
 
 
@@ -694,7 +656,7 @@ def test_no_odd_request_is_answered_with_500_or_printed(capfd: pytest.CaptureFix
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("text", [b'"\\ud800"', b'"a\\udfff"', b'"\xed\xa0\x80"', b'"\\udc00\\ud800"'])
+@pytest.mark.parametrize("text", [b'"a\\udfff"', b'"\xed\xa0\x80"'])
 def test_a_lone_surrogate_is_a_mistake_of_the_request(text: bytes) -> None:
     with answering(serve.service(random_follower())) as (client, _):
         for body in (b'{"user": [%s], "movie": [3]}', b'{"gender": [%s], "movie": [3]}', b"{%s: [1]}"):

@@ -135,7 +135,7 @@ def rows_of(train_state: ShardedModel) -> dict[str, torch.Tensor]:
 
 RULES = RowWiseAdagrad(0.04), Adagrad(0.04), Adam(0.01, eps=1e-12), RowWiseAdam(0.01), SGD(8.0)
 CASES = [
-    *((rule, library_model, "vectorised") for rule in RULES[::2]),
+    *((rule, library_model, "vectorised") for rule in RULES[:1]),
     *((rule, several_widths, "vectorised") for rule in RULES),
     (RULES[1], several_widths, "torchrec"),
 ]

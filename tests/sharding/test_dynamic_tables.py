@@ -15,7 +15,7 @@ from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 
 POLICIES = ("lru continuous", "lru roundrobin", "lru hash")
 # A training, and the same with a pipeline that asks ahead.
-AHEAD = (("lru continuous", "lru ahead"), ("growing", "growing ahead"), ("torchrec", "torchrec ahead"))
+AHEAD = (("lru continuous", "lru ahead"), ("growing", "growing ahead"))
 # With TorchRec's modules, and with the vectorised tables.
 IMPLEMENTATIONS = (("torchrec", "lru roundrobin"), ("torchrec growing ahead", "growing ahead"))
 Found = dict[str, dict[int, Any]]

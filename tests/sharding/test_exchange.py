@@ -69,20 +69,25 @@ def alone_with(
     return SharedExchange(None, buffers, timeout, pids)
 
 
-def test_a_silent_rank_is_waited_for_until_the_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def buffers(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The buffers of two ranks, with small slots."""
     monkeypatch.setattr(exchange, "SLOT_BYTES", 64 + HEADER_BYTES)
-    buffers = [torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
+    return [torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
+
+
+def test_a_silent_rank_is_waited_for_until_the_timeout(
+    buffers: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = alone_with(buffers, monkeypatch, timeout=0.05)
     wait = chosen.exchange_rows(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
     with pytest.raises(RuntimeError, match="rank 1 has sent no rows for 0 s"):
         wait()
 
 
-def test_a_rank_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "SLOT_BYTES", 64 + HEADER_BYTES)
-    buffers = [torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
+def test_a_rank_that_has_ended_is_not_waited_for(
+    buffers: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     child = subprocess.Popen(["sleep", "60"])
     chosen = alone_with(buffers, monkeypatch, pids=[os.getpid(), child.pid])
     wait = chosen.exchange_rows(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
@@ -96,10 +101,10 @@ def test_a_rank_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     child.wait()
 
 
-def test_more_than_a_slot_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "SLOT_BYTES", 64 + HEADER_BYTES)
-    buffer = torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8)
-    chosen = alone_with([buffer], monkeypatch)
+def test_more_than_a_slot_takes_is_refused(
+    buffers: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = alone_with(buffers[:1], monkeypatch)
     assert chosen.outgoing("rows", (4, 4)).rows.shape == (4, 4)
     with pytest.raises(ValueError, match="moves 80 bytes at once, and a slot takes 64"):
         chosen.outgoing("rows", (5, 4))

@@ -12,6 +12,7 @@ from typing import Any
 
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
+from tests.support.trainings import input_pipeline_of
 
 # Room for some of the ids alone, so that a training admits, evicts and refuses in most of its steps.
 TIGHT: dict[str, Any] = {
@@ -25,12 +26,6 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "lru hash": {"distribution": "hash", **TIGHT},
     "lru ahead": {"pipeline": "sparse_dist", **TIGHT},
     "torchrec": {"cpu_tables": "torchrec", "distribution": "roundrobin", **TIGHT},
-    "torchrec ahead": {
-        "cpu_tables": "torchrec",
-        "distribution": "roundrobin",
-        "pipeline": "sparse_dist",
-        **TIGHT,
-    },
     "lfu": {"eviction": "lfu", "half_life": "5", "ttl": "40", **TIGHT},
     "none": {"eviction": "none", **TIGHT},
     "growing": {"capacity": "64", "max_load_factor": 0.5, "max_growth": 32},
@@ -68,19 +63,15 @@ def main() -> None:
 
 def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Losses of some passes, metrics on the test, and all that the dynamic tables hold, of all ranks."""
-    from recsuite.datasets.batches import EventBatches
-    from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.sharding.dynamic_ranks import STEPS_BETWEEN_GROWTH, counts_of, dynamic_rows
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import Progress
     from recsuite.training.state import build_train_state
-    from recsuite.training.steps import InputPipeline
     from tests.support.steps import train_epoch
 
     columns = open_columns(config)
-    sampler = EpochSampler(EventBatches(columns, config, context.rank, context.world_size))
-    input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    input_pipeline = input_pipeline_of(columns, config, context)
     train_state = build_train_state(columns, config, context)
     losses, step = [], STEPS_BETWEEN_GROWTH - 3
     with input_pipeline.loader:

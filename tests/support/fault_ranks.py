@@ -43,7 +43,7 @@ from tests.support.steps import tell
 
 SMALL_FILE = 100
 # More than a file takes on a busy machine.
-SLOW_SECONDS = 6.0
+SLOW_SECONDS = 4.0
 
 
 def on_a_full_disk(write: Callable[[], Any]) -> Any:

@@ -44,7 +44,6 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, build_train_state
-from tests.support import killed_dynamic
 from tests.support.killed_writer import ACTIONS, kill_everywhere
 from tests.support.planted_model import differing, mark_step, write_step
 from tests.support.planted_rows import differing_rows, write_rows
@@ -385,8 +384,6 @@ def main() -> None:
         try:
             if request["mode"] in ACTIONS:
                 found = kill_everywhere(work / request["name"], request["mode"])
-            elif request["mode"] == killed_dynamic.ACTION:
-                found = killed_dynamic.kill_everywhere(work / request["name"])
             else:
                 found = Series(work, columns_of(data, request["mode"]), request).run()
         except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import time
@@ -11,6 +12,16 @@ from tests.support import shared_memory
 
 # From the fault to the end of all ranks.
 END_SECONDS = 150
+
+
+def marked_processes(mark: str) -> list[int]:
+    """The pids of all that inherited a TEST_MARK, without those that are dead and not yet waited for."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"TEST_MARK={mark}\0".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 class Place:
@@ -24,16 +35,9 @@ class Place:
         self.env = {"TMPDIR": str(self.temporary), "TEST_MARK": str(tmp_path)}
         self.shared_memory = shared_memory.names()
 
-    def processes(self) -> list[str]:
+    def processes(self) -> list[int]:
         """The processes that inherited the mark."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if f"TEST_MARK={self.env['TEST_MARK']}".encode() in path.read_bytes():
-                    found.append(path.parent.name)
-            except OSError:
-                continue
-        return found
+        return marked_processes(self.env["TEST_MARK"])
 
     def check_nothing_is_left(self, killed_launchers: int = 0) -> None:
         """No process, no shared memory, no temporary file but torchrun's own logs; and the folder of a killed

@@ -13,6 +13,7 @@ from typing import Any
 
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
+from tests.support.trainings import input_pipeline_of
 
 EPOCHS = 3
 
@@ -40,7 +41,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
     once_per_node(context, lambda: open_columns(config), deadline=60)
     columns = open_columns(config)
-    found: dict[str, Any] = {name: {} for name in ("metrics", "losses", "tests", "ranking losses")}
+    found: dict[str, Any] = {name: {} for name in ("metrics", "losses", "tests")}
     found["world_size"] = context.world_size
     # Far from the mean, so that the metrics would show a row in the wrong place.
     sharding.INIT_STD, small = 0.4, sharding.INIT_STD
@@ -56,9 +57,8 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
         found["losses"][f"{pipeline} {num_workers}"] = losses
         found["tests"][f"{pipeline} {num_workers}"] = metrics
         found["sums"] = sums
-    for pipeline in ("plain", "sparse_dist"):
-        ranking = config.replaced(task="ranking", pipeline=pipeline, epochs=1)
-        found["ranking losses"][pipeline] = train_all(columns, ranking, context)[0]
+    ranking = train_both_ways(columns, config.replaced(task="ranking", epochs=1), context)
+    found["ranking losses"] = {pipeline: result["losses"] for pipeline, result in ranking.items()}
     found["rules"] = train_rules(columns, config.replaced(epochs=1), context)
     found["widths"] = train_widths(config, context)
     found["both sides"] = train_both_sides(config, context)
@@ -105,14 +105,10 @@ def train_both_sides(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
     # Shorter than some lists, so that samples are drawn too.
     config = config.replaced(
-        split="random", co_occurrence=20, lr=0.2, weight_decay=0.0, mlp_dims=(), epochs=2
+        split="random", co_occurrence=20, lr=0.2, weight_decay=0.0, mlp_dims=(), epochs=1
     )
     columns = once_per_node(context, lambda: open_columns(config), deadline=60)[context.rank]
-    found: dict[str, Any] = {}
-    for pipeline in ("plain", "sparse_dist"):
-        losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)
-        found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
-    return found
+    return train_both_ways(columns, config, context)
 
 
 def train_learned_weights(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -122,14 +118,8 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
     # A rank's batch is a multiple of it whatever the number of ranks, so the same events compete.
     in_batch_negatives, sections.IN_BATCH_NEGATIVES = sections.IN_BATCH_NEGATIVES, 40
     flags = {"history_weights": "learned", "mlp_dims": (), "batch_size": 480 // context.world_size}
-    config = config.replaced(task="ranking", epochs=2, **flags)
-    found: dict[str, Any] = {}
-    try:
-        for pipeline in ("plain", "sparse_dist"):
-            losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)
-            found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
-    finally:
-        sections.IN_BATCH_NEGATIVES = in_batch_negatives
+    found = train_both_ways(columns, config.replaced(task="ranking", epochs=1, **flags), context)
+    sections.IN_BATCH_NEGATIVES = in_batch_negatives
     return found
 
 
@@ -139,12 +129,17 @@ def train_sequence(config: Config, ids: str, context: RuntimeContext) -> dict[st
     from recsuite.runtime.process import once_per_node
 
     flags = {"history": 10, "negatives": 64, "embedding_dim": 8, "split": "leave_one_out", "vocabulary": ids}
-    config = config.replaced(task="sequence", epochs=2, **flags)
+    config = config.replaced(task="sequence", epochs=1, **flags)
     columns = once_per_node(context, lambda: open_columns(config), deadline=60)[context.rank]
+    return train_both_ways(columns, config, context)
+
+
+def train_both_ways(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """The losses, the metrics and `optimizer_sums` of a training, by pipeline."""
     found: dict[str, Any] = {}
     for pipeline in ("plain", "sparse_dist"):
-        losses, metrics, _ = train_all(columns, config.replaced(pipeline=pipeline), context)
-        found[pipeline] = {"losses": losses, "metrics": metrics}
+        losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)
+        found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
     return found
 
 
@@ -152,13 +147,9 @@ def build(
     columns: Any, config: Config, context: RuntimeContext, rule: Any = None, maker: Any = None
 ) -> tuple[Any, Any]:
     """A train state and an input pipeline, as `train` makes them."""
-    from recsuite.datasets.batches import EventBatches
-    from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.training.state import build_train_state
-    from recsuite.training.steps import InputPipeline
 
-    sampler = EpochSampler(EventBatches(columns, config, context.rank, context.world_size))
-    input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    input_pipeline = input_pipeline_of(columns, config, context)
     return build_train_state(columns, config, context, maker, tables=rule), input_pipeline
 
 

@@ -1,4 +1,5 @@
-"""Program of each rank of a launch in `trained_folder`: python states.py RESULTS DATA SAVE_DIR.
+"""Program of each rank of a launch in `trained_folder` and `dynamic_folder`:
+python states.py RESULTS DATA SAVE_DIR [dynamic].
 
 It trains with deltas, then loads every checkpoint and predicts the test ratings with the
 sharded model. RESULTS gets an array for each step, float32 [test ratings].
@@ -15,6 +16,14 @@ from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runti
 
 # 8 steps an epoch on two ranks: a full checkpoint after steps 0, 8 and 16, a delta at every other even step.
 FLAGS = Config.of(epochs=2, batch_size=1000, history=4, inc_dump=True, dump=True, dump_every=2, keep=9)
+# Dynamic tables with too few places, so that ids come, leave and come back.
+TIGHT: dict[str, Any] = {
+    "vocabulary": "dynamic",
+    "capacity": "user=160,movie=512,history=512",
+    "max_load_factor": 0.0,
+    "admission_threshold": 2,
+    "ttl": "6",
+}
 
 
 def main() -> None:
@@ -23,8 +32,8 @@ def main() -> None:
 
     from example import train
 
-    results, data, save_dir = sys.argv[1:]
-    config = FLAGS.replaced(data_path=data, save_dir=save_dir)
+    results, data, save_dir, *dynamic = sys.argv[1:]
+    config = FLAGS.replaced(data_path=data, save_dir=save_dir, **(TIGHT if dynamic else {}))
     context = init_runtime(config)
     train(config, context)
     found = predict_all(config, context)

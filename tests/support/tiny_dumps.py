@@ -17,6 +17,16 @@ from recsuite.training.progress import Progress
 
 PART = "part-00001.safetensors"
 TENSORS = {"tables.user.weight": ([3, 4], "float32")}
+# Program that writes to the folder of its argument, or prints why it may not.
+WRITER = """
+import sys
+from pathlib import Path
+from recsuite.errors import UserError
+from recsuite.checkpoint.folder import writing
+try:
+    with writing(Path(sys.argv[1])): print("in")
+except UserError as error: print(error)
+"""
 # Ends of epochs, in this order.
 GOOD = Progress(epoch=1, best=0.9)
 WORSE = Progress(epoch=2, best=0.9, epochs_since_best=1)

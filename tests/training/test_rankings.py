@@ -16,8 +16,7 @@ from recsuite.config.parser import parse_args
 from recsuite.config.presets import PRESETS
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_data
-from recsuite.datasets.schema import HISTORY, ITEM, USER
-from recsuite.datasets.source import locate, read
+from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.export import write_export
@@ -56,15 +55,12 @@ def test_impossible_history_weights_are_refused_with_one_message(
 
 @dataclasses.dataclass
 class Trained:
-    """A training on data, where its checkpoints are, and of its test events the scores of their items, and
-    the ranks of these.
-    """
+    """A training on data, where its checkpoints are, and of its test events the scores of their items."""
 
     columns: Columns
     config: Config
     folder: Path
     scores: torch.Tensor
-    ranks: np.ndarray
 
     def values(self, number: int) -> dict[str, list[Any]]:
         """Return the request values of the first test events."""
@@ -113,8 +109,7 @@ def trained(
         loop.train_state.model.eval()
         with torch.no_grad():
             _, scores = evaluator._embed(loop.train_state.model, "test", 0)
-        ranks = evaluator.ranks(loop.train_state.model, "test", 0)
-    return Trained(data.columns, config, folder, scores, ranks)
+    return Trained(data.columns, config, folder, scores)
 
 
 def test_a_served_model_scores_as_the_trained_one(trained: Trained) -> None:
@@ -125,34 +120,6 @@ def test_a_served_model_scores_as_the_trained_one(trained: Trained) -> None:
     # Ages say something.
     without = {name: given for name, given in values.items() if name != "history_ages"}
     assert (model.score(without) - found).abs().max() > 0.001
-
-
-def test_each_rank_is_among_all_items_new_to_the_user(trained: Trained) -> None:
-    model, values, config = ServedModel.open(trained.folder, "latest"), trained.values(30), trained.config
-    movies = read(locate(config.data, config.runtime.seed), config.data).items
-    rows, first = trained.columns.column("rows"), trained.columns.range_of("test").start
-    of_movies = {"movie": "movie_id", "year": "year", "genres": "genres"}
-    for event in range(30):
-        before = rows[:first][rows[USER][:first] == rows[USER][first + event]]
-        others = movies.drop(index=movies.index[[*before[ITEM], rows[ITEM][first + event]]])
-        told = {name: [given[event]] * len(others) for name, given in values.items()}
-        told |= {name: others[column].tolist() for name, column in of_movies.items()}
-        scores, own = model.score(told), trained.scores[event]
-        # The server rounds otherwise.
-        least, most = (1 + int((scores > own + error).sum()) for error in (1e-5, -1e-5))
-        assert least <= trained.ranks[event] <= most
-
-
-def test_a_served_model_recommends_the_items_with_the_highest_scores(trained: Trained) -> None:
-    model, values = ServedModel.open(trained.folder, "latest"), trained.values(5)
-    users = {name: given for name, given in values.items() if name not in ("movie", "year", "genres")}
-    items = [item for item, _ in model.recommend(users, 10_000, exclude=None)[0]]
-    assert len(items) > 100
-    same = {name: [given[0]] * len(items) for name, given in users.items()}
-    scores = model.score({**same, "movie": items})
-    best = [(items[place], scores[place]) for place in scores.argsort(descending=True, stable=True)[:3]]
-    found = model.recommend(users, 3, exclude=None)[0]
-    assert [score for _, score in found] == pytest.approx([float(score) for _, score in best], abs=1e-5)
 
 
 def test_an_export_scores_as_its_checkpoint(trained: Trained, tmp_path: Path) -> None:
@@ -179,25 +146,6 @@ def test_ages_that_is_invalid_are_refused_with_one_message(
     values = {"movie": movies[:1], HISTORY: [movies], "history_ratings": [[3.0, 4.0]], "history_ages": ages}
     with pytest.raises(UserError, match=sentence):
         ServedModel.open(trained.folder, "latest").score(values)
-
-
-def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_flags(
-    synthetic_folder: Path, tmp_path: Path
-) -> None:
-    data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
-    flags = ("--task", "ranking", "--embedding_dim", 4, "--epochs", 2, "--batch_size", 2_000)
-    said = succeeded(torchrun(2, EXAMPLE, "--inc_dump", *flags, *data))
-    assert "--preset ranking sets --history 50 --history_weights learned --mlp_dims none" in said
-    last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
-    loaded = succeeded(torchrun(3, EXAMPLE, "--load", *data))
-    again = next(line for line in loaded.splitlines() if line.startswith("| this model, step"))
-    assert again.split("|")[2:4] == last.split("|")[2:4]
-    resumed = succeeded(torchrun(3, EXAMPLE, "--inc_dump", "--resume", "--epochs", 3, *data))
-    assert "--preset ranking sets" not in resumed
-    # A base with its deltas, as a server reads them.
-    served = ServedModel.open(tmp_path / "dumps", "latest")
-    assert served.snapshot.manifest.link is not None
-    assert served.snapshot.head.takes_ages
 
 
 def test_ids_without_a_vocabulary_are_ranked_by_learned_weights_too(

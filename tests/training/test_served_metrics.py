@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 
 import recsuite
-from recsuite.config.presets import PRESETS
 from recsuite.serving.served import ServedModel
 from recsuite.tools.cases import cases_of_models
-
-# As --task ranking takes it, but small.
-SIZES = {"epochs": 2, "embedding_dim": 8, "batch_size": 2_000, "history": 6}
-SMALL = {
-    "ranking": {**PRESETS["ranking"][1], **SIZES},
-    "sequence": {**PRESETS["sequence"][1], "negatives": 100, **SIZES},
-}
 
 
 def world_with_repeats(folder: Path) -> Path:
@@ -41,8 +33,6 @@ def world_with_repeats(folder: Path) -> Path:
     ("flags", "rule"),
     [
         ({}, "allow"),
-        ({"seen": "exclude"}, "exclude"),
-        ({"task": "sequence"}, "allow"),
         ({"task": "sequence", "seen": "exclude"}, "exclude"),
     ],
 )

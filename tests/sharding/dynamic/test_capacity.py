@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from recsuite.config.sections import TablesConfig
@@ -42,7 +44,10 @@ def test_a_training_on_all_files_has_places_by_the_ids_in_them() -> None:
     ("capacity", "table"), [("auto", "user"), ("user=160", "item"), ("item=auto,16", "item")]
 )
 def test_a_stream_does_not_count_the_ids_of_its_files(capacity: str, table: str) -> None:
-    with pytest.raises(
-        UserError, match=rf"^--capacity {capacity} is auto for the table {table}, which counts"
-    ):
+    sentence = (
+        f"--capacity {capacity} is auto for the table {table}, which counts the ids of all files, and a "
+        "stream must not know those that come later; give a number of places such as 10000, which may grow "
+        "to 8 times as many, or a share of the memory such as 25%."
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
         places(capacity, 800, 16, is_stream=True)
