@@ -20,7 +20,7 @@ import numpy as np
 import pandas
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets import leakage
+from recsuite.datasets import leakage, metrics
 from recsuite.datasets.preparation import arrays, cache, vocabulary
 from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import (
@@ -51,7 +51,7 @@ def main() -> None:
     folder, number, split, duplicates = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5]
     # As small beside these events as they are beside a hundred million: what grows with the events is seen.
     arrays.CHUNK, arrays.RANGE_EVENTS, arrays.SMALL_BYTES = 2**15, 2**14, 2**16
-    leakage.MOST_EVENTS, vocabulary.MOST_FITTED = 2**12, 2**14
+    leakage.MOST_EVENTS, vocabulary.MOST_FITTED, metrics.CHUNK = 2**12, 2**14, 2**15
     raw, schema = drawn(folder, number), SCHEMA
     if "clicks" in sys.argv:
         raw.events.label[:] = 1
