@@ -278,9 +278,9 @@ def measure_dumps(settings: CheckpointSettings, config: Config, context: Runtime
     columns = wide_columns(settings, config)
     # Untrained: bytes and seconds do not depend on the values of rows.
     state = build_train_state(columns, config, context)
-    shard = all_gather_object(lambda: sum(len(array) for array in _shard_bytes(state.model)))
     checkpointer = Checkpointer(None, "benchmark", columns, config, context)
     checkpointer.begin(state)
+    shard = all_gather_object(lambda: sum(len(array) for array in _shard_bytes(checkpointer.writer.tables)))
     write = checkpointer.writer.write_full
     memory = {"while steps wait": peak_memory(lambda: write(checkpointer.start), max(shard))}
     rounds = Rounds(checkpointer, settings, context)
@@ -298,13 +298,11 @@ def measure_dumps(settings: CheckpointSettings, config: Config, context: Runtime
     return {**found, "memory": memory}
 
 
-def _shard_bytes(model: Any) -> list[np.ndarray]:
+def _shard_bytes(tables: Mapping[str, Any]) -> list[np.ndarray]:
     """Bytes of the tables and optimizer states on this rank, uint8 each."""
-    from recsuite.sharding.plan import embedding_tables
-
     return [
         value.numpy().reshape(-1).view(np.uint8)
-        for table in embedding_tables(model).values()
+        for table in tables.values()
         for value in table.export().values()
     ]
 
@@ -380,7 +378,7 @@ class Rounds:
 
     def _write_plain(self) -> None:
         with open(self._plain_file(), "wb", buffering=0) as file:
-            for array in _shard_bytes(self.checkpointer.model):
+            for array in _shard_bytes(self.checkpointer.writer.tables):
                 for start in range(0, len(array), MOST_AT_ONCE):
                     written = file.write(array.data[start : start + MOST_AT_ONCE])
                     assert written == len(array[start : start + MOST_AT_ONCE])

@@ -359,7 +359,7 @@ def draw_shop(num_events: int, seed: int, label: str) -> Shop:
 def oracle_of(shop: Shop, label: str) -> dict[str, float | str]:
     """Metric on the newest fifth, by what the oracle knows; "nothing": mean, or popularity."""
     metric = {"stars": "rmse", "yes_no": "log_loss", "clicks": "ndcg_at_10"}[label]
-    shop = _last_of_each_pair(shop)
+    shop = _one_of_each_pair(shop, keeps_first=label == "clicks")
     reached = _click_oracle(shop) if label == "clicks" else _label_oracle(shop, label)
     return {"metric": metric, **{name: round(value, 6) for name, value in reached.items()}}
 
@@ -407,11 +407,18 @@ def _click_oracle(shop: Shop) -> dict[str, float]:
     return {name: _ndcg(way, moments, item, is_seen) for name, way in ways.items()}
 
 
-def _last_of_each_pair(shop: Shop) -> Shop:
-    """The last event of each user and item, as the default of --duplicates keeps it."""
+def _one_of_each_pair(shop: Shop, keeps_first: bool) -> Shop:
+    """Return the shop with the first or the last event of each user and item.
+
+    The default of --duplicates keeps the first click and the last label.
+    """
     pairs = shop.moments.user * len(shop.world.items.price) + shop.item
-    _, from_end = np.unique(pairs[::-1], return_index=True)
-    places = np.sort(len(pairs) - 1 - from_end)
+    if keeps_first:
+        _, places = np.unique(pairs, return_index=True)
+    else:
+        _, from_end = np.unique(pairs[::-1], return_index=True)
+        places = len(pairs) - 1 - from_end
+    places = np.sort(places)
     return dataclasses.replace(
         shop, moments=shop.moments.part(places), item=shop.item[places], label=shop.label[places]
     )

@@ -240,7 +240,8 @@ class Here:
 
         # By name in each module that imports it: the profiler would slow a step down.
         loaded = (module for name, module in sys.modules.items() if name.startswith("recsuite."))
-        ranged = [module for module in loaded if getattr(module, "named", None) is process.profiler_range]
+        plain = process.profiler_range
+        ranged = [module for module in loaded if getattr(module, "profiler_range", None) is plain]
         found: dict[str, list[float]] = {part: [] for part in PARTS}
         for _ in range(number):
             stopwatch = Stopwatch((*PARTS, OTHER))

@@ -39,7 +39,8 @@ START_SECONDS = 600
 ENDLESS = ("--epochs", "1000", "--patience", "0", "--batch_size", "64")
 DUMPS = ("--dump", "--keep", "1", "--save_dir", "{folder}/dumps")
 FLAGS: dict[str, tuple[str, ...]] = {
-    "start": (),
+    # Longer than --timeout, for which ranks wait before they end a launcher that is stopped.
+    "start": ENDLESS,
     "preparation": (),
     "training": ENDLESS,
     "training with dumps": (*ENDLESS, *DUMPS),
@@ -191,8 +192,15 @@ ATTACKS: dict[str, Callable[[Launch], None]] = {
     "link cut": cut,
 }
 ALWAYS = ("STOP of a rank", "STOP of rank 0", "KILL of a rank", "STOP of the launcher", "Ctrl-C", "SIGTERM")
+# The ranks end before --timeout; then no process is left that could end a launcher that is stopped.
+OF_NO_RANKS = ("STOP of the launcher", "the end")
 PAIRS = [
-    *((attack, phase) for phase in FLAGS if "workers" not in phase for attack in (*ALWAYS, "link cut")),
+    *(
+        (attack, phase)
+        for phase in FLAGS
+        for attack in (*ALWAYS, "link cut")
+        if "workers" not in phase and (attack, phase) != OF_NO_RANKS
+    ),
     ("KILL of the launcher", "training with dumps"),
     ("death of a data worker", "training with dumps and workers"),
 ]

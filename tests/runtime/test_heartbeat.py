@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launch import PATIENCE, started, wait_for
+from tests.support.launch import PATIENCE, python, started, wait_for
 
 HEAD = "import sys, time\n"
 CALL = """
@@ -59,6 +60,12 @@ time.sleep(3 * peers.BEAT_SECONDS)
 heart.stop()
 print("continues")
 """
+JOINING = """
+import recsuite as rs
+from recsuite.runtime import peers
+peers.CALL_SECONDS = 0.5
+rs.init_runtime(rs.parse_args(["--timeout", "1"]))
+"""
 FAILED = """
 import contextlib
 from recsuite.runtime import peers
@@ -80,6 +87,24 @@ def test_a_hanging_call_ends_the_rank_with_a_message_and_its_stack() -> None:
     assert result.returncode == 1
     assert result.stderr.endswith("example.py: joining the other ranks took longer than --timeout 1\n")
     assert "line 7, in <module>" in result.stderr
+
+
+@pytest.mark.parametrize("of_launcher", [True, False])
+def test_a_store_that_accepts_and_never_answers_ends_the_rank_with_a_message(
+    of_launcher: bool, tmp_path: Path
+) -> None:
+    """Torch waits without a deadline for the first answer of a store, of torchrun's and of rank 0's."""
+    script = tmp_path / "joining.py"
+    script.write_text(JOINING)
+    env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
+    env["TORCHELASTIC_USE_AGENT_STORE"] = str(of_launcher)
+    # The kernel accepts connections for it.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        result = python(script, env={**env, "MASTER_PORT": str(port)})
+    assert result.returncode == 1
+    assert f"joining the other ranks at 127.0.0.1:{port} took longer than --timeout 1\n" in result.stderr
+    assert "in open_store" in result.stderr
 
 
 def test_a_rank_with_an_exception_has_time_to_report_it() -> None:

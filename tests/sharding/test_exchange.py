@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from recsuite.errors import LostPeerError
 from recsuite.sharding import exchange
-from recsuite.sharding.exchange import HEADER_BYTES, Exchange, SharedExchange, map_file
-from tests.support.exchange_ranks import NUM_RANKS
+from recsuite.sharding.exchange import HEADER_BYTES, Exchange, SharedExchange, map_file, sum_in_order
+from tests.support.exchange_ranks import NUM_RANKS, STEPS, numbers_of
 from tests.support.launch import SUPPORT, succeeded, torchrun
 
 
@@ -30,13 +30,17 @@ def test_each_way_gives_the_rows_and_keys_that_gloo_gives(tmp_path: Path) -> Non
             assert torch.equal(by_gloo, shared)
             assert torch.equal(by_gloo, mixed)
             assert {int(row) // 1000 % 100 for row in shared[:, 0]} == {0, 1, 2} - {rank}
-        # As whole numbers, which no order of adding up rounds.
-        wanted = [
-            sum((torch.arange(5.0) + 10 * other + step for other in range(NUM_RANKS)), torch.zeros(5))
-            for step in range(len(found["gloo"]))
-        ]
+        # To the last bit: the order is that of the ranks.
+        of_steps = [[numbers_of(other, step) for other in range(NUM_RANKS)] for step in range(STEPS)]
+        expected = [first + second + third for first, second, third in of_steps]
+        assert not all(
+            torch.equal(total, third + second + first)
+            for total, (first, second, third) in zip(expected, of_steps, strict=True)
+        )
         for name in ("gloo", "shared", "mixed"):
-            assert all(map(torch.equal, found[f"{name} sums"], wanted))
+            assert all(map(torch.equal, found[f"{name} sums"], expected))
+            # Fewer numbers than ranks.
+            assert found[f"{name} few"].tolist() == [0.5 + 1.5 + 2.5]
         headers_and_keys = (found[f"{name} keys"] for name in ("gloo", "shared", "mixed"))
         for by_gloo, shared, mixed in zip(*headers_and_keys, strict=True):
             for other in (shared, mixed):
@@ -46,6 +50,15 @@ def test_each_way_gives_the_rows_and_keys_that_gloo_gives(tmp_path: Path) -> Non
             # Each header says where in its rank's keys those begin that come from there, one after the other.
             parts = zip(header[:, 0].tolist(), keys.split(header[:, 1:].sum(1).tolist()), strict=True)
             assert all(torch.equal(part % 10_000, start + torch.arange(len(part))) for start, part in parts)
+
+
+@pytest.mark.parametrize("num_ranks", [3, 5, 8, 20])
+def test_the_rounding_of_an_ordered_sum_does_not_depend_on_the_position(num_ranks: int) -> None:
+    numbers = torch.randn(num_ranks, 1_003, generator=torch.Generator().manual_seed(0))
+    expected = [sum_in_order(numbers[:, [place]].unbind()) for place in range(1_003)]
+    assert torch.equal(sum_in_order(numbers.unbind()), torch.cat(expected))
+    # The sum of torch is another one from five ranks on, and the reason why this function exists.
+    assert torch.equal(numbers.sum(0), torch.cat(expected)) == (num_ranks < 5)
 
 
 def test_a_rank_does_not_map_a_foreign_file(tmp_path: Path) -> None:

@@ -32,8 +32,12 @@ def main(folder: str) -> None:
         ("mixed", with_rank_1_on_another_machine(rank)),
     ):
         # In turns, as a step adds dense gradients up between two exchanges of rows.
-        steps = [(swapped(chosen, rank, step), added_up(chosen, rank, step)) for step in range(STEPS)]
+        steps = [
+            (swapped(chosen, rank, step), added_up(chosen, rank, numbers_of(rank, step)))
+            for step in range(STEPS)
+        ]
         found[name], found[f"{name} sums"] = map(list, zip(*steps, strict=True))
+        found[f"{name} few"] = added_up(chosen, rank, torch.tensor([rank + 0.5]))
         found[f"{name} keys"] = sent_keys(chosen, rank)
         found[f"{name} kind"] = type(chosen).__name__
     torch.save(found, f"{folder}/{rank}.pt")
@@ -63,10 +67,15 @@ def swapped(chosen: Exchange, rank: int, step: int) -> torch.Tensor:
     return chosen.exchange_rows(outgoing, num_out, num_in)()
 
 
-def added_up(chosen: Exchange, rank: int, step: int) -> torch.Tensor:
-    """The sum over the ranks of what each of them has in this step."""
-    wait = chosen.add_up(torch.arange(5.0) + 10 * rank + step)
-    time.sleep(0.01 * ((rank + step) % NUM_RANKS))
+def numbers_of(rank: int, step: int) -> torch.Tensor:
+    """Return the numbers of a rank in a step, float32 [1,003]; their sum over ranks rounds by the order."""
+    return torch.randn(1_003, generator=torch.Generator().manual_seed(NUM_RANKS * step + rank))
+
+
+def added_up(chosen: Exchange, rank: int, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the ranks of their numbers."""
+    wait = chosen.add_up(numbers)
+    time.sleep(0.01 * rank)
     return wait()
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pandas
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets import leakage
+from recsuite.datasets import leakage, metrics
 from recsuite.datasets.preparation import arrays, loops, making, vocabulary
 from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import (
@@ -52,7 +52,7 @@ def main() -> None:
     folder, number, split, duplicates = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5]
     # As small beside these events as they are beside a hundred million: what grows with the events is seen.
     arrays.CHUNK, loops.RANGE_EVENTS, arrays.SMALL_BYTES = 2**15, 2**14, 2**16
-    leakage.MOST_EVENTS, vocabulary.MOST_FITTED = 2**12, 2**14
+    leakage.MOST_EVENTS, vocabulary.MOST_FITTED, metrics.CHUNK = 2**12, 2**14, 2**15
     # Compiled loops take memory that does not grow with the events.
     make(folder, 1_000, split, duplicates)
     shutil.rmtree(folder / "columns")

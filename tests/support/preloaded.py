@@ -23,6 +23,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,9 @@ SECONDS = 600
 
 # --- the process that asks ---
 
+# The server answers on one socket: of two threads that ask at once, each could get the process of the other.
+ONE_AT_A_TIME = threading.RLock()
+
 
 @contextlib.contextmanager
 def preloaded(within: int | None = None, library: Path | None = None) -> Iterator[None]:
@@ -51,9 +55,10 @@ def preloaded(within: int | None = None, library: Path | None = None) -> Iterato
 
     within: a process in whose namespaces they run; library: what LD_PRELOAD in their environment would name.
     """
-    ask = functools.partial(_ask, _server(library), within)
-    with mock.patch("subprocess._fork_exec", functools.partial(start, ask)):
-        yield
+    with ONE_AT_A_TIME:
+        ask = functools.partial(_ask, _server(library), within)
+        with mock.patch("subprocess._fork_exec", functools.partial(start, ask)):
+            yield
 
 
 def _ask(connection: socket.socket, within: int | None, request: dict[str, Any], files: list[int]) -> int:

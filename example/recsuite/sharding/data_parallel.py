@@ -1,9 +1,13 @@
 """The dense part on every rank: equal weights, and gradients averaged over all ranks.
 
 torch's DistributedDataParallel rebuilds its buckets after the first backward, in the order of the gradients.
-The rounding of a sum over three ranks depends on the position in a bucket. So a resumed training would differ
-in the last bits from one that was never interrupted. Here the order is that of the parameters, from the first
-step on.
+The rounding of an all-reduce over three ranks depends on the position in a bucket. So a resumed training
+would differ in the last bits from one that was never interrupted. Here the order is that of the parameters,
+from the first step on.
+
+With tables on the CPU and one bucket the sum is an `Exchange`'s: in the order of the ranks, through shared
+memory or through gloo. So ranks on several machines learn what as many ranks on one machine learn, to the
+last bit. In all other cases every rank uses torch's all-reduce, wherever it runs.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.sharding.cpu_tables import CpuTables
-from recsuite.sharding.exchange import Exchange
+from recsuite.sharding.exchange import add_up_by_torch
 
 # A bucket is sent while the backward continues; the same size as in DistributedDataParallel.
 BYTES_OF_A_BUCKET = 25 * 2**20
@@ -41,22 +45,28 @@ class FixedBuckets(DataParallelWrapper):
             for value in (*dense, *model.buffers()):
                 dist.broadcast(value.data, 0, env.process_group)
         buckets = buckets_of(dense, BYTES_OF_A_BUCKET)
-        GradientMean(buckets, _exchange_of(model, len(buckets), env.process_group)).attach()
+        GradientMean(buckets, env.world_size, _sum_of(model, len(buckets), env.process_group)).attach()
 
 
-def _exchange_of(model: nn.Module, num_buckets: int, group: Any) -> Exchange:
-    """Return the exchange of the CPU tables, in shared memory within one machine; otherwise torch's own."""
+# Takes numbers, float32 [n], and returns a function that waits for their sum over the ranks. Collective.
+AddUp = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+
+
+def _sum_of(model: nn.Module, num_buckets: int, group: Any) -> AddUp:
+    """Return the sum of the CPU tables' exchange, in shared memory within one machine; otherwise torch's."""
     found = [module.exchange for module in model.modules() if isinstance(module, CpuTables)]
     # A channel has one slot for each step. A second message could overwrite a slot that others still read.
-    return found[0] if found and num_buckets == 1 else Exchange(group)
+    if found and num_buckets == 1:
+        return found[0].add_up
+    return lambda numbers: add_up_by_torch(numbers, group)
 
 
 class GradientMean:
     """Average the gradients of a backward over all ranks, in buckets that never change."""
 
-    def __init__(self, buckets: list[list[nn.Parameter]], exchange: Exchange) -> None:
-        self.exchange = exchange
+    def __init__(self, buckets: list[list[nn.Parameter]], world_size: int, add_up: AddUp) -> None:
         self.buckets = buckets
+        self.world_size, self.add_up = world_size, add_up
         # State of the current backward: the gradients so far, and the buckets being sent.
         self.arrived: set[torch.Tensor] = set()
         self.sent: list[Callable[[], torch.Tensor]] = []
@@ -83,9 +93,9 @@ class GradientMean:
             for parameter in self.buckets[len(self.sent)]
         ]
         # One message for many small tensors. Divided before the sum, as in DistributedDataParallel.
-        flat = torch.cat([gradient.flatten() for gradient in gradients]).div_(self.exchange.world_size)
+        flat = torch.cat([gradient.flatten() for gradient in gradients]).div_(self.world_size)
         # No wait: the sum runs while the backward computes the gradients of earlier layers.
-        self.sent.append(self.exchange.add_up(flat))
+        self.sent.append(self.add_up(flat))
 
     def _finish(self) -> None:
         """Send the buckets that still wait, since some parameters have no gradient, and copy the means."""

@@ -25,6 +25,7 @@ from recsuite.datasets.schema import HISTORY
 from recsuite.models.layers import Links, Members, repeated
 from recsuite.runtime.process import STEP, RuntimeContext, profiler_range
 from recsuite.sharding.dynamic_ranks import grow
+from recsuite.sharding.exchange import sum_in_order
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.callbacks import Step
@@ -290,8 +291,9 @@ def start_clock(tables: Mapping[str, EmbeddingTable], progress: Progress, scale:
 
 def _means_over_ranks(losses: torch.Tensor, world_size: int) -> np.ndarray:
     """Return the mean over ranks of each entry. Collective: every rank."""
-    # Gathered, not reduced: the rounding of a sum over three ranks would depend on the position of a step in
-    # the pass, and a resumed epoch begins in the middle.
+    # Gathered and added in the order of the ranks: the rounding of an all-reduce over three ranks, and of
+    # torch.mean over five, depends on the position of a step in the pass, and a resumed epoch begins in the
+    # middle.
     everyones = [torch.empty_like(losses) for _ in range(world_size)]
     dist.all_gather(everyones, losses)
-    return torch.stack(everyones).mean(dim=0).cpu().numpy()
+    return sum_in_order(everyones).div_(world_size).cpu().numpy()
