@@ -141,23 +141,6 @@ def test_foreign_files_in_a_cache_dir_stay(folder: Path, tmp_path: Path) -> None
     assert not (cache / ".making-8").exists()
 
 
-@pytest.mark.parametrize("damage", ["truncated manifest", "missing manifest", "short column"])
-def test_damaged_columns_are_made_again(
-    folder: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = Config.of(data_path=str(folder))
-    whole = open_columns(config)
-    manifest, rating = (Path(whole.folder) / name for name in ("manifest.json", "rating.npy"))
-    if damage == "truncated manifest":
-        manifest.write_text(manifest.read_text()[:100])
-    elif damage == "missing manifest":
-        manifest.unlink()
-    else:
-        rating.write_bytes(rating.read_bytes()[:-4])
-    assert open_columns(config) == whole
-    assert "are damaged and are made again" in capsys.readouterr().out
-
-
 def test_a_program_error_while_checking_columns_is_not_reported_as_damage(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +254,7 @@ def test_a_manifest_that_was_forged_with_its_digest_never_is_a_fault_of_the_prog
     whole = open_columns(config)
     before = contents(Path(whole.folder))
     made_again = 0
-    for seed in range(60):
+    for seed in range(20):
         forge(random.Random(seed), Path(whole.folder), Path(whole.folder))
         found = open_columns(config)
         # Another number or text of the right type is no fault that can be seen.
@@ -280,7 +263,7 @@ def test_a_manifest_that_was_forged_with_its_digest_never_is_a_fault_of_the_prog
         }
         made_again += contents(Path(whole.folder)) == before
         (Path(whole.folder) / "manifest.json").write_bytes(before["manifest.json"])
-    assert made_again > 30
+    assert made_again > 10
 
 
 def become_nonsense(chance: random.Random, folder: Path, path: Path) -> None:
@@ -310,7 +293,7 @@ def test_damage_of_any_kind_is_repaired_or_changes_nothing(
     config = parsed_once
     whole = open_columns(config)
     before = contents(Path(whole.folder))
-    for seed in range(15):
+    for seed in range(5):
         chance = random.Random(seed)
         path = Path(whole.folder) / chance.choice(sorted(before))
         damage(chance, Path(whole.folder), path)

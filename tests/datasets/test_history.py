@@ -11,7 +11,6 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from tests.support.launch import EXAMPLE, succeeded
 
 LENGTH = 3
 
@@ -144,28 +143,8 @@ def test_a_history_of_length_0_costs_nothing(config: Config) -> None:
     assert len(batch.history_labels) == 0
 
 
-def test_batches_fit_their_slots_with_the_longest_histories(config: Config) -> None:
-    long = config.replaced(history=10)
-    columns = open_columns(long)
-    dataset = EventBatches(columns, long, 0, 1)
-    sizes = [
-        sum(array.nbytes for array in dataset.make(Request("train", 0, step)))
-        for step in range(dataset.num_steps("train"))
-    ]
-    assert max(sizes) <= dataset.batch_bytes
-
-
 def test_no_more_room_is_kept_than_the_longest_history_needs(config: Config) -> None:
     columns = open_columns(config.replaced(history=1000))
     numbers = range(columns.range_of("test").stop)
     assert columns.tables[-1].longest == max(expected(columns, position)[1] for position in numbers)
     assert open_columns(config).tables[-1].longest == LENGTH
-
-
-def test_the_example_trains_with_histories_on_two_ranks(synthetic_folder: Path) -> None:
-    from tests.support.launch import torchrun
-
-    flags = ("--data_path", synthetic_folder, "--epochs", 1, "--history", 5, "--num_workers", 1)
-    output = succeeded(torchrun(2, EXAMPLE, *flags))
-    assert "history" in output
-    assert "this model, epoch 1" in output

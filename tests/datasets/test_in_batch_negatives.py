@@ -104,13 +104,6 @@ def test_the_loss_ignores_seen_items() -> None:
     assert sampled_softmax(users, items, torch.arange(6), log_shares, real, ~seen_bits).isfinite().all()
 
 
-def test_batches_with_marks_fit_their_slots(config: Config) -> None:
-    config = config.replaced(history=10)
-    batches = EventBatches(open_columns(config), config, 0, 1)
-    sizes = [sum(array.nbytes for array in batches.make(Request("train", 0, step))) for step in range(4)]
-    assert max(sizes) <= batches.batch_bytes
-
-
 # --- items that are drawn ---
 
 
@@ -220,13 +213,3 @@ def test_drawn_negatives_that_a_user_has_seen_are_marked(config: Config, task: s
         # The group's are what they are without any that is drawn; a sequence without a number draws all.
         without = EventBatches(columns, config.replaced(negatives=0), 0, 1)[request]
         assert torch.equal(without.seen_bits, seen_bits[:, :group])
-
-
-@pytest.mark.parametrize("task", ["ranking", "sequence"])
-def test_batches_with_items_that_are_drawn_fit_their_slots(config: Config, task: str) -> None:
-    config = config.replaced(task=task, negatives=30)
-    batches = EventBatches(open_columns(config), config, 0, 1)
-    for split in ("train", "test", "catalogue"):
-        steps = range(batches.num_steps(split))
-        sizes = [sum(array.nbytes for array in batches.make(Request(split, 0, step))) for step in steps]
-        assert max(sizes) <= batches.batch_bytes

@@ -107,19 +107,6 @@ def test_time_buckets_double_in_length() -> None:
     assert time_buckets_of(seconds).tolist() == [0, 0, 1, 1, 2, 2, 3, 19, 20, 31]
 
 
-def test_batches_with_ages_fit_their_slots(config: Config) -> None:
-    columns = open_columns(config)
-    dataset = EventBatches(columns, config, 0, 1)
-    requests = [
-        Request(split, 0, step)
-        for split in ("train", "validation", "test", "catalogue")
-        for step in range(dataset.num_steps(split))
-    ]
-    assert max(sum(array.nbytes for array in dataset.make(request)) for request in requests) <= (
-        dataset.batch_bytes
-    )
-
-
 def test_ages_are_absent_without_learned_weights(config: Config) -> None:
     plain = config.replaced(history_weights="equal")
     batch = EventBatches(open_columns(plain), plain, 0, 1)[Request("train", 0, 0)]
