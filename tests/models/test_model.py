@@ -157,8 +157,7 @@ def test_tables_that_do_not_fit_are_refused(
         build_train_state(huge, config, context)
 
 
-@pytest.mark.parametrize("grow", [0.0, 0.75])
-@pytest.mark.parametrize("capacity", ["100%", "user=80%,movie=5%,history=5%"])
+@pytest.mark.parametrize(("capacity", "grow"), [("100%", 0.0), ("user=80%,movie=5%,history=5%", 0.75)])
 def test_a_share_of_the_memory_fits_it_also_when_tables_have_grown(
     config: Config,
     context: RuntimeContext,
@@ -174,15 +173,11 @@ def test_a_share_of_the_memory_fits_it_also_when_tables_have_grown(
     assert 0.5 * memory < taken < memory
 
 
-@pytest.mark.parametrize("distribution", ["continuous", "hash"])
 def test_a_capacity_beyond_the_memory_is_refused_before_anything_is_made_of_it(
-    config: Config,
-    context: RuntimeContext,
-    monkeypatch: pytest.MonkeyPatch,
-    distribution: str,
+    config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
-    tried = config.replaced(vocabulary="dynamic", history=5, capacity=str(2**38), distribution=distribution)
+    tried = config.replaced(vocabulary="dynamic", history=5, capacity=str(2**38))
     with pytest.raises(
         UserError,
         match=r"^--capacity 274877906944 asks for [\d,]+ places, which --max_load_factor may make 8 times as "
