@@ -16,6 +16,7 @@ from recsuite.datasets.metrics import measure_ranks
 from recsuite.datasets.movielens.synthetic import MarkovWorld, write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.benchmarks import benchmark, measured
+from tests.support.csv_ratings import write_ratings
 
 for package in ("implicit", "recbole"):
     if find_spec(package) is None:
@@ -52,10 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def columns_of(folder: Path, lines: list[tuple[int, int, int]], validation: float = 0.0) -> Columns:
     """Of users, movies and seconds; the last line of each user is the test."""
-    rows = [f"{user},{movie},4.0,{time}" for user, movie, time in lines]
-    (folder / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *rows]) + "\n")
-    movies = [f"{movie},Movie {movie} (2001),Drama" for movie in sorted({movie for _, movie, _ in lines})]
-    (folder / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies]) + "\n")
+    write_ratings(folder, ((user, movie, 4.0, time) for user, movie, time in lines))
     flags = ["--split", "leave_one_out", "--validation_fraction", str(validation), "--data_path", str(folder)]
     return open_columns(parse_args(flags))
 

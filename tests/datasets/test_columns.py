@@ -30,6 +30,7 @@ from recsuite.datasets.schema import UNKNOWN_ROW, RawData
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
 from recsuite.files import parsed, sealed
+from tests.support.csv_ratings import Rating, write_ratings
 
 
 @pytest.fixture
@@ -484,11 +485,7 @@ def test_leave_one_out_tests_on_each_users_newest_and_validates_on_the_one_befor
 
 
 def test_a_user_with_one_rating_has_none_in_the_test_and_is_counted(tmp_path: Path) -> None:
-    lines = ["userId,movieId,rating,timestamp", "1,1,5,10", "1,2,3,20", "1,3,4,20", "2,1,5,30"]
-    (tmp_path / "ratings.csv").write_text("\n".join(lines) + "\n")
-    (tmp_path / "movies.csv").write_text(
-        "movieId,title,genres\n" + "".join(f"{n},T,Drama\n" for n in (1, 2, 3))
-    )
+    write_ratings(tmp_path, [(1, 1, 5, 10), (1, 2, 3, 20), (1, 3, 4, 20), (2, 1, 5, 30)])
     found = open_columns(Config.of(data_path=str(tmp_path), split="leave_one_out"))
     # Of two in one second the later one in the file is the newer.
     assert found.labels("test").tolist() == [4]
@@ -507,11 +504,8 @@ def test_the_validation_part_is_drawn_by_the_seed(folder: Path) -> None:
         assert stored(first, "test") == stored(second, "test")
 
 
-def write_csv(folder: Path, ratings: list[tuple[int, int, float, int]]) -> Config:
-    lines = ["userId,movieId,rating,timestamp", *(",".join(map(str, rating)) for rating in ratings)]
-    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
-    movies = sorted({movie for _, movie, _, _ in ratings})
-    (folder / "movies.csv").write_text("movieId,title,genres\n" + "".join(f"{n},T,Drama\n" for n in movies))
+def write_csv(folder: Path, ratings: list[Rating]) -> Config:
+    write_ratings(folder, ratings)
     return Config.of(data_path=str(folder), validation_fraction=0.0)
 
 

@@ -21,6 +21,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError, counted
+from tests.support.batches import lists_of
 from tests.support.launch import GPUS, python, succeeded
 from tests.support.starting import REAL_WORKERS
 
@@ -155,14 +156,10 @@ def test_a_batch_holds_the_features_of_the_files(
         "year": [movie["year"]],
         "genres": movie["genres"],
     }
-    start = 0
-    lengths = batch.lengths.view(len(columns.tables), -1)
-    for table, of_feature in zip(columns.tables, lengths, strict=True):
-        rows = batch.values[start : start + of_feature[0]]
-        start += int(of_feature.sum())
-        names = [vocabulary[table.name][row - 1] if row != UNKNOWN_ROW else None for row in rows.tolist()]
-        assert names == list(expected[table.name])
-    assert start == len(batch.values)
+    for name, lists in lists_of(columns.tables, batch).items():
+        rows = lists[0].tolist()
+        names = [vocabulary[name][row - 1] if row != UNKNOWN_ROW else None for row in rows]
+        assert names == list(expected[name])
 
 
 def test_a_pass_keeps_to_the_epoch_that_it_began_with(columns: Columns, config: Config) -> None:

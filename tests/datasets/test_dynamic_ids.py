@@ -24,6 +24,7 @@ from recsuite.errors import UserError
 from recsuite.files import plain, typed
 from recsuite.ids import UNKNOWN_ID, ids_of
 from recsuite.models.tasks import Ranking
+from tests.support.batches import lists_of
 
 SCHEMA = """
 [user]
@@ -98,9 +99,7 @@ def vocabulary_of(columns: Columns) -> dict[str, Any]:
 
 def values_of(columns: Columns, batch: Batch) -> dict[str, np.ndarray]:
     """Of each table, what a batch has of it."""
-    names = [table.name for table in columns.tables]
-    ends = batch.lengths.view(len(names), -1).numpy().sum(1).cumsum()[:-1]
-    return dict(zip(names, np.split(batch.values.numpy(), ends), strict=True))
+    return {name: np.concatenate(lists) for name, lists in lists_of(columns.tables, batch).items()}
 
 
 def test_every_category_is_dynamic_and_no_number(columns: Columns) -> None:

@@ -25,6 +25,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.recommend import open_viewer, page
 from recsuite.serving.served import ServedModel
 from recsuite.training.loop import begin_training
+from tests.support.batches import lists_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -54,11 +55,9 @@ def opened(config: Config, table: Sequence[Feature], patch: pytest.MonkeyPatch) 
 def by_name(columns: Columns, config: Config, request: Request) -> dict[str, Any]:
     """Return the values of a batch by the names of its features."""
     batch = EventBatches(columns, config, 0, 1)[request]
-    names = [table.name for table in columns.tables]
-    lengths = batch.lengths.view(len(names), -1)
-    values = batch.values.split(lengths.sum(dim=1).tolist())
+    lists = lists_of(columns.tables, batch)
     return {
-        **{name: (rows.tolist(), of.tolist()) for name, rows, of in zip(names, values, lengths, strict=True)},
+        **{name: [rows.tolist() for rows in of_feature] for name, of_feature in lists.items()},
         "ratings": (batch.labels.tolist(), batch.history_labels.tolist()),
     }
 
@@ -75,8 +74,8 @@ def test_batches_hold_the_same_of_every_feature_for_every_order_of_the_table(
     ]
     expected = [by_name(usual, config, request) for request in requests]
     # Some ratings are of nobody, and others are of somebody of each gender.
-    assert expected[0]["user"][0].count(UNKNOWN_ROW) == 256 // 64
-    assert UNKNOWN_ROW not in expected[0]["gender"][0]
+    assert expected[0]["user"].count([UNKNOWN_ROW]) == 256 // 64
+    assert [UNKNOWN_ROW] not in expected[0]["gender"]
     for place, table in enumerate([*permutations((USER, GENDER, MOVIE, YEAR))][::5]):
         # Lists stand last in a batch, wherever they are in the table.
         found = opened(config, [*table[: place % 5], GENRES, *table[place % 5 :]], monkeypatch)

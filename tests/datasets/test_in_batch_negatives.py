@@ -14,6 +14,8 @@ from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.models.losses import sampled_softmax, unpack_bits
+from tests.support.batches import lists_of
+from tests.support.csv_ratings import write_ratings
 
 GROUP = 24
 
@@ -23,14 +25,12 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Planted ratings of few movies by few users, several in one second, so that many had many."""
     monkeypatch.setattr(sections, "IN_BATCH_NEGATIVES", GROUP)
     rng = np.random.default_rng(0)
-    lines = ["userId,movieId,rating,timestamp"]
+    ratings = []
     for user in range(30):
-        movies = rng.permutation(40)[: 5 + user]
+        movies = rng.permutation(40)[: 5 + user].tolist()
         times = 1000 + rng.integers(0, 12, len(movies))
-        lines += [f"{user},{movie},4.0,{time}" for movie, time in zip(movies, times, strict=True)]
-    (tmp_path / "ratings.csv").write_text("\n".join(lines) + "\n")
-    movies_csv = [f"{movie},Title (1990),Drama" for movie in range(40)]
-    (tmp_path / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies_csv]) + "\n")
+        ratings += [(user, movie, 4.0, time) for movie, time in zip(movies, times.tolist(), strict=True)]
+    write_ratings(tmp_path, ratings)
     return Config.of(data_path=str(tmp_path), task="ranking", batch_size=60, history=2)
 
 
@@ -154,20 +154,17 @@ def test_the_items_drawn_are_the_first_rows_of_training_and_of_nothing_else(
     config = with_new_items(config).replaced(task=task, negatives=12)
     columns = open_columns(config)
     batches = EventBatches(columns, config, 0, 1)
-    names = [table.name for table in columns.tables]
     for split, number in (("train", 12), ("test", 0), ("catalogue", 0)):
         request = Request(split, 0, 0)
         batch = batches[request]
-        lengths = batch.lengths.view(len(names), -1)
-        assert lengths.shape[1] == number + 60
         assert len(batch.labels) == len(batch.weights) == len(batch.seen_bits) == 60
-        starts = [0, *lengths.sum(1).cumsum(0).tolist()]
-        values = {name: batch.values[starts[place] : starts[place + 1]] for place, name in enumerate(names)}
+        lists = lists_of(columns.tables, batch)
+        assert len(lists["user"]) == number + 60
         rows = columns.column("movie_features")["features"][batches._negatives(request), 0]
-        assert values["movie"][:number].tolist() == rows.tolist()
+        assert np.concatenate(lists["movie"])[:number].tolist() == rows.tolist()
         # Of nobody, who had nothing.
-        assert values["user"][:number].tolist() == [0] * number
-        assert lengths[names.index("history"), :number].sum() == 0
+        assert np.concatenate(lists["user"])[:number].tolist() == [0] * number
+        assert not any(map(len, lists["history"][:number]))
 
 
 def test_all_items_are_drawn_in_order_if_there_are_few(config: Config) -> None:

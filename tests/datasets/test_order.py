@@ -16,29 +16,28 @@ from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.batching import Pieces, pieces_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
+from tests.support.batches import lists_of
+from tests.support.csv_ratings import write_ratings
 
 LONGEST, NUM_MOVIES, NEGATIVES = 6, 60, 20
 SPLITS = ("leave_one_out", "time", "random")
 
 
-def write_ratings(folder: Path) -> None:
+def write_shuffled_ratings(folder: Path) -> None:
     """40 users with 3 to 42 ratings, most of a time with others of theirs, in a file in no order."""
     rng = np.random.default_rng(0)
-    lines = []
+    ratings = []
     for user in range(40):
-        movies = rng.permutation(NUM_MOVIES)[: 3 + user]
+        movies = rng.permutation(NUM_MOVIES)[: 3 + user].tolist()
         times = 1000 + rng.integers(0, 4 + user // 2, len(movies))
-        lines += [f"{user},{movie},4.0,{time}" for movie, time in zip(movies, times, strict=True)]
-    rng.shuffle(lines)
-    (folder / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
-    movies_csv = [f"{movie},Title (1990),Drama" for movie in range(NUM_MOVIES)]
-    (folder / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies_csv]) + "\n")
+        ratings += [(user, movie, 4.0, time) for movie, time in zip(movies, times.tolist(), strict=True)]
+    write_ratings(folder, [ratings[place] for place in rng.permutation(len(ratings))])
 
 
 @pytest.fixture(scope="module", params=SPLITS)
 def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = tmp_path_factory.mktemp("ratings")
-    write_ratings(folder)
+    write_shuffled_ratings(folder)
     flags = {"split": request.param, "validation_fraction": 0.05, "batch_size": 60, "history": LONGEST}
     return Config.of(data_path=str(folder), task="sequence", negatives=NEGATIVES, **flags)
 
@@ -53,17 +52,15 @@ class Read(NamedTuple):
 def read_in(dataset: EventBatches, request: Request) -> Iterator[Read]:
     """Return the history of each event of a batch."""
     batch: Batch = dataset[request]
-    names = [table.name for table in dataset.tables]
-    lengths = batch.lengths.view(len(names), -1).numpy()
-    values = dict(zip(names, np.split(batch.values.numpy(), lengths.sum(1).cumsum()[:-1]), strict=True))
-    lists = np.split(values["history"], lengths[names.index("history")].cumsum())[:-1]
+    found = lists_of(dataset.tables, batch)
+    lists = found["history"]
     first = len(lists) - dataset.batch_size
     positions = dataset._positions_of_step(request)[0]
     items = movie_rows(dataset)[dataset.features.column("rows")["item"][positions]]
     for place, (position, item) in enumerate(zip(positions.tolist(), items, strict=True), start=first):
         source, number = int(batch.sources[0, place]), int(batch.reads[place])
         assert len(lists[source]) >= number
-        assert values["movie"][place] == item
+        assert found["movie"][place] == [item]
         yield Read(position, tuple(lists[source][:number].tolist()))
 
 

@@ -26,6 +26,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.served import ServedModel
 from recsuite.training.loop import begin_training
+from tests.support.batches import lists_of
 from tests.support.launch import EXAMPLE, SUPPORT, read_json, succeeded, torchrun
 from tests.support.states import FLAGS
 
@@ -132,9 +133,7 @@ def vocabulary_of(columns: Columns) -> dict[str, Any]:
 
 def rows_of(batch: Batch, columns: Columns, name: str) -> np.ndarray:
     """The table rows of a feature with one value."""
-    place = [table.name for table in columns.tables].index(name)
-    size = len(batch.labels)
-    return batch.values[place * size : (place + 1) * size].numpy()
+    return np.concatenate(lists_of(columns.tables, batch)[name])
 
 
 def test_a_batch_has_the_values_of_the_table_row_of_each_event(columns: Columns, config: Config) -> None:
