@@ -204,6 +204,7 @@ def test_a_planted_order_is_shown_between_popularity_and_its_oracle(tmp_path: Pa
     assert "| chain, leave one out, 1 seed | oracle |" in printed
 
 
+@pytest.mark.soak
 def test_all_systems_are_shown_on_splits_that_were_measured_one_after_the_other(
     data: Path, tmp_path: Path
 ) -> None:
@@ -218,6 +219,7 @@ def test_all_systems_are_shown_on_splits_that_were_measured_one_after_the_other(
         assert all(f"| tiny, {shown}, 1 seed | {name} |" in printed for name in names)
 
 
+@pytest.mark.soak
 def test_the_speed_is_shown_beside_that_of_the_package(tmp_path: Path) -> None:
     short = ["--ratings", 1_000, "--rounds", 1, "--batch", 16, "--steps", 1, "--task", "ranking"]
     found, printed = measured("sequences_speed", tmp_path, *short, "--train", "--epochs", 1)

@@ -13,7 +13,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.models.losses import sampled_softmax, unpack_bits
+from recsuite.models.losses import unpack_bits
 from tests.support.batches import lists_of
 from tests.support.csv_ratings import write_ratings
 
@@ -87,21 +87,6 @@ def test_no_negative_is_marked_without_in_batch_negatives(config: Config, task: 
     batch = EventBatches(open_columns(config), config, 0, 1)[Request(split, 0, 0)]
     assert batch.seen_bits.shape == (60, 0 if task == "rating" else GROUP // 8)
     assert not batch.seen_bits.any()
-
-
-def test_the_loss_ignores_seen_items() -> None:
-    generator = torch.Generator().manual_seed(0)
-    users, items = torch.randn(2, 6, 4, generator=generator)
-    log_shares, real = torch.randn(6, generator=generator), torch.ones(6, dtype=torch.bool)
-    seen_bits = torch.zeros(6, 6, dtype=torch.bool)
-    seen_bits[2, [0, 5]] = True
-    losses = sampled_softmax(users, items, torch.arange(6), log_shares, real, seen_bits)
-    scores = (users @ items.T - log_shares)[2, [1, 2, 3, 4]]
-    assert float(losses[2]) == pytest.approx(float(scores.logsumexp(0) - scores[1]))
-    untouched = sampled_softmax(users, items, torch.arange(6), log_shares, real, torch.zeros_like(seen_bits))
-    assert losses[[0, 1, 3, 4, 5]].tolist() == untouched[[0, 1, 3, 4, 5]].tolist()
-    # What is its own stays, whatever is said of it.
-    assert sampled_softmax(users, items, torch.arange(6), log_shares, real, ~seen_bits).isfinite().all()
 
 
 # --- items that are drawn ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -167,6 +168,7 @@ def test_the_page_of_public_names_is_that_of_their_docstrings() -> None:
     assert (DOCS / "api.md").read_text() == made, "run python docs/make_api.py --write"
 
 
+@functools.cache
 def functions_that_raise() -> set[str]:
     """The names of functions of the library that all raise a `UserError`, as their docstrings say."""
     raises: dict[str, bool] = {"UserError": True, "require": True}
