@@ -98,16 +98,6 @@ def test_ties_count_against_an_item_and_clicked_items_are_excluded(peers: Any) -
     assert peers.ranks_of(scores, np.array([1, 1, 3]), known).tolist() == [3, 1, 4]
 
 
-def test_least_squares_finds_the_taste_of_a_user(peers: Any, columns: Columns) -> None:
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1, "blas"):
-        found = peers.LeastSquares(columns, peers.SquaresSettings(16, 0.1, 4.0), 0).measure("test")
-    # Of the 20 movies that a user likes, some 5 are left for the test, and none of the others is in between.
-    assert found["hr_at_10"] > 0.9
-    assert found["hr_at_10"] > columns.baselines["ranks"]["popularity"]["hr_at_10"]
-
-
 @pytest.mark.soak
 def test_both_are_trained_and_shown_beside_popularity(folder: Path, tmp_path: Path) -> None:
     flags = ["--ranks", 1, "--train", "--epochs", 4, "--batch_size", 64]

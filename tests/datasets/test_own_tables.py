@@ -24,11 +24,9 @@ from recsuite.datasets.schema import BUCKETS, DENSE, LISTS, UNKNOWN_ROW
 from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
-from recsuite.serving.served import ServedModel
 from recsuite.training.loop import begin_training
 from tests.support.batches import lists_of
-from tests.support.launch import EXAMPLE, SUPPORT, read_json, succeeded, torchrun
-from tests.support.states import FLAGS
+from tests.support.launch import EXAMPLE, read_json, succeeded, torchrun
 
 NUM_EVENTS, NUM_USERS, NUM_ITEMS = 3_000, 60, 40
 SCHEMA = """
@@ -353,23 +351,6 @@ def test_leakage_is_refused_before_training(tmp_path: Path, context: RuntimeCont
         pass
 
 
-@pytest.mark.soak
-def test_random_clicks_are_ranked_by_chance_though_the_events_have_a_price(tmp_path: Path) -> None:
-    draw, num_items, size = np.random.default_rng(0), 300, 4_000
-    item = draw.integers(0, num_items, size)
-    price = np.exp(draw.normal(3, 1, num_items))[item]
-    frame = pandas.DataFrame({"user_id": draw.integers(0, 200, size), "item_id": item})
-    frame["time"] = 1_700_000_000 + 600 * np.arange(size)
-    # With a little noise, and with discounts that hide some of it.
-    frame["price"] = price * draw.normal(1, 0.02, size)
-    frame["paid"] = price * draw.choice([1, 0.5], size)
-    frame.to_parquet(tmp_path / "events.parquet")
-    report = tmp_path / "report"
-    flags = ["--data_path", tmp_path / "events.parquet", "--epochs", 1, "--batch_size", 64, "--lr", 0.1]
-    succeeded(torchrun(1, EXAMPLE, *flags, "--embedding_dim", 16, "--report_dir", report))
-    assert read_json(report / "metrics.json")["test"]["hr_at_10"] < 3 * 10 / num_items
-
-
 def test_tables_without_times_are_split_at_random_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -397,33 +378,6 @@ def test_ranks_train_the_same_model_of_events_features_and_numbers(
     found = read_json(tmp_path / "metrics.json")
     assert found["test"] == pytest.approx(finite(run.test), abs=1e-4)
     assert found["epochs"][0]["train_loss"] == pytest.approx(run.epochs[0].train_loss, abs=1e-4)
-
-
-@pytest.mark.soak
-def test_a_model_trained_on_two_ranks_is_served_with_the_same_predictions(
-    folder: Path, tmp_path: Path
-) -> None:
-    results, dumps = tmp_path / "found.npz", tmp_path / "dumps"
-    succeeded(torchrun(2, SUPPORT / "states.py", results, folder, dumps))
-    predictions = np.load(results)
-    model = ServedModel.open(dumps, "latest")
-    newest = events().iloc[-(len(predictions[str(model.progress.step)])) :]
-    known = events().iloc[: -len(newest)]
-    histories = [known[known["user_id"] == user].tail(FLAGS.data.history) for user in newest["user_id"]]
-    values = {
-        "user": newest["user_id"].tolist(),
-        "item": newest["product_id"].tolist(),
-        "hour": (newest["time"] // 3_600 % 24).tolist(),
-        "history": [each["product_id"].tolist() for each in histories],
-        "history_ratings": [each["stars"].tolist() for each in histories],
-        **{
-            name: [None if value != value else value for value in newest[name].tolist()]
-            for name in ("price", "age", "discount", "device")
-        },
-    }
-    np.testing.assert_allclose(model.score(values), predictions[str(model.progress.step)], atol=1e-5)
-    with pytest.raises(UserError, match="The feature discount takes numbers, and got 'much'"):
-        model.score({"user": ["user-1"], "item": ["SKU-01"], "discount": ["much"]})
 
 
 @pytest.mark.parametrize(

@@ -116,15 +116,6 @@ def test_items_of_a_user_history_are_not_recommended(model: recsuite.FittedModel
     assert {item for item, _ in everything} == set(events["product_id"])
 
 
-def test_features_of_the_coming_event_change_the_score(model: recsuite.FittedModel) -> None:
-    (phone,), (desktop,) = (
-        model.recommend(["nobody"], k=1, event={"device": name}) for name in ("phone", "desktop")
-    )
-    assert phone[0][1] > desktop[0][1] + 0.1
-    with pytest.raises(UserError, match="There is no feature devise"):
-        model.recommend(["nobody"], event={"devise": "phone"})
-
-
 def test_a_saved_model_scores_the_same_without_the_tables(
     model: recsuite.FittedModel, tmp_path: Path
 ) -> None:

@@ -125,21 +125,6 @@ def test_a_signal_ends_the_example_and_its_workers_within_3_seconds(place: Place
     place.check_nothing_is_left()
 
 
-def test_nothing_is_left_after_every_rank_was_killed(place: Place) -> None:
-    launcher = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    flags = ["--data_path", str(place.data), "--epochs", "1000", "--patience", "0", "--num_workers", "2"]
-    with started([*launcher, str(EXAMPLE), *flags], env=place.env) as process:
-        wait_for(process, "epoch 1/1000")
-        ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert len(ranks) == 2
-        # The launcher, its ranks and their workers, at least.
-        assert len(place.processes()) >= 1 + 2 + 2 * 2
-        for rank in ranks:
-            os.kill(int(rank), signal.SIGKILL)
-        process.wait(40 * PATIENCE)
-    place.check_nothing_is_left()
-
-
 def test_a_worker_that_is_busy_dies_with_its_killed_trainer(place: Place) -> None:
     flags = ["--data_path", str(place.data), *map(str, SHORT), "--num_workers", "2"]
     command = [sys.executable, "-u", str(FAULTS), "sleep", *flags]

@@ -179,17 +179,6 @@ def test_a_rating_of_an_unknown_movie_or_user_is_read_with_a_note(ml_1m: Path) -
     assert columns.num_items == 3
 
 
-def test_more_bad_rows_than_a_share_are_refused_with_their_number_the_limit_and_a_row(ml_1m: Path) -> None:
-    good = (ml_1m / "ratings.dat").read_text().splitlines()[0]
-    write(ml_1m, {"ratings.dat": "\n".join([*[good] * 98, "bad", "worse"])})
-    sentence = refusal(ml_1m, bad_rows="skip")
-    assert "ratings.dat, line 99: 1 field instead of 4: 'bad'" in sentence
-    assert "2 of 100 rows of the file cannot be read, and --max_bad_rows 0.01 allows 1" in sentence
-    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.02, duplicates="keep").events.label) == 98
-    write(ml_1m, {"ratings.dat": "\n".join([*[good] * 99, "bad"])})
-    assert len(load(ml_1m, bad_rows="skip", duplicates="keep").events.label) == 99
-
-
 def test_columns_made_with_another_limit_are_not_used(ml_1m: Path) -> None:
     lines = (ml_1m / "ratings.dat").read_text()
     write(ml_1m, {"ratings.dat": lines + "bad\n"})
