@@ -1,4 +1,4 @@
-"""Features whose batches have ids: the same for any pool, and the same values as those that have rows."""
+"""Features whose batches have ids: the same values as those that have rows."""
 
 from __future__ import annotations
 

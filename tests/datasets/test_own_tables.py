@@ -1,4 +1,4 @@
-"""Tables with features of the event, numbers and weights: batches, trainings and what is served, together."""
+"""Tables with features of the event, numbers and weights: columns, batches and trainings."""
 
 from __future__ import annotations
 

@@ -198,17 +198,6 @@ def test_a_redirect_is_followed(mirror: Mirror, folder: Path) -> None:
     assert mirror.paths == ["/ml-1m.zip", "/elsewhere"]
 
 
-def test_the_proxy_of_the_environment_is_used(
-    mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MOVIELENS_MIRROR", "http://movies.invalid")
-    monkeypatch.setenv("http_proxy", mirror.address)
-    mirror.answer(sent(GOOD))
-    source.download("ml-1m", folder)
-    assert_complete(folder)
-    assert mirror.paths == ["http://movies.invalid/ml-1m.zip"]
-
-
 def test_a_silent_server_is_given_up(mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "SILENT_SECONDS", 0.1)
     mirror.answer(b"", again=b"")
