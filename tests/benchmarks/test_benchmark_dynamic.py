@@ -9,6 +9,9 @@ import pytest
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.benchmarks import measured
 
+# They measure for long; nothing but their own scripts depends on them.
+pytestmark = pytest.mark.soak
+
 
 def test_a_full_table_is_measured_and_its_memory_matches_its_capacity(tmp_path: Path) -> None:
     short = ["--rows", 40_000, "--rounds", 2, "--batch", 500]
@@ -21,7 +24,6 @@ def test_a_full_table_is_measured_and_its_memory_matches_its_capacity(tmp_path: 
     assert "| 40,000 |" in printed
 
 
-@pytest.mark.soak
 def test_a_training_with_dynamic_tables_is_measured_beside_one_with_static_ones(tmp_path: Path) -> None:
     short = ["--sizes", "2000+1000", "--batch", 256, "--rounds", 1, "--seconds", 0.02]
     found, printed = measured("dynamic_train", tmp_path, *short)
@@ -33,7 +35,6 @@ def test_a_training_with_dynamic_tables_is_measured_beside_one_with_static_ones(
         assert f"| 2,000 + 1,000 ids | {ranks} |" in printed
 
 
-@pytest.mark.soak
 def test_a_delta_with_ids_that_left_is_measured_beside_a_static_one(tmp_path: Path) -> None:
     short = ["--rows", 20_000, "--ratings", 20_000, "--rounds", 2]
     found, printed = measured("dynamic_delta", tmp_path, *short)
@@ -48,7 +49,6 @@ def test_a_delta_with_ids_that_left_is_measured_beside_a_static_one(tmp_path: Pa
         assert f"| 20,000 | {kind} |" in printed
 
 
-@pytest.mark.soak
 def test_every_capacity_is_measured_beside_static_tables(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "ratings", 3_000, seed=0)
     short = ["--data", tmp_path / "ratings", "--seeds", 1, "--epochs", 3]

@@ -24,6 +24,8 @@ from tests.support.launch import ROOT, python, read_json, started, succeeded, wa
 GPU = ROOT / "benchmarks" / "gpu.py"
 
 
+# It measures for long; nothing but its own script depends on it.
+@pytest.mark.soak
 def test_the_small_benchmark_writes_results_of_every_requested_section(tmp_path: Path) -> None:
     # Without "training", which compiles.
     only = ("steps", "ncf", "lookup", "disk")

@@ -19,7 +19,7 @@ def results_of(folder: Path, ids: str, *flags: object, timeout: float) -> dict[s
     return found
 
 
-@pytest.mark.parametrize("ids", ["numbers", "texts"])
+@pytest.mark.parametrize("ids", [pytest.param("numbers", marks=pytest.mark.soak), "texts"])
 def test_columns_are_made_of_parquet_beside_pyarrow_and_each_figure_has_its_bar(
     tmp_path: Path, ids: str
 ) -> None:

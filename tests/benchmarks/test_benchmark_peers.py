@@ -52,11 +52,6 @@ def matrix(lines: list[list[int]]) -> Any:
     return csr_matrix(np.array(lines, np.float32))
 
 
-def test_ease_equals_a_hand_computed_example(peers: Any) -> None:
-    # X'X + 1 is 2 1, 1 2, and its inverse 2 -1, -1 2 divided by 3: each item gives the other 1/2.
-    assert peers.ease(matrix([[1, 1]]), 1.0) == pytest.approx(np.array([[0.5, 0.5]]))
-
-
 def test_ease_equals_the_formula_of_its_paper(peers: Any) -> None:
     events = (np.random.default_rng(0).random((12, 7)) < 0.4).astype(np.float32)
     inverse = np.linalg.inv(events.T @ events + 3.0 * np.eye(7))
@@ -179,6 +174,8 @@ def test_myfm_cannot_be_imported_without_the_stand_in(peers: Any) -> None:
     assert "pkg_resources" not in sys.modules
 
 
+# It measures for long; nothing but its own script depends on it.
+@pytest.mark.soak
 def test_all_systems_are_shown_with_their_quality_and_time(data: Path, tmp_path: Path) -> None:
     short = ["--only_real", "--real", data, "--seeds", 1, "--iterations", 8]
     found, printed = measured("peers", tmp_path, *short, result="quality_peers", timeout=60)

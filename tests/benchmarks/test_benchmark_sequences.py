@@ -16,6 +16,7 @@ from recsuite.datasets.metrics import measure_ranks
 from recsuite.datasets.movielens.synthetic import MarkovWorld, write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.benchmarks import benchmark, measured
+from tests.support.csv_ratings import write_ratings
 
 for package in ("implicit", "recbole"):
     if find_spec(package) is None:
@@ -52,10 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def columns_of(folder: Path, lines: list[tuple[int, int, int]], validation: float = 0.0) -> Columns:
     """Of users, movies and seconds; the last line of each user is the test."""
-    rows = [f"{user},{movie},4.0,{time}" for user, movie, time in lines]
-    (folder / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *rows]) + "\n")
-    movies = [f"{movie},Movie {movie} (2001),Drama" for movie in sorted({movie for _, movie, _ in lines})]
-    (folder / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies]) + "\n")
+    write_ratings(folder, ((user, movie, 4.0, time) for user, movie, time in lines))
     flags = ["--split", "leave_one_out", "--validation_fraction", str(validation), "--data_path", str(folder)]
     return open_columns(parse_args(flags))
 
@@ -93,14 +91,6 @@ def test_recent_popularity_uses_the_newest_events(sequences: Any, columns: Colum
     # The last three are of movies 4, 2 and 3; movie 2 has more in all, and so has 1, but none of late.
     assert np.argsort(-of_late).tolist()[:3] == [1, 2, 3]
     assert of_late[0] < 1
-
-
-def test_a_counted_chain_follows_observed_transitions(sequences: Any, columns: Columns) -> None:
-    # Nothing ever came after the last of anybody, so the popular ones come first: for user 1 the movies 4 and
-    # 5 are left, for user 2 as well, and for user 3 it is 1 and 3, each time as popular as the other.
-    found = sequences.counted_chain(columns).metrics
-    # Ties count against an item.
-    assert found == pytest.approx({"hr_at_10": 1.0, "ndcg_at_10": 1 / np.log2(3)})
 
 
 def test_a_counted_chain_counts_successors(sequences: Any, tmp_path: Path) -> None:
@@ -206,6 +196,8 @@ def test_a_planted_order_is_shown_between_popularity_and_its_oracle(tmp_path: Pa
     assert "| chain, leave one out, 1 seed | oracle |" in printed
 
 
+# They measure for long; nothing but their own script depends on them.
+@pytest.mark.soak
 def test_all_systems_are_shown_on_splits_that_were_measured_one_after_the_other(
     data: Path, tmp_path: Path
 ) -> None:
@@ -220,6 +212,7 @@ def test_all_systems_are_shown_on_splits_that_were_measured_one_after_the_other(
         assert all(f"| tiny, {shown}, 1 seed | {name} |" in printed for name in names)
 
 
+@pytest.mark.soak
 def test_the_speed_is_shown_beside_that_of_the_package(tmp_path: Path) -> None:
     short = ["--ratings", 1_000, "--rounds", 1, "--batch", 16, "--steps", 1, "--task", "ranking"]
     found, printed = measured("sequences_speed", tmp_path, *short, "--train", "--epochs", 1)

@@ -15,6 +15,7 @@ from recsuite.datasets.preparation.baselines import popularity_ranks
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.preparation.loops import grouped
 from tests.support.benchmarks import benchmark, measured
+from tests.support.csv_ratings import write_ratings
 
 pytest.importorskip("implicit", reason="needs the package implicit, of requirements-dev.txt")
 
@@ -35,16 +36,13 @@ def peers() -> Any:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Users give either even movies or odd ones 4 to 5 stars, and the others 3."""
     folder = tmp_path_factory.mktemp("clicks") / "movies"
-    folder.mkdir()
     rng = np.random.default_rng(0)
-    lines = ["userId,movieId,rating,timestamp"]
+    ratings = []
     for user in range(NUM_USERS):
-        for time, movie in enumerate(rng.permutation(NUM_MOVIES)[:30]):
-            rating = rng.choice([4.0, 4.5, 5.0]) if (user + movie) % 2 else 3.0
-            lines.append(f"{user + 1},{movie + 1},{rating},{1_000_000 + 100 * user + time}")
-    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
-    movies = [f"{movie + 1},Movie {movie} (2001),Drama" for movie in range(NUM_MOVIES)]
-    (folder / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies]) + "\n")
+        for time, movie in enumerate(rng.permutation(NUM_MOVIES)[:30].tolist()):
+            rating = float(rng.choice([4.0, 4.5, 5.0])) if (user + movie) % 2 else 3.0
+            ratings.append((user + 1, movie + 1, rating, 1_000_000 + 100 * user + time))
+    write_ratings(folder, ratings)
     return folder
 
 
@@ -101,16 +99,6 @@ def test_ties_count_against_an_item_and_clicked_items_are_excluded(peers: Any) -
     scores = np.array([[3, 2, 2, 1], [3, 2, 2, 1], [1, 1, 1, 1]], np.float32)
     known = csr_matrix(np.array([[0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]], np.float32))
     assert peers.ranks_of(scores, np.array([1, 1, 3]), known).tolist() == [3, 1, 4]
-
-
-def test_least_squares_finds_the_taste_of_a_user(peers: Any, columns: Columns) -> None:
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1, "blas"):
-        found = peers.LeastSquares(columns, peers.SquaresSettings(16, 0.1, 4.0), 0).measure("test")
-    # Of the 20 movies that a user likes, some 5 are left for the test, and none of the others is in between.
-    assert found["hr_at_10"] > 0.9
-    assert found["hr_at_10"] > columns.baselines["ranks"]["popularity"]["hr_at_10"]
 
 
 @pytest.mark.soak

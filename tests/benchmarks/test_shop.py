@@ -66,14 +66,13 @@ def test_csv_holds_the_same_events_and_the_requested_label(
     assert items["price"].equals(same["price"])
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "csv.gz"])
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_different_bytes(
-    file_format: str, shop: Any, tmp_path: Path
+    shop: Any, tmp_path: Path
 ) -> None:
     contents = []
     for number, seed in enumerate((0, 0, 1)):
-        shop.write_shop(tmp_path / str(number), 1_000, seed, "stars", file_format)
-        contents.append((tmp_path / str(number) / f"events.{file_format}").read_bytes())
+        shop.write_shop(tmp_path / str(number), 1_000, seed, "stars", "csv.gz")
+        contents.append((tmp_path / str(number) / "events.csv.gz").read_bytes())
     assert contents[0] == contents[1] != contents[2]
 
 

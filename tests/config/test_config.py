@@ -53,20 +53,11 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
     [
         ("--num_workers -1", "--num_workers must be between 0 and 1,024, or auto, got -1"),
         ("--num_workers some", "--num_workers: 'some' is neither a whole number nor auto"),
-        ("--prefetch_factor 0", "--prefetch_factor must be between 1 and 64, got 0"),
-        ("--worker_timeout 0", "--worker_timeout must be at least 1, got 0"),
         ("--num_workers 1 --timeout 60", "--worker_timeout must be below --timeout 60, got 120"),
-        ("--mp_context threads", "--mp_context must be one of spawn, forkserver, fork, got threads"),
-        ("--history -1", "--history must be between 0 and 10,000, got -1"),
-        ("--batch_size 0", "--batch_size must be between 1 and 16,777,216, got 0"),
-        ("--epochs 0", "--epochs must be between 1 and 1,000,000, got 0"),
         (f"--epochs {10**400}", "--epochs must be between 1 and 1,000,000, got 1000"),
         ("--epochs x", "--epochs: invalid int value: 'x'"),
-        ("--timeout 0", "--timeout must be between 1 and 604,800, got 0"),
         ("--mlp_dims 128,x", "'128,x' is not a list of whole numbers like 128,64"),
         ("--mlp_dims 99999", "--mlp_dims must be at most 100 widths between 1 and 16,384, got 99999"),
-        ("--mlp_dims 128,0", "--mlp_dims must be at most 100 widths between 1 and 16,384, got 128,0"),
-        ("--embedding_dim 1000000", "--embedding_dim must be between 4 and 16,384, got 1000000"),
         ("--embedding_dim 30", "--embedding_dim must be a multiple of 4 for FBGEMM's kernels, got 30"),
         ("--unknown 3", "Unrecognized arguments: --unknown 3"),
         ("--epoch 3", "Unrecognized arguments: --epoch 3 (did you mean --epochs?); see --help"),
@@ -78,18 +69,12 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
         ("--optimizer adam", "Unrecognized arguments: --optimizer adam; see --help"),
         *(
             (flag, f"Unrecognized arguments: {flag} (NPROC=2 ./run.sh or torchrun --nproc_per_node 2 ")
-            for flag in ("--gpus 2", "--gpu 0", "--num_gpus=2", "--nproc 2", "--world_size 2")
+            for flag in ("--gpus 2", "--num_gpus=2", "--world_size 2")
         ),
-        ("3", "Unrecognized arguments: 3; see --help"),
         ("--dataset ml-2m", "--dataset must be one of synthetic, ml-100k, "),
-        ("--split newest", "--split must be one of time, random, "),
         ("--split u1 --dataset ml-1m", "--split u1 requires --dataset ml-100k, got ml-1m"),
-        ("--bad_rows keep", "--bad_rows must be one of error, skip, got keep"),
-        ("--bad_rows skip --max_bad_rows 2", "--max_bad_rows must be between 0 and 1, got 2.0"),
         ("--bad_rows skip --max_bad_rows nan", "--max_bad_rows must be between 0 and 1, got nan"),
         ("--max_bad_rows 0.1", "--max_bad_rows requires --bad_rows skip"),
-        ("--pipeline fast", "--pipeline must be one of auto, plain, sparse_dist, got fast"),
-        ("--lr 0", "--lr must be above 0, got 0.0"),
         ("--lr nan", "--lr must be above 0, got nan"),
         ("--dense_lr -1", "--dense_lr must be above 0, got -1.0"),
         (
@@ -97,20 +82,11 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
             "--weight_decay must be between 0 and 120 / --epochs, got 30.0 with --epochs 8",
         ),
         ("--test_fraction 1", "--test_fraction must be above 0 and below 1, got 1.0"),
-        ("--synthetic_ratings 10", "--synthetic_ratings must be between 1,000 and 1,000,000,000, got 10"),
         ("--profile 5 --load", "--profile requires a training; give --train too"),
         ("--tensorboard --recommend --user 5", "--tensorboard requires a training; give --train too"),
-        ("--profile -1", "--profile must be between 0 and 10,000, got -1"),
-        ("--profile 10001", "--profile must be between 0 and 10,000, got 10001"),
         ("--tensorboard", "--tensorboard requires --report_dir"),
-        ("--history 10001", "--history must be between 0 and 10,000, got 10001"),
-        ("--num_workers 100000", "--num_workers must be between 0 and 1,024, or auto, got 100000"),
-        ("--seed -1", "--seed must be between 0 and 2,147,483,647, got -1"),
-        ("--keep 0 --dump", "--keep must be at least 1, got 0"),
-        ("--dump_every -1 --dump", "--dump_every must be at least 0, got -1"),
         ("--dump_every 5", "--dump_every requires --dump, --inc_dump or --resume"),
         ("--async_dump --load", "--async_dump requires --dump, --inc_dump or --resume"),
-        ("--compact --dump_every 5", "--dump_every requires --dump, --inc_dump or --resume"),
         ("--save_dir here", "--save_dir requires a mode that writes or reads checkpoints, such as --dump"),
         ("--until 5", "--until requires --load"),
         ("--checkpoint latest", "--checkpoint latest requires --load, --export or --recommend"),
@@ -119,11 +95,8 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
             "--load elsewhere must be in --save_dir dumps, where the requested training writes; "
             "give --load alone, or without a folder",
         ),
-        ("--load --checkpoint newest", "--checkpoint must be one of best, latest, got newest"),
-        ("--until -2 --load", "--until must be at least 0, got -2"),
         ("--user 5", "--user requires --recommend"),
         ("--recommend", "--recommend requires --user, the raw id of a user"),
-        ("--recommend --user 5 --top 0", "--top must be between 1 and 10,000, got 0"),
         ("--task sequence --stream", "--task sequence cannot be used with --stream"),
         ("--task sequence --history 0", "--task sequence requires --history above 0"),
         ("--negatives 5", "--negatives requires --task ranking or sequence, got rating"),
@@ -131,7 +104,6 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
         ("--doctor --dump", "--doctor and --dump cannot be used together"),
         ("--schema shop --load", "--schema and --load cannot be used together"),
         ("--schema shop --rebuild", "--rebuild cannot be used with --schema"),
-        ("--export served --load", "--export and --load cannot be used together"),
         ("--compact --inc_dump", "--compact and --inc_dump cannot be used together"),
         ("--export", "--export: expected one argument"),
     ],
@@ -204,12 +176,9 @@ def test_an_unreadable_folder_passes_the_check_of_flags() -> None:
 
 
 @pytest.mark.parametrize("name", ["data_path", "cache_dir", "report_dir", "save_dir", "load", "export"])
-@pytest.mark.parametrize("empty", ["", "  "])
-def test_an_empty_folder_name_is_refused(name: str, empty: str) -> None:
-    with pytest.raises(
-        UserError, match=f"--{name}: '{empty}' is not a folder; name one, or leave the flag out"
-    ):
-        parse_args(["--dump", f"--{name}", empty])
+def test_an_empty_folder_name_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"--{name}: '  ' is not a folder; name one, or leave the flag out"):
+        parse_args(["--dump", f"--{name}", "  "])
 
 
 @pytest.mark.parametrize(
@@ -292,10 +261,9 @@ def test_a_named_data_set_cannot_be_written_to_a_url() -> None:
         lambda url: recsuite.fit(url, save_dir=Path(url)),
     ],
 )
-@pytest.mark.parametrize("url", ["s3://bucket/a", "hdfs://host:9000/a", "file:///tmp/a"])
-def test_every_script_and_call_refuses_a_url_as_a_folder(url: str, given: Callable[[str], object]) -> None:
+def test_every_script_and_call_refuses_a_url_as_a_folder(given: Callable[[str], object]) -> None:
     with pytest.raises(UserError, match="is a URL and must be a path of this machine; give such a path"):
-        given(url)
+        given("hdfs://host:9000/a")
 
 
 def test_a_folder_with_a_name_that_is_not_utf_8_is_refused() -> None:

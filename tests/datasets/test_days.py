@@ -20,6 +20,7 @@ from recsuite.datasets.tables.derived import with_user_day
 from recsuite.errors import UserError
 from recsuite.models.co_occurrence import EVENT_BIAS, EVENT_FACTOR, Held
 from recsuite.sharding.recommender import make_prior
+from tests.support.csv_ratings import write_ratings
 
 DAY = 86_400
 NUM_USERS, NUM_DAYS = 6, 3
@@ -30,13 +31,12 @@ def config(tmp_path: Path) -> Config:
     """Each of six users rates 40 movies within three days, which begin on the last of a year."""
     rng = np.random.default_rng(0)
     begin = int(np.datetime64("1999-12-31").astype("datetime64[s]").astype(int))
-    lines = ["userId,movieId,rating,timestamp"]
-    for user in range(NUM_USERS):
-        for movie in range(40):
-            lines.append(f"{user},{movie},{1 + movie % 5},{begin + rng.integers(0, NUM_DAYS * DAY)}")
-    (tmp_path / "ratings.csv").write_text("\n".join(lines) + "\n")
-    movies = [f"{movie},Title (1990),Drama" for movie in range(40)]
-    (tmp_path / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies]) + "\n")
+    ratings = [
+        (user, movie, 1 + movie % 5, begin + int(rng.integers(0, NUM_DAYS * DAY)))
+        for user in range(NUM_USERS)
+        for movie in range(40)
+    ]
+    write_ratings(tmp_path, ratings)
     return Config.of(
         data_path=str(tmp_path),
         split="random",
@@ -102,11 +102,10 @@ def test_the_prior_holds_days_by_their_own_rarity_and_variances(config: Config) 
 
 
 def test_days_that_have_one_event_each_are_skipped_and_reported(config: Config) -> None:
-    path = Path(config.data.data_path, "ratings.csv")
-    lines = [
-        f"{user},{movie},3,{(40 * user + movie) * DAY}" for user in range(NUM_USERS) for movie in range(40)
+    ratings = [
+        (user, movie, 3, (40 * user + movie) * DAY) for user in range(NUM_USERS) for movie in range(40)
     ]
-    path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+    write_ratings(Path(config.data.data_path), ratings)
     columns = open_columns(config)
     assert "skipped the days of --day_feature user: 240 events have 240 of them" in columns.notes
     assert "user_day" not in [table.name for table in columns.tables]

@@ -18,6 +18,7 @@ from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import ITEM, USER, Events, Feature, RawData, Schema
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
+from tests.support.csv_ratings import Rating, write_ratings
 from tests.support.raw_ids import items_of, users_of
 
 # user, movie, rating, time. User 1 rates movie 1 three times, the newest first in the file, and user 2 rates
@@ -36,13 +37,8 @@ FEATURES = (Feature("user", USER, "user_id"), Feature("item", ITEM, "item_id"))
 ONCE = [(1, 2, 4.0, 400), (2, 1, 2.0, 150), (3, 2, 3.5, 50)]
 
 
-def write(folder: Path, ratings: list[tuple[int, int, float, int]]) -> Config:
-    folder.mkdir(exist_ok=True)
-    lines = ["userId,movieId,rating,timestamp", *(",".join(map(str, rating)) for rating in ratings)]
-    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
-    movies = sorted({movie for _, movie, _, _ in ratings})
-    movies_csv = ["movieId,title,genres", *(f"{movie},Title (1990),Drama" for movie in movies)]
-    (folder / "movies.csv").write_text("\n".join(movies_csv) + "\n")
+def write(folder: Path, ratings: list[Rating]) -> Config:
+    write_ratings(folder, ratings)
     return Config.of(data_path=str(folder), validation_fraction=0.0)
 
 

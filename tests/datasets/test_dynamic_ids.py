@@ -1,4 +1,4 @@
-"""Features whose batches have ids: the same for any pool, and the same values as those that have rows."""
+"""Features whose batches have ids: the same values as those that have rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from recsuite import ids as ids_module
 from recsuite.config.config import Config
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import DYNAMIC, SCHEMA_FILE, Feature, schema_of
 from recsuite.datasets.tables.schema_file import parse_schema, text_of
 from recsuite.errors import UserError
 from recsuite.files import plain, typed
-from recsuite.ids import UNKNOWN_ID, check_distinct, ids_of
+from recsuite.ids import UNKNOWN_ID, ids_of
 from recsuite.models.tasks import Ranking
+from tests.support.batches import lists_of
 
 SCHEMA = """
 [user]
@@ -99,9 +99,7 @@ def vocabulary_of(columns: Columns) -> dict[str, Any]:
 
 def values_of(columns: Columns, batch: Batch) -> dict[str, np.ndarray]:
     """Of each table, what a batch has of it."""
-    names = [table.name for table in columns.tables]
-    ends = batch.lengths.view(len(names), -1).numpy().sum(1).cumsum()[:-1]
-    return dict(zip(names, np.split(batch.values.numpy(), ends), strict=True))
+    return {name: np.concatenate(lists) for name, lists in lists_of(columns.tables, batch).items()}
 
 
 def test_every_category_is_dynamic_and_no_number(columns: Columns) -> None:
@@ -143,36 +141,6 @@ def test_batches_have_the_ids_of_the_values_whose_rows_a_vocabulary_has(
     assert unseen > 0
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_batches_with_ids_are_the_same_bits_for_any_number_of_workers(
-    config: Config, columns: Columns, num_workers: int
-) -> None:
-    dataset = EventBatches(columns, config, rank=0, world_size=1)
-    sampler = EpochSampler(dataset)
-    alone = build_dataloader(dataset, sampler, config)
-    with build_dataloader(dataset, sampler, config.replaced(num_workers=num_workers)) as pooled:
-        for sampler.split, sampler.epoch in (("train", 1), ("test", 0)):
-            for one, other in zip(alone, pooled, strict=True):
-                assert all(
-                    tensor.dtype == same.dtype and torch.equal(tensor.nan_to_num(), same.nan_to_num())
-                    for tensor, same in zip(one, other, strict=True)
-                )
-
-
-def test_every_id_is_used_once_per_epoch_for_1_2_and_3_ranks(config: Config, columns: Columns) -> None:
-    everyones = []
-    for world_size in (1, 2, 3):
-        items: list[np.ndarray] = []
-        for rank in range(world_size):
-            dataset = EventBatches(columns, config, rank, world_size)
-            for step in range(dataset.num_steps("train")):
-                batch = dataset[Request("train", 4, step)]
-                items.append(values_of(columns, batch)["item"][batch.weights.numpy() > 0])
-        everyones.append(np.sort(np.concatenate(items)))
-    for other in everyones[1:]:
-        np.testing.assert_array_equal(everyones[0], other)
-
-
 def test_padding_has_the_unknown_id_and_no_history(config: Config, columns: Columns) -> None:
     dataset = EventBatches(columns, config, 0, 1)
     last = dataset[Request("test", 0, dataset.num_steps("test") - 1)]
@@ -182,13 +150,6 @@ def test_padding_has_the_unknown_id_and_no_history(config: Config, columns: Colu
     for name in ("user", "item", "device"):
         assert (values[name][padding] == UNKNOWN_ID).all()
     assert values["tags"][-1] == UNKNOWN_ID
-
-
-def test_no_batch_is_larger_than_its_slot(config: Config, columns: Columns) -> None:
-    dataset = EventBatches(columns, config, 0, 1)
-    for step in range(dataset.num_steps("test")):
-        batch = dataset[Request("test", 0, step)]
-        assert sum(tensor.nbytes for tensor in batch) <= dataset.batch_bytes
 
 
 def test_all_values_of_the_files_are_known_and_each_has_its_id(columns: Columns) -> None:
@@ -320,8 +281,3 @@ def test_two_texts_with_one_id_are_refused_by_their_names(
         open_columns(config)
     for word in ("'SKU-17'", "'SKU-4'", "item", "rename"):
         assert word in str(refusal.value)
-
-
-def test_values_with_different_ids_are_not_refused() -> None:
-    numbers = np.random.default_rng(0).permutation(1_000)
-    check_distinct("user", numbers, ids_of(numbers))

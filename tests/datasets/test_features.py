@@ -17,16 +17,13 @@ from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.recommend import open_viewer, page
 from recsuite.serving.served import ServedModel
-from recsuite.training.evaluation import RankingEvaluator, make_evaluator
-from recsuite.training.loop import begin_training
-from recsuite.training.steps import InputPipeline
+from tests.support.batches import lists_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -56,11 +53,9 @@ def opened(config: Config, table: Sequence[Feature], patch: pytest.MonkeyPatch) 
 def by_name(columns: Columns, config: Config, request: Request) -> dict[str, Any]:
     """Return the values of a batch by the names of its features."""
     batch = EventBatches(columns, config, 0, 1)[request]
-    names = [table.name for table in columns.tables]
-    lengths = batch.lengths.view(len(names), -1)
-    values = batch.values.split(lengths.sum(dim=1).tolist())
+    lists = lists_of(columns.tables, batch)
     return {
-        **{name: (rows.tolist(), of.tolist()) for name, rows, of in zip(names, values, lengths, strict=True)},
+        **{name: [rows.tolist() for rows in of_feature] for name, of_feature in lists.items()},
         "ratings": (batch.labels.tolist(), batch.history_labels.tolist()),
     }
 
@@ -77,51 +72,13 @@ def test_batches_hold_the_same_of_every_feature_for_every_order_of_the_table(
     ]
     expected = [by_name(usual, config, request) for request in requests]
     # Some ratings are of nobody, and others are of somebody of each gender.
-    assert expected[0]["user"][0].count(UNKNOWN_ROW) == 256 // 64
-    assert UNKNOWN_ROW not in expected[0]["gender"][0]
-    for place, table in enumerate(permutations((USER, GENDER, MOVIE, YEAR))):
+    assert expected[0]["user"].count([UNKNOWN_ROW]) == 256 // 64
+    assert [UNKNOWN_ROW] not in expected[0]["gender"]
+    for place, table in enumerate([*permutations((USER, GENDER, MOVIE, YEAR))][::5]):
         # Lists stand last in a batch, wherever they are in the table.
         found = opened(config, [*table[: place % 5], GENRES, *table[place % 5 :]], monkeypatch)
         assert [by_name(found, config, request) for request in requests] == expected
         np.testing.assert_array_equal(found.item_shares(), usual.item_shares())
-
-
-@pytest.mark.parametrize("task", ["rating", "ranking"])
-def test_a_training_learns_the_same_for_any_order_of_the_table(
-    config: Config, context: RuntimeContext, task: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config.replaced(task=task)
-    losses, tests = [], []
-    for table in TABLES:
-        monkeypatch.setattr("recsuite.datasets.movielens.source.SCHEMA", schema_of(table))
-        with open_data(config, context) as data:
-            run = begin_training(data, config, context).run()
-        losses.append([loss for epoch in run.epochs for loss in epoch.losses])
-        tests.append(run.test)
-    # In another order the same numbers add up to other last bits.
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    for name, value in tests[0].items():
-        assert tests[1][name] == pytest.approx(value, rel=5e-3, nan_ok=True)
-
-
-def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
-    config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from recsuite.training.state import build_train_state
-
-    # Far apart, so that the last bits of a score decide nothing.
-    monkeypatch.setattr("recsuite.sharding.plan.INIT_STD", 0.4)
-    config = config.replaced(task="ranking")
-    ranks = []
-    for table in TABLES:
-        monkeypatch.setattr("recsuite.datasets.movielens.source.SCHEMA", schema_of(table))
-        with open_data(config, context) as data:
-            train_state = build_train_state(data.columns, config, context)
-            evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
-            assert isinstance(evaluator, RankingEvaluator)
-            ranks.append(evaluator.ranks(train_state.model, "test", 0))
-    assert len(set(ranks[0])) > 50
-    np.testing.assert_array_equal(ranks[1], ranks[0])
 
 
 def test_recommended_and_known_items_are_the_same_for_any_order_of_the_table(

@@ -1,8 +1,9 @@
-"""The history of a rating: what its user rated before, nothing of the test, nothing of itself."""
+"""The history of an event: earlier items of its user, none of the test or of itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,98 +12,119 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from tests.support.launch import EXAMPLE, succeeded
+from recsuite.time_buckets import time_buckets_of
+from tests.support.batches import lists_of
+from tests.support.csv_ratings import write_ratings
 
 LENGTH = 3
+SPLITS = ("train", "validation", "test")
 
 
-@pytest.fixture(params=["time", "random"])
+class Member(NamedTuple):
+    """An item of a history: its table row and label, the items after it, and the bucket of its age."""
+
+    row: int
+    label: float
+    place: int
+    bucket: int
+
+
+History = list[Member]
+
+
+@pytest.fixture(params=["time", "random", "leave_one_out"])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
-    """Planted ratings: 40 users, each with several in one second, and a value that tells the movie."""
+    """Planted ratings: each user's times lie as far apart as powers of a number, some in one second."""
     rng = np.random.default_rng(0)
-    lines = ["userId,movieId,rating,timestamp"]
+    ratings = []
     for user in range(40):
-        movies = rng.permutation(60)[: 5 + user]
-        times = 1000 + rng.integers(0, 12, len(movies))
-        lines += [
-            f"{user},{movie},{0.5 + movie % 10 / 2},{time}" for movie, time in zip(movies, times, strict=True)
+        movies = rng.permutation(60)[: 5 + user].tolist()
+        times = 1_000 + np.cumsum(4 ** rng.integers(0, 10, len(movies)) - 1)
+        ratings += [
+            (user, movie, 0.5 + movie % 10 / 2, time)
+            for movie, time in zip(movies, times.tolist(), strict=True)
         ]
-    (tmp_path / "ratings.csv").write_text("\n".join(lines) + "\n")
-    movies_csv = [f"{movie},Title (1990),Drama" for movie in range(60)]
-    (tmp_path / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies_csv]) + "\n")
+    write_ratings(tmp_path, ratings)
     return Config.of(
-        data_path=str(tmp_path), split=request.param, validation_fraction=0.05, batch_size=64, history=LENGTH
+        data_path=str(tmp_path),
+        task="ranking",
+        split=request.param,
+        validation_fraction=0.05,
+        history_weights="learned",
+        history=LENGTH,
+        batch_size=48,
     )
 
 
-def histories(columns: Columns, config: Config, split: str) -> list[tuple[list[int], list[float], int]]:
-    """For each rating of a split: rows and ratings of its history, and the row of its movie."""
-    dataset = EventBatches(columns, config, 0, 1)
-    names = [table.name for table in columns.tables]
-    found = []
-    for step in range(dataset.num_steps(split)):
-        batch = dataset[Request(split, 0, step)]
-        lengths = batch.lengths.view(len(names), -1).numpy()
-        values = dict(zip(names, np.split(batch.values.numpy(), lengths.sum(1).cumsum()[:-1]), strict=True))
-        ends = lengths[names.index("history")].cumsum()
-        rows = np.split(values["history"], ends)[:-1]
-        ratings = np.split(batch.history_labels.numpy(), ends)[:-1]
-        for place in np.flatnonzero(batch.weights.numpy()):
-            found.append((rows[place].tolist(), ratings[place].tolist(), int(values["movie"][place])))
-        # Padding has no history.
-        assert (lengths[names.index("history")][batch.weights.numpy() == 0] == 0).all()
+def histories(columns: Columns, config: Config, split: str, ranks: int = 1) -> dict[int, History]:
+    """By the position of each event of a split, its history as batches have it."""
+    found: dict[int, History] = {}
+    for rank in range(ranks):
+        dataset = EventBatches(columns, config.replaced(batch_size=48 // ranks), rank, ranks)
+        for step in range(dataset.num_steps(split)):
+            request = Request(split, 1, step)
+            batch, positions = dataset[request], dataset._positions_of_step(request)[0]
+            lists = lists_of(columns.tables, batch)["history"]
+            rows = np.concatenate(lists)
+            of_rows = (rows, batch.history_labels, batch.places, batch.time_buckets)
+            members = [Member(*each) for each in zip(*(part.tolist() for part in of_rows), strict=True)]
+            ends = np.cumsum([len(rows) for rows in lists]).tolist()
+            for position, end, rows in zip(positions.tolist(), ends, lists, strict=False):
+                found[position] = members[end - len(rows) : end]
+            # Padding has no history.
+            assert ends[len(positions) - 1] == len(members)
     return found
 
 
-def expected(columns: Columns, position: int) -> tuple[set[tuple[int, float]], int]:
-    """By brute force: all earlier ratings of the user that may be told of, and how many there are."""
-    folder = Path(columns.folder)
-    rows = np.load(folder / "rows.npy")
-    user, movie = rows["user"], rows["item"]
-    time, rating = np.load(folder / "time.npy"), np.load(folder / "rating.npy")
-    movie_rows = np.load(folder / "movie_features.npy")["features"][:, 0]
+def earlier(columns: Columns, position: int) -> list[int]:
+    """By brute force: positions of the earlier events of the user that may be in its history, by time."""
     num_known = columns.num_train + columns.num_validation
-    told = np.arange(len(user)) < (columns.num_train if position < num_known else num_known)
-    earlier = np.flatnonzero(told & (user == user[position]) & (time < time[position]))
-    last = earlier[np.argsort(time[earlier], kind="stable")][-LENGTH:]
-    return {(int(movie_rows[movie[place]]), float(rating[place])) for place in last}, len(earlier)
+    events, time = columns.column("rows"), columns.column("time")
+    is_known = np.arange(len(time)) < (columns.num_train if position < num_known else num_known)
+    mine = is_known & (events["user"] == events["user"][position]) & (time < time[position])
+    return sorted(np.flatnonzero(mine).tolist(), key=lambda place: int(time[place]))
 
 
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_user_history_holds_the_last_earlier_ratings_without_leakage(config: Config, split: str) -> None:
+def expected(columns: Columns, position: int) -> History:
+    """By brute force, the oldest first."""
+    events, time = columns.column("rows"), columns.column("time")
+    rows = columns.column("movie_features")["features"][:, 0]
+    last = earlier(columns, position)[-LENGTH:]
+    return [
+        Member(
+            int(rows[events["item"][place]]),
+            float(events["label"][place]),
+            after,
+            int(1 + time[position] - time[place]).bit_length() - 1,
+        )
+        for after, place in zip(reversed(range(len(last))), last, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_history_has_the_last_earlier_items_with_their_places_and_ages(config: Config, split: str) -> None:
     columns = open_columns(config)
     found = histories(columns, config, split)
-    positions = columns.range_of(split)
-    assert len(found) == len(positions) > 20
-    lengths = set()
-    for position, (rows, ratings, _) in zip(positions, found, strict=True):
-        wanted, number = expected(columns, position)
-        assert set(zip(rows, ratings, strict=True)) == wanted
-        assert len(rows) == min(number, LENGTH)
-        lengths.add(len(rows))
+    assert sorted(found) == [*columns.range_of(split)]
+    for position, members in found.items():
+        wanted = expected(columns, position)
+        # Of one second any order will do.
+        assert {(each.row, each.label, each.bucket) for each in members} == {
+            (each.row, each.label, each.bucket) for each in wanted
+        }
+        assert [each[2:] for each in members] == [each[2:] for each in wanted]
     # The planted data have all cases.
-    assert LENGTH in lengths
+    lengths = {len(members) for members in found.values()}
+    assert lengths == {0, 1, 2, LENGTH} if split == "train" else LENGTH in lengths
 
 
 def test_a_training_rating_is_not_in_its_own_history(config: Config) -> None:
     columns = open_columns(config)
-    dataset = EventBatches(columns, config, 0, 1)
-    positions = np.concatenate(
-        [
-            dataset._positions_of_step(Request("train", 0, step))[0]
-            for step in range(dataset.num_steps("train"))
-        ]
-    )
-    assert sorted(positions) == list(range(columns.num_train))
-    lengths = set()
-    for position, (rows, ratings, movie) in zip(positions, histories(columns, config, "train"), strict=True):
-        wanted, _ = expected(columns, position)
-        assert set(zip(rows, ratings, strict=True)) == wanted
-        assert len(rows) == len(wanted)
-        # Nobody rates a movie twice here, so a rating that knew itself would show its movie.
-        assert movie not in rows
-        lengths.add(len(rows))
-    assert lengths == {0, 1, 2, LENGTH}
+    rows = columns.column("movie_features")["features"][:, 0]
+    items = columns.column("rows")["item"]
+    # Each user has a movie once, so a rating that knew itself would show its movie.
+    for position, members in histories(columns, config, "train").items():
+        assert rows[items[position]] not in [each.row for each in members]
 
 
 def test_the_values_of_test_ratings_change_no_history(config: Config) -> None:
@@ -113,7 +135,7 @@ def test_the_values_of_test_ratings_change_no_history(config: Config) -> None:
     path = Path(config.data.data_path) / "ratings.csv"
     lines = path.read_text().splitlines()
     assert len(lines) - 1 == len(before.column("rows"))
-    cut = np.load(Path(before.folder) / "time.npy")[before.range_of("test").start]
+    cut = before.column("time")[before.range_of("test").start]
     changed = [
         line
         if int(line.split(",")[3]) <= cut
@@ -127,45 +149,38 @@ def test_the_values_of_test_ratings_change_no_history(config: Config) -> None:
 
 
 def test_a_longer_history_begins_earlier_and_ends_the_same(config: Config) -> None:
-    columns = open_columns(config)
-    short = histories(columns, config, "test")
+    short = histories(open_columns(config), config, "test")
     long_config = config.replaced(history=10)
     long = histories(open_columns(long_config), long_config, "test")
-    for (rows, _, _), (more_rows, _, _) in zip(short, long, strict=True):
-        assert len(more_rows) <= 10
-        assert more_rows[-len(rows) :] == rows if rows else more_rows == []
+    for position, members in short.items():
+        assert len(long[position]) <= 10
+        assert long[position][-len(members) :] == members if members else long[position] == []
 
 
-def test_a_history_of_length_0_costs_nothing(config: Config) -> None:
-    without = config.replaced(history=0)
+def test_histories_are_the_same_for_any_number_of_ranks(config: Config) -> None:
+    columns = open_columns(config)
+    alone = histories(columns, config, "train")
+    assert all(histories(columns, config, "train", ranks) == alone for ranks in (2, 3))
+
+
+def test_histories_and_ages_are_absent_unless_asked_for(config: Config) -> None:
+    without = config.replaced(history=0, history_weights="equal")
     columns = open_columns(without)
     assert "history" not in [table.name for table in columns.tables]
     batch: Batch = EventBatches(columns, without, 0, 1)[Request("train", 0, 0)]
     assert len(batch.history_labels) == 0
-
-
-def test_batches_fit_their_slots_with_the_longest_histories(config: Config) -> None:
-    long = config.replaced(history=10)
-    columns = open_columns(long)
-    dataset = EventBatches(columns, long, 0, 1)
-    sizes = [
-        sum(array.nbytes for array in dataset.make(Request("train", 0, step)))
-        for step in range(dataset.num_steps("train"))
-    ]
-    assert max(sizes) <= dataset.batch_bytes
+    equal = config.replaced(history_weights="equal")
+    batch = EventBatches(open_columns(equal), equal, 0, 1)[Request("train", 0, 0)]
+    assert len(batch.history_labels) > len(batch.places) == len(batch.time_buckets) == 0
 
 
 def test_no_more_room_is_kept_than_the_longest_history_needs(config: Config) -> None:
     columns = open_columns(config.replaced(history=1000))
     numbers = range(columns.range_of("test").stop)
-    assert columns.tables[-1].longest == max(expected(columns, position)[1] for position in numbers)
+    assert columns.tables[-1].longest == max(len(earlier(columns, position)) for position in numbers)
     assert open_columns(config).tables[-1].longest == LENGTH
 
 
-def test_the_example_trains_with_histories_on_two_ranks(synthetic_folder: Path) -> None:
-    from tests.support.launch import torchrun
-
-    flags = ("--data_path", synthetic_folder, "--epochs", 1, "--history", 5, "--num_workers", 1)
-    output = succeeded(torchrun(2, EXAMPLE, *flags))
-    assert "history" in output
-    assert "this model, epoch 1" in output
+def test_time_buckets_double_in_length() -> None:
+    seconds = np.array([-5, 0, 1, 2, 3, 6, 7, 2**20 - 2, 2**20 - 1, 2**62])
+    assert time_buckets_of(seconds).tolist() == [0, 0, 1, 1, 2, 2, 3, 19, 20, 31]

@@ -13,7 +13,9 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.models.losses import sampled_softmax, unpack_bits
+from recsuite.models.losses import unpack_bits
+from tests.support.batches import lists_of
+from tests.support.csv_ratings import write_ratings
 
 GROUP = 24
 
@@ -23,14 +25,12 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Planted ratings of few movies by few users, several in one second, so that many had many."""
     monkeypatch.setattr(sections, "IN_BATCH_NEGATIVES", GROUP)
     rng = np.random.default_rng(0)
-    lines = ["userId,movieId,rating,timestamp"]
+    ratings = []
     for user in range(30):
-        movies = rng.permutation(40)[: 5 + user]
+        movies = rng.permutation(40)[: 5 + user].tolist()
         times = 1000 + rng.integers(0, 12, len(movies))
-        lines += [f"{user},{movie},4.0,{time}" for movie, time in zip(movies, times, strict=True)]
-    (tmp_path / "ratings.csv").write_text("\n".join(lines) + "\n")
-    movies_csv = [f"{movie},Title (1990),Drama" for movie in range(40)]
-    (tmp_path / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies_csv]) + "\n")
+        ratings += [(user, movie, 4.0, time) for movie, time in zip(movies, times.tolist(), strict=True)]
+    write_ratings(tmp_path, ratings)
     return Config.of(data_path=str(tmp_path), task="ranking", batch_size=60, history=2)
 
 
@@ -89,28 +89,6 @@ def test_no_negative_is_marked_without_in_batch_negatives(config: Config, task: 
     assert not batch.seen_bits.any()
 
 
-def test_the_loss_ignores_seen_items() -> None:
-    generator = torch.Generator().manual_seed(0)
-    users, items = torch.randn(2, 6, 4, generator=generator)
-    log_shares, real = torch.randn(6, generator=generator), torch.ones(6, dtype=torch.bool)
-    seen_bits = torch.zeros(6, 6, dtype=torch.bool)
-    seen_bits[2, [0, 5]] = True
-    losses = sampled_softmax(users, items, torch.arange(6), log_shares, real, seen_bits)
-    scores = (users @ items.T - log_shares)[2, [1, 2, 3, 4]]
-    assert float(losses[2]) == pytest.approx(float(scores.logsumexp(0) - scores[1]))
-    untouched = sampled_softmax(users, items, torch.arange(6), log_shares, real, torch.zeros_like(seen_bits))
-    assert losses[[0, 1, 3, 4, 5]].tolist() == untouched[[0, 1, 3, 4, 5]].tolist()
-    # What is its own stays, whatever is said of it.
-    assert sampled_softmax(users, items, torch.arange(6), log_shares, real, ~seen_bits).isfinite().all()
-
-
-def test_batches_with_marks_fit_their_slots(config: Config) -> None:
-    config = config.replaced(history=10)
-    batches = EventBatches(open_columns(config), config, 0, 1)
-    sizes = [sum(array.nbytes for array in batches.make(Request("train", 0, step))) for step in range(4)]
-    assert max(sizes) <= batches.batch_bytes
-
-
 # --- items that are drawn ---
 
 
@@ -161,20 +139,17 @@ def test_the_items_drawn_are_the_first_rows_of_training_and_of_nothing_else(
     config = with_new_items(config).replaced(task=task, negatives=12)
     columns = open_columns(config)
     batches = EventBatches(columns, config, 0, 1)
-    names = [table.name for table in columns.tables]
     for split, number in (("train", 12), ("test", 0), ("catalogue", 0)):
         request = Request(split, 0, 0)
         batch = batches[request]
-        lengths = batch.lengths.view(len(names), -1)
-        assert lengths.shape[1] == number + 60
         assert len(batch.labels) == len(batch.weights) == len(batch.seen_bits) == 60
-        starts = [0, *lengths.sum(1).cumsum(0).tolist()]
-        values = {name: batch.values[starts[place] : starts[place + 1]] for place, name in enumerate(names)}
+        lists = lists_of(columns.tables, batch)
+        assert len(lists["user"]) == number + 60
         rows = columns.column("movie_features")["features"][batches._negatives(request), 0]
-        assert values["movie"][:number].tolist() == rows.tolist()
+        assert np.concatenate(lists["movie"])[:number].tolist() == rows.tolist()
         # Of nobody, who had nothing.
-        assert values["user"][:number].tolist() == [0] * number
-        assert lengths[names.index("history"), :number].sum() == 0
+        assert np.concatenate(lists["user"])[:number].tolist() == [0] * number
+        assert not any(map(len, lists["history"][:number]))
 
 
 def test_all_items_are_drawn_in_order_if_there_are_few(config: Config) -> None:
@@ -220,13 +195,3 @@ def test_drawn_negatives_that_a_user_has_seen_are_marked(config: Config, task: s
         # The group's are what they are without any that is drawn; a sequence without a number draws all.
         without = EventBatches(columns, config.replaced(negatives=0), 0, 1)[request]
         assert torch.equal(without.seen_bits, seen_bits[:, :group])
-
-
-@pytest.mark.parametrize("task", ["ranking", "sequence"])
-def test_batches_with_items_that_are_drawn_fit_their_slots(config: Config, task: str) -> None:
-    config = config.replaced(task=task, negatives=30)
-    batches = EventBatches(open_columns(config), config, 0, 1)
-    for split in ("train", "test", "catalogue"):
-        steps = range(batches.num_steps(split))
-        sizes = [sum(array.nbytes for array in batches.make(Request(split, 0, step))) for step in steps]
-        assert max(sizes) <= batches.batch_bytes

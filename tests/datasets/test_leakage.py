@@ -25,7 +25,7 @@ FEATURES = (
 )
 
 
-@pytest.mark.parametrize(("size", "share"), [(100, 0.05), (300, 0.02), (1_000, 0.02), (1_000, 0.01)])
+@pytest.mark.parametrize(("size", "share"), [(100, 0.05), (1_000, 0.01)])
 def test_a_rare_flag_independent_of_items_has_no_leakage(size: int, share: float) -> None:
     popularity = 1 / np.arange(1, 501)
     for seed in range(40):
@@ -35,7 +35,7 @@ def test_a_rare_flag_independent_of_items_has_no_leakage(size: int, share: float
         assert leakage(flags, items, is_number=False) < MOST_ITEM_LEAKAGE, seed
 
 
-@pytest.mark.parametrize("hot", [0, 7, 99])
+@pytest.mark.parametrize("hot", [0, 99])
 def test_a_dominant_item_does_not_hide_leakage(hot: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "MOST_EVENTS", 1_000)
     monkeypatch.setattr(measure, "MOST_OF_ITEM", 100)

@@ -54,25 +54,8 @@ def test_auc_equals_counting_every_pair_ties_included() -> None:
     assert auc(scores, positive) == pytest.approx(((above > 0) + 0.5 * (above == 0)).mean(), abs=1e-12)
 
 
-def test_auc_is_one_zero_and_half_for_right_reversed_and_constant_scores() -> None:
-    positive = np.array([False, False, True, True])
-    assert auc(np.array([1.0, 2.0, 3.0, 4.0]), positive) == 1
-    assert auc(np.array([4.0, 3.0, 2.0, 1.0]), positive) == 0
-    assert auc(np.ones(4), positive) == 0.5
-
-
 def test_auc_of_a_single_class_is_not_a_number() -> None:
     assert np.isnan(measured(np.array([1.0, 2.0]), np.array([LIKED, 5.0]))["auc"])
-
-
-def test_order_does_not_change_any_metric() -> None:
-    draw = np.random.default_rng(1)
-    predictions, ratings = draw.normal(3, 1, 5000).astype(np.float32), draw.integers(1, 6, 5000)
-    order = draw.permutation(5000)
-    first = measured(predictions, ratings)
-    second = measured(predictions[order], ratings[order], fit_calibration(predictions, ratings >= LIKED))
-    assert first["rmse"] == pytest.approx(second["rmse"], abs=1e-12)
-    assert first["auc"] == pytest.approx(second["auc"], abs=1e-12)
 
 
 def fitted(user: np.ndarray, item: np.ndarray, label: np.ndarray, num_users: int, num_items: int) -> Biases:
@@ -130,7 +113,7 @@ def test_a_link_stays_finite_where_predictions_are_never_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "num_liked"), [(0, 0), (2, 1), (12, 6), (LEAST_CALIBRATED - 1, 20), (1000, LEAST_OF_EACH - 1)]
+    ("number", "num_liked"), [(0, 0), (LEAST_CALIBRATED - 1, 20), (1000, LEAST_OF_EACH - 1)]
 )
 def test_a_calibration_by_few_ratings_has_no_log_loss(number: int, num_liked: int) -> None:
     liked = np.arange(number) >= number - num_liked
@@ -156,7 +139,7 @@ def ranked_by_popularity(
 
 
 @pytest.mark.parametrize("excludes", [True, False])
-@pytest.mark.parametrize("num_items", [1, 2, 5, 11, 40])
+@pytest.mark.parametrize("num_items", [1, 5, 40])
 def test_a_random_order_has_the_metrics_of_random_orders(num_items: int, excludes: bool) -> None:
     draw = np.random.default_rng(num_items)
     user, item, num_known = draw.integers(0, 8, 60), draw.integers(0, num_items, 60), 40

@@ -1,4 +1,4 @@
-"""Tables with features of the event, numbers and weights: batches, trainings and what is served, together."""
+"""Tables with features of the event, numbers and weights: columns, batches and trainings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recsuite.config.parser import parse_args
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns, record_type
-from recsuite.datasets.loader import EpochSampler, build_dataloader
+from recsuite.datasets.metrics import finite
 from recsuite.datasets.opening import check_leaks, fitted_to_tables, open_data
 from recsuite.datasets.preparation.cache import _name, open_columns
 from recsuite.datasets.preparation.vocabulary import Scale, encoding_of, fit
@@ -24,9 +24,9 @@ from recsuite.datasets.schema import BUCKETS, DENSE, LISTS, UNKNOWN_ROW
 from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
-from recsuite.serving.served import ServedModel
-from tests.support.launch import EXAMPLE, SUPPORT, python, read_json, succeeded, torchrun
-from tests.support.states import FLAGS
+from recsuite.training.loop import begin_training
+from tests.support.batches import lists_of
+from tests.support.launch import EXAMPLE, read_json, succeeded, torchrun
 
 NUM_EVENTS, NUM_USERS, NUM_ITEMS = 3_000, 60, 40
 SCHEMA = """
@@ -64,8 +64,9 @@ column = "hour(timestamp)"
 kind = "category"
 {more}
 """
+RATING = 'kind = "rating"\ncolumn = "stars"\nlowest = 1\nhighest = 5'
 KINDS = {
-    "rating": 'kind = "rating"\ncolumn = "stars"\nlowest = 1\nhighest = 5',
+    "rating": RATING,
     "yes_no": 'kind = "yes_no"\ncolumn = "clicked"',
     "clicks": 'kind = "clicks"',
     "count": 'kind = "count"\ncolumn = "plays"',
@@ -130,9 +131,7 @@ def vocabulary_of(columns: Columns) -> dict[str, Any]:
 
 def rows_of(batch: Batch, columns: Columns, name: str) -> np.ndarray:
     """The table rows of a feature with one value."""
-    place = [table.name for table in columns.tables].index(name)
-    size = len(batch.labels)
-    return batch.values[place * size : (place + 1) * size].numpy()
+    return np.concatenate(lists_of(columns.tables, batch)[name])
 
 
 def test_a_batch_has_the_values_of_the_table_row_of_each_event(columns: Columns, config: Config) -> None:
@@ -164,12 +163,8 @@ def test_a_batch_has_the_values_of_the_table_row_of_each_event(columns: Columns,
     ("before", "after"),
     [
         ('column = "stars"', 'column = "plays"\nnoun = "stars"'),
-        ("highest = 5", "highest = 5\nliked = 3"),
-        ('format = "unix"', 'format = "unix_ms"'),
-        ('column = "time"', 'column = "plays"'),
         ("[features.price]", '[weight]\ncolumn = "trust"\n[features.price]'),
         ('kind = "number"\ninput = "dense"', 'kind = "number"\ninput = "buckets"'),
-        ('column = "device"', 'column = "trust"'),
         ("[user]", '[files]\nencoding = "latin-1"\n[user]'),
     ],
 )
@@ -224,7 +219,7 @@ def test_some_training_events_have_masked_ids_and_no_evaluated_ones(columns: Col
     assert not catalogue.numbers[: columns.num_items, 0].isnan().all()
 
 
-def test_workers_and_more_ranks_make_the_same_batches(columns: Columns, config: Config) -> None:
+def test_more_ranks_make_the_same_batches(columns: Columns, config: Config) -> None:
     whole = EventBatches(columns, config.replaced(batch_size=192), 0, 1)
     parts = [EventBatches(columns, config.replaced(batch_size=64), rank, 3) for rank in range(3)]
     for step in range(whole.num_steps("train")):
@@ -235,12 +230,6 @@ def test_workers_and_more_ranks_make_the_same_batches(columns: Columns, config: 
         for name in ("device", "age", "user"):
             rows = np.concatenate([rows_of(each, columns, name) for each in of_ranks])
             np.testing.assert_array_equal(rows_of(batch, columns, name), rows)
-    sampler = EpochSampler(parts[1])
-    with build_dataloader(parts[1], sampler, config.replaced(num_workers=2, batch_size=64)) as loader:
-        for step, batch in enumerate(loader):
-            expected = parts[1][Request("train", 0, step)]
-            for mine, other in zip(batch, expected, strict=True):
-                np.testing.assert_array_equal(mine, other)
 
 
 def test_weights_count_in_training_in_the_proportion_that_the_table_gives_and_nowhere_else(
@@ -292,19 +281,10 @@ def test_the_task_follows_the_labels_unless_one_is_given_that_fits(
         fitted_to_tables(config.replaced(task=other), ["task"])
 
 
-@pytest.mark.parametrize("kind", ["clicks", "count"])
-def test_the_library_refuses_to_predict_ratings_from_clicks_or_counts(
-    kind: str, tmp_path: Path, context: RuntimeContext
-) -> None:
-    label = f'[label]\nkind = "{kind}"\n' + ('column = "plays"\n' if kind == "count" else "")
-    (tmp_path / "schema.toml").write_text(
-        f'[files]\nevents = "events.csv"\n[user]\ncolumn = "u"\n[item]\ncolumn = "i"\n{label}'
-    )
-    rows = [f"{k % 20},{k % 31},{1 + k % 3}" for k in range(400)]
-    (tmp_path / "events.csv").write_text("\n".join(["u,i,plays", *rows]))
-    # Nothing is said of the task, so it is that of ratings.
-    config = Config.of(data_path=str(tmp_path), split="random")
-    sentence = f"--task rating cannot be learned of .*, which are of the kind {kind}; give --task ranking"
+def test_open_data_refuses_to_predict_ratings_from_clicks(tmp_path: Path, context: RuntimeContext) -> None:
+    # No task is given, so it is that of ratings.
+    config = Config.of(data_path=str(write_tables(tmp_path / "clicks", "clicks")))
+    sentence = "--task rating cannot be learned of .*, which are of the kind clicks; give --task ranking"
     with pytest.raises(UserError, match=sentence), open_data(config, context):
         pass
 
@@ -336,9 +316,8 @@ NO_LEAKS = {
 }
 
 
-@pytest.mark.parametrize("label", ["rating", "clicks"])
 @pytest.mark.parametrize("name", [*LEAKS, *NO_LEAKS])
-def test_features_that_leak_the_item_are_refused_for_rankings(name: str, label: str, tmp_path: Path) -> None:
+def test_features_that_leak_the_item_are_refused_for_rankings(name: str, tmp_path: Path) -> None:
     draw, num_items, size = np.random.default_rng(0), 100, 4_000
     item = draw.integers(0, num_items, size)
     price = np.exp(draw.normal(3, 1, num_items))[item]
@@ -347,7 +326,7 @@ def test_features_that_leak_the_item_are_refused_for_rankings(name: str, label: 
     columns = {"user_id": draw.integers(0, 200, size), "product_id": item, "stars": draw.integers(1, 6, size)}
     pandas.DataFrame({**columns, "given": given}).to_parquet(tmp_path / "events.parquet")
     (tmp_path / "schema.toml").write_text(
-        f'[user]\ncolumn = "user_id"\n[item]\ncolumn = "product_id"\n[label]\n{KINDS[label]}\n'
+        f'[user]\ncolumn = "user_id"\n[item]\ncolumn = "product_id"\n[label]\n{KINDS["rating"]}\n'
         f'[features.given]\nof = "event"\ncolumn = "given"\nkind = "{kind}"\n'
     )
     flags = ["--data_path", str(tmp_path), "--task", "ranking", "--split", "random"]
@@ -362,30 +341,14 @@ def test_features_that_leak_the_item_are_refused_for_rankings(name: str, label: 
         check_leaks(open_columns(parse_args(flags)), "ranking")
 
 
-def test_leakage_is_refused_before_training(tmp_path: Path) -> None:
+def test_leakage_is_refused_before_training(tmp_path: Path, context: RuntimeContext) -> None:
     price = '[features.paid]\nof = "event"\ncolumn = "price"\nkind = "number"'
-    folder = write_tables(tmp_path / "leaking", more=price)
-    failed = python(EXAMPLE, "--data_path", folder, "--task", "ranking")
-    assert failed.returncode == 2
-    assert failed.stderr.count("--task ranking cannot use the feature paid") == 1
-    assert "Traceback" not in failed.stderr
-
-
-@pytest.mark.soak
-def test_random_clicks_are_ranked_by_chance_though_the_events_have_a_price(tmp_path: Path) -> None:
-    draw, num_items, size = np.random.default_rng(0), 300, 4_000
-    item = draw.integers(0, num_items, size)
-    price = np.exp(draw.normal(3, 1, num_items))[item]
-    frame = pandas.DataFrame({"user_id": draw.integers(0, 200, size), "item_id": item})
-    frame["time"] = 1_700_000_000 + 600 * np.arange(size)
-    # With a little noise, and with discounts that hide some of it.
-    frame["price"] = price * draw.normal(1, 0.02, size)
-    frame["paid"] = price * draw.choice([1, 0.5], size)
-    frame.to_parquet(tmp_path / "events.parquet")
-    report = tmp_path / "report"
-    flags = ["--data_path", tmp_path / "events.parquet", "--epochs", 1, "--batch_size", 64, "--lr", 0.1]
-    succeeded(torchrun(1, EXAMPLE, *flags, "--embedding_dim", 16, "--report_dir", report))
-    assert read_json(report / "metrics.json")["test"]["hr_at_10"] < 3 * 10 / num_items
+    config = Config.of(data_path=str(write_tables(tmp_path / "leaking", more=price)), task="ranking")
+    with (
+        pytest.raises(UserError, match="--task ranking cannot use the feature paid"),
+        open_data(config, context),
+    ):
+        pass
 
 
 def test_tables_without_times_are_split_at_random_and_reported(
@@ -403,45 +366,18 @@ def test_tables_without_times_are_split_at_random_and_reported(
         fitted_to_tables(config, ["split"])
 
 
-def test_ranks_train_the_same_model_of_events_features_and_numbers(folder: Path, tmp_path: Path) -> None:
-    found = []
-    for ranks in (1, 2, 3):
-        report = tmp_path / str(ranks)
-        flags = ["--data_path", folder, "--epochs", 2, "--batch_size", 192 // ranks, "--lr", 0.1]
-        succeeded(torchrun(ranks, EXAMPLE, *flags, "--report_dir", report))
-        found.append(read_json(report / "metrics.json"))
-    for other in found[1:]:
-        for name, value in found[0]["test"].items():
-            assert other["test"][name] == pytest.approx(value, abs=1e-4)
-        losses = [run["epochs"][0]["train_loss"] for run in (found[0], other)]
-        assert losses[0] == pytest.approx(losses[1], abs=1e-4)
-
-
-@pytest.mark.soak
-def test_a_model_trained_on_two_ranks_is_served_with_the_same_predictions(
-    folder: Path, tmp_path: Path
+def test_ranks_train_the_same_model_of_events_features_and_numbers(
+    folder: Path, tmp_path: Path, context: RuntimeContext
 ) -> None:
-    results, dumps = tmp_path / "found.npz", tmp_path / "dumps"
-    succeeded(torchrun(2, SUPPORT / "states.py", results, folder, dumps))
-    predictions = np.load(results)
-    model = ServedModel.open(dumps, "latest")
-    newest = events().iloc[-(len(predictions[str(model.progress.step)])) :]
-    known = events().iloc[: -len(newest)]
-    histories = [known[known["user_id"] == user].tail(FLAGS.data.history) for user in newest["user_id"]]
-    values = {
-        "user": newest["user_id"].tolist(),
-        "item": newest["product_id"].tolist(),
-        "hour": (newest["time"] // 3_600 % 24).tolist(),
-        "history": [each["product_id"].tolist() for each in histories],
-        "history_ratings": [each["stars"].tolist() for each in histories],
-        **{
-            name: [None if value != value else value for value in newest[name].tolist()]
-            for name in ("price", "age", "discount", "device")
-        },
-    }
-    np.testing.assert_allclose(model.score(values), predictions[str(model.progress.step)], atol=1e-5)
-    with pytest.raises(UserError, match="The feature discount takes numbers, and got 'much'"):
-        model.score({"user": ["user-1"], "item": ["SKU-01"], "discount": ["much"]})
+    flags: dict[str, Any] = {"data_path": str(folder), "epochs": 1, "lr": 0.1}
+    config = Config.of(**flags, batch_size=192)
+    with open_data(config, context) as data:
+        run = begin_training(data, config, context).run()
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    succeeded(torchrun(2, EXAMPLE, *words, "--batch_size", 96, "--report_dir", tmp_path))
+    found = read_json(tmp_path / "metrics.json")
+    assert found["test"] == pytest.approx(finite(run.test), abs=1e-4)
+    assert found["epochs"][0]["train_loss"] == pytest.approx(run.epochs[0].train_loss, abs=1e-4)
 
 
 @pytest.mark.parametrize(

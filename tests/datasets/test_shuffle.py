@@ -10,7 +10,7 @@ from recsuite.datasets.batching import shuffled
 NUMBER = 100_000
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 7, 10, 1000, 80_669, 1_000_003])
+@pytest.mark.parametrize("number", [1, 2, 7, 1000, 80_669])
 def test_a_shuffle_is_a_permutation_and_differs_by_epoch_and_seed(number: int) -> None:
     everything = np.arange(number)
     orders = [shuffled(everything, number, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))]
@@ -35,9 +35,8 @@ def test_the_largest_number_stays_in_range_and_repeats_nothing() -> None:
     assert len(np.unique(places)) == 200_000
 
 
-@pytest.mark.parametrize("epoch", range(3))
-def test_a_shuffle_is_uncorrelated_with_the_order(epoch: int) -> None:
-    order = shuffled(np.arange(NUMBER), NUMBER, 0, epoch)
+def test_a_shuffle_is_uncorrelated_with_the_order() -> None:
+    order = shuffled(np.arange(NUMBER), NUMBER, 0, 0)
     # Each bound is more than four standard deviations of a uniform permutation.
     assert abs(np.corrcoef(np.arange(NUMBER), order)[0, 1]) < 0.013
     rises = np.diff(order) > 0

@@ -244,6 +244,8 @@ def examines_the_machine(lines: Lines, clone: Path) -> None:
     output = succeeded(shell(lines, clone))
     assert "No fault" in output
     assert "for 2 ranks" in output
+    # By rank 0 alone.
+    assert output.count("versions") == 1
 
 
 def is_run_by_the_test_of_the_benchmark(lines: Lines, clone: Path) -> None:

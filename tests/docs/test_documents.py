@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -151,22 +152,20 @@ def test_the_tree_of_the_repository_names_every_folder() -> None:
     assert named == there | {file.relative_to(ROOT).as_posix() for file in files}
 
 
-def test_the_page_of_flags_is_that_of_the_parser() -> None:
-    made = succeeded(python(DOCS / "make_flags.py", env={"PYTHONPATH": str(ROOT / "example")}))
-    assert (DOCS / "flags.md").read_text() == made, "run python docs/make_flags.py --write"
-    check = (
-        "from make_flags import *; assert STUB.read_text() == stub(), 'run python docs/make_flags.py --write'"
-    )
-    succeeded(python("-c", check, env={"PYTHONPATH": f"{DOCS}:{ROOT / 'example'}"}))
-    for flag in build_parser()._option_string_actions:
-        assert flag in ("-h", "--help") or f"`{flag}`" in made
+@pytest.mark.parametrize(("script", "name"), [("make_flags", "flags.md"), ("make_api", "api.md")])
+def test_a_generated_page_is_that_of_its_script(
+    monkeypatch: pytest.MonkeyPatch, script: str, name: str
+) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    made = importlib.import_module(script)
+    assert (DOCS / name).read_text() == made.page(), f"run python docs/{script}.py --write"
+    if script == "make_flags":
+        assert made.STUB.read_text() == made.stub(), "run python docs/make_flags.py --write"
+        for flag in build_parser()._option_string_actions:
+            assert flag in ("-h", "--help") or f"`{flag}`" in made.page()
 
 
-def test_the_page_of_public_names_is_that_of_their_docstrings() -> None:
-    made = succeeded(python(DOCS / "make_api.py", env={"PYTHONPATH": str(ROOT / "example")}))
-    assert (DOCS / "api.md").read_text() == made, "run python docs/make_api.py --write"
-
-
+@functools.cache
 def functions_that_raise() -> set[str]:
     """The names of functions of the library that all raise a `UserError`, as their docstrings say."""
     raises: dict[str, bool] = {"UserError": True, "require": True}

@@ -7,6 +7,7 @@ benchmarks and documents begin like those of the code.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -66,17 +67,21 @@ def texts_of_page(path: Path) -> Iterator[tuple[int, str]]:
         line += part.count("\n")
 
 
+@functools.cache
+def texts_of(path: Path) -> list[tuple[int, str]]:
+    """The texts of a page or of code, by line; a sentence may go on in the next line."""
+    found = texts_of_page(path) if path.suffix == ".md" else texts_of_code(path)
+    return [(line, " ".join(text.split())) for line, text in found]
+
+
 def places(pattern: str, paths: Iterable[Path]) -> list[str]:
     """The places with a pattern: file, line and words."""
-    found = []
-    for path in paths:
-        for line, text in texts_of_page(path) if path.suffix == ".md" else texts_of_code(path):
-            # A sentence may go on in the next line.
-            flat = " ".join(text.split())
-            for match in re.finditer(pattern, flat, re.IGNORECASE):
-                words = flat[max(0, match.start() - 40) : match.end() + 30]
-                found.append(f"{path.relative_to(ROOT)}:{line}: {words}")
-    return found
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {text[max(0, match.start() - 40) : match.end() + 30]}"
+        for path in paths
+        for line, text in texts_of(path)
+        for match in re.finditer(pattern, text, re.IGNORECASE)
+    ]
 
 
 @pytest.mark.parametrize("instead", INSTEAD)

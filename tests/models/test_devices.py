@@ -35,7 +35,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "both sides": {"split": "random", "co_occurrence": 20, "mlp_dims": ()},
     "rating": {},
     "ranking": {"task": "ranking", "history_weights": "learned", "mlp_dims": ()},
-    "ranking, equal weights": {"task": "ranking"},
     "response": {"task": "response"},
     "sequence": {"task": "sequence", "negatives": 8, "history": 20},
     "sequence, hstu": {"task": "sequence", "block": "hstu", "mlp_dims": (), "history": 20},

@@ -22,10 +22,8 @@ from recsuite.sharding import plan as sharding
 from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import ModelInput, Recommender
-from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import InputPipeline
-from tests.support.steps import train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -157,8 +155,7 @@ def test_tables_that_do_not_fit_are_refused(
         build_train_state(huge, config, context)
 
 
-@pytest.mark.parametrize("grow", [0.0, 0.75])
-@pytest.mark.parametrize("capacity", ["100%", "user=80%,movie=5%,history=5%"])
+@pytest.mark.parametrize(("capacity", "grow"), [("100%", 0.0), ("user=80%,movie=5%,history=5%", 0.75)])
 def test_a_share_of_the_memory_fits_it_also_when_tables_have_grown(
     config: Config,
     context: RuntimeContext,
@@ -174,33 +171,14 @@ def test_a_share_of_the_memory_fits_it_also_when_tables_have_grown(
     assert 0.5 * memory < taken < memory
 
 
-@pytest.mark.parametrize("distribution", ["continuous", "hash"])
 def test_a_capacity_beyond_the_memory_is_refused_before_anything_is_made_of_it(
-    config: Config,
-    context: RuntimeContext,
-    monkeypatch: pytest.MonkeyPatch,
-    distribution: str,
+    config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
-    tried = config.replaced(vocabulary="dynamic", history=5, capacity=str(2**38), distribution=distribution)
+    tried = config.replaced(vocabulary="dynamic", history=5, capacity=str(2**38))
     with pytest.raises(
         UserError,
         match=r"^--capacity 274877906944 asks for [\d,]+ places, which --max_load_factor may make 8 times as "
         r"many, and [\d,]+ MiB, and all ranks together have 870 MiB for tables; give a smaller --capacity",
     ):
         build_train_state(open_columns(tried), tried, context)
-
-
-@pytest.mark.parametrize("task", ["rating", "ranking"])
-def test_both_loops_train_either_task_to_the_same_model(
-    columns: Columns, config: Config, context: RuntimeContext, task: str
-) -> None:
-    losses = []
-    for pipeline in ("plain", "sparse_dist"):
-        tried = config.replaced(task=task, pipeline=pipeline, batch_size=2048)
-        sampler = EpochSampler(EventBatches(columns, tried, 0, 1))
-        input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, tried))
-        train_state = build_train_state(columns, tried, context)
-        losses.append(train_epoch(train_state, input_pipeline, Progress(), tried.training, context))
-    assert losses[0].tolist() == losses[1].tolist()
-    assert losses[0][-2:].mean() < losses[0][:2].mean()

@@ -174,16 +174,6 @@ def test_a_later_item_and_one_of_another_list_change_nothing(block: str) -> None
         assert not differs[end:].any()
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_the_gradient_of_a_state_reaches_earlier_items_alone(block: str) -> None:
-    head, ages = make_head(block), random_ages(LENGTHS)
-    rows = normal(NUMBER, DIM).requires_grad_()
-    first, item = sum(LENGTHS[:4]), sum(LENGTHS[:4]) + 3
-    (gradient,) = torch.autograd.grad(states(head, rows, LENGTHS, ages)[item].square().sum(), rows)
-    reached = gradient.abs().sum(dim=1) > 0
-    assert reached.nonzero().flatten().tolist() == [*range(first, item + 1)]
-
-
 # --- dropout ---
 
 
@@ -321,15 +311,6 @@ def test_appended_histories_are_separated_again() -> None:
 # --- the losses ---
 
 
-def test_a_softmax_over_all_items_drawn_is_the_cross_entropy_over_all_items() -> None:
-    users, table, own = normal(6, DIM, seed=2), normal(20, DIM, seed=3), torch.tensor([3, 0, 19, 7, 7, 1])
-    is_none = own.unsqueeze(1) == torch.arange(20)
-    found = drawn_softmax(users, table[own], table, is_none)
-    torch.testing.assert_close(
-        found, torch.nn.functional.cross_entropy(users @ table.T, own, reduction="none")
-    )
-
-
 def test_the_gradients_of_a_softmax_over_items_drawn_are_its_derivatives() -> None:
     vectors = [normal(n, DIM, seed=n).double().requires_grad_() for n in (5, 5, 7)]
     is_none = torch.rand(5, 7, generator=torch.Generator().manual_seed(0)) < 0.3
@@ -367,10 +348,14 @@ def test_masked_items_are_no_negatives() -> None:
 
 def test_drawn_negatives_extend_in_batch_negatives() -> None:
     users, items, log_expected = normal(2, DIM, seed=2), normal(5, DIM, seed=3), normal(5, seed=4)
+    # The own item stays, whatever is marked.
+    is_real = torch.ones(5, dtype=torch.bool)
+    marked = torch.ones(2, 5, dtype=torch.bool)
+    assert sampled_softmax(users, items, torch.arange(5), log_expected, is_real, marked).isfinite().all()
     # The first item that is drawn is the second event's own, and the last one the first user had.
     rows, seen_bits = torch.tensor([4, 6, 6, 8, 9]), torch.zeros(2, 5, dtype=torch.bool)
     seen_bits[0, 4] = True
-    found = sampled_softmax(users, items, rows, log_expected, torch.ones(5, dtype=torch.bool), seen_bits)
+    found = sampled_softmax(users, items, rows, log_expected, is_real, seen_bits)
     for row, others in ((0, [0, 1, 2, 3]), (1, [1, 0, 3, 4])):
         scores = (items @ users[row] - log_expected)[others]
         torch.testing.assert_close(found[row], -scores.log_softmax(0)[0])

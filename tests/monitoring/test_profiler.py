@@ -138,9 +138,7 @@ def run_steps(profile: Profile, epochs: list[int]) -> None:
     profile.on_end(NO_RUN)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "recorded"), [([20], 6), ([5, 20], 2), ([2, 3, 20], 2), ([3, 20], 6), ([9, 1], 6), ([4], 1)]
-)
+@pytest.mark.parametrize(("epochs", "recorded"), [([20], 6), ([5, 20], 2), ([3, 20], 6), ([4], 1)])
 def test_a_profile_ends_with_its_epoch_and_prints_its_number_of_steps(
     tmp_path: Path, epochs: list[int], recorded: int
 ) -> None:
@@ -152,7 +150,7 @@ def test_a_profile_ends_with_its_epoch_and_prints_its_number_of_steps(
     assert [event.get("name") for event in events].count("step") == recorded
 
 
-@pytest.mark.parametrize("epochs", [[], [1], [1, 2]])
+@pytest.mark.parametrize("epochs", [[], [1, 2]])
 def test_a_training_too_short_for_a_profile_prints_a_line(tmp_path: Path, epochs: list[int]) -> None:
     lines: list[str] = []
     run_steps(Profile(6, tmp_path, Said(lines)), epochs)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from recsuite.config.sections import ModelConfig
+from recsuite.errors import UserError
 from recsuite.models.tasks import TASKS
 from recsuite.monitoring.results import find_runs, lower_is_better, main
-from tests.support.launch import python, succeeded
+from tests.support.launch import python
 
 REPORT: dict[str, Any] = {
     "config": {"task": "rating", "lr": 0.04, "mlp_dims": [64, 32], "split": "time", "report_dir": "here"},
@@ -119,36 +120,33 @@ def test_the_table_orders_runs_like_the_tasks() -> None:
     [
         '{"date": "2026',
         "[]",
-        json.dumps({**REPORT, "test": 3}),
         json.dumps({**REPORT, "test": {"rmse": "good"}}),
         json.dumps({**REPORT, "data": {}}),
-        *(
-            json.dumps({key: REPORT[key] for key in REPORT if key != name})
-            for name in ("config", "epochs", "baselines", "main_metric")
-        ),
+        *(json.dumps({key: REPORT[key] for key in REPORT if key != name}) for name in ("config", "epochs")),
     ],
 )
 def test_an_invalid_report_gives_one_message(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(UserError) as refusal:
+        main([str(tmp_path)])
+    assert str(refusal.value).startswith(f"Cannot read {tmp_path}/metrics.json as the report of a training: ")
+    assert str(refusal.value).endswith(". Fix: leave its run out.")
+    assert "\n" not in str(refusal.value)
+
+
+def test_folders_without_a_run_give_one_message_and_status_2(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="gone is not a folder; give --report_dir folders of runs"):
+        main([str(tmp_path / "gone")])
     result = python("-m", "recsuite.monitoring.results", tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(
-        f"report: Cannot read {tmp_path}/metrics.json as the report of a training: "
+    assert result.stderr == (
+        f"report: {tmp_path} holds no metrics.json; "
+        "give --report_dir folders of runs, or folders that contain them.\n"
     )
-    assert result.stderr.endswith(". Fix: leave its run out.\n")
-    assert result.stderr.count("\n") == 1
 
 
-def test_a_folder_without_a_run_gives_one_message(tmp_path: Path) -> None:
-    for folder, sentence in ((tmp_path, "holds no metrics.json"), (tmp_path / "gone", "is not a folder")):
-        result = python("-m", "recsuite.monitoring.results", folder)
-        assert (result.returncode, result.stdout) == (2, "")
-        assert result.stderr == (
-            f"report: {folder} {sentence}; give --report_dir folders of runs, or folders that contain them.\n"
-        )
-
-
-def test_a_real_report_is_a_row(watched: tuple[str, Path]) -> None:
-    output = succeeded(python("-m", "recsuite.monitoring.results", watched[1]))
+def test_a_real_report_is_a_row(watched: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(watched[1])])
+    output = capsys.readouterr().out
     assert "ratings in the test" in output
     assert f"| {watched[1].name} " in output

@@ -16,7 +16,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import Launch
 from recsuite.tools import doctor
 from recsuite.tools.doctor import check_data, examined
-from tests.support.launch import EXAMPLE, python, succeeded, torchrun
+from tests.support.launch import EXAMPLE, python, succeeded
 
 NAMES = ["versions", "device", "memory", "data"]
 
@@ -36,12 +36,6 @@ def test_this_machine_has_no_fault_and_nothing_is_written(synthetic_folder: Path
     assert result.stderr == ""
     assert sorted(synthetic_folder.iterdir()) == before
     assert list(tmp_path.iterdir()) == []
-
-
-def test_under_torchrun_rank_0_alone_prints_for_the_ranks_of_its_machine(synthetic_folder: Path) -> None:
-    output = succeeded(torchrun(2, EXAMPLE, "--doctor", "--data_path", synthetic_folder))
-    assert output.count("versions") == 1
-    assert " for 2 ranks" in output
 
 
 def test_a_fault_is_status_1_and_the_other_lines_are_still_printed(

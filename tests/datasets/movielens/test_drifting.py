@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +14,7 @@ from recsuite.datasets.movielens import synthetic
 from recsuite.datasets.movielens.source import locate
 from recsuite.datasets.movielens.synthetic import FIRST_TIME, LAST_TIME, DriftingWorld, write_synthetic
 from recsuite.errors import UserError
-from tests.support.written_world import World, contents, read, rmse
+from tests.support.written_world import World, read, rmse
 
 NUM_RATINGS = 30_000
 
@@ -44,12 +43,6 @@ def moments(world: World) -> np.ndarray:
     return (world.times - FIRST_TIME) / (LAST_TIME - FIRST_TIME)
 
 
-def test_same_seed_gives_the_same_bytes(world: World, tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "again", NUM_RATINGS, seed=0, world=DriftingWorld())
-    assert contents(tmp_path / "again") == contents(world.folder)
-    assert json.loads((world.folder / "oracle.json").read_text())["world"] == "drifting"
-
-
 def test_no_rating_precedes_the_arrival_or_follows_the_departure_of_its_user_or_movie(
     drawn: tuple[World, list[np.ndarray]],
 ) -> None:
@@ -74,6 +67,7 @@ def test_many_of_the_last_ratings_are_of_late_users_and_movies(world: World) -> 
 
 
 def test_no_user_rates_a_movie_twice_and_all_ids_are_described(world: World) -> None:
+    assert world.summary["world"] == "drifting"
     assert len(set(zip(world.user_ids, world.movie_ids, strict=True))) == len(world.ratings) == NUM_RATINGS
     assert set(world.movie_ids) <= {int(movie[0]) for movie in world.movies}
 
@@ -92,7 +86,7 @@ def test_true_parameters_predict_up_to_the_noise_and_old_ones_get_worse(world: W
     assert stale[3] > 1.3 * noise[3]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_synthetic_data_work_with_a_thousand_ratings(tmp_path: Path, seed: int) -> None:
     write_synthetic(tmp_path / "small", 1_000, seed, DriftingWorld())
     assert len((tmp_path / "small" / "ratings.dat").read_text().splitlines()) == 1_000

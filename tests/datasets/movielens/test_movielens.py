@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import bz2
-import csv
+import codecs
 import gzip
-import io
 import lzma
 import re
-import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,13 +31,6 @@ def write(folder: Path, files: dict[str, str | bytes]) -> Path:
     for name, content in files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode("iso-8859-1"))
     return folder
-
-
-def zipped(content: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("ratings.csv", content)
-    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -144,35 +134,14 @@ def test_an_official_split_without_its_files_is_refused_by_name(ml_100k: Path) -
     assert f"{ml_100k / 'ua.base'} is not there; put the events there" in refusal(ml_100k, split="ua")
 
 
-def test_windows_line_ends_and_trailing_blank_lines_are_read(ml_1m: Path) -> None:
-    expected = load(ml_1m)
-    for name in ("ratings.dat", "movies.dat", "users.dat"):
-        content = (ml_1m / name).read_bytes()
-        (ml_1m / name).write_bytes(content.replace(b"\n", b"\r\n") + b"\r\n\r\n")
-    found = load(ml_1m)
-    assert found.events.label.tolist() == expected.events.label.tolist()
-    assert found.items.equals(expected.items)
-    assert found.users.equals(expected.users)
-
-
+# What a bad row of any table is told is in tests/datasets/tables; these are of this schema and separator.
 BAD_ROWS = [
     ("1::1::5", "3 fields instead of 4: '1::1::5'"),
-    ("1::1::5::978300760::7", "5 fields instead of 4: '1::1::5::978300760::7'"),
-    ("1::x::5::978300760", "movie_id 'x' is not a whole number"),
     ("1:7:1::5::978300760", "3 fields instead of 4: '1:7:1::5::978300760'"),
     ("1::1.5::5::978300760", "movie_id '1.5' is not a whole number of up to 18 digits"),
     ("1::1::5.1::978300760", "rating '5.1' is outside of the scale from 0.5 to 5"),
-    ("1::1::0::978300760", "rating '0' is outside of the scale from 0.5 to 5"),
-    ("1::1::nan::978300760", "rating 'nan' is missing"),
     ("1::1::::978300760", "rating is missing"),
-    ("::1::5::978300760", "user_id is missing"),
-    ("1::1::5::soon", "timestamp 'soon' is not a number"),
-    ("99999999999999999999::1::5::1", "user_id '99999999999999999999' is not a whole number of up"),
-    ("1::1::5::99999999999999999999", "timestamp '99999999999999999999' is outside of the years 1 to 9999"),
-    ("UserID::MovieID::Rating::Timestamp", "user_id 'UserID' is not a whole number"),
     ("\xff\xfe1::1::5::1", "user_id '\xff\xfe1' is not a whole number"),
-    ("1::1::5::" + "9" * 5000, f"timestamp '{'9' * 60}' is not finite"),
-    ("1::0x1::5::978300760", "movie_id '0x1' is not a whole number"),
     # In milliseconds.
     ("1::1::5::978300760000", "timestamp '978300760000' is in another unit than unix"),
     ("1::1::5::978300760::" + "0" * 2_000_000, "5 fields instead of 4: '1::1::5::978300760::000"),
@@ -180,31 +149,21 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
-def test_a_bad_rating_is_named_with_file_line_and_content(ml_1m: Path, row: str, reason: str) -> None:
+def test_a_bad_rating_is_named_with_file_line_and_content_or_skipped_on_request(
+    ml_1m: Path, row: str, reason: str
+) -> None:
     lines = (ml_1m / "ratings.dat").read_text().splitlines()
     write(ml_1m, {"ratings.dat": "\n".join([lines[0], row, *lines[1:]])})
     sentence = refusal(ml_1m)
     assert f"{ml_1m / 'ratings.dat'}, line 2: {reason}" in sentence
     assert "--bad_rows skip" in sentence
-
-
-@pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
-def test_bad_ratings_are_counted_and_skipped_on_request(ml_1m: Path, row: str, reason: str) -> None:
-    lines = (ml_1m / "ratings.dat").read_text().splitlines()
-    write(ml_1m, {"ratings.dat": "\n".join([lines[0], row, *lines[1:], row])})
     raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
     assert raw.events.label.tolist() == [5, 3, 4]
     (note,) = raw.skipped
-    assert note.startswith("skipped 2 bad rows of ratings.dat, the first being line 2 (")
+    assert note.startswith("skipped 1 bad row of ratings.dat, the first being line 2 (")
     assert reason.partition(": ")[0] in note
     config = Config.of(data_path=str(ml_1m), bad_rows="skip", max_bad_rows=0.5, test_fraction=0.4)
     assert open_columns(config).notes[0] == note
-
-
-def test_a_first_line_that_is_bad_is_a_bad_row_like_another(ml_1m: Path) -> None:
-    write(ml_1m, {"ratings.dat": "1::1::5\n" + (ml_1m / "ratings.dat").read_text()})
-    assert "ratings.dat, line 1: 3 fields instead of 4: '1::1::5'" in refusal(ml_1m)
-    assert load(ml_1m, bad_rows="skip", max_bad_rows=0.5).events.label.tolist() == [5, 3, 4]
 
 
 def test_a_rating_of_an_unknown_movie_or_user_is_read_with_a_note(ml_1m: Path) -> None:
@@ -220,17 +179,6 @@ def test_a_rating_of_an_unknown_movie_or_user_is_read_with_a_note(ml_1m: Path) -
     assert columns.num_items == 3
 
 
-def test_more_bad_rows_than_a_share_are_refused_with_their_number_the_limit_and_a_row(ml_1m: Path) -> None:
-    good = (ml_1m / "ratings.dat").read_text().splitlines()[0]
-    write(ml_1m, {"ratings.dat": "\n".join([*[good] * 98, "bad", "worse"])})
-    sentence = refusal(ml_1m, bad_rows="skip")
-    assert "ratings.dat, line 99: 1 field instead of 4: 'bad'" in sentence
-    assert "2 of 100 rows of the file cannot be read, and --max_bad_rows 0.01 allows 1" in sentence
-    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.02, duplicates="keep").events.label) == 98
-    write(ml_1m, {"ratings.dat": "\n".join([*[good] * 99, "bad"])})
-    assert len(load(ml_1m, bad_rows="skip", duplicates="keep").events.label) == 99
-
-
 def test_columns_made_with_another_limit_are_not_used(ml_1m: Path) -> None:
     lines = (ml_1m / "ratings.dat").read_text()
     write(ml_1m, {"ratings.dat": lines + "bad\n"})
@@ -240,29 +188,13 @@ def test_columns_made_with_another_limit_are_not_used(ml_1m: Path) -> None:
         open_columns(config.replaced(max_bad_rows=0.01))
 
 
-def test_bad_rows_of_every_kind_count_together(ml_1m: Path) -> None:
-    movies = "".join(f"{number}::Title (1990)::Drama\n" for number in range(3, 10))
-    write(ml_1m, {"movies.dat": MOVIES_1M.replace("a::b\xe9", "x") + movies + "x::Bad::Drama\n10::Short\n"})
-    sentence = refusal(ml_1m, bad_rows="skip", max_bad_rows=0.1)
-    assert "movies.dat, line 10: movie_id 'x' is not a whole number" in sentence
-    assert "2 of 11 rows" in sentence
-    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.2).items) == 9
-
-
 @pytest.mark.parametrize(
     ("file", "row", "reason"),
     [
         ("movies.dat", "3::No genres (1990)", "2 fields instead of 3: '3::No genres (1990)'"),
         ("movies.dat", "x::Title (1990)::Drama", "movie_id 'x' is not a whole number"),
-        ("movies.dat", "1_0::Title (1990)::Drama", "movie_id '1_0' is not a whole number"),
-        (
-            "movies.dat",
-            "9223372036854775808::Title (1990)::Drama",
-            "movie_id '9223372036854775808' is not a whole number of up to 18 digits",
-        ),
         ("users.dat", "3::M::25", "3 fields instead of 5: '3::M::25'"),
         ("users.dat", "3::M::old::1::2", "age 'old' is not a whole number"),
-        ("users.dat", "3::M::1.5::1::2", "age '1.5' is not a whole number of up to 18 digits"),
         ("users.dat", "3::M::::1::2", "age is missing"),
     ],
 )
@@ -294,11 +226,34 @@ def test_an_empty_or_missing_file_is_refused_by_name(ml_1m: Path, name: str) -> 
     assert f"{ml_1m / name} is not there" in refusal(ml_1m)
 
 
-def test_a_file_of_bad_rows_alone_is_refused_even_when_they_are_skipped(ml_1m: Path) -> None:
-    (ml_1m / "ratings.dat").write_text("1::1::a::1\n1::1::b::1\n")
-    assert "2 of 2 rows of the file cannot be read" in refusal(ml_1m, bad_rows="skip")
-    sentence = refusal(ml_1m, bad_rows="skip", max_bad_rows=1.0)
-    assert "ratings.dat holds no event" in sentence
+@pytest.mark.parametrize(
+    "encode",
+    [
+        gzip.compress,
+        lambda text: text.decode("latin-1").encode("utf-16"),
+        lambda text: codecs.BOM_UTF8 + text,
+        lambda text: text.replace(b"\n", b"\r\n") + b"\r\n\r\n",
+    ],
+    ids=["gzip", "utf-16", "utf-8 mark", "windows"],
+)
+def test_files_without_a_header_may_be_packed_or_written_differently(
+    ml_1m: Path, encode: Callable[[bytes], bytes]
+) -> None:
+    expected = load(ml_1m)
+    for path in (ml_1m / name for name in ("ratings.dat", "movies.dat", "users.dat")):
+        path.write_bytes(encode(path.read_bytes()))
+    found = load(ml_1m)
+    assert items_of(found).tolist() == items_of(expected).tolist()
+    assert found.items.equals(expected.items)
+    assert found.users.equals(expected.users)
+
+
+@pytest.mark.parametrize(("encode", "name"), [(bz2.compress, "bzip2"), (lzma.compress, "xz")])
+def test_a_file_of_an_unsupported_compression_is_refused_with_its_name(
+    ml_csv: Path, encode: Callable[[bytes], bytes], name: str
+) -> None:
+    (ml_csv / "ratings.csv").write_bytes(encode((ml_csv / "ratings.csv").read_bytes()))
+    assert f"{ml_csv / 'ratings.csv'} is compressed by {name}" in refusal(ml_csv)
 
 
 def test_a_csv_without_its_header_is_read_and_one_with_another_is_refused(ml_csv: Path) -> None:
@@ -309,119 +264,16 @@ def test_a_csv_without_its_header_is_read_and_one_with_another_is_refused(ml_csv
     assert "ratings.csv, line 1: user_id 'who' is not a whole number" in refusal(ml_csv)
 
 
-@pytest.mark.parametrize("file", ["ratings.csv", "movies.csv"])
-@pytest.mark.parametrize(
-    ("encode", "what"),
-    [
-        (bz2.compress, "is compressed by bzip2"),
-        (lzma.compress, "is compressed by xz"),
-        (zipped, "is a zip archive"),
-        (lambda text: b"PAR1" + text, "is a Parquet file"),
-        (lambda text: text.decode().encode("utf-16-le"), "holds zero bytes, as a damaged file does"),
-        (lambda text: text.decode().encode("utf-16-be"), "holds zero bytes, as a damaged file does"),
-        (lambda text: text.decode().encode("utf-32"), "is text in UTF-32"),
-    ],
-    ids=["bzip2", "xz", "zip", "parquet", "no mark", "no mark big", "utf-32"],
-)
-def test_a_file_of_another_format_is_refused_with_its_format(
-    ml_csv: Path, file: str, encode: Callable[[bytes], bytes], what: str
-) -> None:
-    (ml_csv / file).write_bytes(encode((ml_csv / file).read_bytes()))
-    for bad_rows in ("error", "skip"):
-        assert f"{ml_csv / file} {what}" in refusal(ml_csv, bad_rows=bad_rows)
-
-
-@pytest.mark.parametrize("name", ["ml_1m", "ml_100k", "ml_csv"])
-@pytest.mark.parametrize("encode", [gzip.compress, lambda text: text.decode("latin-1").encode("utf-16")])
-def test_packed_files_and_those_in_utf_16_are_read(
-    name: str, encode: Callable[[bytes], bytes], request: pytest.FixtureRequest
-) -> None:
-    folder = request.getfixturevalue(name)
-    expected = load(folder)
-    for path in folder.iterdir():
-        if path.is_file():
-            path.write_bytes(encode(path.read_bytes()))
-    found = load(folder)
-    assert items_of(found).tolist() == items_of(expected).tolist()
-    assert found.items.equals(expected.items)
-    assert found.users.equals(expected.users)
-
-
-@pytest.mark.parametrize("name", ["ml_1m", "ml_100k", "ml_csv"])
-def test_a_utf_8_byte_order_mark_is_skipped(name: str, request: pytest.FixtureRequest) -> None:
-    folder = request.getfixturevalue(name)
-    ratings = next(path for path in folder.iterdir() if path.name in ("ratings.dat", "u.data", "ratings.csv"))
-    ratings.write_bytes(ratings.read_bytes() + b"bad\n")
-    expected = load(folder, bad_rows="skip", max_bad_rows=0.5)
-    for path in folder.iterdir():
-        if path.is_file():
-            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    found = load(folder, bad_rows="skip", max_bad_rows=0.5)
-    assert users_of(found).tolist() == users_of(expected).tolist()
-    assert found.items.equals(expected.items)
-    assert found.users.equals(expected.users)
-    assert found.skipped == expected.skipped
-
-
-def test_quoted_fields_are_read(ml_csv: Path) -> None:
-    expected = load(ml_csv)
-    for name in ("ratings.csv", "movies.csv"):
-        rows = list(csv.reader((ml_csv / name).read_text().splitlines()))
-        with (ml_csv / name).open("w", newline="") as file:
-            csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
-    assert (
-        (ml_csv / "ratings.csv").read_text().startswith('"userId","movieId","rating","timestamp"\n"5","1",')
-    )
-    found = load(ml_csv)
-    assert users_of(found).tolist() == users_of(expected).tolist()
-    assert items_of(found).tolist() == items_of(expected).tolist()
-    assert found.events.label.tolist() == expected.events.label.tolist()
-    assert found.events.time.tolist() == expected.events.time.tolist()
-    assert found.items.equals(expected.items)
-    with (ml_csv / "ratings.csv").open("a") as file:
-        file.write('"5","7","9.0","1"\n')
-    sentence = refusal(ml_csv)
-    assert "ratings.csv, line 5: rating '9.0' is outside of the scale from 0.5 to 5" in sentence
-    assert users_of(load(ml_csv, bad_rows="skip", max_bad_rows=0.5)).tolist() == [5, 5, 9]
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ('5"0",1,4.0,1', "user_id '5\"0\"' is not a whole number"),
-        ('"5,1",4.0,1', "3 fields instead of 4: '\"5,1\",4.0,1'"),
-        ('"5,1",1,4.0,1', "user_id '5,1' is not a whole number"),
-        ('"",1,4.0,1', "user_id is missing"),
-        ('"5""5",1,4.0,1', "user_id '5\"5' is not a whole number"),
-    ],
-)
-def test_a_quote_in_the_wrong_place_is_named_with_its_line(ml_csv: Path, row: str, reason: str) -> None:
-    lines = (ml_csv / "ratings.csv").read_text().splitlines()
-    write(ml_csv, {"ratings.csv": "\n".join([*lines[:2], row, *lines[2:]])})
-    assert f"ratings.csv, line 3: {reason}" in refusal(ml_csv)
-    assert users_of(load(ml_csv, bad_rows="skip", max_bad_rows=0.5)).tolist() == [5, 5, 9]
-
-
-def test_blanks_around_numbers_are_read_beside_bad_rows(ml_csv: Path) -> None:
-    with (ml_csv / "ratings.csv").open("a") as file:
-        file.write(" 9 ,1, 3.5,8\nbad\n")
-    assert "ratings.csv, line 6: 1 field instead of 4: 'bad'" in refusal(ml_csv)
-    raw = load(ml_csv, bad_rows="skip", max_bad_rows=0.5, duplicates="keep")
-    assert raw.events.label.tolist() == [4.0, 0.5, 2.5, 3.5]
-
-
 @pytest.mark.parametrize(
     "content",
     [
         b"",
-        b"x",
-        b"PK\x03\x04",
         b"\x93NUMPY\x01\x00\x10\x00{'descr': '<f4', ",
         b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999,), }",
         np.zeros(3),
         np.zeros((3, 1), "f4"),
     ],
-    ids=["empty", "text", "zip", "cut", "too long", "float64", "two dimensions"],
+    ids=["empty", "cut", "too long", "float64", "two dimensions"],
 )
 def test_a_damaged_oracle_is_refused_by_name(ml_1m: Path, content: bytes | np.ndarray) -> None:
     if isinstance(content, bytes):
@@ -431,23 +283,10 @@ def test_a_damaged_oracle_is_refused_by_name(ml_1m: Path, content: bytes | np.nd
     assert f"{ml_1m / 'oracle.npy'} is damaged" in refusal(ml_1m)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff"])
 def test_a_damaged_description_of_a_synthetic_set_is_refused(ml_1m: Path, content: bytes) -> None:
     (ml_1m / "oracle.json").write_bytes(content)
     assert "holds other ratings than" in refusal(ml_1m, dataset="synthetic")
-
-
-def test_a_quote_that_is_never_closed_is_refused(ml_csv: Path) -> None:
-    with (ml_csv / "movies.csv").open("a") as file:
-        file.write('8,"Open (1990),Drama\n' + "9,Long (1990),Drama\n" * 10_000)
-    sentence = refusal(ml_csv)
-    assert "movies.csv, line 4: 2 fields instead of 3, and a quote that is not closed" in sentence
-
-
-def test_line_numbers_count_the_header(ml_csv: Path) -> None:
-    with (ml_csv / "ratings.csv").open("a") as file:
-        file.write("5,7,9.0,1\n")
-    assert "ratings.csv, line 5: rating '9.0' is outside of the scale from 0.5 to 5" in refusal(ml_csv)
 
 
 def _unknown(line: bytes, files: dict[str, bytes]) -> bool:
@@ -465,7 +304,7 @@ def test_random_damage_is_never_silent(synthetic_folder: Path, tmp_path: Path) -
     draw = np.random.default_rng(0)
     # What damage can leave a rating: other digits.
     pattern = re.compile(rb"\d+::\d+::[1-5]::\d+")
-    for _ in range(200):
+    for _ in range(60):
         damaged = list(lines)
         line = int(draw.integers(len(lines)))
         place = int(draw.integers(len(lines[line])))
@@ -507,15 +346,6 @@ def test_a_synthetic_folder_of_another_size_is_refused(synthetic_folder: Path) -
     assert "holds other ratings than --synthetic_ratings 1000000 --seed 0" in sentence
 
 
-def test_a_failed_download_names_two_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOVIELENS_MIRROR", "http://127.0.0.1:9/")
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    sentence = refusal(tmp_path / "ml-1m", dataset="ml-1m")
-    assert "ml-1m.zip" in sentence
-    assert "--dataset synthetic" in sentence
-    assert not (tmp_path / "ml-1m").exists()
-
-
 @pytest.mark.real_data
 def test_real_movielens_is_read_whole(real_folder: Path) -> None:
     raw = load(real_folder, dataset="ml-latest-small")
@@ -523,32 +353,6 @@ def test_real_movielens_is_read_whole(real_folder: Path) -> None:
     assert len(raw.users) == 610
     assert len(raw.items) == 9_742
     assert float(raw.events.label.mean()) == pytest.approx(3.5016, abs=1e-4)
-
-
-@pytest.mark.soak
-def test_reading_takes_at_most_three_times_as_long_as_pandas(tmp_path: Path) -> None:
-    import pandas
-
-    from recsuite.datasets.movielens.synthetic import write_synthetic
-
-    write_synthetic(tmp_path / "data", 300_000, seed=0)
-    config = Config.of(data_path=str(tmp_path / "data"))
-    source = locate(config.data, config.runtime.seed)
-    ours, theirs = [], []
-    # Seconds of a core, in turn: what other programs take of the machine counts for neither.
-    for _ in range(6):
-        start = time.process_time()
-        read(source, config.data)
-        ours.append(time.process_time() - start)
-        start = time.process_time()
-        for name in ("ratings.dat", "movies.dat", "users.dat"):
-            pandas.read_csv(
-                source.folder / name, sep=":", header=None, on_bad_lines="skip", encoding="latin-1"
-            )
-        theirs.append(time.process_time() - start)
-    # Ours finds the place of each rating's user and movie too, and what is repeated. The least of each: what
-    # other programs take of the caches shows in single rounds.
-    assert min(ours) <= 3 * min(theirs)
 
 
 @pytest.mark.parametrize("path", ["ml/ratings.csv", "."])

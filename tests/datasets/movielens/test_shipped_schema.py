@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import ITEM, USER, Feature, Schema
-from tests.support.launch import python, succeeded
 
 # Columns, checkpoints and exports are of this one: a difference would refuse all that were written before.
 WRITTEN_BEFORE = Schema(
@@ -30,9 +29,3 @@ WRITTEN_BEFORE = Schema(
 
 def test_the_shipped_schema_equals_the_recorded_one() -> None:
     assert SCHEMA == WRITTEN_BEFORE
-
-
-def test_reading_it_imports_nothing_that_a_worker_must_not() -> None:
-    code = "import sys; from recsuite.datasets.movielens.source import SCHEMA; print(*sys.modules)"
-    loaded = {*succeeded(python("-c", code)).split()}
-    assert not loaded & {"torch", "torchrec", "pandas", "pyarrow"}

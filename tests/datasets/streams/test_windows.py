@@ -26,6 +26,7 @@ from recsuite.datasets.streams import (
     num_events_of_wrong_clock,
 )
 from recsuite.errors import UserError
+from tests.support.batches import lists_of
 
 DAY = 86_400
 TIMES = np.array([5, 6, DAY - 1, DAY, DAY + 1, 4 * DAY, 4 * DAY + 9], np.int64)
@@ -121,18 +122,13 @@ def test_ids_that_are_texts_have_digests_too() -> None:
 def test_one_event_in_64_has_an_unknown_user_for_any_window_length(synthetic_folder: Path) -> None:
     config = Config.of(data_path=str(synthetic_folder), stream=True, history=0, batch_size=8)
     columns = open_columns(config)
-    dataset, place = (
-        EventBatches(columns, config, 0, 1),
-        [table.name for table in columns.tables].index("user"),
-    )
+    dataset = EventBatches(columns, config, 0, 1)
     for length in (1, 3):
         unknown = []
         for begin in range(0, 128 * length, length):
             batch = dataset[Request("train", begin // length, 0, window=(begin, begin + length))]
-            first = place * config.loader.batch_size
-            assert batch.lengths[first : first + length].tolist() == [1] * length
-            values = batch.values[int(batch.lengths[:first].sum()) :][:length]
-            unknown += (values == UNKNOWN_ROW).tolist()
+            users = lists_of(columns.tables, batch)["user"][:length]
+            unknown += (np.concatenate(users) == UNKNOWN_ROW).tolist()
         assert np.flatnonzero(unknown).tolist() == [*range(0, 128 * length, 64)]
 
 
