@@ -25,7 +25,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.movielens.synthetic import POPULARITY_SLOPE
-from recsuite.datasets.preparation.arrays import Own, write_records
+from recsuite.datasets.preparation.arrays import FeatureArrays, write_records
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Table
 from recsuite.monitoring.callbacks import Stopwatch
 from recsuite.runtime import process
@@ -94,8 +94,8 @@ def make_columns(folder: Path, users: int, movies: int, num_ratings: int, model:
         "label": generator.integers(1, 6, size=num_ratings).astype(np.float32),
     }
     own = {
-        USER: Own(features=[np.arange(1, users + 1, dtype=np.int32)]),
-        ITEM: Own(features=[np.arange(1, movies + 1, dtype=np.int32)]),
+        USER: FeatureArrays(features=[np.arange(1, users + 1, dtype=np.int32)]),
+        ITEM: FeatureArrays(features=[np.arange(1, movies + 1, dtype=np.int32)]),
     }
     if model.history:
         fields |= _write_histories(folder, generator, fields["user"], movies, model)
@@ -109,7 +109,7 @@ def make_columns(folder: Path, users: int, movies: int, num_ratings: int, model:
                 own[feature.entity].lists.append(places)
             else:
                 own[feature.entity].features.append(_rows(generator, number, owners))
-    write_records(folder / "rows.npy", fields, Own())
+    write_records(folder / "rows.npy", fields, FeatureArrays())
     for entity in ENTITIES:
         write_records(folder / f"{SCHEMA.name_of(entity)}_features.npy", {}, own[entity])
 

@@ -23,7 +23,7 @@ from recsuite.checkpoint.shards import (
     write_shard_file,
 )
 from recsuite.errors import UserError
-from recsuite.sharding.table import Counts
+from recsuite.sharding.table import IdCounters
 from recsuite.training.progress import Progress
 from tests.support.dynamic_checkpoints import SPEC, Table, advance, arrays_of, record_of
 
@@ -215,7 +215,7 @@ def forged(tmp_path: Path, change: Any) -> None:
     folder = tmp_path / "forged"
     folder.mkdir()
     entries = [write_shard_file(folder / shard_file_name(number), each) for number, each in enumerate(arrays)]
-    record = record_of(table.ranks[0], Counts(*[0] * 7))
+    record = record_of(table.ranks[0], IdCounters(*[0] * 7))
     manifest = Manifest("run", Progress(), {}, tuple(entries), "", "", {}, dynamic={"user": record})
     check_shard_files(folder, manifest)
 

@@ -18,7 +18,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.datasets.tables.derived import with_user_day
 from recsuite.errors import UserError
-from recsuite.models.co_occurrence import EVENT_BIAS, EVENT_FACTOR, Held
+from recsuite.models.co_occurrence import EVENT_BIAS, EVENT_FACTOR, FeaturePrior
 from recsuite.sharding.recommender import make_prior
 from tests.support.csv_ratings import write_ratings
 
@@ -97,7 +97,7 @@ def test_the_day_feature_requires_a_random_or_official_split() -> None:
 
 def test_the_prior_holds_days_by_their_own_rarity_and_variances(config: Config) -> None:
     held = make_prior(open_columns(config), 1.0).held
-    assert held["user_day"] == Held(3, bias=EVENT_BIAS, factor=EVENT_FACTOR)
+    assert held["user_day"] == FeaturePrior(3, bias=EVENT_BIAS, factor=EVENT_FACTOR)
     assert (held["user"].rarity, held["movie"].rarity, held["genres"].rarity) == (0, 1, 2)
 
 

@@ -29,7 +29,7 @@ from recsuite.datasets.preparation.baselines import (
     fit_biases,
     popularity_ranks,
 )
-from recsuite.datasets.preparation.histories import Stored, write_histories
+from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.loops import grouped
 
 LIKED = 4.0
@@ -224,7 +224,7 @@ def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_valid
     # The few of the validation would say that all answers are yes.
     label[400:404] = 1
     user, item = (draw.integers(0, 20, 1_000).astype(np.int32) for _ in range(2))
-    stored = Stored(user, item, label, np.arange(1_000))
+    stored = StoredEvents(user, item, label, np.arange(1_000))
     sizes = (400, num_validation, 600 - num_validation)
     schema = dataclasses.replace(SCHEMA, liked_label=0.5)
     write_histories(tmp_path, stored, [np.arange(20, dtype=np.int32)] * 2, sizes, lambda share: None)

@@ -19,7 +19,7 @@ from recsuite.models.co_occurrence import (
     LIST_FACTOR,
     SPREAD_STD,
     CoOccurrence,
-    Held,
+    FeaturePrior,
     Prior,
     learned_spreads,
 )
@@ -29,13 +29,13 @@ from tests.support.feature_rows import feature_rows
 
 DIM = 3
 NO_SPREADS = torch.zeros(len(GROUPS))
-HISTORY_HELD = Held(1, bias=LIST_BIAS, factor=LIST_FACTOR)
+HISTORY_HELD = FeaturePrior(1, bias=LIST_BIAS, factor=LIST_FACTOR)
 
 
 def test_a_row_with_a_prior_converges_to_ridge_regression() -> None:
     # n labels of one row: their sum over n + noise / variance.
     labels, noise = torch.tensor([1.0, 2.0, 4.0, 2.0, 1.5]), 0.8
-    prior = Prior({"user": Held(0)}, noise, unit=1.0, groups={"user": 0})
+    prior = Prior({"user": FeaturePrior(0)}, noise, unit=1.0, groups={"user": 0})
     rarities = torch.full((3, 5), 1 / 5)
     row = torch.zeros(1, requires_grad=True)
     for _ in range(500):
@@ -52,7 +52,7 @@ def test_a_row_with_a_prior_converges_to_ridge_regression() -> None:
 
 def test_strengths_follow_counts_noise_the_unit_of_labels_and_the_scale_of_rows() -> None:
     rarities = torch.tensor([[0.5, 0.1], [0.2, 0.2], [0.01, 0.01]])
-    held = {"user": Held(0), "genre": Held(2, 7.0), "history": HISTORY_HELD}
+    held = {"user": FeaturePrior(0), "genre": FeaturePrior(2, 7.0), "history": HISTORY_HELD}
     groups = {"user": 0, "history": 1}
     found = Prior(held, noise=0.6, unit=2.0, groups=groups)
     user = found.strengths("user", rarities, DIM, NO_SPREADS)
@@ -68,7 +68,7 @@ def test_strengths_follow_counts_noise_the_unit_of_labels_and_the_scale_of_rows(
 
 def test_the_prior_strength_falls_with_the_square_of_the_spread() -> None:
     rarities = torch.full((3, 2), 0.5)
-    held = {"user": Held(0), "genre": Held(2), "history": HISTORY_HELD}
+    held = {"user": FeaturePrior(0), "genre": FeaturePrior(2), "history": HISTORY_HELD}
     prior = Prior(held, noise=1.0, unit=1.0, groups={"user": 0, "history": 1})
     spreads = torch.tensor([math.log(2), math.log(3)])
     user = prior.strengths("user", rarities, DIM, spreads)

@@ -20,7 +20,7 @@ from recsuite.checkpoint.shards import (
     write_shard_file,
 )
 from recsuite.sharding.dynamic import DynamicSpec, DynamicTable
-from recsuite.sharding.table import SINCE_BEGINNING, Counts
+from recsuite.sharding.table import SINCE_BEGINNING, IdCounters
 from recsuite.training.progress import Progress
 from tests.support.dynamic_oracle import Shares, tensors
 
@@ -32,7 +32,7 @@ def arrays_of(rank: DynamicTable, is_delta: bool) -> dict[str, np.ndarray]:
     return {name_of("user", slot): value.numpy() for slot, value in rank.export(is_delta).items()}
 
 
-def record_of(rank: DynamicTable, counts: Counts) -> DynamicRecord:
+def record_of(rank: DynamicTable, counts: IdCounters) -> DynamicRecord:
     """The record of the table in a manifest. counts: of all ranks."""
     since_beginning = {name: getattr(counts, name) for name in SINCE_BEGINNING}
     return DynamicRecord(**rank.record(), has_texts=False, live=counts.live, counts=since_beginning)
@@ -58,7 +58,7 @@ class Table:
             for number, rank in enumerate(self.ranks)
         ]
         counts = [dataclasses.astuple(rank.counts()) for rank in self.ranks]
-        record = record_of(self.ranks[0], Counts(*(sum(many) for many in zip(*counts, strict=True))))
+        record = record_of(self.ranks[0], IdCounters(*(sum(many) for many in zip(*counts, strict=True))))
         link = ParentLink("step-000000000", "digest", 1, 0) if is_delta else None
         files = tuple(entries)
         manifest = Manifest("run", Progress(), {}, files, "", "", {}, link, dynamic={"user": record})

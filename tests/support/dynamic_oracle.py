@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 import torch
 
 from recsuite.sharding.dynamic import (
+    BucketPlacement,
+    ChangeMarks,
     Changes,
     DynamicSpec,
     DynamicTable,
     LiveRows,
-    Marks,
-    Placement,
     ResizedShare,
-    Waiting,
+    WaitingIds,
     initial_rows,
 )
-from recsuite.sharding.table import Counts
+from recsuite.sharding.table import IdCounters
 
 BITS = 2**64 - 1
 
@@ -56,9 +56,9 @@ class Oracle:
     unplaced: int = 0
     unadmitted: int = 0
 
-    def counts(self) -> Counts:
+    def counts(self) -> IdCounters:
         """Numbers of rows, and of ids by what happened to them."""
-        return Counts(
+        return IdCounters(
             len(self.rows),
             len(self.waiting),
             self.admitted,
@@ -163,7 +163,7 @@ class Oracle:
             torch.tensor([row.state for _, row in rows]),
             torch.tensor([row.seen for _, row in rows], dtype=torch.int64),
             torch.tensor([row.count for _, row in rows], dtype=torch.int32),
-            Waiting(
+            WaitingIds(
                 torch.tensor([one for one, _ in waiting], dtype=torch.int64),
                 torch.tensor([count for _, (count, _) in waiting], dtype=torch.int32),
                 torch.tensor([seen for _, (_, seen) in waiting], dtype=torch.int64),
@@ -175,8 +175,8 @@ class Shares:
     """The shares of a table that so many ranks have, in one process."""
 
     def __init__(self, spec: DynamicSpec, world_size: int) -> None:
-        self.placement = Placement(spec.distribution, spec.capacity // 16, world_size)
-        places = Placement(spec.distribution, spec.max_capacity // 16, world_size).places_per_rank
+        self.placement = BucketPlacement(spec.distribution, spec.capacity // 16, world_size)
+        places = BucketPlacement(spec.distribution, spec.max_capacity // 16, world_size).places_per_rank
         self.ranks = [
             DynamicTable(
                 spec,
@@ -189,9 +189,9 @@ class Shares:
             for rank in range(world_size)
         ]
 
-    def counts(self) -> Counts:
+    def counts(self) -> IdCounters:
         """Of all ranks together."""
-        return Counts(
+        return IdCounters(
             *map(sum, zip(*(dataclasses.astuple(rank.counts()) for rank in self.ranks), strict=True))
         )
 
@@ -273,8 +273,10 @@ class Shares:
         )
         return ResizedShare(live, self._mine(moving.marks, number), self._mine(moving.waiting_marks, number))
 
-    def _mine(self, marks: Marks, number: int) -> Marks:
-        return Marks(*(ids[self.owners(ids) == number] for ids in (marks.touched, marks.fresh, marks.gone)))
+    def _mine(self, marks: ChangeMarks, number: int) -> ChangeMarks:
+        return ChangeMarks(
+            *(ids[self.owners(ids) == number] for ids in (marks.touched, marks.fresh, marks.gone))
+        )
 
 
 def joined(parts: list[LiveRows]) -> LiveRows:
@@ -282,7 +284,7 @@ def joined(parts: list[LiveRows]) -> LiveRows:
     ids, weight, state, seen, count, *those = (
         torch.cat(several) for several in zip(*map(tensors, parts), strict=True)
     )
-    waiting = Waiting(*those)
+    waiting = WaitingIds(*those)
     live = LiveRows(ids, weight, state, seen, count, waiting[waiting.ids.argsort()])
     return live.of_rows(ids.argsort())
 

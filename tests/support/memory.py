@@ -9,7 +9,7 @@ import numpy as np
 
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.source import SCHEMA
-from recsuite.datasets.preparation.arrays import Own, write_records
+from recsuite.datasets.preparation.arrays import FeatureArrays, write_records
 from recsuite.datasets.schema import LISTS, Table
 
 NUM_USERS, NUM_MOVIES = 6000, 4000
@@ -25,11 +25,13 @@ def planted_columns(folder: Path, number: int) -> Columns:
         "label": np.ones(number, np.float32),
         **{f"{name}_{what}": np.zeros(number, np.int32) for name in LISTS for what in ("end", "place")},
     }
-    write_records(folder / "rows.npy", fields, Own())
-    write_records(folder / "user_features.npy", {}, Own([*rng.integers(0, 9, (4, NUM_USERS), np.int32)]))
+    write_records(folder / "rows.npy", fields, FeatureArrays())
+    write_records(
+        folder / "user_features.npy", {}, FeatureArrays([*rng.integers(0, 9, (4, NUM_USERS), np.int32)])
+    )
     # Each movie has one genre.
     genres = np.stack([rng.integers(0, 9, NUM_MOVIES, np.int32), np.ones(NUM_MOVIES, np.int32)], axis=1)
-    of_movies = Own([*rng.integers(0, 9, (2, NUM_MOVIES), np.int32)], [genres])
+    of_movies = FeatureArrays([*rng.integers(0, 9, (2, NUM_MOVIES), np.int32)], [genres])
     write_records(folder / "movie_features.npy", {}, of_movies)
     np.save(folder / "genres_values.npy", np.arange(9, dtype=np.int32))
     tables = tuple(Table(feature, 9) for feature in SCHEMA.features)

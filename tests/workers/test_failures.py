@@ -100,7 +100,9 @@ def tiny_shared_memory() -> Iterator[int | None]:
         yield process.pid if process.stdout.readline() == "ready\n" else None
 
 
-def test_four_workers_train_on_one_core_with_64_descriptors_and_a_tiny_shared_memory(place: Place) -> None:
+def test_four_workers_train_on_one_core_with_64_descriptors_and_a_tiny_shared_memory(
+    place: Place,
+) -> None:
     # Batches of 6 MB, 40 slots.
     flags = ["--data_path", place.data, "--epochs", 2, "--num_workers", 4, "--batch_size", 65_536]
     with tiny_shared_memory() as within, cores(1):

@@ -69,7 +69,7 @@ class DynamicRecord:
     capacity: places on all ranks, in buckets of bucket_width; has_texts: True if its ids are of texts, which
     are beside the rows; now: its clock, in `unit`, "steps" or "seconds"; live: rows on all ranks; counts:
     ids admitted, evicted and so on since the beginning of the training, by the names of
-    `sharding.table.Counts`. The other fields are as in `sharding.dynamic.DynamicSpec`.
+    `sharding.table.IdCounters`. The other fields are as in `sharding.dynamic.DynamicSpec`.
     """
 
     embedding_dim: int

@@ -205,7 +205,7 @@ class SharedLists(NamedTuple):
     left: np.ndarray
 
 
-class Sample(NamedTuple):
+class ListSample(NamedTuple):
     """Evenly spaced sample of the list of each owner: every stride-th member from an offset on, cyclically.
 
     begins: begin of each list in the file; numbers: its length; counts: the size of the sample; offsets: its
@@ -299,8 +299,8 @@ def other_members(
     numbers = ends.take(owners + 1) - begins
     counts = np.minimum(numbers, most)
     offsets = np.where(numbers > most, mix_bits(owners, draws) % np.maximum(numbers, 1), 0)
-    sample = Sample(begins, numbers, counts, offsets)
-    of_event = Sample(*(part.take(inverse) for part in sample))
+    sample = ListSample(begins, numbers, counts, offsets)
+    of_event = ListSample(*(part.take(inverse) for part in sample))
     # Only training events have a place of their own in the lists.
     places = events[f"{name}_place"].astype(np.int64)
     if prefix:
@@ -311,7 +311,7 @@ def other_members(
     order = np.argsort(firsts)
     starts, counts = np.zeros((2, len(events)), np.int64)
     starts[firsts], counts[firsts] = begins, sample.counts
-    in_order = Sample(*(part.take(order) for part in sample))
+    in_order = ListSample(*(part.take(order) for part in sample))
     records = read(f"{prefix}{name}").take(in_order.places(), axis=0)
     sources = firsts.take(inverse)
     return SharedLists(records, starts, counts, sources, own.astype(np.float32), left)

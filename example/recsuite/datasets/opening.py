@@ -45,7 +45,7 @@ OF_LINES = (".csv", ".tsv", ".dat", ".data", ".txt", ".jsonl", ".ndjson")
 Seen = dict[str, int]
 
 
-class Following:
+class FileWatcher:
     """Polling of the files of a data set for new data. Every rank makes one before it reads the files.
 
     A file that is new or has grown is new data. A file that changed and kept its size is not.
@@ -145,7 +145,7 @@ class Data:
     loader: BatchLoader
     # For a stream: its state, and the polling for new data.
     stream_state: StreamState = EMPTY_STREAM_STATE
-    following: Following | None = None
+    following: FileWatcher | None = None
     # Makes a loader, also for data that have grown.
     build: Callable[..., BatchLoader] = build_dataloader
 
@@ -159,13 +159,13 @@ def open_data(
 ) -> Iterator[Data]:
     """Yield the data set and its loader. The workers end with the context. Collective: every rank.
 
-    past: of a stream that continues; build: makes the loader, see `build_dataloader`.
+    stream_state: of a stream that continues; build: makes the loader, see `build_dataloader`.
 
     Raises:
         UserError: when the data cannot be obtained, differ between machines, or the workers cannot start.
     """
     # Before the files are read: later changes are new data.
-    following = Following(config, context.say) if config.stream.follow_data else None
+    following = FileWatcher(config, context.say) if config.stream.follow_data else None
     columns = open_same_columns(config, context, stream_state)
     check_task(columns.schema, config.model.task)
     check_leaks(columns, config.model.task)

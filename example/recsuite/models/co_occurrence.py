@@ -52,7 +52,7 @@ LIST_BIAS, LIST_FACTOR = 0.25, 0.075
 EVENT_BIAS, EVENT_FACTOR = 0.1, 0.015
 
 
-class Held(NamedTuple):
+class FeaturePrior(NamedTuple):
     """Prior of the rows of one feature.
 
     rarity: index of the rarity of its rows in a batch; times: factor of the rarity; bias, factor: the
@@ -73,7 +73,7 @@ class Prior:
     labels; groups: feature to its index in `GROUPS`, if it is in one.
     """
 
-    held: Mapping[str, Held]
+    held: Mapping[str, FeaturePrior]
     noise: float
     unit: float
     groups: Mapping[str, int]

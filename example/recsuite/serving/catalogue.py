@@ -21,7 +21,7 @@ from recsuite.models.layers import Members
 from recsuite.models.retrieval import mask_excluded
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import first_label
-from recsuite.serving.index import KeptIndex, NearestItems
+from recsuite.serving.index import IndexCache, NearestItems
 from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
@@ -79,7 +79,7 @@ class Items:
     keys: torch.Tensor
     vectors: torch.Tensor
     kind: type[Any] | None
-    kept: KeptIndex | None
+    kept: IndexCache | None
     side: Side | None = None
 
     def with_users(self, snapshot: Snapshot, users: Side) -> Items:
@@ -216,7 +216,7 @@ class Catalogue:
     of the training, with only its id. kept: the index of the items, also of earlier descriptions.
     """
 
-    def __init__(self, kept: KeptIndex, values: Mapping[str, Sequence[Any]] | None = None) -> None:
+    def __init__(self, kept: IndexCache, values: Mapping[str, Sequence[Any]] | None = None) -> None:
         self.kept = kept
         self._values = values
         # All described items, and those of them that were in the training.
@@ -262,7 +262,7 @@ class Catalogue:
         return self._described
 
 
-def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot, kept: KeptIndex) -> Catalogue:
+def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot, kept: IndexCache) -> Catalogue:
     """Return the catalogue of items that a caller describes, after a check. kept: see `Catalogue`.
 
     Raises:

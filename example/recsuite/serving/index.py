@@ -34,7 +34,7 @@ K = 100
 
 
 @dataclass(frozen=True)
-class Point:
+class SearchPoint:
     """Recall and time of searches in `breadth` lists.
 
     recall: share of the k best items that are found; 1 if all lists are searched. microseconds: median time
@@ -48,7 +48,7 @@ class Point:
 
 
 @torch.inference_mode()
-def recall_curve(users: torch.Tensor, items: Items, k: int = K) -> list[Point]:
+def recall_curve(users: torch.Tensor, items: Items, k: int = K) -> list[SearchPoint]:
     """Return recall and time for powers of 2 from one list to all of them, and for the default breadth.
 
     users: float32 [U, D], see `ServedModel.vectors_of`.
@@ -63,7 +63,7 @@ def recall_curve(users: torch.Tensor, items: Items, k: int = K) -> list[Point]:
     return [_point(users, items, best, breadth) for breadth in breadths]
 
 
-def _point(users: torch.Tensor, items: Items, best: torch.Tensor, breadth: int) -> Point:
+def _point(users: torch.Tensor, items: Items, best: torch.Tensor, breadth: int) -> SearchPoint:
     k, seconds, found = best.shape[1], [], 0
     for user, wanted in zip(users.split(1), best.tolist(), strict=True):
         begin = time.perf_counter()
@@ -72,10 +72,10 @@ def _point(users: torch.Tensor, items: Items, best: torch.Tensor, breadth: int) 
         seconds.append(time.perf_counter() - begin)
         found += len({*wanted} & {*places[0].tolist()})
     recall = found / best.numel() if best.numel() else 1.0
-    return Point(breadth, recall, 1e6 * statistics.median(seconds), breadth == items.nearest.breadth)
+    return SearchPoint(breadth, recall, 1e6 * statistics.median(seconds), breadth == items.nearest.breadth)
 
 
-def curve_lines(points: Sequence[Point], k: int = K) -> Iterator[str]:
+def curve_lines(points: Sequence[SearchPoint], k: int = K) -> Iterator[str]:
     """Yield the lines of the curve as a table; a star marks the default breadth of `recommend`."""
     label = f"recall@{k}"
     yield f"| lists searched | {label} | us a query |"
@@ -409,7 +409,7 @@ class NearestItems:
         return self._order[torch.searchsorted(self.lists.keys, keys).clamp(max=len(self) - 1)]
 
 
-class KeptIndex:
+class IndexCache:
     """Index of the newest model that was asked for one; the index of the next model is made from it."""
 
     def __init__(self, lists: ItemLists | None = None) -> None:

@@ -97,7 +97,7 @@ def ages_in(times: np.ndarray, before: int | None = None) -> list[int]:
     return ages
 
 
-class Known:
+class KnownFeatures:
     """Features of users or items from the tables of the data."""
 
     def __init__(self, frame: pandas.DataFrame, schema: Schema, entity: str) -> None:
@@ -131,7 +131,10 @@ class TrainingFeatures:
 
     def __init__(self, raw: RawData, schema: Schema, longest: Mapping[str, int | None]) -> None:
         self._raw, self.longest, self._shown = raw, longest, schema.shown
-        self.users, self.items = Known(raw.users, schema, USER), Known(raw.items, schema, ITEM)
+        self.users, self.items = (
+            KnownFeatures(raw.users, schema, USER),
+            KnownFeatures(raw.items, schema, ITEM),
+        )
         self._events = EventLists(raw.events.user, raw.events.item, raw, len(raw.users))
 
     @functools.cached_property
@@ -215,7 +218,7 @@ EVENT_VERBS = (CLICKS, COUNT)
 
 
 @dataclass(frozen=True)
-class Listing:
+class OrderedItems:
     """Items in an order: positions in `RawData.items`, int64 [n], and a number for each, [n]."""
 
     items: np.ndarray
@@ -255,7 +258,7 @@ class Viewer:
         """Raw ids of the user's items, the oldest first."""
         return self.raw.items[self.schema.column_of(ITEM)].to_numpy()[self.items]
 
-    def liked(self) -> Listing:
+    def liked(self) -> OrderedItems:
         """Return the items with the highest labels, each with its newest label or the sum of its counts.
 
         Of equal labels the newest comes first.
@@ -264,11 +267,11 @@ class Viewer:
         numbers = self._shown[::-1]
         totals = np.bincount(which, numbers) if self.schema.label_kind == COUNT else numbers[newest]
         best = np.lexsort([newest, -totals])[:MOST_SHOWN]
-        return Listing(items[best], totals[best])
+        return OrderedItems(items[best], totals[best])
 
-    def latest(self) -> Listing:
+    def latest(self) -> OrderedItems:
         """Return the newest items, the newest first."""
-        return Listing(self.items[::-1][:MOST_SHOWN], self._shown[::-1][:MOST_SHOWN])
+        return OrderedItems(self.items[::-1][:MOST_SHOWN], self._shown[::-1][:MOST_SHOWN])
 
     def is_known_to(self, model: ServedModel) -> bool:
         """Return True if the user was in a model's training, or has a history that the model takes."""
@@ -296,7 +299,7 @@ def _id_of(user: str) -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
-def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = False) -> Listing:
+def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = False) -> OrderedItems:
     """Return the items with the highest predictions for a user of the data that the model uses.
 
     approximate: see `ServedModel.recommend`.
@@ -308,10 +311,10 @@ def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = F
     if schema.label_kind == RATING and model.snapshot.task.evaluation == "predictions":
         # Ranked by the predictions; only the numbers shown are clipped to the range of labels.
         scores = scores.clip(schema.lowest_label, schema.highest_label)
-    return Listing(places, scores)
+    return OrderedItems(places, scores)
 
 
-def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
+def popular(viewer: Viewer, model: ServedModel, top: int) -> OrderedItems:
     """Return the items with the highest damped mean, or with the most events for clicks and counts.
 
     Only items that may be shown to the user are returned.
@@ -326,10 +329,10 @@ def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
     return _highest(unseen, ((sums + DAMPING * mean) / (counts + DAMPING))[unseen], top)
 
 
-def _highest(items: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
+def _highest(items: np.ndarray, numbers: np.ndarray, top: int) -> OrderedItems:
     # Stable: of equal items the one with the lower id comes first on every machine, as `read` orders them.
     order = np.argsort(-numbers, kind="stable")[:top]
-    return Listing(items[order], numbers[order])
+    return OrderedItems(items[order], numbers[order])
 
 
 # --- pages ---
@@ -513,7 +516,7 @@ def page(
     return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])
 
 
-def _table(found: Listing, titles: Sequence[str], heading: str) -> str:
+def _table(found: OrderedItems, titles: Sequence[str], heading: str) -> str:
     """Return a table with one item a line: rank, title and number."""
     width, wide = max(map(len, ["title", *titles])), max(9, len(heading))
     lines = [

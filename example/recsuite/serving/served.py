@@ -34,7 +34,7 @@ from recsuite.models.retrieval import InnerProduct, ranked, top_items
 from recsuite.models.rows import Inputs
 from recsuite.models.tasks import ModelMaker
 from recsuite.serving.catalogue import Catalogue, Items, described
-from recsuite.serving.index import KeptIndex
+from recsuite.serving.index import IndexCache
 from recsuite.serving.reader import put, read_change, read_settled, read_snapshot
 from recsuite.serving.request import (
     AS_TRAINED,
@@ -78,7 +78,7 @@ class ServedModel:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._catalogue = Catalogue(KeptIndex(snapshot.lists))
+        self._catalogue = Catalogue(IndexCache(snapshot.lists))
         self._lock = threading.Lock()
         self._data: TrainingFeatures | None = None
 

@@ -44,7 +44,7 @@ from recsuite.ids import UNKNOWN_ID
 from recsuite.models.layers import DistinctRows
 from recsuite.models.rows import SharedRows
 from recsuite.runtime.process import profiler_range
-from recsuite.sharding.dynamic import NO_ROW, DynamicSpec, DynamicTable, Placement, rows_per_rank
+from recsuite.sharding.dynamic import NO_ROW, BucketPlacement, DynamicSpec, DynamicTable, rows_per_rank
 from recsuite.sharding.exchange import Exchange, open_exchange
 from recsuite.sharding.recommender import of_tables
 from recsuite.sharding.table_rules import TableRule
@@ -477,7 +477,9 @@ def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> RowRequests:
     return RowRequests(message, torch.cat([found[name] for name in names]), all_sent, unknowns)
 
 
-def _by_rank(ids: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _by_rank(
+    ids: torch.Tensor, placement: BucketPlacement
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Group ids by rank.
 
     Returns the distinct ids, int64, by rank, ascending within a rank; their number for each rank; for each id

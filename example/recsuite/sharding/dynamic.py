@@ -30,8 +30,8 @@ from recsuite.errors import UserError
 from recsuite.ids import UNKNOWN_ID
 from recsuite.sharding.table import (
     SINCE_BEGINNING,
-    Counts,
     EmbeddingTable,
+    IdCounters,
     RowSlots,
     RowSource,
     largest_of,
@@ -108,13 +108,13 @@ class TableClock:
         passed = self.now // self.half_life - torch.div(seen, self.half_life, rounding_mode="floor")
         return count >> passed.clamp_(0, 31).int()
 
-    def order(self) -> Order:
+    def order(self) -> EvictionOrder:
         """Order of eviction."""
-        return Order(self.aged if self.counts else None)
+        return EvictionOrder(self.aged if self.counts else None)
 
 
 @dataclass(frozen=True)
-class Order:
+class EvictionOrder:
     """Order of eviction: by count if there is one, then by last seen, and then by id.
 
     count: function of (count, seen), int32; larger_first: evict the larger of two ids first.
@@ -142,15 +142,15 @@ class Order:
         return [self.first_key(seen, count, horizon), *others]
 
 
-def eviction_order_of_waiting() -> Order:
+def eviction_order_of_waiting() -> EvictionOrder:
     """Return the order in which waiting ids are evicted."""
     # Of equal ids the larger one is evicted: a step adds waiting ids in ascending order, so the first ones
     # stay.
-    return Order(lambda count, seen: count, larger_first=True)
+    return EvictionOrder(lambda count, seen: count, larger_first=True)
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingIds:
     """Ids that were not seen often enough for a row yet.
 
     ids: int64 [n]; count: sightings, int32 [n]; seen: when last, int64 [n].
@@ -160,15 +160,15 @@ class Waiting:
     count: torch.Tensor
     seen: torch.Tensor
 
-    def __getitem__(self, which: torch.Tensor) -> Waiting:
+    def __getitem__(self, which: torch.Tensor) -> WaitingIds:
         """Return the ids selected by an index or a mask."""
-        return Waiting(self.ids[which], self.count[which], self.seen[which])
+        return WaitingIds(self.ids[which], self.count[which], self.seen[which])
 
     @staticmethod
-    def none(device: torch.device | None = None) -> Waiting:
+    def none(device: torch.device | None = None) -> WaitingIds:
         """Return an empty list of waiting ids."""
         empty = torch.empty(0, dtype=torch.int64, device=device)
-        return Waiting(empty, empty.int(), empty)
+        return WaitingIds(empty, empty.int(), empty)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class LiveRows:
     state: torch.Tensor
     seen: torch.Tensor
     count: torch.Tensor
-    waiting: Waiting
+    waiting: WaitingIds
 
     def slots(self) -> RowSlots:
         """Return the rows and waiting ids as slots of a file."""
@@ -203,7 +203,7 @@ class LiveRows:
     def of_slots(slots: RowSlots, device: torch.device) -> LiveRows:
         """Return rows and waiting ids from slots of a file."""
         found = {slot: value.to(device) for slot, value in slots.items()}
-        waiting = Waiting(found["waiting.ids"], found["waiting.count"], found["waiting.seen"])
+        waiting = WaitingIds(found["waiting.ids"], found["waiting.count"], found["waiting.seen"])
         return LiveRows(
             found["ids"], found["weight"], found["momentum1"], found["seen"], found["count"], waiting
         )
@@ -229,13 +229,13 @@ class Changes:
     waiting_gone: torch.Tensor
 
     @property
-    def waiting(self) -> Waiting:
+    def waiting(self) -> WaitingIds:
         """Waiting ids that changed."""
         return self.rows.waiting
 
 
 @dataclass(frozen=True)
-class Marks:
+class ChangeMarks:
     """Marks for `changes`, by id: touched, inserted, and removed since the last ones."""
 
     touched: torch.Tensor
@@ -248,8 +248,8 @@ class ResizedShare:
     """Contents of a share on its way to a table of another capacity."""
 
     live: LiveRows
-    marks: Marks
-    waiting_marks: Marks
+    marks: ChangeMarks
+    waiting_marks: ChangeMarks
 
 
 # The finaliser of splitmix64, by Sebastiano Vigna; as signed numbers, because torch shifts no others.
@@ -280,7 +280,7 @@ def bucket_of(ids: torch.Tensor, num_buckets: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Placement:
+class BucketPlacement:
     """Assignment of buckets to ranks."""
 
     distribution: str
@@ -348,7 +348,7 @@ class Placement:
 def rows_per_rank(spec: DynamicSpec, world_size: int) -> int:
     """Return the rows of a table on each rank: a place each at the largest capacity, and the unknown row."""
     num_buckets = spec.max_capacity // BUCKET_WIDTH
-    return Placement(spec.distribution, num_buckets, world_size).places_per_rank + 1
+    return BucketPlacement(spec.distribution, num_buckets, world_size).places_per_rank + 1
 
 
 # That of splitmix64: the golden ratio, as a signed number.
@@ -427,7 +427,7 @@ def positions_in_buckets(home: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 FEW_BUCKETS = 48
 
 
-class Places:
+class BucketPlaces:
     """Places in buckets.
 
     ids, seen: int64 [b, w]; count: int32 [b * w]; touched and fresh: bool [b * w], changed and inserted since
@@ -435,7 +435,7 @@ class Places:
     once; taken: number of places with an id.
     """
 
-    def __init__(self, num_buckets: int, width: int, order: Order, device: torch.device) -> None:
+    def __init__(self, num_buckets: int, width: int, order: EvictionOrder, device: torch.device) -> None:
         self.width, self.order, self.device = width, order, device
         self._numbers = torch.arange(1, width + 1, dtype=torch.uint8, device=device)
         self.reset(num_buckets)
@@ -599,9 +599,9 @@ class Places:
         self.touched.index_fill_(0, places, False)
         self.fresh.index_fill_(0, places, False)
 
-    def marks(self) -> Marks:
+    def marks(self) -> ChangeMarks:
         """Return the changes, by id."""
-        return Marks(self.flat_ids[self.touched], self.flat_ids[self.fresh], self.removed_ids())
+        return ChangeMarks(self.flat_ids[self.touched], self.flat_ids[self.fresh], self.removed_ids())
 
     def removed_ids(self) -> torch.Tensor:
         """Return the removed ids, some of which may be back."""
@@ -613,7 +613,7 @@ class Places:
         self.fresh.zero_()
         self.gone.clear()
 
-    def mark(self, home: Callable[[torch.Tensor], torch.Tensor], marks: Marks) -> None:
+    def mark(self, home: Callable[[torch.Tensor], torch.Tensor], marks: ChangeMarks) -> None:
         """Add marks of another share; home: the bucket of each id."""
         for ids, flags in ((marks.touched, self.touched), (marks.fresh, self.fresh)):
             if len(ids):
@@ -627,10 +627,10 @@ class Places:
         places = which.nonzero().view(-1)
         return places[self.flat_ids[places].argsort()]
 
-    def waiting(self, which: torch.Tensor) -> Waiting:
+    def waiting(self, which: torch.Tensor) -> WaitingIds:
         """Return the waiting ids at the places of a mask."""
         places = self.ascending(which)
-        return Waiting(self.flat_ids[places], self.count[places], self.flat_seen[places])
+        return WaitingIds(self.flat_ids[places], self.count[places], self.flat_seen[places])
 
     def put(
         self, home: torch.Tensor, ids: torch.Tensor, seen: torch.Tensor, count: torch.Tensor, horizon: int
@@ -740,9 +740,9 @@ class DynamicTable(EmbeddingTable):
         self.first_capacity = spec.capacity
         self._lay_out(spec.capacity)
         num_buckets = self.placement.buckets_on(rank)
-        self.places = Places(num_buckets, BUCKET_WIDTH, self.clock.order(), self.device)
+        self.places = BucketPlaces(num_buckets, BUCKET_WIDTH, self.clock.order(), self.device)
         num_waiting = num_buckets if spec.admit > 1 else 0
-        self.waiting = Places(num_waiting, BUCKET_WIDTH, eviction_order_of_waiting(), self.device)
+        self.waiting = BucketPlaces(num_waiting, BUCKET_WIDTH, eviction_order_of_waiting(), self.device)
         self.admitted = self.evicted = self.expired = self.unplaced = self.unadmitted = 0
         # Work of the backend after a backward; the same for all tables of a module, and harmless twice.
         self.complete_step: Callable[[], None] = lambda: None
@@ -754,7 +754,7 @@ class DynamicTable(EmbeddingTable):
 
     def _lay_out(self, capacity: int) -> None:
         self.spec = dataclasses.replace(self.spec, capacity=capacity)
-        self.placement = Placement(self.spec.distribution, capacity // BUCKET_WIDTH, self.world_size)
+        self.placement = BucketPlacement(self.spec.distribution, capacity // BUCKET_WIDTH, self.world_size)
 
     def begin_step(self, step: int, seconds: int = 0, scale: float = 1.0) -> None:
         """See `EmbeddingTable`."""
@@ -803,7 +803,7 @@ class DynamicTable(EmbeddingTable):
             self.places.flat_seen.index_fill_(0, placed, self.clock.now)
         return rows
 
-    def _found(self, of: Places, home: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def _found(self, of: BucketPlaces, home: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Return the places of ids; expired ids are removed."""
         places = of.match(home, ids)
         if not self.spec.ttl:
@@ -812,7 +812,7 @@ class DynamicTable(EmbeddingTable):
         self._expire(of, places[places != live])
         return live
 
-    def _expire(self, of: Places, late: torch.Tensor) -> None:
+    def _expire(self, of: BucketPlaces, late: torch.Tensor) -> None:
         of.empty(late)
         if of is self.places:
             self.expired += len(late)
@@ -902,7 +902,7 @@ class DynamicTable(EmbeddingTable):
         """True if no expired id can be left."""
         return self.clock.horizon <= self._looked_for
 
-    def _still_removed(self, of: Places) -> torch.Tensor:
+    def _still_removed(self, of: BucketPlaces) -> torch.Tensor:
         gone = of.removed_ids()
         return gone[of.match(self._home(gone), gone) < 0].sort().values if len(gone) else gone
 
@@ -1051,7 +1051,7 @@ class DynamicTable(EmbeddingTable):
             self.state.index_copy_(0, placed[which], live.state[part][which])
         return before + int((~known).sum()) - self.places.taken
 
-    def _put_waiting(self, waiting: Waiting) -> None:
+    def _put_waiting(self, waiting: WaitingIds) -> None:
         for first in range(0, len(waiting.ids), CHUNK):
             part = waiting[torch.arange(first, min(first + CHUNK, len(waiting.ids)), device=self.device)]
             # If --admission_threshold is smaller than before, the next sighting is enough.
@@ -1070,12 +1070,12 @@ class DynamicTable(EmbeddingTable):
         for of in (self.places, self.waiting):
             of.reset(len(of.ids))
 
-    def counts(self) -> Counts:
+    def counts(self) -> IdCounters:
         """See `EmbeddingTable`."""
         is_sure = self._has_expired_ids_removed or not self.spec.ttl
         held, horizon = (self.places, self.waiting), self.clock.horizon
         live, waiting = (of.taken if is_sure else int(of.alive(horizon).sum()) for of in held)
-        return Counts(
+        return IdCounters(
             live, waiting, self.admitted, self.evicted, self.expired, self.unplaced, self.unadmitted
         )
 

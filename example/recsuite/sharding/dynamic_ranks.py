@@ -17,15 +17,15 @@ from recsuite.datasets.schema import Table
 from recsuite.errors import UserError
 from recsuite.sharding.dynamic import (
     BUCKET_WIDTH,
+    BucketPlacement,
+    ChangeMarks,
     DynamicSpec,
     DynamicTable,
     LiveRows,
-    Marks,
-    Placement,
     ResizedShare,
-    Waiting,
+    WaitingIds,
 )
-from recsuite.sharding.table import Counts, EmbeddingTable
+from recsuite.sharding.table import EmbeddingTable, IdCounters
 
 # Places for each id of the data. Buckets fill at random: half full, one in three hundred has no place for one
 # id more.
@@ -169,7 +169,7 @@ def _places(
 Send = Callable[[torch.Tensor], torch.Tensor]
 
 
-def exchanged(moving: ResizedShare, placement: Placement) -> ResizedShare:
+def exchanged(moving: ResizedShare, placement: BucketPlacement) -> ResizedShare:
     """Send the contents of shares to their ranks by a placement. Collective: every rank.
 
     Returns the contents that belong to this rank.
@@ -188,13 +188,13 @@ def exchanged(moving: ResizedShare, placement: Placement) -> ResizedShare:
         rows(live.state),
         rows(live.seen),
         rows(live.count),
-        Waiting(waits(waiting.ids), waits(waiting.count), waits(waiting.seen)),
+        WaitingIds(waits(waiting.ids), waits(waiting.count), waits(waiting.seen)),
     )
     return ResizedShare(arrived, _marks(moving.marks, send), _marks(moving.waiting_marks, send))
 
 
-def _marks(marks: Marks, send: Callable[[torch.Tensor], Send]) -> Marks:
-    return Marks(*(send(ids)(ids) for ids in (marks.touched, marks.fresh, marks.gone)))
+def _marks(marks: ChangeMarks, send: Callable[[torch.Tensor], Send]) -> ChangeMarks:
+    return ChangeMarks(*(send(ids)(ids) for ids in (marks.touched, marks.fresh, marks.gone)))
 
 
 def _sender(ranks: torch.Tensor, world_size: int) -> Send:
@@ -267,14 +267,14 @@ def _summed(numbers: list[int], group: Any = None) -> list[int]:
     return summed
 
 
-def counts_of(tables: Mapping[str, EmbeddingTable], group: Any = None) -> dict[str, Counts]:
+def counts_of(tables: Mapping[str, EmbeddingTable], group: Any = None) -> dict[str, IdCounters]:
     """Return the counters of all ranks of a group together, by table. Collective: every rank of it."""
     found = {name: counts for name, table in tables.items() if (counts := table.counts()) is not None}
     everyones = iter(_summed([number for counts in found.values() for number in astuple(counts)], group))
-    return {table: Counts(*(next(everyones) for _ in fields(Counts))) for table in found}
+    return {table: IdCounters(*(next(everyones) for _ in fields(IdCounters))) for table in found}
 
 
-def describe_counts(counts: Mapping[str, Counts]) -> str:
+def describe_counts(counts: Mapping[str, IdCounters]) -> str:
     """Describe the rows and counters of the dynamic tables in one line; "" if there are none."""
     shown = []
     for table, count in counts.items():

@@ -38,7 +38,7 @@ from recsuite.runtime.process import all_gather_object
 
 
 @dataclass(frozen=True)
-class Outgoing:
+class OutgoingMessage:
     """A message that this rank fills and sends: rows, and in shared memory their slot and sequence number."""
 
     rows: torch.Tensor
@@ -64,11 +64,13 @@ class Exchange:
                 # A quarter more, so that slightly more keys do not need a second message.
                 capacity[rank] = count + count // 4
 
-    def outgoing(self, channel: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Outgoing:
+    def outgoing(
+        self, channel: str, shape: Sequence[int], dtype: torch.dtype = torch.float32
+    ) -> OutgoingMessage:
         """Return memory for the rows that this rank sends in one step; channel: one of `CHANNELS`."""
-        return Outgoing(torch.empty(shape, dtype=dtype))
+        return OutgoingMessage(torch.empty(shape, dtype=dtype))
 
-    def send_keys(self, keys: Outgoing, header: torch.Tensor) -> KeyTransfer:
+    def send_keys(self, keys: OutgoingMessage, header: torch.Tensor) -> KeyTransfer:
         """Send keys, which are sorted by rank, and a header to each rank. Collective: every rank.
 
         header: for each rank the index of its first key, and then counts that add up to the number of its
@@ -79,7 +81,11 @@ class Exchange:
         return KeyMessages(self, keys, header)
 
     def exchange_rows(
-        self, outgoing: Outgoing, num_out: list[int], num_in: list[int], starts: list[int] | None = None
+        self,
+        outgoing: OutgoingMessage,
+        num_out: list[int],
+        num_in: list[int],
+        starts: list[int] | None = None,
     ) -> Callable[[], torch.Tensor]:
         """Send rows; return a function that waits for the received rows, sorted by rank. Collective.
 
@@ -153,7 +159,7 @@ def sum_in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 class KeyTransfer:
     """Keys that ranks send each other in one step; this class is for a single rank."""
 
-    def __init__(self, keys: Outgoing, header: torch.Tensor) -> None:
+    def __init__(self, keys: OutgoingMessage, header: torch.Tensor) -> None:
         self.outgoing = keys
         self.header = header
 
@@ -173,7 +179,7 @@ class KeyMessages(KeyTransfer):
     has the capacity that earlier steps suggest, and further keys follow in a second one.
     """
 
-    def __init__(self, exchange: Exchange, keys: Outgoing, header: torch.Tensor) -> None:
+    def __init__(self, exchange: Exchange, keys: OutgoingMessage, header: torch.Tensor) -> None:
         super().__init__(keys, header)
         self.exchange = exchange
         self.ours = keys.rows.split(header[:, 1:].sum(1).tolist())
@@ -367,19 +373,27 @@ class SharedExchange(Exchange):
             rank: [header_of(buffer, slot) for slot in slots] for rank, buffer in self.buffers.items()
         }
 
-    def outgoing(self, channel: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Outgoing:
+    def outgoing(
+        self, channel: str, shape: Sequence[int], dtype: torch.dtype = torch.float32
+    ) -> OutgoingMessage:
         """Return the next slot of the channel, in the buffer of this rank."""
         self.sequences[channel] += 1
         sequence = self.sequences[channel]
         slot = slot_number(channel, sequence)
-        return Outgoing(data_of(self.buffers[self.rank], slot, torch.Size(shape), dtype), slot, sequence)
+        return OutgoingMessage(
+            data_of(self.buffers[self.rank], slot, torch.Size(shape), dtype), slot, sequence
+        )
 
-    def send_keys(self, keys: Outgoing, header: torch.Tensor) -> KeyTransfer:
+    def send_keys(self, keys: OutgoingMessage, header: torch.Tensor) -> KeyTransfer:
         """See `Exchange`."""
         return SharedKeys(self, keys, header)
 
     def exchange_rows(
-        self, outgoing: Outgoing, num_out: list[int], num_in: list[int], starts: list[int] | None = None
+        self,
+        outgoing: OutgoingMessage,
+        num_out: list[int],
+        num_in: list[int],
+        starts: list[int] | None = None,
     ) -> Callable[[], torch.Tensor]:
         """See `Exchange`."""
         if starts is None:
@@ -407,7 +421,7 @@ class SharedExchange(Exchange):
         # Each rank adds up the whole: reading is faster than a second exchange.
         return lambda: sum_in_order(wait().view(self.world_size, -1).unbind())
 
-    def _publish(self, outgoing: Outgoing, num_out: list[int]) -> None:
+    def _publish(self, outgoing: OutgoingMessage, num_out: list[int]) -> None:
         """Publish the rows to the other ranks, with the index of each rank's first row."""
         header = self.headers[self.rank][outgoing.slot]
         header[1 : 1 + self.world_size] = starts_of(num_out)
@@ -415,12 +429,12 @@ class SharedExchange(Exchange):
         # `open_exchange` does not use shared memory on other processors.
         header[0] = outgoing.sequence
 
-    def _rows_of(self, rank: int, outgoing: Outgoing, first: int, count: int) -> torch.Tensor:
+    def _rows_of(self, rank: int, outgoing: OutgoingMessage, first: int, count: int) -> torch.Tensor:
         """Return rows in a rank's buffer, in the same slot and of the same kind as our own outgoing ones."""
         shape = torch.Size((first + count, *outgoing.rows.shape[1:]))
         return data_of(self.buffers[rank], outgoing.slot, shape, outgoing.rows.dtype)[first:]
 
-    def _wait_for(self, rank: int, outgoing: Outgoing) -> int:
+    def _wait_for(self, rank: int, outgoing: OutgoingMessage) -> int:
         """Wait until a rank has published its rows of this step.
 
         Returns the index of the first row for this rank.
@@ -455,7 +469,7 @@ class SharedExchange(Exchange):
 class SharedKeys(KeyTransfer):
     """Keys through shared memory: the headers are exchanged as rows of their own channel."""
 
-    def __init__(self, exchange: SharedExchange, keys: Outgoing, header: torch.Tensor) -> None:
+    def __init__(self, exchange: SharedExchange, keys: OutgoingMessage, header: torch.Tensor) -> None:
         super().__init__(keys, header)
         self.exchange = exchange
         one_each = [1] * exchange.world_size
@@ -479,7 +493,7 @@ class SharedKeys(KeyTransfer):
 class MixedExchange(SharedExchange):
     """Rows through shared memory within a machine and gloo between machines; all keys through gloo."""
 
-    def send_keys(self, keys: Outgoing, header: torch.Tensor) -> KeyTransfer:
+    def send_keys(self, keys: OutgoingMessage, header: torch.Tensor) -> KeyTransfer:
         """See `Exchange`."""
         return KeyMessages(self, keys, header)
 
@@ -489,7 +503,11 @@ class MixedExchange(SharedExchange):
         return Exchange.add_up(self, numbers)
 
     def exchange_rows(
-        self, outgoing: Outgoing, num_out: list[int], num_in: list[int], starts: list[int] | None = None
+        self,
+        outgoing: OutgoingMessage,
+        num_out: list[int],
+        num_in: list[int],
+        starts: list[int] | None = None,
     ) -> Callable[[], torch.Tensor]:
         """See `Exchange`."""
         self._publish(outgoing, num_out)

@@ -29,7 +29,7 @@ from recsuite.models.co_occurrence import (
     LIST_BIAS,
     LIST_FACTOR,
     CoOccurrence,
-    Held,
+    FeaturePrior,
     Prior,
 )
 from recsuite.models.heads import TwoSided
@@ -274,17 +274,17 @@ def make_prior(columns: Columns, noise: float) -> Prior:
     """Return the prior of the rows of a data set's features."""
     schema = columns.schema
     # The events of a feature that many users share are assumed to be spread equally over its rows.
-    held = {table.name: Held(len(ENTITIES), float(table.rows)) for table in columns.tables}
+    held = {table.name: FeaturePrior(len(ENTITIES), float(table.rows)) for table in columns.tables}
     of_events = (table.name for table in columns.tables if table.feature.entity == EVENT)
     for rarity, name in enumerate(of_events, start=len(ENTITIES) + 1):
-        held[name] = Held(rarity, bias=EVENT_BIAS, factor=EVENT_FACTOR)
+        held[name] = FeaturePrior(rarity, bias=EVENT_BIAS, factor=EVENT_FACTOR)
     groups = {}
     for place, entity in enumerate(ENTITIES):
         # The prior of a list acts on the events' own rows: an item or user has as many events as lists
         # contain it.
         name = schema.name_of(entity)
         lists = [each for each in LISTS if schema.vocabulary_of(each) == name]
-        held[name] = Held(place)
-        held.update(dict.fromkeys(lists, Held(place, bias=LIST_BIAS, factor=LIST_FACTOR)))
+        held[name] = FeaturePrior(place)
+        held.update(dict.fromkeys(lists, FeaturePrior(place, bias=LIST_BIAS, factor=LIST_FACTOR)))
         groups.update({name: GROUPS.index("factors"), **dict.fromkeys(lists, GROUPS.index("lists"))})
     return Prior(held, noise, schema.unit, groups)

@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 # Values of n rows by the name of the slot: "weight", float32 [n, D]; the state of the optimizer by the names
 # of its rule, float32 [n] or [n, D]; and what tells which rows they are.
 RowSlots = dict[str, torch.Tensor]
-# Those of `Counts` since the beginning of the training.
+# Those of `IdCounters` since the beginning of the training.
 SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")
 
 
@@ -51,7 +51,7 @@ class RowSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Counts:
+class IdCounters:
     """Counters of ids.
 
     Rows now, and ids that wait; since the beginning: rows given, rows evicted from live ids and from expired
@@ -143,7 +143,7 @@ class EmbeddingTable(ABC):
         """Return what a checkpoint has to tell besides the rows; None if nothing."""
         return None
 
-    def counts(self) -> Counts | None:
+    def counts(self) -> IdCounters | None:
         """Return the counters of this rank; None if ids neither come nor go."""
         return None
 

@@ -18,7 +18,7 @@ from recsuite.datasets.metrics import Metrics, measure_ranks
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import HISTORY, ITEM, USER, RawData
 from recsuite.errors import UserError
-from recsuite.serving.recommend import Known, tell
+from recsuite.serving.recommend import KnownFeatures, tell
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
 from recsuite.serving.served import ServedModel
 
@@ -115,7 +115,7 @@ def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Reques
     starts = np.maximum(begins, before - longest)
     ids = raw.items[schema.column_of(ITEM)].to_numpy()
     read = [slice(start, end) for start, end in zip(starts.tolist(), before.tolist(), strict=True)]
-    users = Known(raw.users, schema, USER).values
+    users = KnownFeatures(raw.users, schema, USER).values
     values = {name: [column[user] for user in rows["user"].tolist()] for name, column in users.items()}
     values[HISTORY] = [ids[seen[part]].tolist() for part in read]
     labels = [np.ascontiguousarray(history[part, 1]).view(np.float32) for part in read]

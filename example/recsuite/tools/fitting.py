@@ -48,7 +48,7 @@ from recsuite.datasets.tables.derived import (
     weekday,
 )
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
-from recsuite.datasets.tables.values import ID, TIME, Wanted, frame_of, parsed, raw_values
+from recsuite.datasets.tables.values import ID, TIME, ColumnSpec, frame_of, parsed, raw_values
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, local, typed
 from recsuite.runtime.host import stat_fields
@@ -162,7 +162,7 @@ class FittedModel(ServedModel):
         if timestamp is None or timestamp.column not in frame:
             return None
         found: np.ndarray = parsed(
-            frame[timestamp.column], Wanted(timestamp.column, TIME, EVENT, timestamp.format)
+            frame[timestamp.column], ColumnSpec(timestamp.column, TIME, EVENT, timestamp.format)
         )
         return found
 
@@ -197,7 +197,7 @@ class FittedModel(ServedModel):
         kind = NUMBER if feature.number else CATEGORY
         is_held = feature in self.snapshot.features and not feature.number
         known = self.snapshot.kind_of(feature.name) if is_held else None
-        return raw_values(values, Wanted(feature.column, kind, EVENT), known)
+        return raw_values(values, ColumnSpec(feature.column, kind, EVENT), known)
 
     def save(self, folder: str | Path) -> None:
         """Write the model into a new folder, which `ServedModel.open` reads without the tables.
@@ -220,7 +220,7 @@ class FittedModel(ServedModel):
         # Arrow would treat them as a column of lists.
         nested = [each for each in values if isinstance(each, (list, tuple, set, dict))]
         check_values(schema.name_of(entity), nested, type_of(known))
-        return raw_values(values, Wanted(schema.column_of(entity), ID, entity), type_of(known))
+        return raw_values(values, ColumnSpec(schema.column_of(entity), ID, entity), type_of(known))
 
 
 def _with(

@@ -39,10 +39,10 @@ from recsuite.runtime.host import (
 from recsuite.workers.worker import (
     STACK_SIGNALS,
     AnonymousFile,
+    BatchDone,
+    BatchFailed,
     BatchSource,
     BatchTask,
-    Failed,
-    Made,
     Ring,
     Worker,
     serve,
@@ -443,7 +443,7 @@ class WorkerPool:
 
     def _receive(self, worker: WorkerHandle) -> list[np.ndarray]:
         task, reply = self._answer(worker)
-        if isinstance(reply, Failed):
+        if isinstance(reply, BatchFailed):
             failure = self._failure(worker, task)
             if reply.mistake:
                 raise UserError(f"{reply.mistake} (Found by {failure}.)")
@@ -464,7 +464,7 @@ class WorkerPool:
         worker.free_slots.append(task.slot)
         return arrays
 
-    def _answer(self, worker: WorkerHandle) -> tuple[BatchTask, Made | Failed]:
+    def _answer(self, worker: WorkerHandle) -> tuple[BatchTask, BatchDone | BatchFailed]:
         """Return the oldest task of a worker and its answer."""
         task = worker.tasks[0]
         ready = [descriptor for descriptor, _ in worker.poll.poll(self.timeout * 1000)]

@@ -202,13 +202,13 @@ class BatchTask(NamedTuple):
     request: Any
 
 
-class Made(NamedTuple):
+class BatchDone(NamedTuple):
     """Answer to a task: the batch is in its slot."""
 
     layouts: list[ArrayLayout]
 
 
-class Failed(NamedTuple):
+class BatchFailed(NamedTuple):
     """Answer to a task: its exception as text, because it may be impossible to pickle or to rebuild."""
 
     traceback: str
@@ -247,13 +247,13 @@ def serve(worker: Worker, source: BatchSource, ring: Ring, connection: Connectio
             connection.send(_answer(task, source, ring))
 
 
-def _answer(task: BatchTask, source: BatchSource, ring: Ring) -> Made | Failed:
+def _answer(task: BatchTask, source: BatchSource, ring: Ring) -> BatchDone | BatchFailed:
     try:
         # The data set writes into the slot itself, through `empty`, so most batches are never copied.
         writer = ring.writer(task.slot)
-        return Made([writer.put(array) for array in source.make(task.request, writer.empty)])
+        return BatchDone([writer.put(array) for array in source.make(task.request, writer.empty)])
     except Exception as error:
-        return Failed(traceback.format_exc(), str(error) if isinstance(error, UserError) else None)
+        return BatchFailed(traceback.format_exc(), str(error) if isinstance(error, UserError) else None)
 
 
 def _settle(worker: Worker) -> None:

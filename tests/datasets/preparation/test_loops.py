@@ -10,7 +10,7 @@ import pytest
 from recsuite.datasets.columns import NOWHERE
 from recsuite.datasets.preparation import arrays, loops
 from recsuite.datasets.preparation.baselines import DAMPING, LEAST_CHANGE, MOST_ROUNDS, fit_biases
-from recsuite.datasets.preparation.histories import Stored, write_histories
+from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.loops import count_common, grouped, repeated_events
 from tests.support.launch import python, succeeded
 
@@ -78,7 +78,7 @@ def test_lists_hold_the_known_events_of_an_owner_in_the_order_of_time(tmp_path: 
     time = np.concatenate([np.sort(draw.integers(0, 200, number)) for number in splits])
     item_rows = draw.permutation(NUM_ITEMS).astype(np.int32)
     user_rows = np.arange(NUM_USERS, dtype=np.int32) + 1
-    stored = Stored(user, item, label, time)
+    stored = StoredEvents(user, item, label, time)
     fields, longest = write_histories(tmp_path, stored, (user_rows, item_rows), splits, lambda share: None)
     of = {path.stem: np.load(path) for path in tmp_path.iterdir()}
     order = np.lexsort([np.arange(NUM_EVENTS), time])

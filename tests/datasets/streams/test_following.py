@@ -8,7 +8,7 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets import opening
-from recsuite.datasets.opening import Following
+from recsuite.datasets.opening import FileWatcher
 from recsuite.runtime.process import RuntimeContext
 
 HEADER, LINE = "user,item,rating,timestamp\n", "1,2,3.5,86400\n"
@@ -24,7 +24,7 @@ class Followed:
             '[label]\nkind = "rating"\ncolumn = "rating"\nlowest = 1\nhighest = 5\n'
         )
         self.write("b.csv", HEADER + LINE)
-        self.following = Following(Config.of(data_path=str(folder)), self.said.append)
+        self.following = FileWatcher(Config.of(data_path=str(folder)), self.said.append)
 
     def write(self, name: str, text: str) -> None:
         with (self.folder / name).open("a") as file:

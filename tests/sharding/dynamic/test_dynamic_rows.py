@@ -10,7 +10,7 @@ import torch
 
 from recsuite.sharding import dynamic_ranks
 from recsuite.sharding.dynamic import DynamicSpec, initial_rows
-from recsuite.sharding.table import Counts
+from recsuite.sharding.table import IdCounters
 from recsuite.training.weights import describe_invalid_weights
 from tests.support.dynamic_oracle import Oracle, Shares, same
 
@@ -50,7 +50,7 @@ class Drawn:
         self.pool = [*ENDS, *(self.draw.randrange(-(2**63) + 1, 2**63) for _ in range(3 * places))]
         self.now = self.step = 0
         # What became of ids in tables that were restored since.
-        self.counted = Counts(0, 0, 0, 0, 0, 0, 0)
+        self.counted = IdCounters(0, 0, 0, 0, 0, 0, 0)
 
     def elsewhere(self) -> Shares:
         """An empty table of another number of ranks."""
@@ -90,7 +90,7 @@ class Drawn:
         # Now that all who have expired were looked for, which the table otherwise does when they matter.
         assert self.counts() == self.oracle.counts()
 
-    def counts(self) -> Counts:
+    def counts(self) -> IdCounters:
         """Return the number of rows, and the counts of inserted and removed ids since the start."""
         now, before = self.shares.counts(), self.counted
         since = {name: getattr(before, name) + getattr(now, name) for name in SINCE_THE_BEGINNING}

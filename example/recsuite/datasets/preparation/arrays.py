@@ -198,7 +198,7 @@ def _ends_of(key: np.ndarray) -> tuple[int, int]:
 
 
 @dataclass
-class Own:
+class FeatureArrays:
     """Features of users, items or events, an array for each feature. See `record_type`.
 
     features: table rows, int32 [n]; lists: places of lists, int32 [n, 2]; numbers: dense numbers,
@@ -210,7 +210,7 @@ class Own:
     numbers: list[np.ndarray] = field(default_factory=list)
 
 
-def write_records(path: Path, fields: Mapping[str, np.ndarray], own: Own) -> None:
+def write_records(path: Path, fields: Mapping[str, np.ndarray], own: FeatureArrays) -> None:
     """Write records of some fields, [n] each, and of their own features, block by block.
 
     Raises:
@@ -231,7 +231,7 @@ def write_records(path: Path, fields: Mapping[str, np.ndarray], own: Own) -> Non
                     records[name][block, place] = column[block]
 
 
-def write_counts(folder: Path, tables: Sequence[Table], own: Own, num_train: int) -> None:
+def write_counts(folder: Path, tables: Sequence[Table], own: FeatureArrays, num_train: int) -> None:
     """Write the number of training events with each row of the tables. `own` has them in the same order."""
     for table, rows in zip(tables, own.features, strict=True):
         counts = counts_of(rows[:num_train], table.rows)

@@ -26,7 +26,7 @@ from recsuite.datasets.metrics import (
     ranks_by_chance,
 )
 from recsuite.datasets.preparation.arrays import chunks, counts_of, highest, release
-from recsuite.datasets.preparation.histories import Stored
+from recsuite.datasets.preparation.histories import StoredEvents
 from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
 from recsuite.datasets.schema import HISTORY
 
@@ -67,7 +67,7 @@ def oracle_of(raw: RawData, order: np.ndarray, num_test: int, split: str) -> Ora
 
 def baselines_of(
     folder: Path,
-    stored: Stored,
+    stored: StoredEvents,
     num_items: int,
     sizes: tuple[int, int, int],
     oracle: Oracle,
@@ -119,7 +119,7 @@ def baselines_of(
 
 
 def _measured(
-    stored: Stored,
+    stored: StoredEvents,
     sizes: tuple[int, int, int],
     fitted: Sequence[Biases],
     oracle: np.ndarray | None,

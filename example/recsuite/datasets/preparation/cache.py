@@ -60,7 +60,7 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
     launch: identifies the launch. --rebuild makes columns again once for each launch, or at each call if it
     is empty.
 
-    past: of a stream that continues.
+    stream_state: of a stream that continues.
 
     Raises:
         UserError: when the data cannot be obtained, read or stored.
@@ -250,12 +250,12 @@ def _name(
 
 
 def owner_of(name: str) -> str:
-    """Owner in the name of columns of one training alone, see `Past.owner`. name: identifies the training."""
+    """Owner in the name of columns of one training alone, see `StreamState.owner`. name: identifies the training."""
     return digest_of_bytes(name.encode())[:12]
 
 
 def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:
-    """Remove the columns that a training made for itself alone, see `Past.owner`, except `used`."""
+    """Remove the columns that a training made for itself alone, see `StreamState.owner`, except `used`."""
     for path in cache.glob(f"{STREAM}_{owner}-*"):
         if path != used:
             shutil.rmtree(path, ignore_errors=True)

@@ -30,7 +30,7 @@ PREFIXES = ("", "test_")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredEvents:
     """Events in the order in which they are stored.
 
     user, item: positions, int32 [events]; label: float32 [events]; time: int64 [events].
@@ -46,7 +46,7 @@ class Stored:
 Content = Mapping[str, Callable[[slice], np.ndarray]]
 
 
-def user_histories(stored: Stored, item_rows: np.ndarray) -> Content:
+def user_histories(stored: StoredEvents, item_rows: np.ndarray) -> Content:
     """Content of the user histories: items. item_rows: the table row of each item, int32 [items]."""
 
     def rows_and_labels(part: slice) -> np.ndarray:
@@ -63,14 +63,14 @@ def user_histories(stored: Stored, item_rows: np.ndarray) -> Content:
     }
 
 
-def item_histories(stored: Stored, user_rows: np.ndarray) -> Content:
+def item_histories(stored: StoredEvents, user_rows: np.ndarray) -> Content:
     """Content of the item histories: users. user_rows: the table row of each user, int32 [users]."""
     return {"audience": lambda part: user_rows.take(stored.user[part])}
 
 
 def write_histories(
     folder: Path,
-    stored: Stored,
+    stored: StoredEvents,
     rows: Sequence[np.ndarray],
     sizes: tuple[int, int, int],
     done: Callable[[float], object],
@@ -95,7 +95,7 @@ def write_histories(
     return fields, longest
 
 
-class Listed(NamedTuple):
+class ListPlaces(NamedTuple):
     """Places of events in the lists of their users, or of their items.
 
     ends: end of the events that are older than each event, int32 [events]; places: its own place in the lists
@@ -110,7 +110,7 @@ class Listed(NamedTuple):
 
 def _list(
     folder: Path, name: str, owners: np.ndarray, number: int, time: np.ndarray, sizes: tuple[int, int, int]
-) -> Listed:
+) -> ListPlaces:
     """Find the places of events in the lists of their owners, and write the offsets of the lists."""
     # A deployed model knows the validation events when a test event comes. A training event must not: in a
     # random split they lie between the training events.
@@ -140,11 +140,11 @@ def _list(
     for part in chunks(num_events, owners, ends):
         begins = np.where(np.arange(part.start, part.stop) < num_listed[1], *offsets[:, owners[part]])
         longest = max(longest, int((ends[part] - begins).max()))
-    return Listed(ends, places, longest)
+    return ListPlaces(ends, places, longest)
 
 
 def _write_content(
-    folder: Path, stored: Stored, content: Content, places: np.ndarray, sizes: tuple[int, int, int]
+    folder: Path, stored: StoredEvents, content: Content, places: np.ndarray, sizes: tuple[int, int, int]
 ) -> None:
     """Write the files of lists: what each listed event has there, at its place."""
     for prefix, of_kind, num_listed in zip(PREFIXES, places, (sizes[0], sizes[0] + sizes[1]), strict=True):

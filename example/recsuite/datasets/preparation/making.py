@@ -18,7 +18,7 @@ from recsuite.datasets.columns import MANIFEST, Columns
 from recsuite.datasets.leakage import leakage_of_item, leakage_of_label
 from recsuite.datasets.metrics import Metrics, finite
 from recsuite.datasets.preparation.arrays import (
-    Own,
+    FeatureArrays,
     chunks,
     counts_of,
     create_column,
@@ -28,10 +28,10 @@ from recsuite.datasets.preparation.arrays import (
     write_records,
 )
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
-from recsuite.datasets.preparation.histories import Stored, write_histories
+from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.splits import rule_for_seen, split, stream_order
 from recsuite.datasets.preparation.vocabulary import (
-    Written,
+    WrittenFeatures,
     features_of_events,
     write_features,
     write_vocabulary,
@@ -67,7 +67,7 @@ def make_columns(
     """Write columns and move them to their folder. The caller must hold the lock.
 
     there: the intact columns in the folder, if any. New columns with the same bits replace them; others go to
-    a successor. past: of a stream, whose events are in the order of time only.
+    a successor. stream_state: of a stream, whose events are in the order of time only.
     """
     # This process holds the lock, so any unfinished folder was left by a process that died.
     for leftover in filter(_is_leftover, folder.parent.iterdir()):
@@ -199,12 +199,12 @@ def _write_columns(
     }
 
 
-def _notes_on(written: Written) -> list[str]:
+def _notes_on(written: WrittenFeatures) -> list[str]:
     left_out = ", ".join(written.left_out)
     return [f"skipped the features that the files do not have: {left_out}"] if left_out else []
 
 
-def _rows_of_ids(folder: Path, written: Written, schema: Schema) -> list[np.ndarray]:
+def _rows_of_ids(folder: Path, written: WrittenFeatures, schema: Schema) -> list[np.ndarray]:
     """Table rows of users, and of items, int32."""
     features = [table.feature for table in written.tables]
     return [
@@ -218,15 +218,15 @@ def _rows_of_ids(folder: Path, written: Written, schema: Schema) -> list[np.ndar
 def _write_features(
     folder: Path,
     raw: RawData,
-    stored: Stored,
+    stored: StoredEvents,
     order: np.ndarray,
     num_train: int,
     schema: Schema,
     stream_state: StreamState | None,
-) -> tuple[Written, Own]:
+) -> tuple[WrittenFeatures, FeatureArrays]:
     """Write the features of users and items, and the vocabulary. Returns the features of events too.
 
-    past: of a stream, with the vocabulary of its earlier columns.
+    stream_state: of a stream, with the vocabulary of its earlier columns.
     """
     entities = {
         entity: (frame, np.flatnonzero(counts_of(column[:num_train], len(frame))))
@@ -241,7 +241,9 @@ def _write_features(
     return written, own
 
 
-def _write_events(folder: Path, raw: RawData, order: np.ndarray, done: Callable[[float], None]) -> Stored:
+def _write_events(
+    folder: Path, raw: RawData, order: np.ndarray, done: Callable[[float], None]
+) -> StoredEvents:
     """Write labels and times. Returns the events."""
     events, number = raw.events, len(order)
     # Users and items are written in records later, when the ends of the histories are known. Labels are
@@ -254,13 +256,13 @@ def _write_events(folder: Path, raw: RawData, order: np.ndarray, done: Callable[
     done(0.6)
     time = gather(events.time, order, create_column(folder / "time.npy", (number,), np.int64))
     done(1)
-    return Stored(user, item, label, time)
+    return StoredEvents(user, item, label, time)
 
 
 def _leakage_or_keys(
     folder: Path,
     raw: RawData,
-    stored: Stored,
+    stored: StoredEvents,
     trained: np.ndarray,
     schema: Schema,
     stream_state: StreamState | None,
@@ -272,7 +274,7 @@ def _leakage_or_keys(
     return leakage_of_item(raw.events, trained, stored.item[: len(trained)], len(raw.items), schema)
 
 
-def _write_keys(folder: Path, raw: RawData, stored: Stored, schema: Schema) -> None:
+def _write_keys(folder: Path, raw: RawData, stored: StoredEvents, schema: Schema) -> None:
     """Write the hashes by which a stream recognises its events."""
     users, items = (
         digests_of(frame[schema.column_of(entity)])

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays import MOST, Own, chunks, gather, release, temporary, write_records
+from recsuite.datasets.preparation.arrays import (
+    MOST,
+    FeatureArrays,
+    chunks,
+    gather,
+    release,
+    temporary,
+    write_records,
+)
 from recsuite.datasets.schema import DENSE, EVENT, UNKNOWN_ROW, Codes, Events, Feature, Schema, Table
 from recsuite.errors import UserError
 from recsuite.files import typed
@@ -121,7 +129,7 @@ def encoding_of(found: Mapping[str, Any]) -> Encoding:
 
 
 @dataclass
-class Written:
+class WrittenFeatures:
     """Features written so far.
 
     tables: their tables; numbers: the dense numbers; left_out: features that the files do not have;
@@ -145,16 +153,16 @@ def write_features(
     entities: Mapping[str, tuple[pandas.DataFrame, np.ndarray]],
     schema: Schema,
     known: Mapping[str, Any] | None = None,
-) -> Written:
+) -> WrittenFeatures:
     """Write the features of all users and items.
 
     A table has a row for each value in the training events, and row 0 for any other: an untrained row would
     be noise in the test. entities: users and items, and the positions of those with training events; known:
     vocabulary.json of earlier columns, which continues to apply to its features.
     """
-    written = Written(known=known or {})
+    written = WrittenFeatures(known=known or {})
     for entity, (frame, trained) in entities.items():
-        own = Own()
+        own = FeatureArrays()
         for feature in _features_of(entity, schema):
             if feature.column not in frame or written.lacks(feature):
                 written.left_out.append(feature.name)
@@ -171,13 +179,13 @@ def write_features(
 
 
 def features_of_events(
-    folder: Path, written: Written, events: Events, order: np.ndarray, num_train: int, schema: Schema
-) -> Own:
+    folder: Path, written: WrittenFeatures, events: Events, order: np.ndarray, num_train: int, schema: Schema
+) -> FeatureArrays:
     """Return the features of all events, in the order in which they are stored, in unnamed files.
 
     Adds them to `written`. order: int [events]; the first `num_train` are for training.
     """
-    own = Own()
+    own = FeatureArrays()
     for feature in _features_of(EVENT, schema):
         values = events.features.get(feature.column)
         if values is None or written.lacks(feature):
@@ -192,7 +200,7 @@ def features_of_events(
     return own
 
 
-def _kind_of(encoding: Encoding, own: Own) -> list[np.ndarray]:
+def _kind_of(encoding: Encoding, own: FeatureArrays) -> list[np.ndarray]:
     """Return the list for a number with this encoding: the table rows or the dense numbers."""
     return own.features if isinstance(encoding, Buckets) else own.numbers
 
@@ -208,7 +216,7 @@ def _encoded(
     return encoded
 
 
-def write_vocabulary(folder: Path, written: Written) -> None:
+def write_vocabulary(folder: Path, written: WrittenFeatures) -> None:
     """Write vocabulary.json, and the ids of dynamic features."""
     (folder / "vocabulary.json").write_text(json.dumps(written.vocabulary, allow_nan=False))
     for name in (table.name for table in written.tables if table.feature.is_dynamic):
@@ -224,7 +232,7 @@ def _features_of(entity: str, schema: Schema) -> list[Feature]:
     return [feature for feature in ordered if feature.entity == entity]
 
 
-def _add_number(written: Written, feature: Feature, trained: np.ndarray) -> Encoding:
+def _add_number(written: WrittenFeatures, feature: Feature, trained: np.ndarray) -> Encoding:
     """Add a number to `written` and return its encoding. trained: training values, float [n]."""
     held = written.known.get(feature.name)
     encoding = fit(trained, feature.number) if held is None else encoding_of(held)
@@ -237,7 +245,7 @@ def _add_number(written: Written, feature: Feature, trained: np.ndarray) -> Enco
 
 
 def _add_categories(
-    written: Written, feature: Feature, values: pandas.Series, trained: np.ndarray, longest: int = 1
+    written: WrittenFeatures, feature: Feature, values: pandas.Series, trained: np.ndarray, longest: int = 1
 ) -> np.ndarray:
     """Add a feature of categories to `written` and return the table rows of its values, int32."""
     held = None if feature.is_dynamic else written.known.get(feature.name)
@@ -252,7 +260,7 @@ def _add_categories(
 
 
 def _add_lists(
-    folder: Path, written: Written, feature: Feature, column: pandas.Series, trained: np.ndarray
+    folder: Path, written: WrittenFeatures, feature: Feature, column: pandas.Series, trained: np.ndarray
 ) -> np.ndarray:
     """Add a feature with lists to `written` and write their values.
 
@@ -270,7 +278,7 @@ def _add_lists(
     return np.stack([np.cumsum(counts) - counts, counts], axis=1).astype(np.int32)
 
 
-def _add_codes(written: Written, feature: Feature, values: Codes, trained: np.ndarray) -> np.ndarray:
+def _add_codes(written: WrittenFeatures, feature: Feature, values: Codes, trained: np.ndarray) -> np.ndarray:
     """Add a category of events to `written` and return the table row of each of its codes, int32.
 
     The last row is that of the code -1. trained: the places of the training events.

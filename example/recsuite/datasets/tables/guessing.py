@@ -511,7 +511,7 @@ MOST_CHARACTERS = 40
 
 
 @dataclass(frozen=True)
-class Roles:
+class ColumnRoles:
     """Columns of the events with a role, and the label. Empty: there is none.
 
     notes: sentences on unusual labels.
@@ -536,7 +536,7 @@ def roles_of(
     contents: Mapping[str, Content],
     own_tables: Mapping[str, Sequence[str]],
     given: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-) -> Roles:
+) -> ColumnRoles:
     """Guess the roles of the columns of the events from their names.
 
     contents: of the columns. own_tables: the columns of the "users" and "items" tables, if they exist: an id
@@ -581,7 +581,7 @@ def roles_of(
         # A scale or drop written by hand already defines the valid labels.
         is_given = bool({"drop", "lowest", "highest"} & by_hand.keys())
         found, notes = _drop_off_scale(found, contents[found.column], is_given)
-    return Roles(user, item, found, weight, timestamp, notes, of_labels)
+    return ColumnRoles(user, item, found, weight, timestamp, notes, of_labels)
 
 
 def _id_column(
@@ -1009,7 +1009,7 @@ def _of_missing(ids: Content, num_rows: int) -> str:
     )
 
 
-def _table_column(contents: Mapping[str, Mapping[str, Content]], roles: Roles, of: str) -> str:
+def _table_column(contents: Mapping[str, Mapping[str, Content]], roles: ColumnRoles, of: str) -> str:
     """Return the id column of the users' or items' table; empty if it has the same name as in the events."""
     column, other = (roles.user, roles.item) if of == USER else (roles.item, roles.user)
     own = contents.get(TABLES[of], {})
@@ -1020,7 +1020,7 @@ def _table_column(contents: Mapping[str, Mapping[str, Content]], roles: Roles, o
 def _owned(
     samples: Mapping[str, pa.Table],
     contents: Mapping[str, Mapping[str, Content]],
-    roles: Roles,
+    roles: ColumnRoles,
     named: Mapping[str, str],
 ) -> tuple[dict[str, dict[str, Content]], list[str]]:
     """Return the columns without a role by their owner (user, item, event), and notes on contradictions.
@@ -1054,7 +1054,7 @@ def _owned(
 
 def _features(
     owned: Mapping[str, Mapping[str, Content]],
-    roles: Roles,
+    roles: ColumnRoles,
     samples: Mapping[str, pa.Table],
     contents: Mapping[str, Content],
     given: Mapping[str, Mapping[str, Any]],
@@ -1091,7 +1091,7 @@ def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
 
 
 def _numbers(
-    samples: Mapping[str, pa.Table], contents: Mapping[str, Content], roles: Roles
+    samples: Mapping[str, pa.Table], contents: Mapping[str, Content], roles: ColumnRoles
 ) -> dict[str, int]:
     """Count the users, items and events in the samples."""
     users, items = (len(samples.get(role, ())) for role in (USERS, ITEMS))

@@ -44,7 +44,7 @@ from recsuite.datasets.tables.formats import (
     opened,
 )
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER
-from recsuite.datasets.tables.values import DATE, DROPPED, Wanted, beyond_int64, indices_of
+from recsuite.datasets.tables.values import DATE, DROPPED, ColumnSpec, beyond_int64, indices_of
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import (
     FileEntry,
@@ -200,27 +200,27 @@ class Part:
 
     folder: Path
     file: File
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[ColumnSpec, ...]
     num_rows: int
     untyped: tuple[bool, ...]
     faults: Faults = field(default_factory=Faults)
     notes: tuple[str, ...] = ()
 
-    def column(self, wanted: Wanted, rows: slice) -> np.ndarray:
+    def column(self, wanted: ColumnSpec, rows: slice) -> np.ndarray:
         """Return a range of rows of a column: plain numbers, or codes."""
         path, dtype = self.folder / f"{self.wanted.index(wanted)}.bin", wanted.dtype
         return np.fromfile(path, dtype, rows.stop - rows.start, offset=rows.start * dtype.itemsize)
 
-    def blocks(self, wanted: Wanted) -> Iterator[np.ndarray]:
+    def blocks(self, wanted: ColumnSpec) -> Iterator[np.ndarray]:
         """Yield the column block by block."""
         return (self.column(wanted, rows) for rows in chunks(self.num_rows))
 
-    def values(self, wanted: Wanted) -> pyarrow.RecordBatch:
+    def values(self, wanted: ColumnSpec) -> pyarrow.RecordBatch:
         """Return the distinct values of a coded column, and their codes: `value` and `code`."""
         with ipc.open_file(self.folder / f"{self.wanted.index(wanted)}.arrow") as reader:
             return reader.get_batch(0)
 
-    def is_untyped(self, wanted: Wanted) -> bool:
+    def is_untyped(self, wanted: ColumnSpec) -> bool:
         """True if the texts of a column may stand for numbers, as in CSV."""
         return self.untyped[self.wanted.index(wanted)]
 
@@ -228,7 +228,7 @@ class Part:
 def make_part(
     folder: Path,
     file: File,
-    wanted: tuple[Wanted, ...],
+    wanted: tuple[ColumnSpec, ...],
     skip: bool,
     pool: Executor,
     reached: Callable[[int], None],
@@ -266,7 +266,7 @@ class _Writer:
     """Writer of the batches of a file as columns, without the bad rows."""
 
     def __init__(
-        self, source: FileReader, wanted: tuple[Wanted, ...], files: Sequence[BinaryIO], pool: Executor
+        self, source: FileReader, wanted: tuple[ColumnSpec, ...], files: Sequence[BinaryIO], pool: Executor
     ) -> None:
         self.source, self.wanted, self.files = source, wanted, files
         self.coders = {place: Coder(files[place], pool) for place, each in enumerate(wanted) if each.is_coded}
@@ -374,7 +374,7 @@ def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBat
     (folder / DESCRIPTION).write_text(json.dumps(found, allow_nan=False))
 
 
-def open_part(folder: Path, file: File, wanted: tuple[Wanted, ...], is_new: bool = False) -> Part | None:
+def open_part(folder: Path, file: File, wanted: tuple[ColumnSpec, ...], is_new: bool = False) -> Part | None:
     """Open an existing part; None if it is missing or damaged. Reads every byte unless it was just made."""
     try:
         found: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
@@ -452,7 +452,7 @@ def _is_another(process: int) -> bool:
 
 
 def parts_of(
-    folder: Path, roles: Sequence[tuple[File, tuple[Wanted, ...]]], config: DataConfig
+    folder: Path, roles: Sequence[tuple[File, tuple[ColumnSpec, ...]]], config: DataConfig
 ) -> tuple[list[Part], list[str]]:
     """Return the parts of these files, and notes on skipped rows. Missing parts are made.
 
@@ -500,7 +500,7 @@ def parts_of(
     return parts, [note for part in parts for note in (*part.notes, *_accepted(part, config))]
 
 
-def _name(file: File, wanted: tuple[Wanted, ...]) -> str:
+def _name(file: File, wanted: tuple[ColumnSpec, ...]) -> str:
     """Name of a part: a digest of the bytes, of what is read of them, and of the version."""
     told = [file.digest, repr(file), repr(wanted), VERSION]
     return digest_of_bytes(json.dumps(told).encode())

@@ -33,8 +33,8 @@ from recsuite.datasets.tables.guessing import (
     ITEM_WORDS,
     LABELS,
     USER_WORDS,
+    ColumnRoles,
     Content,
-    Roles,
     contents_of,
     guess,
     has_thing,
@@ -136,7 +136,7 @@ def _tables_of(files: Sequence[File]) -> list[TableFiles]:
     return [tuple(part) for part in found.values()]
 
 
-def _comes_again(sample: pa.Table, roles: Roles) -> bool:
+def _comes_again(sample: pa.Table, roles: ColumnRoles) -> bool:
     """True for a table in which both users and items repeat."""
     return all(len(sample[name].unique()) < len(sample) for name in (roles.user, roles.item))
 
@@ -177,7 +177,7 @@ def _readable(parts: Sequence[TableFiles]) -> dict[TableFiles, pa.Table]:
     return found
 
 
-def _roles(sample: pa.Table) -> Roles | None:
+def _roles(sample: pa.Table) -> ColumnRoles | None:
     """Return the roles of a table's columns; None without users and items."""
     try:
         return roles_of(sample, contents_of(sample), {})

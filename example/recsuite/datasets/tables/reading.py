@@ -55,7 +55,7 @@ from recsuite.datasets.tables.values import (
     TABLE_OF,
     TIME,
     WEIGHT,
-    Wanted,
+    ColumnSpec,
     wanted_of,
     wanted_of_label,
 )
@@ -133,7 +133,7 @@ TRUTHS = ("true", "false")
 
 
 @dataclass(frozen=True)
-class Joined:
+class DistinctValues:
     """Sorted distinct values: whole numbers (int64) or texts.
 
     places: for each part, the position of each code's value, int32; the last entry is -1, for code -1.
@@ -145,7 +145,7 @@ class Joined:
     is_mixed: bool = False
 
 
-def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
+def joined(columns: Sequence[tuple[Part, ColumnSpec]]) -> DistinctValues:
     """Join the values of one column of several parts, or of several columns of ids."""
     found = [part.values(wanted) for part, wanted in columns]
     raw = [batch.column("value") for batch in found]
@@ -158,10 +158,10 @@ def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
     is_mixed = len(set(filled)) > 1
     dictionaries = same_type(raw if pyarrow.string() in filled else wholes)
     if not dictionaries:
-        return Joined(pyarrow.array([], pyarrow.string()), [])
+        return DistinctValues(pyarrow.array([], pyarrow.string()), [])
     values, ranks = _sorted(dictionaries)
     codes = [batch.column("code").to_numpy() for batch in found]
-    return Joined(values, [_table(*each) for each in zip(codes, ranks, strict=True)], is_mixed)
+    return DistinctValues(values, [_table(*each) for each in zip(codes, ranks, strict=True)], is_mixed)
 
 
 def _sorted(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
@@ -214,12 +214,12 @@ def _truths(raw: list[pyarrow.Array], untyped: list[bool]) -> list[pyarrow.Array
 
 
 def property_of(
-    wanted: Wanted,
+    wanted: ColumnSpec,
     parts: Sequence[Part],
     entity: Sequence[np.ndarray],
-    key: Wanted,
+    key: ColumnSpec,
     number: int,
-    time: Wanted | None = None,
+    time: ColumnSpec | None = None,
 ) -> tuple[np.ndarray, int, int]:
     """Return a column of `number` users or items, from all parts that have it.
 
@@ -319,8 +319,8 @@ class _Entity:
 
     name: str
     # The id column, by role.
-    keys: dict[str, Wanted]
-    ids: Joined
+    keys: dict[str, ColumnSpec]
+    ids: DistinctValues
     # Row of each code, int32, by role, one array per part.
     places: dict[str, list[np.ndarray]]
     days: dict[str, np.ndarray] = field(default_factory=dict)
@@ -332,7 +332,7 @@ class _Reading:
     def __init__(
         self,
         schema: TableSchema,
-        wanted: dict[str, tuple[Wanted, ...]],
+        wanted: dict[str, tuple[ColumnSpec, ...]],
         parts: dict[str, list[Part]],
         folder: Path,
         notes: list[str],
@@ -395,7 +395,7 @@ class _Reading:
             columns[self.schema.title_column] = _titles(columns.get(self.schema.item.title), ids)
         return pandas.DataFrame(columns)
 
-    def _property(self, entity: _Entity, role: str, wanted: Wanted) -> np.ndarray:
+    def _property(self, entity: _Entity, role: str, wanted: ColumnSpec) -> np.ndarray:
         time = self._wanted(TIME) if role == EVENTS else None
         number = len(entity.ids.values)
         parts, places, key = self.parts[role], entity.places[role], entity.keys[role]
@@ -465,11 +465,11 @@ class _Reading:
     def _places(self, entity: _Entity) -> np.ndarray:
         return self._mapped(entity.keys[EVENTS], entity.places[EVENTS])
 
-    def _codes(self, wanted: Wanted) -> Codes:
+    def _codes(self, wanted: ColumnSpec) -> Codes:
         values = joined([(part, wanted) for part in self.parts[EVENTS]])
         return Codes(self._mapped(wanted, values.places), values.values.to_pylist())
 
-    def _mapped(self, wanted: Wanted, places: Sequence[np.ndarray]) -> np.ndarray:
+    def _mapped(self, wanted: ColumnSpec, places: Sequence[np.ndarray]) -> np.ndarray:
         """Return the codes of a column as positions among the values of all parts, int32."""
         blocks = (
             places[order][codes]
@@ -482,10 +482,10 @@ class _Reading:
         wanted = self._wanted(kind)
         return None if wanted is None else self._column(wanted, dtype)
 
-    def _wanted(self, kind: str) -> Wanted | None:
+    def _wanted(self, kind: str) -> ColumnSpec | None:
         return next((each for each in self.wanted[EVENTS] if each.kind == kind), None)
 
-    def _column(self, wanted: Wanted, dtype: str) -> np.ndarray:
+    def _column(self, wanted: ColumnSpec, dtype: str) -> np.ndarray:
         blocks = (block for part in self.parts[EVENTS] for block in part.blocks(wanted))
         return gathered(blocks, self.num_events, dtype, self.folder)
 

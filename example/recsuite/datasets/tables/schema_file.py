@@ -293,7 +293,7 @@ MOST_BITS = 256
 
 
 @dataclass(frozen=True)
-class Place:
+class SchemaPlace:
     """Place in a schema: a file and one of its sections; an empty section means the whole file."""
 
     path: str
@@ -304,18 +304,18 @@ class Place:
         where = f"{self.path}: [{shortened(self.section)}]" if self.section else f"{self.path}:"
         return UserError(f"{where} {why}{'' if why.endswith('?') else '.'}")
 
-    def at(self, section: str) -> Place:
+    def at(self, section: str) -> SchemaPlace:
         """Return the place of another section of the same file."""
-        return Place(self.path, section)
+        return SchemaPlace(self.path, section)
 
     def wrong(self, key: str, value: object, why: str) -> UserError:
         """Return an error about the value of a key."""
         return self.fault(f"{shortened(key)} = {shown(value)} {why}")
 
 
-def place_of(path: Path | str) -> Place:
+def place_of(path: Path | str) -> SchemaPlace:
     """Return the place of a whole schema, given by its path or another name."""
-    return Place(printable(path))
+    return SchemaPlace(printable(path))
 
 
 def shortened(text: str) -> str:
@@ -360,7 +360,7 @@ def _comparable(names: Iterable[str]) -> list[str]:
 TABLES_OF = {USER: (USERS, EVENTS), ITEM: (ITEMS, EVENTS), EVENT: (EVENTS,)}
 
 
-def check_columns(schema: TableSchema, columns: Mapping[str, Sequence[str]], place: Place) -> None:
+def check_columns(schema: TableSchema, columns: Mapping[str, Sequence[str]], place: SchemaPlace) -> None:
     """Refuse a schema that names a missing column.
 
     columns: the columns of each existing table, by "events", "users" and "items".
@@ -397,7 +397,7 @@ def check_columns(schema: TableSchema, columns: Mapping[str, Sequence[str]], pla
 
 
 def check_column(
-    place: Place, key: str, column: str, tables: Sequence[str], columns: Mapping[str, Sequence[str]]
+    place: SchemaPlace, key: str, column: str, tables: Sequence[str], columns: Mapping[str, Sequence[str]]
 ) -> None:
     """Refuse a column that none of these tables has. columns: of each existing table."""
     present = [table for table in tables if table in columns]
@@ -477,7 +477,7 @@ def can_be_named(column: str) -> bool:
     return 0 < len(column) <= LONGEST_NAME and "\0" not in column
 
 
-def _check_values(place: Place, section: object) -> None:
+def _check_values(place: SchemaPlace, section: object) -> None:
     """Refuse a value of another type, an empty or impossible name, and one that is not among the choices."""
     for key in dataclasses.fields(section):  # type: ignore[arg-type]
         value = getattr(section, key.name)
@@ -500,13 +500,13 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MOST_EXACT_BITS
 
 
-def _choose(place: Place, key: str, value: str, choices: Sequence[str]) -> None:
+def _choose(place: SchemaPlace, key: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         question = meant(value, choices)
         raise place.wrong(key, value, f"is not one of {', '.join(choices)}{question and f'; {question}'}")
 
 
-def _check_files(place: Place, schema: TableSchema) -> None:
+def _check_files(place: SchemaPlace, schema: TableSchema) -> None:
     files = schema.files
     mark = files.delimiter
     is_one = len(mark) == 1 and mark.isascii() and (mark.isprintable() or mark == "\t") and mark != '"'
@@ -522,7 +522,7 @@ def _check_files(place: Place, schema: TableSchema) -> None:
             raise place.wrong(other, files.events, "is the file of the events; leave it out")
 
 
-def _check_nouns(place: Place, schema: TableSchema) -> None:
+def _check_nouns(place: SchemaPlace, schema: TableSchema) -> None:
     for section, others in ((USER, (ITEM, EVENT, *LISTS)), (ITEM, (USER, EVENT, *LISTS, schema.user.noun))):
         noun = getattr(schema, section).noun
         if not NAME.fullmatch(noun) or noun in others:
@@ -533,7 +533,7 @@ def _check_nouns(place: Place, schema: TableSchema) -> None:
         raise place.at(ITEM).wrong("column", schema.item.column, "is the column of the users too")
 
 
-def _check_label(place: Place, label: LabelColumn) -> None:
+def _check_label(place: SchemaPlace, label: LabelColumn) -> None:
     if label.noun and not re.fullmatch(r"\w{1,64}", label.noun):
         raise place.wrong("noun", label.noun, "is not one word")
     if not label.column and label.kind != CLICKS:
@@ -548,7 +548,7 @@ def _check_label(place: Place, label: LabelColumn) -> None:
         raise place.wrong("liked", label.liked, "is not a count; write 1.0 or more")
 
 
-def _check_scale(place: Place, label: LabelColumn) -> None:
+def _check_scale(place: SchemaPlace, label: LabelColumn) -> None:
     for key in ("lowest", "highest", "liked"):
         value = getattr(label, key)
         if not (math.isfinite(value) and abs(value) <= LARGEST_END):
@@ -562,7 +562,7 @@ def _check_scale(place: Place, label: LabelColumn) -> None:
         raise place.wrong("liked", label.liked, f"is not from {label.lowest} to {label.highest}")
 
 
-def _check_more_labels(place: Place, schema: TableSchema) -> None:
+def _check_more_labels(place: SchemaPlace, schema: TableSchema) -> None:
     if schema.label.weight:
         raise place.at("label").wrong(
             "weight", schema.label.weight, "is for the labels after the first; write a section [weight]"
@@ -580,7 +580,7 @@ def _check_more_labels(place: Place, schema: TableSchema) -> None:
         before.append(label)
 
 
-def _check_time_format(place: Place, pattern: str) -> None:
+def _check_time_format(place: SchemaPlace, pattern: str) -> None:
     if "%" not in pattern:
         _choose(place, "format", pattern, TIME_FORMATS)
         return
@@ -598,7 +598,7 @@ def _check_time_format(place: Place, pattern: str) -> None:
         )
 
 
-def _check_features(place: Place, schema: TableSchema) -> None:
+def _check_features(place: SchemaPlace, schema: TableSchema) -> None:
     if len(schema.features) > MOST_FEATURES:
         raise place.fault(f"has {len(schema.features):,} features, and {MOST_FEATURES:,} is the limit")
     seen: dict[tuple[str, str], str] = {}
@@ -612,7 +612,7 @@ def _check_features(place: Place, schema: TableSchema) -> None:
             raise here.wrong("column", feature.column, f"is the column of [features.{other}] already")
 
 
-def _check_name(place: Place, name: str, schema: TableSchema) -> None:
+def _check_name(place: SchemaPlace, name: str, schema: TableSchema) -> None:
     if name in (USER, ITEM, schema.user.noun, schema.item.noun):
         raise place.fault("is a feature already, by its ids; give this one another name")
     for taken in LISTS:
@@ -624,7 +624,7 @@ def _check_name(place: Place, name: str, schema: TableSchema) -> None:
         raise place.fault("is not a name for a table; write up to 64 letters, digits and _, a letter first")
 
 
-def _check_kind(place: Place, feature: FeatureColumn) -> None:
+def _check_kind(place: SchemaPlace, feature: FeatureColumn) -> None:
     if feature.kind == "text":
         raise place.wrong(
             "kind", "text", "cannot be learned from: nothing reads texts yet; leave the feature out"
@@ -640,7 +640,7 @@ def _check_kind(place: Place, feature: FeatureColumn) -> None:
         raise place.wrong("kind", LIST, "is for users and items; an event has one value of each feature")
 
 
-def _check_column(place: Place, feature: FeatureColumn, schema: TableSchema) -> None:
+def _check_column(place: SchemaPlace, feature: FeatureColumn, schema: TableSchema) -> None:
     call = derived(feature.column)
     if call:
         _check_derived(place, feature, call, schema)
@@ -667,7 +667,7 @@ def _check_column(place: Place, feature: FeatureColumn, schema: TableSchema) -> 
         )
 
 
-def _check_derived(place: Place, feature: FeatureColumn, call: Derived, schema: TableSchema) -> None:
+def _check_derived(place: SchemaPlace, feature: FeatureColumn, call: Derived, schema: TableSchema) -> None:
     if call.function not in FUNCTIONS:
         raise place.wrong(
             "column", feature.column, f"calls no known function; {nearest(call.function, FUNCTIONS)}"
@@ -983,7 +983,7 @@ def _text(path: Path) -> str:
         raise place.fault(f"is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
 
 
-def _parsed(place: Place, text: str) -> dict[str, Any]:
+def _parsed(place: SchemaPlace, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -1003,7 +1003,7 @@ def _with_first_label(found: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]
     return {**found, "label": labels[0]}, labels[1:]
 
 
-def _schema(place: Place, found: dict[str, Any]) -> TableSchema:
+def _schema(place: SchemaPlace, found: dict[str, Any]) -> TableSchema:
     for name in found:
         if name not in (*SECTIONS, FEATURES):
             raise place.fault(
@@ -1029,7 +1029,7 @@ def _schema(place: Place, found: dict[str, Any]) -> TableSchema:
     return TableSchema(**read, features=features)
 
 
-def _features(place: Place, found: object) -> dict[str, FeatureColumn]:
+def _features(place: SchemaPlace, found: object) -> dict[str, FeatureColumn]:
     if not isinstance(found, dict):
         raise place.fault(f"{FEATURES} = {shown(found)} is not a section; write [features.NAME] instead")
     return {
@@ -1038,7 +1038,7 @@ def _features(place: Place, found: object) -> dict[str, FeatureColumn]:
     }
 
 
-def _section(place: Place, found: object, kind: type[S]) -> S:
+def _section(place: SchemaPlace, found: object, kind: type[S]) -> S:
     """Return one section as its dataclass."""
     if not isinstance(found, dict):
         raise place.fault(f"is {shown(found)}, and not a section with keys of its own")
@@ -1057,7 +1057,7 @@ def _section(place: Place, found: object, kind: type[S]) -> S:
     return kind(**values)
 
 
-def _require(place: Place, found: Mapping[str, object], names: Iterable[str]) -> None:
+def _require(place: SchemaPlace, found: Mapping[str, object], names: Iterable[str]) -> None:
     for name in names:
         if name not in found:
             what = ENDS if name in ("lowest", "highest") else "one"
@@ -1074,7 +1074,9 @@ def _float(value: object) -> object:
         return value
 
 
-def _check_keys_of_kind(place: Place, values: Mapping[str, Any], keys: Mapping[str, tuple[str, ...]]) -> None:
+def _check_keys_of_kind(
+    place: SchemaPlace, values: Mapping[str, Any], keys: Mapping[str, tuple[str, ...]]
+) -> None:
     """Refuse keys of another kind, and missing keys of this kind."""
     kind = values["kind"]
     # The validator reports the known kinds.

@@ -41,7 +41,7 @@ from recsuite.datasets.tables.schema_file import (
 )
 from recsuite.errors import UserError, printable
 
-# Texts of the faults, after the column and the value in a message; `Wanted.reason` adds the requirement.
+# Texts of the faults, after the column and the value in a message; `ColumnSpec.reason` adds the requirement.
 FAULTS = (
     "",
     "is missing",
@@ -74,7 +74,7 @@ WHOLE_TEXT = r"^-?0*\d{1,18}$"
 ENTRY = "\x1f"
 
 
-class Parsed(NamedTuple):
+class ParsedValues(NamedTuple):
     """Values [n], and their faults int8 [n]."""
 
     values: Any
@@ -110,14 +110,14 @@ def plain(column: pyarrow.Array, name: str) -> pyarrow.Array:
     return column
 
 
-def categories(column: pyarrow.Array, name: str) -> Parsed:
+def categories(column: pyarrow.Array, name: str) -> ParsedValues:
     """Return texts or int64, or codes of such, without faults.
 
     Floats become whole numbers if all of them are whole; booleans become the texts true and false.
     """
     num_rows = len(column)
     if types.is_dictionary(column.type):
-        return Parsed(
+        return ParsedValues(
             _recoded(column, categories(column.dictionary, name).values), np.zeros(num_rows, np.int8)
         )
     column = plain(column, name)
@@ -135,7 +135,7 @@ def categories(column: pyarrow.Array, name: str) -> Parsed:
     # Texts of ids are mostly longer than all that mean a missing value, and lengths are compared quickly.
     if types.is_string(column.type) and (pc.min(pc.binary_length(column)).as_py() or 0) <= LONGEST_NO_VALUE:
         column = pc.if_else(pc.is_in(column, pyarrow.array(NO_VALUE)), None, column)
-    return Parsed(column, np.zeros(num_rows, np.int8))
+    return ParsedValues(column, np.zeros(num_rows, np.int8))
 
 
 def beyond_int64(column: pyarrow.Array) -> int:
@@ -177,7 +177,7 @@ def _as_int64(numbers: np.ndarray, is_whole: np.ndarray) -> pyarrow.Array:
     return pyarrow.array(np.where(is_whole, numbers, 0).astype(np.int64), mask=~is_whole)
 
 
-def ids(column: pyarrow.Array, name: str) -> Parsed:
+def ids(column: pyarrow.Array, name: str) -> ParsedValues:
     """Return texts or int64, or codes of such; a missing value and a float that is not whole are faults."""
     faults = np.zeros(len(column), np.int8)
     if not types.is_dictionary(column.type):
@@ -186,14 +186,14 @@ def ids(column: pyarrow.Array, name: str) -> Parsed:
         numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
         faults[(np.floor(numbers) != numbers) | (np.abs(numbers) >= EXACT)] = NOT_WHOLE
         faults[np.isnan(numbers)] = MISSING
-        return Parsed(_as_int64(numbers, faults == 0), faults)
+        return ParsedValues(_as_int64(numbers, faults == 0), faults)
     values = categories(column, name).values
     if values.null_count:
         faults[values.is_null().to_numpy(zero_copy_only=False)] = MISSING
-    return Parsed(values, faults)
+    return ParsedValues(values, faults)
 
 
-def wholes(column: pyarrow.Array, name: str) -> Parsed:
+def wholes(column: pyarrow.Array, name: str) -> ParsedValues:
     """Return int64 of texts, ids of other types; a missing value and a text that is no number are faults."""
     texts = plain(column, name)
     if not types.is_string(texts.type):
@@ -202,10 +202,10 @@ def wholes(column: pyarrow.Array, name: str) -> Parsed:
     values = found.fill_null(0).to_numpy(zero_copy_only=False)
     faults[(values >= 10**18) | (values <= -(10**18))] = NO_WHOLE
     faults[found.is_null().to_numpy(zero_copy_only=False) & (faults == 0)] = MISSING
-    return Parsed(found, faults)
+    return ParsedValues(found, faults)
 
 
-def lists(column: pyarrow.Array, name: str, separator: str) -> Parsed:
+def lists(column: pyarrow.Array, name: str, separator: str) -> ParsedValues:
     """Return lists, each as one text with ENTRY between its entries; without faults.
 
     separator: of the entries in a column of texts.
@@ -215,17 +215,17 @@ def lists(column: pyarrow.Array, name: str, separator: str) -> Parsed:
     kind = column.type
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
         texts = categories(column, name).values.cast(pyarrow.string())
-        return Parsed(pc.replace_substring(texts, separator, ENTRY), faults)
+        return ParsedValues(pc.replace_substring(texts, separator, ENTRY), faults)
     entries = categories(pc.list_flatten(column), name).values.cast(pyarrow.string())
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     joined = pyarrow.ListArray.from_arrays(offsets, pc.fill_null(entries, ""))
     texts = pc.binary_join(joined, ENTRY)
     # A list without entries is a missing value, as in a text.
-    return Parsed(pc.if_else(pc.equal(texts, ""), None, texts), faults)
+    return ParsedValues(pc.if_else(pc.equal(texts, ""), None, texts), faults)
 
 
-def numbers(column: pyarrow.Array, name: str) -> Parsed:
+def numbers(column: pyarrow.Array, name: str) -> ParsedValues:
     """Return float64, NaN for a missing number; a text that is no number, and infinity, are faults."""
     column = plain(column, name)
     faults = np.zeros(len(column), np.int8)
@@ -241,7 +241,7 @@ def numbers(column: pyarrow.Array, name: str) -> Parsed:
     values = found.to_numpy(zero_copy_only=False)
     if not _within(values, *LARGEST):
         faults[np.isinf(values)] = INFINITE
-    return Parsed(values, faults)
+    return ParsedValues(values, faults)
 
 
 def _within(values: np.ndarray, lowest: float, highest: float) -> bool:
@@ -267,7 +267,7 @@ def _cast(texts: pyarrow.Array, kind: Any, pattern: str, fault: int) -> tuple[py
     return pc.if_else(fits, texts, None).cast(kind), faults
 
 
-def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> Parsed:
+def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> ParsedValues:
     """Return float32: a rating within the ends of its scale, 0 or 1, or log(1 + count)."""
     assert label.kind != CLICKS
     column = plain(column, name)
@@ -278,7 +278,7 @@ def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> Parsed:
     found = numbers(column, name)
     values, faults = found.values, found.faults
     if label.kind == RATING and not label.drop and _within(values, label.lowest, label.highest):
-        return Parsed(values.astype(np.float32), faults)
+        return ParsedValues(values.astype(np.float32), faults)
     is_dropped = dropped(values, label.drop)
     faults[np.isnan(values) & (faults == 0)] = MISSING
     is_fine = faults == 0
@@ -290,7 +290,7 @@ def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> Parsed:
     else:
         faults[is_fine & ((values < label.lowest) | (values > label.highest))] = OFF_SCALE
     faults[is_dropped] = DROPPED
-    return Parsed(values.astype(np.float32), faults)
+    return ParsedValues(values.astype(np.float32), faults)
 
 
 def dropped(values: np.ndarray, drop: str) -> np.ndarray:
@@ -302,12 +302,12 @@ def dropped(values: np.ndarray, drop: str) -> np.ndarray:
     return found
 
 
-def weights(column: pyarrow.Array, name: str) -> Parsed:
+def weights(column: pyarrow.Array, name: str) -> ParsedValues:
     """Return float32, 0 or more; a missing value is a fault."""
     found = numbers(column, name)
     found.faults[np.isnan(found.values) & (found.faults == 0)] = MISSING
     found.faults[(found.faults == 0) & (found.values < 0)] = NEGATIVE
-    return Parsed(found.values.astype(np.float32), found.faults)
+    return ParsedValues(found.values.astype(np.float32), found.faults)
 
 
 # Seconds of the start of the years 1 and 10000.
@@ -332,7 +332,7 @@ NAMES = (
 WORDS = {name: directive for directive, names in NAMES for name in names if name}
 
 
-class Form(NamedTuple):
+class TimeFormat(NamedTuple):
     """Format of texts as times; the name is empty for texts that are no times.
 
     number: number of texts with this format. example: one of them. other: another format that reads as many
@@ -345,11 +345,11 @@ class Form(NamedTuple):
     other: str = ""
 
 
-def forms_of(texts: Sequence[str]) -> list[Form]:
+def forms_of(texts: Sequence[str]) -> list[TimeFormat]:
     """Return the time formats of texts, the most frequent one first."""
     # If there are very many columns, most hold numbers that cannot be times.
     if texts and not any(map(_candidates, texts)):
-        return [Form("", len(texts), texts[0])]
+        return [TimeFormat("", len(texts), texts[0])]
     found, unread = [], []
     while texts:
         form, is_read = _form_of_first(texts)
@@ -358,11 +358,11 @@ def forms_of(texts: Sequence[str]) -> list[Form]:
         else:
             unread.append(texts[0])
         texts = [text for text, done in zip(texts, is_read, strict=True) if not done]
-    found += [Form("", len(unread), unread[0])] if unread else []
+    found += [TimeFormat("", len(unread), unread[0])] if unread else []
     return sorted(found, key=lambda form: -form.number)
 
 
-def _form_of_first(texts: Sequence[str]) -> tuple[Form, np.ndarray]:
+def _form_of_first(texts: Sequence[str]) -> tuple[TimeFormat, np.ndarray]:
     """Return the format of the first text that reads most texts, and a mask of those it reads, bool [n]."""
     read = {}
     for name in _candidates(texts[0]):
@@ -376,13 +376,13 @@ def _form_of_first(texts: Sequence[str]) -> tuple[Form, np.ndarray]:
                 faults == 0,
             )
     if not read:
-        return Form("", 1, texts[0]), np.arange(len(texts)) == 0
+        return TimeFormat("", 1, texts[0]), np.arange(len(texts)) == 0
     # The first of several equally good ones.
     best = max(read, key=lambda name: read[name][0])
     # Digits that are a date are not read as a number.
     equal = (name for name in read if read[name][0] == read[best][0] and name not in UNITS)
     other = next((name for name in equal if not np.array_equal(read[name][1], read[best][1])), "")
-    return Form(best, read[best][0][0], texts[0], other), read[best][2]
+    return TimeFormat(best, read[best][0][0], texts[0], other), read[best][2]
 
 
 def _candidates(text: str) -> list[str]:
@@ -435,7 +435,7 @@ def _meaning(part: re.Match[str]) -> str:
     return clock + re.sub(r"\w+", "%p", part["half"] or "") + re.sub(r"[-+Z].*", "%z", part["zone"] or "")
 
 
-def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
+def times(column: pyarrow.Array, name: str, form: str) -> ParsedValues:
     """Return int64, seconds since 1970 in UTC; a missing value is a fault.
 
     form: iso, one of UNITS or a pattern of strptime; ignored for a column of type time. A time without a zone
@@ -448,7 +448,7 @@ def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
         return _in_range(_seconds(column), np.zeros(len(column), np.int8))
     if form in UNITS:
         if types.is_signed_integer(column.type) and not column.null_count:
-            found = Parsed(column.cast(pyarrow.int64()).to_numpy(), np.zeros(len(column), np.int8))
+            found = ParsedValues(column.cast(pyarrow.int64()).to_numpy(), np.zeros(len(column), np.int8))
             seconds = found.values // UNITS[form]
         else:
             found = numbers(column, name)
@@ -466,7 +466,7 @@ def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
     return _in_range(seconds, faults)
 
 
-def _mark_other_units(found: Parsed, form: str) -> None:
+def _mark_other_units(found: ParsedValues, form: str) -> None:
     """Mark numbers that are likely times in another unit than `form`."""
     values, faults = found
     least, most = (values.min(), values.max()) if len(values) else (0, 0)
@@ -477,14 +477,14 @@ def _mark_other_units(found: Parsed, form: str) -> None:
             faults[(values >= lowest) & (values <= highest) & (faults == 0)] = OTHER_UNIT
 
 
-def _in_range(seconds: np.ndarray, faults: np.ndarray) -> Parsed:
+def _in_range(seconds: np.ndarray, faults: np.ndarray) -> ParsedValues:
     """Return seconds, int64 or float64 with NaN, as int64."""
     if not faults.any() and _within(seconds, FIRST_SECOND, LAST_SECOND):
-        return Parsed(seconds.astype(np.int64, copy=False), faults)
+        return ParsedValues(seconds.astype(np.int64, copy=False), faults)
     faults[np.isnan(seconds) & (faults == 0)] = MISSING
     with np.errstate(invalid="ignore"):
         faults[(faults == 0) & ((seconds < FIRST_SECOND) | (seconds > LAST_SECOND))] = FAR_TIME
-    return Parsed(np.where(faults == 0, seconds, 0).astype(np.int64), faults)
+    return ParsedValues(np.where(faults == 0, seconds, 0).astype(np.int64), faults)
 
 
 def _seconds(column: pyarrow.Array) -> np.ndarray:
@@ -553,7 +553,7 @@ TABLE_OF = {USER: USERS, ITEM: ITEMS}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ColumnSpec:
     """Column of a file, and the way its values are stored.
 
     kind: id, category, list, number, date, time, label, weight, more_label or more_weight. of: user, item or
@@ -576,7 +576,7 @@ class Wanted:
         """Type of the stored column."""
         return np.dtype(DTYPES.get(self.kind, "<i4"))
 
-    def parse(self, column: pyarrow.Array) -> Parsed:
+    def parse(self, column: pyarrow.Array) -> ParsedValues:
         """Return the values of a file's column, and their faults.
 
         Raises:
@@ -608,36 +608,36 @@ class Wanted:
         return FAULTS[fault] + asked
 
 
-def _form(wanted: Wanted, column: pyarrow.Array) -> str:
+def _form(wanted: ColumnSpec, column: pyarrow.Array) -> str:
     """Return the format of times; dates are ISO, unless they are numbers in the timestamp's unit."""
     if wanted.kind == DATE and types.is_string(plain(column, wanted.column).type):
         return "iso"
     return wanted.form
 
 
-def _days(found: Parsed) -> Parsed:
+def _days(found: ParsedValues) -> ParsedValues:
     """Return days since 1970, float64, NaN for a missing date."""
     days = np.where(found.faults == MISSING, np.nan, np.floor(found.values / SECONDS_PER_DAY))
-    return Parsed(days, np.where(found.faults == MISSING, 0, found.faults).astype(np.int8))
+    return ParsedValues(days, np.where(found.faults == MISSING, 0, found.faults).astype(np.int8))
 
 
-def _with_gaps(found: Parsed) -> Parsed:
+def _with_gaps(found: ParsedValues) -> ParsedValues:
     """Return values that an event may lack: NaN if one is missing, or if `drop` of its label names it."""
     lacks = (found.faults == MISSING) | (found.faults == DROPPED)
-    return Parsed(np.where(lacks, np.float32(np.nan), found.values), np.where(lacks, 0, found.faults))
+    return ParsedValues(np.where(lacks, np.float32(np.nan), found.values), np.where(lacks, 0, found.faults))
 
 
-def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[Wanted, ...]]:
+def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[ColumnSpec, ...]]:
     """Return the columns to read of the tables, by role; ids come first.
 
     columns: the columns of each existing table. A property of a user or an item is read from the table of
     users or items if it has the column, else from the events.
     """
-    of_ids = [Wanted(schema.user.column, ID, USER), Wanted(schema.item.column, ID, ITEM)]
+    of_ids = [ColumnSpec(schema.user.column, ID, USER), ColumnSpec(schema.item.column, ID, ITEM)]
     found = {EVENTS: [*of_ids, *_of_events(schema)]}
     for entity, named in ((USER, schema.user), (ITEM, schema.item)):
         if TABLE_OF[entity] in columns:
-            found[TABLE_OF[entity]] = [Wanted(named.own_column, ID, entity)]
+            found[TABLE_OF[entity]] = [ColumnSpec(named.own_column, ID, entity)]
     for wanted in _properties(schema):
         own = TABLE_OF.get(wanted.of, EVENTS)
         table = own if wanted.column in columns.get(own, ()) else EVENTS
@@ -645,43 +645,43 @@ def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict
     return {role: tuple(_typed(each, schema) for each in wanted) for role, wanted in found.items()}
 
 
-def _typed(wanted: Wanted, schema: TableSchema) -> Wanted:
+def _typed(wanted: ColumnSpec, schema: TableSchema) -> ColumnSpec:
     is_whole = wanted.kind in (ID, CATEGORY) and wanted.column in schema.files.whole
     return dataclasses.replace(wanted, form=WHOLE) if is_whole else wanted
 
 
-def wanted_of_label(label: LabelColumn) -> list[Wanted]:
+def wanted_of_label(label: LabelColumn) -> list[ColumnSpec]:
     """Return the column of a label after the first, and that of its weights if it has them."""
-    weights_of = [Wanted(label.weight, MORE_WEIGHT, EVENT)] if label.weight else []
-    return [Wanted(label.column, MORE_LABEL, EVENT, label=label), *weights_of]
+    weights_of = [ColumnSpec(label.weight, MORE_WEIGHT, EVENT)] if label.weight else []
+    return [ColumnSpec(label.column, MORE_LABEL, EVENT, label=label), *weights_of]
 
 
-def _of_events(schema: TableSchema) -> list[Wanted]:
+def _of_events(schema: TableSchema) -> list[ColumnSpec]:
     found = []
     if schema.label.column:
-        found.append(Wanted(schema.label.column, LABEL, EVENT, label=schema.label))
+        found.append(ColumnSpec(schema.label.column, LABEL, EVENT, label=schema.label))
     for label in schema.more_labels:
         found += wanted_of_label(label)
     if schema.weight:
-        found.append(Wanted(schema.weight.column, WEIGHT, EVENT))
+        found.append(ColumnSpec(schema.weight.column, WEIGHT, EVENT))
     if schema.timestamp:
-        found.append(Wanted(schema.timestamp.column, TIME, EVENT, schema.timestamp.format))
+        found.append(ColumnSpec(schema.timestamp.column, TIME, EVENT, schema.timestamp.format))
     return found
 
 
-def _properties(schema: TableSchema) -> list[Wanted]:
+def _properties(schema: TableSchema) -> list[ColumnSpec]:
     """Return the columns of features, of the dates of derived features, and of titles."""
     form = schema.timestamp.format if schema.timestamp else "iso"
     # The title may be the id, which is read as an id.
     has_titles = schema.item.title not in ("", schema.item.column, schema.item.own_column)
-    found = [Wanted(schema.item.title, CATEGORY, ITEM)] if has_titles else []
+    found = [ColumnSpec(schema.item.title, CATEGORY, ITEM)] if has_titles else []
     for feature in schema.features.values():
         call = derived(feature.column)
         if call is None:
             separator = feature.separator if feature.kind == LIST else ""
-            found.append(Wanted(feature.column, feature.kind, feature.of, separator))
+            found.append(ColumnSpec(feature.column, feature.kind, feature.of, separator))
         elif call.of:
-            found.append(Wanted(call.column, DATE, call.of, form))
+            found.append(ColumnSpec(call.column, DATE, call.of, form))
     return found
 
 
@@ -744,7 +744,7 @@ def column_of(values: Any, name: str) -> pyarrow.Array:
     return found.combine_chunks() if isinstance(found, pyarrow.ChunkedArray) else found
 
 
-def parsed(values: Any, wanted: Wanted) -> Any:
+def parsed(values: Any, wanted: ColumnSpec) -> Any:
     """Return the values of a column as training reads them: a NumPy or Arrow array. No time may be missing.
 
     Raises:
@@ -761,7 +761,7 @@ def parsed(values: Any, wanted: Wanted) -> Any:
     return found
 
 
-def raw_values(values: Any, wanted: Wanted, known: type[Any] | None) -> list[Any]:
+def raw_values(values: Any, wanted: ColumnSpec, known: type[Any] | None) -> list[Any]:
     """Return ids, categories or numbers as a model receives them, None for a missing one.
 
     known: their type in the training, or None. It is needed because some values of a column may be whole
