@@ -250,7 +250,7 @@ def _name(
 
 
 def owner_of(name: str) -> str:
-    """Owner in the name of columns of one training alone, see `StreamState.owner`. name: identifies the training."""
+    """Return the owner in the name of columns of one training, see `StreamState.owner`. name: its name."""
     return digest_of_bytes(name.encode())[:12]
 
 
