@@ -144,8 +144,12 @@ def highest(column: np.ndarray) -> int:
 
 def where(marks: np.ndarray) -> np.ndarray:
     """Places of the marks that are true, int32, in order."""
-    found = [np.flatnonzero(marks[part]).astype(np.int32) + part.start for part in chunks(len(marks))]
-    return np.concatenate([np.empty(0, np.int32), *found])
+    found, end = np.empty(np.count_nonzero(marks), np.int32), 0
+    for part in chunks(len(marks)):
+        places = np.flatnonzero(marks[part])
+        found[end : end + len(places)] = places + part.start
+        end += len(places)
+    return found
 
 
 def sorted_places(*keys: np.ndarray) -> np.ndarray:

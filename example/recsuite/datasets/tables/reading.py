@@ -88,6 +88,8 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
             raise UserError(f"{tables.events[0]} holds no event: there is no row below its header.")
         with stage("bringing the tables together"):
             raw = _Reading(schema, wanted, by_role, reading, notes).raw_data()
+    # Arrow keeps memory that it has freed; sorting the events needs it.
+    pyarrow.default_memory_pool().release_unused()
     sizes = {tables.name_of(part.file): part.num_rows for part in by_role[EVENTS]}
     raw = dataclasses.replace(raw, events_per_file=sizes)
     return _with_split_of_files(raw) if config.split == "files" else raw
