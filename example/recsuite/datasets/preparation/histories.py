@@ -133,13 +133,11 @@ def _list(
     first_places = next_places.copy()
     newest = np.full(number, np.iinfo(np.int64).min)
     cursors, bounds = np.array([0, *num_listed]), np.array([*num_listed, num_events])
-    lists = next_places, first_places, newest
+    lists, longest = (offsets, next_places, first_places, newest), 0
     for part in chunks(num_events, owners, time, ends, places, before):
-        list_events(owners, time, cursors, bounds, part.stop - part.start, *lists, ends, before, places)
-    longest = 0
-    for part in chunks(num_events, owners, ends):
-        begins = np.where(np.arange(part.start, part.stop) < num_listed[1], *offsets[:, owners[part]])
-        longest = max(longest, int((ends[part] - begins).max()))
+        size = part.stop - part.start
+        of_part = list_events(owners, time, cursors, bounds, size, *lists, ends, before, places)
+        longest = max(longest, of_part)
     return ListPlaces(ends, places, longest)
 
 

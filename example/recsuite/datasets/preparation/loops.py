@@ -97,30 +97,34 @@ def list_events(
     cursors: np.ndarray,
     ends: np.ndarray,
     most: int,
+    offsets: np.ndarray,
     next_place: np.ndarray,
     first_place: np.ndarray,
     newest: np.ndarray,
     end: np.ndarray,
     before: np.ndarray,
     place: np.ndarray,
-) -> None:
+) -> int:
     """Find the places of at most `most` events in the lists of their owners, in the order of time.
 
     Events are stored as training, validation and test, each in the order of time. Validation events are in
     the lists for the test only, test events in none.
 
-    cursors, ends: int64 [3], next event of each part, and its end. next_place, first_place: int64
-    [2, owners], next free place in the list of an owner, and that of its first event of the time `newest`.
-    Results by event, int32: end of the list that an event sees; place before which it comes, unless the array
-    is empty; and its own place in both lists, [2, events].
+    Returns the largest number of older events in a list.
+
+    cursors, ends: int64 [3], next event of each part, and its end. offsets: int64 [2, owners + 1], begins of
+    the lists. next_place, first_place: int64 [2, owners], next free place in a list of an owner, and that of
+    its first event of the time `newest`. Results by event, int32: end of the list that an event sees; place
+    before which it comes, unless the array is empty; and its own place in both lists, [2, events].
     """
+    longest = 0
     for _ in range(most):
         part = -1
         for other in range(3):
             if cursors[other] < ends[other] and (part < 0 or time[cursors[other]] < time[cursors[part]]):
                 part = other
         if part < 0:
-            return
+            break
         event = cursors[part]
         cursors[part] += 1
         owner = owners[event]
@@ -131,12 +135,14 @@ def list_events(
                 first_place[kind, owner] = next_place[kind, owner]
         seen = TEST if part == 2 else TRAINING
         end[event] = first_place[seen, owner]
+        longest = max(longest, end[event] - offsets[seen, owner])
         if len(before):
             before[event] = next_place[seen, owner]
         for kind in range(2):
             is_listed = part <= kind
             place[kind, event] = next_place[kind, owner] if is_listed else NOWHERE
             next_place[kind, owner] += is_listed
+    return longest
 
 
 @compiled
