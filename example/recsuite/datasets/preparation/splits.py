@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -202,17 +201,14 @@ def split(
         UserError: when there are too few events for these fractions.
     """
     number = len(raw.events.user)
-    with ThreadPoolExecutor(1) as pool:
-        # Stable, so that events of one second keep the order of the file on every machine. In parallel with
-        # the drawing, which takes as long: numpy does both without Python's lock.
-        sorting = pool.submit(sorted_places, raw.events.time)
-        is_test, notes = _choose_test(raw, schema, sorting, config, seed)
-        if raw.official_validation is None:
-            is_validation = _choose_validation(raw.events, sorting, is_test, config, seed)
-        else:
-            is_validation = gather(raw.official_validation, sorting.result(), np.zeros_like(is_test))
-            notes += ["the validation is what the files have; --validation_fraction is not used"]
-        by_time = sorting.result()
+    # Stable, so that events of one second keep the order of the file on every machine.
+    by_time = sorted_places(raw.events.time)
+    is_test, notes = _choose_test(raw, schema, by_time, config, seed)
+    if raw.official_validation is None:
+        is_validation = _choose_validation(raw.events, by_time, is_test, config, seed)
+    else:
+        is_validation = gather(raw.official_validation, by_time, np.zeros_like(is_test))
+        notes += ["the validation is what the files have; --validation_fraction is not used"]
     if config.split == "time" and raw.official_test is None:
         notes += _describe_cut(raw.events.time, by_time, _cut_of(number, config), schema)
     is_train = ~(is_test | is_validation)
@@ -278,15 +274,15 @@ def _describe_held(raw: RawData, schema: Schema, order: np.ndarray, number: int)
 
 
 def _choose_test(
-    raw: RawData, schema: Schema, by_time: Future[np.ndarray], config: DataConfig, seed: int
+    raw: RawData, schema: Schema, by_time: np.ndarray, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, list[str]]:
     """Mark the events of the test, bool [events], in the order of time. Also returns notes."""
     number = len(raw.events.user)
     is_test = np.zeros(number, bool)
     if raw.official_test is not None:
-        return gather(raw.official_test, by_time.result(), is_test), []
+        return gather(raw.official_test, by_time, is_test), []
     if config.split == "leave_one_out":
-        newest, notes = _choose_newest_of_each(raw.events, by_time.result(), schema)
+        newest, notes = _choose_newest_of_each(raw.events, by_time, schema)
         is_test[newest] = True
         return is_test, notes
     is_test[_cut_of(number, config) :] = True
@@ -359,7 +355,7 @@ def _num_tied(events: Events, newest: np.ndarray) -> int:
 
 
 def _choose_validation(
-    events: Events, by_time: Future[np.ndarray], is_test: np.ndarray, config: DataConfig, seed: int
+    events: Events, by_time: np.ndarray, is_test: np.ndarray, config: DataConfig, seed: int
 ) -> np.ndarray:
     """Mark the validation events, bool [events], in the order of time.
 
@@ -370,7 +366,7 @@ def _choose_validation(
     among = where(~is_test)
     wanted = round(len(among) * config.validation_fraction)
     if config.split == "leave_one_out":
-        among = among[_newest_of_each(events.user, by_time.result()[among])[0]]
+        among = among[_newest_of_each(events.user, by_time[among])[0]]
     np.random.default_rng([seed, 2]).shuffle(among)
     is_validation = np.zeros(len(is_test), bool)
     is_validation[among[:wanted]] = True
