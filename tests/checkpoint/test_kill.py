@@ -22,12 +22,14 @@ from recsuite.checkpoint.chain import CheckpointChain, chain_at, check_whole
 from recsuite.checkpoint.folder import step_of
 from recsuite.checkpoint.format import read_manifest
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.event_files import scalars
 from tests.support.launch import (
     EXAMPLE,
     LAUNCHER,
     SUPPORT,
     Answering,
     family,
+    read_json,
     run_command,
     started,
     succeeded,
@@ -51,6 +53,17 @@ MODES = (
 SHORT_MODES = ("async dump", "compaction", "dynamic delta", "sequence delta")
 # The kills of each mode, a multiple of the number of targets; `soak` has many more.
 KILLS = 4
+# Tables with fewer places than there are ids, so that in most steps some come and others leave.
+TIGHT = (
+    "--vocabulary",
+    "dynamic",
+    "--capacity",
+    "user=48,movie=64,history=64",
+    "--admission_threshold",
+    2,
+    "--max_load_factor",
+    0,
+)
 # What SIGTERM leaves a training to end.
 END_SECONDS = 150
 
@@ -253,3 +266,42 @@ def test_sigterm_to_all_processes_of_a_launch_with_workers_leaves_a_checkpoint_o
         output = terminate(process, processes)
         wait_until_alone(place)
     resumes(place, save_dir, launched(), output)
+
+
+@pytest.mark.soak
+def test_dynamic_tables_continue_after_sigterm_to_a_launcher_bit_for_bit(
+    place: Place, tmp_path: Path
+) -> None:
+    save_dir, whole_dir, epochs = tmp_path / "dumps", tmp_path / "whole", 5
+    more = ("--dump", "--inc_dump", "--dump_every", 10, "--epochs", epochs, "--patience", 0, *TIGHT)
+
+    def command(folder: Path, report: str, *others: object) -> list[str]:
+        reports = ("--report_dir", tmp_path / report, "--tensorboard")
+        return [*launched(), *flags(place, folder, *more, *reports, *others)]
+
+    with started(command(save_dir, "ended"), env=place.env) as process:
+        wait_for(process, f"epoch 1/{epochs}")
+        wait_for(process, "delta-")
+        output = terminate(process, [process.pid])
+        wait_until_alone(place)
+    ended = whole_state(save_dir)
+    progress = read_manifest(ended.folder).progress
+    assert progress.samples > 0
+    assert f"dumped {ended.folder}" in output
+    assert f"stopped by a signal at step {progress.step:,}" in output
+    again = succeeded(run_command(command(save_dir, "resumed", "--resume"), env=place.env))
+    assert f"; step {progress.step:,}, written by 2 ranks" in again
+    succeeded(run_command(command(whole_dir, "whole"), env=place.env))
+    reports = [tmp_path / name for name in ("resumed", "whole")]
+    resumed, whole = (scalars(report / "tensorboard")["loss"] for report in reports)
+    assert resumed == whole[progress.step :]
+    assert resumed[0][0] == progress.step + 1
+    tests = [read_json(report / "metrics.json")["test"] for report in reports]
+    assert tests[0] == tests[1]
+    ends = [whole_state(folder) for folder in (save_dir, whole_dir)]
+    manifests = [read_manifest(end.folder) for end in ends]
+    assert manifests[0].dynamic == manifests[1].dynamic
+    assert all(manifests[0].dynamic[name].counts["evicted"] for name in ("user", "movie", "history"))
+    parts = [{path.name: path.read_bytes() for path in end.folder.glob("part-*")} for end in ends]
+    assert parts[0] == parts[1]
+    place.check_nothing_is_left()

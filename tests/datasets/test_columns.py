@@ -77,6 +77,20 @@ def test_values_that_training_does_not_show_have_the_unknown_row(folder: Path) -
     assert found.tables[0].rows == len(trained) + 1
 
 
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), MemoryError()])
+def test_an_interrupt_or_error_while_columns_are_made_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        assert [*(folder / ".columns").glob(".making-*/rating.npy")]
+        raise fault
+
+    monkeypatch.setattr(making, "write_histories", fail)
+    with pytest.raises(type(fault)):
+        open_columns(Config.of(data_path=str(folder)))
+    assert {path.name for path in (folder / ".columns").iterdir()} <= {".lock", "parts"}
+
+
 def test_columns_are_made_once_and_remade_when_a_source_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

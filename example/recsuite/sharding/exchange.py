@@ -415,9 +415,7 @@ class SharedExchange(Exchange):
         mine = self.outgoing("dense", numbers.shape)
         mine.rows.copy_(numbers)
         # Every rank takes all numbers of all ranks.
-        wait = SharedExchange.exchange_rows(
-            self, mine, [0] * self.world_size, [len(numbers)] * self.world_size
-        )
+        wait = self.exchange_rows(mine, [0] * self.world_size, [len(numbers)] * self.world_size)
         # Each rank adds up the whole: reading is faster than a second exchange.
         return lambda: sum_in_order(wait().view(self.world_size, -1).unbind())
 

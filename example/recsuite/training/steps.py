@@ -172,8 +172,7 @@ class Pass:
             model.step()
 
     The rest of a step happens between the batches: learning rates, the decay, clock and growth of the tables,
-    callbacks. The device is waited for only at the end: losses stay there until
-    then. Collective: every rank.
+    callbacks. The device is waited for only at the end: losses stay there until then. Collective: every rank.
 
     step, is_last: the number of the current batch in the training, from 1, and True for the last one of the
     pass; losses: of each global batch, float32 [steps], after all batches were taken; progress: of the

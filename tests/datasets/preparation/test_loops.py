@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba.core.caching import IndexDataCacheFile
 
 from recsuite.datasets.columns import NOWHERE
 from recsuite.datasets.preparation import arrays, loops
@@ -144,13 +145,49 @@ def test_biases_are_those_of_sums_in_the_order_of_events_to_the_last_bit() -> No
     assert [each.user.tobytes() for each in found] == [expected[each][rounds].tobytes() for each in numbers]
 
 
-def test_loops_run_without_a_folder_for_their_machine_code() -> None:
-    # A checkout and a home folder that cannot be written, as in many containers.
+def code_of(text: str, tmp_path: Path) -> str:
+    """Output of a Python that groups three events, with the machine code of loops in this folder."""
     source = (
-        "import numba.core.caching as caching\n"
-        "caching.CacheImpl._locator_classes = []\n"
         "import numpy as np\n"
-        "from recsuite.datasets.preparation.loops import grouped\n"
+        f"{text}\n"
+        "from recsuite.datasets.preparation.loops import group_events, grouped\n"
         "print(grouped(np.array([1, 0, 1], np.int32), 2).events.tolist())\n"
+        "print(sum(group_events.stats.cache_hits.values()))\n"
     )
-    assert succeeded(python("-c", source, timeout=120)) == "[1, 0, 2]\n"
+    env = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    return succeeded(python("-c", source, real=True, env=env, timeout=120))
+
+
+def test_machine_code_is_kept_and_made_again_where_its_files_are_damaged(tmp_path: Path) -> None:
+    assert code_of("", tmp_path) == "[1, 0, 2]\n0\n"
+    assert code_of("", tmp_path) == "[1, 0, 2]\n1\n"
+    for end in ("nbi", "nbc"):
+        for path in tmp_path.rglob(f"*.{end}"):
+            path.write_bytes(b"")
+        assert code_of("", tmp_path) == "[1, 0, 2]\n0\n"
+        assert code_of("", tmp_path) == "[1, 0, 2]\n1\n"
+
+
+def test_numba_itself_still_fails_at_a_damaged_index(tmp_path: Path) -> None:
+    # Else `MachineCode` may be no longer needed.
+    (tmp_path / "loop.nbi").touch()
+    with pytest.raises(EOFError):
+        IndexDataCacheFile(str(tmp_path), "loop", (0.0, 0)).load("any")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        # A checkout and a home folder that cannot be written, as in many containers.
+        "import numba.core.caching as caching; caching.CacheImpl._locator_classes = []",
+        "import errno, numba.core.caching as caching\n"
+        "def full(*_): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "caching.IndexDataCacheFile._open_for_write = full",
+    ],
+)
+def test_loops_run_without_room_for_their_machine_code(fault: str, tmp_path: Path) -> None:
+    assert code_of(fault, tmp_path) == "[1, 0, 2]\n0\n"
+
+
+def test_the_place_of_no_list_is_that_of_columns() -> None:
+    assert loops.NOWHERE == NOWHERE

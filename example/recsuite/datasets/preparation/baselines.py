@@ -40,7 +40,7 @@ DAMPING = 5.0
 # Rounds end where the RMSE of the fitted events changes by less than this, and after so many at the latest.
 LEAST_CHANGE, MOST_ROUNDS = 1e-4, 10
 # Share of the time of all baselines.
-SHARE_OF_BIASES = 0.7
+SHARE_OF_BIASES = 0.3
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from recsuite.runtime.console import stage
 LEFTOVER = re.compile(r"\.making-\d+")
 CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json|tmp\w{8}")
 # The parts of making columns, and the percent of the time that each takes for very many events.
-PARTS = {"order": 6, "events": 5, "features": 2, "lists": 32, "baselines": 55}
+PARTS = {"order": 13, "events": 10, "features": 4, "lists": 45, "baselines": 28}
 
 
 def _successor_of(folder: Path) -> Path:
