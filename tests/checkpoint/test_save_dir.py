@@ -203,7 +203,7 @@ def test_a_full_checkpoint_under_any_name_is_loaded_and_a_renamed_delta_is_refus
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path, where: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a file").touch()
-    words = "holds no checkpoint" if where == "empty" else "is not there"
+    words = {"empty": "holds no checkpoint", "a file": "is a file, not a folder"}.get(where, "is not there")
     refused(lambda: chain_at(tmp_path / where), where, words, "train with --dump")
 
 

@@ -77,7 +77,8 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
         newest = newest_in(folder, until)
         if newest is None:
             early = "" if until == -1 else f" by step {until}"
-            what = f"holds no checkpoint{early}" if folder.is_dir() else "is not there"
+            missing = "is a file, not a folder" if folder.exists() else "is not there"
+            what = f"holds no checkpoint{early}" if folder.is_dir() else missing
             raise ChoiceError(f"{folder} {what}; train with --dump, or give the folder of a checkpoint.")
         folder = newest
     manifest = read_manifest(folder)
