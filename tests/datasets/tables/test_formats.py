@@ -234,6 +234,35 @@ def test_a_separator_may_lie_across_two_blocks(tmp_path: Path, monkeypatch: pyte
     assert (rows, bad) == ([{"user": f"u{row}", "item": f"i{row}"} for row in range(200)], [])
 
 
+@pytest.mark.parametrize("mark", [",", "::"])
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_lines_may_end_with_a_carriage_return_in_files_of_many_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, end: str
+) -> None:
+    monkeypatch.setattr(formats, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 101)
+    lines = [f"user{mark}item", *(f"u{row}{mark}i{row}" for row in range(60))]
+    expected = [{"user": f"u{row}", "item": f"i{row}"} for row in range(60)]
+    content = end.join(lines)
+    assert read(file_of(tmp_path / "a.csv", content.encode())) == (expected, [*range(2, 62)], [])
+    # Row 40 has too few fields.
+    lines[41] = "u40"
+    rows, numbers, bad = read(file_of(tmp_path / "b.csv", end.join(lines).encode()))
+    assert (rows, bad) == (expected[:40] + expected[41:], [BadRow(42, "u40", "1 field instead of 2")])
+    assert numbers == [*range(2, 42), *range(43, 62)]
+
+
+def test_after_a_line_too_long_for_a_block_rows_have_their_own_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = file_of(tmp_path / "a.csv", b"a,b\n\n" + b"x" * 400 + b",1\n2,3\n")
+    with opened(file) as source:
+        (batch,) = batches(source, ["a", "b"])
+        assert [source.number_of(batch, place) for place in range(2)] == [3, 4]
+        monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 101)
+        assert [source.number_of(batch, place) for place in range(2)] == [2, 3]
+
+
 @pytest.mark.parametrize(
     "content",
     [

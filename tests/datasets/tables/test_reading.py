@@ -393,6 +393,22 @@ def test_a_bad_row_is_named_by_file_row_column_and_value(tmp_path: Path, end: st
         read(path, schema)
 
 
+@pytest.mark.parametrize("mark", [",", "::"])
+def test_a_bad_value_has_its_line_where_lines_end_with_carriage_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 101)
+    path, schema = tmp_path / "a.csv", dataclasses.replace(PLAIN, label=RATING)
+    rows = ["user,item,stars", *(f"u{row},i{row},3" for row in range(60))]
+    rows[50] = "u,i,many"
+    path.write_text("\r".join(rows).replace(",", mark))
+    with pytest.raises(UserError, match="line 51: stars 'many' is not a number"):
+        read(path, schema)
+    raw = read(path, schema, bad_rows="skip", max_bad_rows=0.5)
+    assert raw.skipped[-1].endswith("the first being line 51 (stars 'many' is not a number)")
+    assert len(raw.events.label) == 59
+
+
 def test_a_row_with_too_few_fields_is_reported_before_a_later_bad_value(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("user,item,stars\na,1,1\nb\nc,2,nine\n")

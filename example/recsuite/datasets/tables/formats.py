@@ -331,13 +331,21 @@ class TextReader(FileReader):
         self._text.close()
 
 
-def _whole_lines(text: Any, size: int) -> Iterator[bytes]:
-    """Yield blocks of whole lines, of about this size; the last line may have no line end."""
+def _whole_lines(text: Any, size: int, is_csv: bool = True) -> Iterator[bytes]:
+    r"""Yield blocks of whole lines, of about this size; the last line may have no line end.
+
+    is_csv: if true, lines may also end with only "\r".
+    """
     rest = b""
     while block := text.read(size):
-        lines, end, rest = (rest + block).rpartition(b"\n")
-        if end:
-            yield lines + end
+        rest += block
+        end = rest.rfind(b"\n") + 1
+        if is_csv and not end:
+            # A final "\r" may be half of "\r\n".
+            end = rest.rfind(b"\r", 0, -1) + 1
+        lines, rest = rest[:end], rest[end:]
+        if lines:
+            yield lines
         elif len(rest) > size:
             raise ValueError(f"a line has more than {size // 2**20} MiB")
     if rest:
@@ -472,8 +480,9 @@ class Delimited(TextReader):
         lines = (line for block in blocks for line in io.StringIO(block.decode(), newline=""))
         rows = csv.reader(lines, delimiter=self._delimiter, quoting=_quoting(self._mark))
         number, before = 0, 0
-        # Python's reader refuses a field of a megabyte; then the row number is returned.
-        with contextlib.suppress(csv.Error):
+        # Python's reader refuses a field of a megabyte, and a block without a line end has no whole lines;
+        # then the row number is returned.
+        with contextlib.suppress(csv.Error, ValueError):
             for row in rows:
                 number += bool(row)
                 if number == wanted:
@@ -609,7 +618,7 @@ class JsonLines(TextReader):
         """Yield the lines that are objects."""
         first, line = 0, 1
         with explained_damage(self.file):
-            for block in _whole_lines(self._text, JSON_BLOCK_BYTES):
+            for block in _whole_lines(self._text, JSON_BLOCK_BYTES, is_csv=False):
                 num_lines = block.count(b"\n") + (not block.endswith(b"\n"))
                 batch = self._by_arrow(block, columns, num_lines)
                 lines = np.arange(line, line + num_lines)
