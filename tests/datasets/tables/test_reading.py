@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import uuid
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,33 @@ def test_the_most_frequent_value_of_an_item_is_used_and_different_ones_are_count
     assert (
         "genre varies within 2 items: the value of most rows counts, else the newest one, and 2 rows"
         in raw.skipped[0]
+    )
+
+
+def test_the_values_of_most_rows_are_counted_over_many_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays, "CHUNK", 2)
+    chance = np.random.default_rng(7)
+    items, genres = chance.integers(0, 4, 300), chance.choice(["a", "b", "c"], 300, p=[0.7, 0.2, 0.1])
+    # No value of the last item has more than half of the rows.
+    genres[items == 3] = chance.choice(["a", "b", "c"], int((items == 3).sum()))
+    path = write(
+        tmp_path / "a.csv", {"user": [*range(300)], "item": items.tolist(), "genre": genres.tolist()}
+    )
+    features = {"genre": FeatureColumn("item", "genre", "category")}
+    raw = read(path, dataclasses.replace(PLAIN, features=features))
+    expected, others = [], 0
+    for item in range(4):
+        values = genres[items == item].tolist()
+        value, number = Counter(values).most_common(1)[0]
+        expected.append(value if 2 * number > len(values) else values[-1])
+        others += len(values) - values.count(expected[-1])
+    assert raw.items["genre"].tolist() == expected
+    assert expected[:3] == ["a"] * 3
+    assert (
+        f"genre varies within 4 items: the value of most rows counts, else the last one, and {others} "
+        in (raw.skipped[0])
     )
 
 
