@@ -719,7 +719,7 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
     if lost:
         raise UserError(
             f"{name} has an index {printable(repr(lost[0]))}, which is not read; call reset_index() to make "
-            "it a column, or reset_index(drop=True) to leave it out."
+            "it a column, or reset_index(drop=True) to remove it."
         )
     for column, kind in values.dtypes.items():
         # Columns of plain numbers, booleans and times have a single type.
