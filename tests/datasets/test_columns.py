@@ -191,6 +191,18 @@ def test_the_missing_baseline_or_identity_of_columns_is_named(
     assert words in capsys.readouterr().out
 
 
+def test_columns_whose_manifest_cannot_be_read_are_made_again_with_the_reason(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = Path(open_columns(Config.of(data_path=str(folder))).folder) / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+    open_columns(Config.of(data_path=str(folder)))
+    assert "are damaged and are made again: Cannot read manifest.json: Is a directory." in (
+        capsys.readouterr().out
+    )
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 

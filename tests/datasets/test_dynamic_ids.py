@@ -215,7 +215,7 @@ def test_a_schema_sets_dynamic_ids_for_each_feature(config: Config, tmp_path: Pa
     [
         ('kind = "category"', 'kind = "category"\nids = "hashed"', ("hashed", "vocabulary, dynamic")),
         ('column = "sku"', 'column = "sku"\nids = "any"', ("[item]", "any", "vocabulary, dynamic")),
-        ('kind = "number"', 'kind = "number"\nids = "dynamic"', ("ids", "number", "leave it out")),
+        ('kind = "number"', 'kind = "number"\nids = "dynamic"', ("ids", "number", "remove it")),
     ],
 )
 def test_ids_that_a_schema_cannot_ask_for_are_refused(

@@ -229,7 +229,7 @@ def load_columns(
     try:
         content = (folder / MANIFEST).read_bytes()
     except OSError as error:
-        return None, f"{MANIFEST} cannot be read ({reason_of(error)})."
+        return None, f"Cannot read {MANIFEST}: {reason_of(error)}."
     try:
         manifest = parsed(content)
         entries, columns = _described(manifest, folder, source, schema)
@@ -242,7 +242,7 @@ def load_columns(
     except UserError as error:
         return None, str(error)
     except OSError as error:
-        return None, f"{error.filename or folder} cannot be read ({reason_of(error)})."
+        return None, f"Cannot read {error.filename or folder}: {reason_of(error)}."
     return columns, ""
 
 

@@ -237,7 +237,7 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
     if "data_path" in given or config.checkpoint.reads:
         say(f"the tables are read as {schema_path(config.data.data_path)} says")
     if not source.has_times and config.stream.stream:
-        raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
+        raise UserError("The events have no times, so --stream has no order to follow; remove it.")
     named = {"split", "stream", "duplicates", "test_fraction"} & {*given}
     if (
         config.data.is_default("split")

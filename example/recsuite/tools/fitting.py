@@ -380,7 +380,7 @@ def _folder_of_launch() -> Iterator[Path]:
         if isinstance(error, UserError):
             # The files of tables in memory are temporary.
             said = re.sub(rf"{re.escape(str(folder))}/data/(\w+)\.parquet", r"the table \1", str(error))
-            raise UserError(said.replace("fix the file", "fix it")) from None
+            raise UserError(said.replace("correct the file", "correct it")) from None
         raise
 
 

@@ -219,9 +219,9 @@ def test_a_movie_listed_twice_has_its_last_title_and_a_note(ml_1m: Path) -> None
 @pytest.mark.parametrize("name", ["ratings.dat", "movies.dat"])
 def test_an_empty_or_missing_file_is_refused_by_name(ml_1m: Path, name: str) -> None:
     (ml_1m / name).write_text("\n")
-    assert f"{ml_1m / name} has no first line" in refusal(ml_1m)
+    assert f"Cannot read {ml_1m / name}: it has no first line" in refusal(ml_1m)
     (ml_1m / name).write_text("")
-    assert f"{ml_1m / name} is empty" in refusal(ml_1m)
+    assert f"Cannot read {ml_1m / name}: it is empty. Fix: " in refusal(ml_1m)
     (ml_1m / name).unlink()
     assert f"{ml_1m / name} is not there" in refusal(ml_1m)
 
@@ -253,7 +253,7 @@ def test_a_file_of_an_unsupported_compression_is_refused_with_its_name(
     ml_csv: Path, encode: Callable[[bytes], bytes], name: str
 ) -> None:
     (ml_csv / "ratings.csv").write_bytes(encode((ml_csv / "ratings.csv").read_bytes()))
-    assert f"{ml_csv / 'ratings.csv'} is compressed by {name}" in refusal(ml_csv)
+    assert f"Cannot read {ml_csv / 'ratings.csv'}: it is compressed by {name}, not text" in refusal(ml_csv)
 
 
 def test_a_csv_without_its_header_is_read_and_one_with_another_is_refused(ml_csv: Path) -> None:

@@ -174,7 +174,9 @@ def test_train_valid_and_test_files_are_the_split(tmp_path: Path) -> None:
 
 def test_events_without_an_id_are_bad_rows_that_can_be_skipped(tmp_path: Path) -> None:
     proposed("float_ids", tmp_path)
-    with pytest.raises(UserError, match="item_id is missing; fix the file, or give --bad_rows skip"):
+    with pytest.raises(
+        UserError, match=r"item_id is missing\. Fix: correct the file, or give --bad_rows skip"
+    ):
         source.locate(DataConfig(data_path=str(tmp_path)), tmp_path).read()
     config = DataConfig(data_path=str(tmp_path), bad_rows="skip")
     assert source.locate(config, tmp_path).read().num_skipped == 3

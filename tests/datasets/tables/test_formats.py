@@ -133,7 +133,7 @@ def test_deep_brackets_are_a_bad_line_and_do_not_end_the_process(tmp_path: Path)
         (
             "a.csv",
             b"a,b\n1,\xff\n",
-            '(invalid start byte); write encoding = "latin-1" or encoding = "utf-16" under [files] of',
+            '(invalid start byte). Fix: write encoding = "latin-1" or encoding = "utf-16" under [files] of',
         ),
         ("a.csv", b"a,b\n1,\0\n", "holds zero bytes"),
         ("a.csv", "a,b\n1,2\n".encode("utf-16-le"), "holds zero bytes"),
@@ -176,7 +176,7 @@ def test_damage_gives_one_message_that_names_the_file(
     with pytest.raises(UserError) as raised:
         read(file_of(tmp_path / name, content))
     text = str(raised.value)
-    assert text.startswith((str(tmp_path / name), f"Cannot read {tmp_path / name} as "))
+    assert re.match(rf"Cannot read {re.escape(str(tmp_path / name))}(:| as |, line ).*\. Fix: ", text)
     assert sentence in text
     assert "\n" not in text
     assert text.endswith(".")
@@ -234,6 +234,35 @@ def test_a_separator_may_lie_across_two_blocks(tmp_path: Path, monkeypatch: pyte
     assert (rows, bad) == ([{"user": f"u{row}", "item": f"i{row}"} for row in range(200)], [])
 
 
+@pytest.mark.parametrize("mark", [",", "::"])
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_lines_may_end_with_a_carriage_return_in_files_of_many_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, end: str
+) -> None:
+    monkeypatch.setattr(formats, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 101)
+    lines = [f"user{mark}item", *(f"u{row}{mark}i{row}" for row in range(60))]
+    expected = [{"user": f"u{row}", "item": f"i{row}"} for row in range(60)]
+    content = end.join(lines)
+    assert read(file_of(tmp_path / "a.csv", content.encode())) == (expected, [*range(2, 62)], [])
+    # Row 40 has too few fields.
+    lines[41] = "u40"
+    rows, numbers, bad = read(file_of(tmp_path / "b.csv", end.join(lines).encode()))
+    assert (rows, bad) == (expected[:40] + expected[41:], [BadRow(42, "u40", "1 field instead of 2")])
+    assert numbers == [*range(2, 42), *range(43, 62)]
+
+
+def test_after_a_line_too_long_for_a_block_rows_have_their_own_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = file_of(tmp_path / "a.csv", b"a,b\n\n" + b"x" * 400 + b",1\n2,3\n")
+    with opened(file) as source:
+        (batch,) = batches(source, ["a", "b"])
+        assert [source.number_of(batch, place) for place in range(2)] == [3, 4]
+        monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 101)
+        assert [source.number_of(batch, place) for place in range(2)] == [2, 3]
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -269,10 +298,10 @@ def test_numbered_column_names_are_not_data(tmp_path: Path, header: str) -> None
     [
         (
             b'[\n{"user": 1},\n{"user": 2}\n]\n',
-            "line 1: not a JSON object: .*; write one object on each line",
+            "line 1: not a JSON object: .*Fix: write one object on each line",
         ),
         (b'{"user": 1,}\n{"user": 2,}\n', "line 1: not a JSON object: .*jq -c"),
-        (b"\n// log\n# of users\n", "line 2: not a JSON object: .*: '// log'; "),
+        (b"\n// log\n# of users\n", r"line 2: not a JSON object: .*: '// log'\. Fix: "),
     ],
 )
 def test_json_that_is_not_lines_is_refused_with_its_first_bad_line(
@@ -324,5 +353,7 @@ def test_texts_are_read_as_codes_when_the_file_stores_them_as_codes(tmp_path: Pa
 
 def test_a_file_without_the_compression_of_its_extension_is_refused(tmp_path: Path) -> None:
     file = file_of(tmp_path / "a.csv.gz", b"\x01\x00\xff\xfe" * 100)
-    with pytest.raises(UserError, match=r"a\.csv\.gz is not packed with gzip, as the end of its name says"):
+    with pytest.raises(
+        UserError, match=r"a\.csv\.gz: it is not packed with gzip, as the end of its name says"
+    ):
         read(file)

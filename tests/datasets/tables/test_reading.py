@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import uuid
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,33 @@ def test_the_most_frequent_value_of_an_item_is_used_and_different_ones_are_count
     )
 
 
+def test_the_values_of_most_rows_are_counted_over_many_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays, "CHUNK", 2)
+    chance = np.random.default_rng(7)
+    items, genres = chance.integers(0, 4, 300), chance.choice(["a", "b", "c"], 300, p=[0.7, 0.2, 0.1])
+    # No value of the last item has more than half of the rows.
+    genres[items == 3] = chance.choice(["a", "b", "c"], int((items == 3).sum()))
+    path = write(
+        tmp_path / "a.csv", {"user": [*range(300)], "item": items.tolist(), "genre": genres.tolist()}
+    )
+    features = {"genre": FeatureColumn("item", "genre", "category")}
+    raw = read(path, dataclasses.replace(PLAIN, features=features))
+    expected, others = [], 0
+    for item in range(4):
+        values = genres[items == item].tolist()
+        value, number = Counter(values).most_common(1)[0]
+        expected.append(value if 2 * number > len(values) else values[-1])
+        others += len(values) - values.count(expected[-1])
+    assert raw.items["genre"].tolist() == expected
+    assert expected[:3] == ["a"] * 3
+    assert (
+        f"genre varies within 4 items: the value of most rows counts, else the last one, and {others} "
+        in (raw.skipped[0])
+    )
+
+
 def test_a_title_that_is_also_a_feature_keeps_its_missing_values(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", {"user": [1, 2, 3], "item": [10, 11, 12], "color": [1, None, 3]})
     schema = dataclasses.replace(
@@ -375,13 +403,15 @@ def test_a_bad_row_is_named_by_file_row_column_and_value(tmp_path: Path, end: st
     with pytest.raises(UserError) as raised:
         read(path, schema)
     assert str(raised.value) == (
-        f"{path}, {row}: stars '1,5' is not a number; fix the file, or give --bad_rows skip to leave such "
-        "rows out."
+        f"Cannot read {path}, {row}: stars '1,5' is not a number. "
+        "Fix: correct the file, or give --bad_rows skip."
     )
-    with pytest.raises(
-        UserError, match=r"with it 3 of 4 rows of the file cannot be read, and --max_bad_rows 0\.5"
-    ):
+    with pytest.raises(UserError) as raised:
         read(path, schema, bad_rows="skip", max_bad_rows=0.5)
+    assert str(raised.value) == (
+        f"Cannot read {path}, {row}: stars '1,5' is not a number; with it 3 of 4 rows of the file cannot be "
+        "read, and --max_bad_rows 0.5 allows 2. Fix: correct the file, or give a larger --max_bad_rows."
+    )
     raw = read(path, schema, bad_rows="skip", max_bad_rows=0.75)
     # Who is in a bad row alone is no user.
     assert (raw.users["user"].tolist(), raw.num_skipped) == (["a"], 3)
@@ -389,14 +419,30 @@ def test_a_bad_row_is_named_by_file_row_column_and_value(tmp_path: Path, end: st
         f"skipped 3 bad rows of a.{end}, the first being {row} (stars '1,5' is not a number)"
     ]
     # What was read before is judged by the flags of today.
-    with pytest.raises(UserError, match="fix the file, or give --bad_rows skip"):
+    with pytest.raises(UserError, match="Fix: correct the file, or give --bad_rows skip"):
         read(path, schema)
+
+
+@pytest.mark.parametrize("mark", [",", "::"])
+def test_a_bad_value_has_its_line_where_lines_end_with_carriage_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 101)
+    path, schema = tmp_path / "a.csv", dataclasses.replace(PLAIN, label=RATING)
+    rows = ["user,item,stars", *(f"u{row},i{row},3" for row in range(60))]
+    rows[50] = "u,i,many"
+    path.write_text("\r".join(rows).replace(",", mark))
+    with pytest.raises(UserError, match="line 51: stars 'many' is not a number"):
+        read(path, schema)
+    raw = read(path, schema, bad_rows="skip", max_bad_rows=0.5)
+    assert raw.skipped[-1].endswith("the first being line 51 (stars 'many' is not a number)")
+    assert len(raw.events.label) == 59
 
 
 def test_a_row_with_too_few_fields_is_reported_before_a_later_bad_value(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("user,item,stars\na,1,1\nb\nc,2,nine\n")
-    with pytest.raises(UserError, match=r"line 3: 1 field instead of 3: 'b'; fix"):
+    with pytest.raises(UserError, match=r"line 3: 1 field instead of 3: 'b'\. Fix: "):
         read(path, dataclasses.replace(PLAIN, label=RATING))
     raw = read(path, dataclasses.replace(PLAIN, label=RATING), bad_rows="skip", max_bad_rows=1.0)
     assert raw.skipped[-1] == "skipped 2 bad rows of a.csv, the first being line 3 (1 field instead of 3)"
@@ -411,10 +457,10 @@ def test_an_unclosed_quote_over_several_lines_is_reported_with_its_line(tmp_path
 
 def test_values_off_the_scale_and_bad_times_are_reported_with_the_requirement(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", {"user": [1], "item": [2], "stars": ["9"], "at": ["20.11.2026"]})
-    with pytest.raises(UserError, match=r"stars '9' is outside of the scale from 1 to 5; fix"):
+    with pytest.raises(UserError, match=r"stars '9' is outside of the scale from 1 to 5\. Fix: "):
         read(path, dataclasses.replace(PLAIN, label=RATING))
     for form, shown in (("iso", "iso"), ("%d/%m/%Y", '"%d/%m/%Y"')):
-        with pytest.raises(UserError, match=f"at '20.11.2026' is not a time of the form {shown}; fix"):
+        with pytest.raises(UserError, match=f"at '20.11.2026' is not a time of the form {shown}. Fix: "):
             read(path, dataclasses.replace(PLAIN, timestamp=TimestampColumn("at", form)))
 
 
@@ -427,7 +473,7 @@ def test_a_zero_time_is_noted_and_a_time_in_another_unit_is_a_bad_row(tmp_path: 
         "events count as the oldest"
     ]
     (tmp_path / "a.csv").write_text("\n".join([*lines, "c,z,1700000000000", ""]))
-    with pytest.raises(UserError, match="line 5: time '1700000000000' is in another unit than unix; fix"):
+    with pytest.raises(UserError, match=r"line 5: time '1700000000000' is in another unit than unix\. Fix: "):
         read(tmp_path, schema)
 
 

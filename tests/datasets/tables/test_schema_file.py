@@ -225,7 +225,7 @@ def test_the_kind_of_a_count_can_be_corrected_alone() -> None:
             '"ratings"',
             '[label] kind = "ratings" is not one of rating, yes_no, clicks, count; did you',
         ),
-        ('"rating"', '"yes_no"', '[label] lowest = 1.0 says nothing where kind = "yes_no"; leave it out.'),
+        ('"rating"', '"yes_no"', '[label] lowest = 1.0 says nothing where kind = "yes_no"; remove it.'),
         ('"stars"', "5", "[label] column = 5 is not text."),
         ('"stars"', "[1]", "[label] column = (a list) is not text."),
         ('"stars"', '""', "[label] has no column; write one."),
@@ -449,7 +449,7 @@ OWN = WHOLE.replace('column = "product_id"', 'column = "product_id"\ntable_colum
         (
             OWN.replace('column = "price"', 'column = "id"'),
             COLUMNS["items"],
-            '[features.price] column = "id" holds the ids of items, a feature already; leave',
+            '[features.price] column = "id" holds the ids of items, a feature already; remove',
         ),
     ],
 )
@@ -521,7 +521,7 @@ def test_the_age_of_an_item_is_no_feature_of_an_event_to_rank_by(kind: str) -> N
     text = AGED.replace('"clicks"', f'"{kind}"\ncolumn = "n"' if kind == "count" else '"clicks"')
     assert refusal(text) == (
         '[features.age] column = "age_days(item.released)" says which item an event is of, which is not '
-        "known before one is chosen; leave the feature out, or write a column with the age as a number of "
+        "known before one is chosen; remove the feature, or write a column with the age as a number of "
         '= "item".'
     )
     parse_schema(text.replace("item.released", "user.born"))

@@ -98,6 +98,7 @@ def test_iso_times_are_seconds_in_utc(text: str, seconds: int) -> None:
         ("iso", None, MISSING),
         ("%d/%m/%Y", "31/02/2026", NO_TIME),
         ("%d/%m/%Y", "1/2/26x", NO_TIME),
+        ("%d/%m/%Y %Z", "1/2/2026 PST", NO_TIME),
         ("unix", "NA", MISSING),
         ("unix", "soon", NO_NUMBER),
         # Milliseconds where seconds were said, and the other way.
@@ -119,6 +120,10 @@ def test_a_value_that_is_no_time_is_a_fault(form: str, value: Any, fault: int) -
         ("%d.%m.%Y %H:%M", ["20.11.2026 12:00", "1.1.2026 0:0"]),
         ("%Y-%m-%dT%H:%M:%S.%f", ["2026-11-20T12:00:00.25"]),
         ("%Y-%m-%d %H:%M %z", ["2026-11-20 13:00 +0100"]),
+        (
+            "%Y-%m-%d %H:%M %Z",
+            ["2026-11-20 13:00 CET", "2026-07-20 12:00 UTC", "2026-07-20 12:00 Europe/Berlin"],
+        ),
         ("unix", [NOON]),
         ("unix", [f"{NOON}.75"]),
         ("unix", [f"{NOON:.9e}"]),

@@ -72,7 +72,7 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
     source = with_flags(locate(data, seed), config.tables, data)
     known = stream_state if config.stream.stream else None
     if known is not None and not source.has_times:
-        raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
+        raise UserError("The events have no times, so --stream has no order to follow; remove it.")
     cache = Path(data.cache_dir) if data.cache_dir else place_for(source.folder, COLUMNS)
     digests = _digests(source.files)
     name = _name(digests, source.key, data, seed, known)

@@ -64,7 +64,7 @@ class Faults:
         """
         if self.first:
             raise UserError(
-                f"{self._described(file)}; fix the file, or give --bad_rows skip to leave such rows out."
+                f"Cannot read {self._described(file)}. Fix: correct the file, or give --bad_rows skip."
             )
 
     def accepted(self, file: object, num_rows: int, most: float) -> list[str]:
@@ -77,9 +77,9 @@ class Faults:
             return []
         if self.number > most * num_rows:
             raise UserError(
-                f"{self._described(file)}; with it {self.number:,} of {num_rows:,} rows of the file cannot "
-                f"be read, and --max_bad_rows {most:g} allows {int(most * num_rows):,}; fix the file, or "
-                "give a larger one."
+                f"Cannot read {self._described(file)}; with it {self.number:,} of {num_rows:,} rows of the "
+                f"file cannot be read, and --max_bad_rows {most:g} allows {int(most * num_rows):,}. Fix: "
+                "correct the file, or give a larger --max_bad_rows."
             )
         return [
             f"skipped {counted(self.number, 'bad row')} of {Path(str(file)).name}, the first being "
@@ -149,7 +149,9 @@ def check_names(file: File, names: Sequence[str]) -> None:
     """
     twice = next((name for name, number in Counter(names).items() if number > 1), None)
     if twice is not None:
-        raise UserError(f"{file} has two columns with the name {twice!r}; rename one of them.")
+        raise UserError(
+            f"Cannot read {file}: it has two columns with the name {twice!r}. Fix: rename one of them."
+        )
 
 
 BLOCK_BYTES = 2**20
@@ -222,12 +224,12 @@ class TextFile:
             self._counted = CountedFile(file.path)
         start = self._counted.peek(8)
         if not start:
-            raise UserError(f"{file} is empty; write it again, or remove it.")
+            raise UserError(f"Cannot read {file}: it is empty. Fix: write it again, or remove it.")
         packed = next((kind for mark, kind in PACKED.items() if start.startswith(mark)), "")
         if file.compression and not packed and b"\0" in self._counted.peek(BLOCK_BYTES):
             raise UserError(
-                f"{file} is not packed with {file.compression}, as the end of its name says; give its name "
-                "the right end, or write it again."
+                f"Cannot read {file}: it is not packed with {file.compression}, as the end of its name says. "
+                "Fix: give its name the right end, or write it again."
             )
         self._source: Any = self._unpacked(packed) if packed else self._counted
         # UTF-8's byte order mark is not text in any other encoding either.
@@ -279,10 +281,16 @@ class TextFile:
     def _decoder_of(self, start: bytes) -> codecs.IncrementalDecoder:
         """Return the decoder for the bytes."""
         if start.startswith(UTF32):
-            raise UserError(f"{self.file} is text in UTF-32; convert it with iconv -f UTF-32 -t UTF-8.")
+            raise UserError(
+                f"Cannot read {self.file}: it is text in UTF-32. "
+                "Fix: convert it with iconv -f UTF-32 -t UTF-8."
+            )
         what = next((what for mark, what in FOREIGN.items() if start.startswith(mark)), "")
         if what:
-            raise UserError(f"{self.file} is {what}, not text; give its name the right end, or unpack it.")
+            raise UserError(
+                f"Cannot read {self.file}: it is {what}, not text. "
+                "Fix: give its name the right end, or unpack it."
+            )
         name = "utf-16" if start.startswith(UTF16) else self.file.encoding
         # Without a mark, the first character shows the byte order: it is an ASCII one.
         if name.lower().replace("_", "-") == "utf-16" and not start.startswith(UTF16):
@@ -301,13 +309,13 @@ class TextFile:
         except UnicodeError as error:
             others = " or ".join(f'encoding = "{name}"' for name in ENCODINGS if name != self.file.encoding)
             raise UserError(
-                f"{self.file} is not text in {self.file.encoding} ({getattr(error, 'reason', error)}); write "
-                f"{others} under [files] of schema.toml."
+                f"Cannot read {self.file}: it is not text in {self.file.encoding} "
+                f"({getattr(error, 'reason', error)}). Fix: write {others} under [files] of schema.toml."
             ) from None
         if "\0" in text:
             raise UserError(
-                f"{self.file} holds zero bytes, as a damaged file does, or one in UTF-16 without a mark, for "
-                'which encoding = "utf-16" under [files] helps.'
+                f"Cannot read {self.file}: it holds zero bytes, as a damaged file does, or one in UTF-16 "
+                'without a mark. Fix: write the file again, or encoding = "utf-16" under [files].'
             )
         return text.encode()
 
@@ -331,13 +339,21 @@ class TextReader(FileReader):
         self._text.close()
 
 
-def _whole_lines(text: Any, size: int) -> Iterator[bytes]:
-    """Yield blocks of whole lines, of about this size; the last line may have no line end."""
+def _whole_lines(text: Any, size: int, is_csv: bool = True) -> Iterator[bytes]:
+    r"""Yield blocks of whole lines, of about this size; the last line may have no line end.
+
+    is_csv: if true, lines may also end with only "\r".
+    """
     rest = b""
     while block := text.read(size):
-        lines, end, rest = (rest + block).rpartition(b"\n")
-        if end:
-            yield lines + end
+        rest += block
+        end = rest.rfind(b"\n") + 1
+        if is_csv and not end:
+            # A final "\r" may be half of "\r\n".
+            end = rest.rfind(b"\r", 0, -1) + 1
+        lines, rest = rest[:end], rest[end:]
+        if lines:
+            yield lines
         elif len(rest) > size:
             raise ValueError(f"a line has more than {size // 2**20} MiB")
     if rest:
@@ -384,7 +400,7 @@ class Delimited(TextReader):
         first = next(rows, [])
         if not any(first):
             what = "" if file.columns else " with the names of its columns"
-            raise UserError(f"{file} has no first line{what}; add one.")
+            raise UserError(f"Cannot read {file}: it has no first line{what}. Fix: add one.")
         self._has_header = not file.columns or _letters(first) == _letters(file.columns)
         names, second = [*(file.columns or first)], next(rows, [])
         # A first row whose width also differs from the second is a bad row.
@@ -472,8 +488,9 @@ class Delimited(TextReader):
         lines = (line for block in blocks for line in io.StringIO(block.decode(), newline=""))
         rows = csv.reader(lines, delimiter=self._delimiter, quoting=_quoting(self._mark))
         number, before = 0, 0
-        # Python's reader refuses a field of a megabyte; then the row number is returned.
-        with contextlib.suppress(csv.Error):
+        # Python's reader refuses a field of a megabyte, and a block without a line end has no whole lines;
+        # then the row number is returned.
+        with contextlib.suppress(csv.Error, ValueError):
             for row in rows:
                 number += bool(row)
                 if number == wanted:
@@ -609,7 +626,7 @@ class JsonLines(TextReader):
         """Yield the lines that are objects."""
         first, line = 0, 1
         with explained_damage(self.file):
-            for block in _whole_lines(self._text, JSON_BLOCK_BYTES):
+            for block in _whole_lines(self._text, JSON_BLOCK_BYTES, is_csv=False):
                 num_lines = block.count(b"\n") + (not block.endswith(b"\n"))
                 batch = self._by_arrow(block, columns, num_lines)
                 lines = np.arange(line, line + num_lines)
@@ -630,9 +647,9 @@ class JsonLines(TextReader):
         if not names or self._text.head.lstrip().startswith(b"["):
             number, first = next(((k, line) for k, line in enumerate(lines, 1) if line.strip()), (1, b""))
             raise UserError(
-                f"{self.file}, line {number}: {_object(first)}: {_shown(first[:60])!r}; write one object on "
-                'each line, such as {"user": 1, "item": 2}: jq -c ".[]" FILE makes lines of a list, and '
-                'jq -c "." FILE of objects on several lines.'
+                f"Cannot read {self.file}, line {number}: {_object(first)}: {_shown(first[:60])!r}. Fix: "
+                'write one object on each line, such as {"user": 1, "item": 2}: jq -c ".[]" FILE makes lines '
+                'of a list, and jq -c "." FILE of objects on several lines.'
             )
         return [*names]
 
@@ -776,7 +793,10 @@ class Typed(FileReader):
     def __init__(self, file: File) -> None:
         super().__init__(file)
         if file.compression:
-            raise UserError(f"{file} is a packed file of a format that is packed by itself; unpack it.")
+            raise UserError(
+                f"Cannot read {file}: it is a packed file of a format that is packed by itself. "
+                "Fix: unpack it."
+            )
 
 
 class Parquet(Typed):
@@ -832,7 +852,10 @@ class Arrow(Typed):
             start = self._source.read(8)
             self._source.seek(0)
             if start.startswith(b"FEA1"):
-                raise UserError(f"{file} is Feather of version 1; write it again with a newer library.")
+                raise UserError(
+                    f"Cannot read {file}: it is Feather of version 1. "
+                    "Fix: write it again with a newer library."
+                )
             self._is_file = start.startswith(b"ARROW1")
             with self._opened(None) as reader:
                 self.names = [str(name) for name in reader.schema.names]

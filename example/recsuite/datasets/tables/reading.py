@@ -10,6 +10,7 @@ newest.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -269,14 +270,20 @@ def _decoded(known: list[Any], codes: np.ndarray, is_list: bool, is_untyped: boo
     return table[codes]
 
 
+# Chunks whose counts of values are added up at once: memory holds the counts of so many.
+ADDED_CHUNKS = 16
+
+
 def _settle(taken: _Seen, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
     """Give an owner with several values that of over half of its rows; return the number of other rows."""
-    frames = (
-        pandas.DataFrame({"owner": places, "value": found})[taken.varied[places]]
-        for places, found, _ in blocks
+    found = (
+        pandas.DataFrame({"owner": places, "value": values})[taken.varied[places]].value_counts(sort=False)
+        for places, values, _ in blocks
     )
-    counts = pandas.concat([frame.value_counts() for frame in frames]).groupby(level=[0, 1]).sum()
-    pairs = counts.reset_index(name="count")
+    counts: list[pandas.Series] = []
+    while some := [*itertools.islice(found, ADDED_CHUNKS)]:
+        counts = [pandas.concat([*counts, *some]).groupby(level=[0, 1]).sum()]
+    pairs = counts[0].reset_index(name="count")
     most = pairs[2 * pairs["count"] > pairs.groupby("owner")["count"].transform("sum")]
     taken.newest[most["owner"]] = most["value"]
     return int(pairs["count"][taken.newest[pairs["owner"]] != pairs["value"]].sum())

@@ -519,7 +519,7 @@ def _check_files(place: SchemaPlace, schema: TableSchema) -> None:
             raise place.wrong("constants", each, 'is no NAME=VALUE; write "user=all", say')
     for other in ("users", "items"):
         if getattr(files, other) and getattr(files, other) == files.events:
-            raise place.wrong(other, files.events, "is the file of the events; leave it out")
+            raise place.wrong(other, files.events, "is the file of the events; remove it")
 
 
 def _check_nouns(place: SchemaPlace, schema: TableSchema) -> None:
@@ -627,11 +627,11 @@ def _check_name(place: SchemaPlace, name: str, schema: TableSchema) -> None:
 def _check_kind(place: SchemaPlace, feature: FeatureColumn) -> None:
     if feature.kind == "text":
         raise place.wrong(
-            "kind", "text", "cannot be learned from: nothing reads texts yet; leave the feature out"
+            "kind", "text", "cannot be learned from: nothing reads texts yet; remove the feature"
         )
     _choose(place, "kind", feature.kind, KINDS)
     if feature.kind == NUMBER and feature.ids != VOCABULARY:
-        raise place.wrong("ids", feature.ids, f'says nothing where kind = "{NUMBER}"; leave it out')
+        raise place.wrong("ids", feature.ids, f'says nothing where kind = "{NUMBER}"; remove it')
     if feature.kind == LIST and not feature.separator:
         raise place.wrong(
             "separator", feature.separator, 'is empty; write what is between the entries, such as "|"'
@@ -658,7 +658,7 @@ def _check_column(place: SchemaPlace, feature: FeatureColumn, schema: TableSchem
         named = schema.user if feature.of == USER else schema.item
         taken[named.own_column] = f"the ids of {feature.of}s, a feature already"
     if feature.column in taken:
-        raise place.wrong("column", feature.column, f"holds {taken[feature.column]}; leave the feature out")
+        raise place.wrong("column", feature.column, f"holds {taken[feature.column]}; remove the feature")
     if feature.of == ITEM and feature.column == schema.item.title and feature.kind != CATEGORY:
         raise place.wrong("kind", feature.kind, f'is not right for the titles of items; write "{CATEGORY}"')
     if schema.timestamp and feature.column == schema.timestamp.column:
@@ -686,7 +686,7 @@ def _check_derived(place: SchemaPlace, feature: FeatureColumn, call: Derived, sc
         raise place.wrong(
             "column",
             feature.column,
-            "says which item an event is of, which is not known before one is chosen; leave the feature out, "
+            "says which item an event is of, which is not known before one is chosen; remove the feature, "
             f'or write a column with the age as a number of = "{ITEM}"',
         )
     if call.column and feature.kind != NUMBER:
@@ -1084,7 +1084,7 @@ def _check_keys_of_kind(
         return
     for key in values:
         if key not in keys[kind] and any(key in others for others in keys.values()):
-            raise place.wrong(key, values[key], f'says nothing where kind = "{kind}"; leave it out')
+            raise place.wrong(key, values[key], f'says nothing where kind = "{kind}"; remove it')
     _require(place, values, [key for key in keys[kind] if key not in OPTIONAL])
 
 

@@ -315,7 +315,7 @@ FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 # Numbers are guessed as times if they are of the years 1976 to 2103.
 FIRST_LIKELY, LAST_LIKELY = 2e8, 4.2e9
 # Directives that Arrow can read, in a tenth of the time of pandas. It knows no zones and no fractions.
-QUICK_PATTERN = set("YmdHMSyBbjTFDIp")
+QUICK_PATTERN = set("YmdHMSyBbjIp")
 FRACTION = r"(:\d\d)[.,]\d+"
 # Parts of a time in a text: the time of the day with AM or PM and a zone, words, and digits.
 PART = re.compile(
@@ -524,7 +524,8 @@ def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
         # Arrow reads 31 February as a day in March; such a value is refused.
         same = pc.fill_null(pc.equal(pc.strftime(found, format=pattern), texts), False)
         known, slow = _seconds(found), ~same.to_numpy(zero_copy_only=False)
-    known[slow] = _by_pandas(texts.filter(slow), pattern)
+    if slow.any():
+        known[slow] = _by_pandas(texts.filter(slow), pattern)
     return known
 
 
@@ -718,7 +719,7 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
     if lost:
         raise UserError(
             f"{name} has an index {printable(repr(lost[0]))}, which is not read; call reset_index() to make "
-            "it a column, or reset_index(drop=True) to leave it out."
+            "it a column, or reset_index(drop=True) to remove it."
         )
     for column, kind in values.dtypes.items():
         # Columns of plain numbers, booleans and times have a single type.
