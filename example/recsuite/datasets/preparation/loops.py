@@ -26,7 +26,7 @@ Loop = TypeVar("Loop", bound=Callable[..., object])
 TRAINING, TEST = 0, 1
 # As in `columns`. Not imported: machine code has the value, and is kept until this file changes.
 NOWHERE = -1
-# Approximate number of events of a range of users.
+# Approximate number of events of a range of users, and of repeated events at a time.
 RANGE_EVENTS = 2**20
 
 
@@ -267,20 +267,23 @@ def grouped(owners: np.ndarray, number: int, folder: Path | None = None) -> Grou
 
 
 def repeated_events(user: np.ndarray, item: np.ndarray, folder: Path | None = None) -> Iterator[np.ndarray]:
-    """Yield the events whose user has the same item in several events, by ranges of users.
+    """Yield the events whose user has the same item in several events, those of some users at a time.
 
-    Each array has all events of some users, int32, in ascending order. user, item: int32 [events]; folder: as
-    for `grouped`.
+    The arrays are int32, in ascending order, and have about `RANGE_EVENTS` events. user, item: int32 [events];
+    folder: as for `grouped`.
     """
     found = grouped(user, highest(user) + 1, folder)
     is_repeated = np.zeros(len(user), bool)
     mark_repeats(found.offsets, found.events, item, highest(item) + 1, is_repeated)
     release(item, found.events)
     firsts = np.unique(found.offsets[:-1] // RANGE_EVENTS, return_index=True)[1].tolist()
+    pending, number = [], 0
     for first, last in pairwise([*firsts, len(found.offsets) - 1]):
         part = slice(found.offsets[first], found.offsets[last])
-        events = found.events[part][is_repeated[part]]
+        pending.append(found.events[part][is_repeated[part]])
         release(found.events)
-        if len(events):
-            events.sort()
-            yield events
+        number += len(pending[-1])
+        # Mostly few are repeated, and the caller looks up all of these in columns that may be mapped.
+        if number >= RANGE_EVENTS or (number and last == len(found.offsets) - 1):
+            yield np.sort(np.concatenate(pending))
+            pending, number = [], 0

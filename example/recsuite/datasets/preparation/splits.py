@@ -105,7 +105,11 @@ def _with_weights(events: Events) -> Events:
 
 def _settle(events: Events, repeated: np.ndarray, how: str, adds_up: bool, is_left: np.ndarray) -> int:
     """Unmark those of the repeated events that are dropped. Returns the number of pairs."""
-    user, item, time = (column[repeated] for column in (events.user, events.item, events.time))
+    # One after the other: each may touch all of its column.
+    user, item, time = (
+        gather(column, repeated, np.empty(len(repeated), column.dtype))
+        for column in (events.user, events.item, events.time)
+    )
     # Stable: events of one time keep the order of the file.
     order = sorted_places(user, item, time)
     user, item, events_of = user[order], item[order], repeated[order]
@@ -122,7 +126,7 @@ def _settle(events: Events, repeated: np.ndarray, how: str, adds_up: bool, is_le
         # The last event of the pair gets the mean and keeps its time.
         sums = np.add.reduceat(events.label[events_of], begins, dtype=np.float64)
         events.label[counting] = sums / (ends - begins + 1)
-    columns = events.user, events.item, events.time, events.label, events.weight
+    columns = events.label, events.weight
     release(*(column for column in columns if column is not None))
     return len(begins)
 
