@@ -269,7 +269,7 @@ def grouped(owners: np.ndarray, number: int, folder: Path | None = None) -> Grou
 def repeated_events(user: np.ndarray, item: np.ndarray, folder: Path | None = None) -> Iterator[np.ndarray]:
     """Yield the events whose user has the same item in several events, those of some users at a time.
 
-    The arrays are int32, in ascending order, and have about `RANGE_EVENTS` events. user, item: int32 [events];
+    The arrays are int32, in ascending order, of about `RANGE_EVENTS` events. user, item: int32 [events];
     folder: as for `grouped`.
     """
     found = grouped(user, highest(user) + 1, folder)
