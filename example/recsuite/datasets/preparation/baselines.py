@@ -25,7 +25,7 @@ from recsuite.datasets.metrics import (
     never_found,
     ranks_by_chance,
 )
-from recsuite.datasets.preparation.arrays import chunks, counts_of, highest, release
+from recsuite.datasets.preparation.arrays import chunks, counts_of, release
 from recsuite.datasets.preparation.histories import StoredEvents
 from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
 from recsuite.datasets.schema import HISTORY
@@ -82,7 +82,9 @@ def baselines_of(
 
     folder: with the histories of the events; done: called with the finished share of the work.
     """
-    num_known, num_users = sizes[0] + sizes[1], highest(stored.user) + 1
+    num_known = sizes[0] + sizes[1]
+    known_offsets = np.load(folder / f"test_{HISTORY}_offsets.npy")
+    num_users = len(known_offsets) - 1
     fitted = fit_biases(
         stored.user,
         stored.item,
@@ -92,7 +94,7 @@ def baselines_of(
         lambda share: done(SHARE_OF_BIASES * share),
     )
     ranks, candidates = popularity_ranks(
-        np.load(folder / f"test_{HISTORY}_offsets.npy"),
+        known_offsets,
         np.load(folder / "test_seen.npy", mmap_mode="r"),
         stored.user[num_known:],
         stored.item[num_known:],
@@ -100,7 +102,8 @@ def baselines_of(
         schema.excludes_seen,
     )
     done(1)
-    is_known = (counts_of(stored.user[: sizes[0]], num_users) > 0)[stored.user[num_known:]]
+    has_trained = np.diff(np.load(folder / f"{HISTORY}_offsets.npy")) > 0
+    is_known = has_trained[stored.user[num_known:]]
     parts: dict[str, Any] = {"": slice(None)}
     if is_known.any() and not is_known.all():
         parts |= {KNOWN: is_known, NEW: ~is_known}

@@ -80,12 +80,15 @@ def write_histories(
     rows: the table rows of users, and of items, int32; sizes: of the splits; done: called with the finished
     share.
     """
+    # A deployed model knows the validation events when a test event comes. A training event must not: in a
+    # random split they lie between the training events.
+    num_listed = sizes[0], sizes[0] + sizes[1]
     num_users = highest(stored.user) + 1
-    of_users = _list(folder, HISTORY, stored.user, num_users, stored.time, sizes)
-    _write_content(folder, stored, user_histories(stored, rows[1]), of_users.places, sizes)
+    of_users = _list(folder, HISTORY, stored.user, num_users, stored.time, num_listed)
+    _write_content(folder, stored, user_histories(stored, rows[1]), of_users.places, num_listed)
     done(0.7)
-    of_items = _list(folder, ITEM_HISTORY, stored.item, len(rows[1]), stored.time, sizes)
-    _write_content(folder, stored, item_histories(stored, rows[0]), of_items.places, sizes)
+    of_items = _list(folder, ITEM_HISTORY, stored.item, len(rows[1]), stored.time, num_listed)
+    _write_content(folder, stored, item_histories(stored, rows[0]), of_items.places, num_listed)
     done(1)
     fields: dict[str, np.ndarray] = {}
     longest = {}
@@ -109,12 +112,12 @@ class ListPlaces(NamedTuple):
 
 
 def _list(
-    folder: Path, name: str, owners: np.ndarray, number: int, time: np.ndarray, sizes: tuple[int, int, int]
+    folder: Path, name: str, owners: np.ndarray, number: int, time: np.ndarray, num_listed: tuple[int, int]
 ) -> ListPlaces:
-    """Find the places of events in the lists of their owners, and write the offsets of the lists."""
-    # A deployed model knows the validation events when a test event comes. A training event must not: in a
-    # random split they lie between the training events.
-    num_listed = sizes[0], sizes[0] + sizes[1]
+    """Find the places of events in the lists of their owners, and write the offsets of the lists.
+
+    num_listed: number of the first events that are in the lists for training, and in those for the test.
+    """
     counts = [counts_of(owners[:known], number) for known in num_listed]
     offsets = np.zeros((len(counts), number + 1), np.int64)
     np.cumsum(counts, axis=1, out=offsets[:, 1:])
@@ -142,17 +145,17 @@ def _list(
 
 
 def _write_content(
-    folder: Path, stored: StoredEvents, content: Content, places: np.ndarray, sizes: tuple[int, int, int]
+    folder: Path, stored: StoredEvents, content: Content, places: np.ndarray, num_listed: tuple[int, int]
 ) -> None:
     """Write the files of lists: what each listed event has there, at its place."""
-    for prefix, of_kind, num_listed in zip(PREFIXES, places, (sizes[0], sizes[0] + sizes[1]), strict=True):
+    for prefix, of_kind, number in zip(PREFIXES, places, num_listed, strict=True):
         for name, of_events in content.items():
             # Without events, for the type and the width.
             empty = of_events(slice(0, 0))
-            file = create_column(folder / f"{prefix}{name}.npy", (num_listed, *empty.shape[1:]), empty.dtype)
+            file = create_column(folder / f"{prefix}{name}.npy", (number, *empty.shape[1:]), empty.dtype)
             # A pair of numbers is written as one, in half of the time.
             pairs = file.view(np.int64).reshape(-1) if file.ndim > 1 else file
-            for part in chunks(num_listed, places, *vars(stored).values()):
+            for part in chunks(number, places, *vars(stored).values()):
                 for block in blocks(part):
                     values = of_events(block)
                     pairs[of_kind[block]] = values.view(np.int64).reshape(-1) if values.ndim > 1 else values
