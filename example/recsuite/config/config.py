@@ -188,6 +188,7 @@ class Config:
                 not model.ranks,
                 f"--task {model.task} cannot be used with --stream, which does not hold all training events",
             )
+            require(model.start == "random", "--start gaussian cannot be used with --stream")
             for name in ("co_occurrence", "day_feature"):
                 require(data.is_default(name), f"--{name} cannot be used with --stream")
         require(not model.reads_order or data.history > 0, "--task sequence requires --history above 0")

@@ -248,8 +248,7 @@ class DataConfig(Section):
     )
     day_feature: str = flag(
         "none",
-        "Feature for the day of a rating: a row for each day of each user (user), or none. Requires --split "
-        "random or an official split.",
+        "Feature for the day of a rating: a row for each day of each user (user), or none.",
         choices=("none", "user"),
     )
 
@@ -307,7 +306,7 @@ class DataConfig(Section):
             self.is_synthetic or self.is_default("synthetic_kind"),
             f"--synthetic_kind {self.synthetic_kind} requires --dataset synthetic",
         )
-        for name in ("co_occurrence", "day_feature"):
+        for name in ("co_occurrence",):
             require(
                 self.is_default(name) or self.is_unordered,
                 f"--{name} {getattr(self, name)} requires --split random or an official split, got --split "
@@ -508,7 +507,7 @@ class ModelConfig(Section):
     """Task and size of the model.
 
     The fields task, embedding_dim, mlp_dims, history_weights, negatives, block, num_blocks, num_heads,
-    dropout and preset are flags, see docs/flags.md.
+    dropout, start and preset are flags, see docs/flags.md.
 
     Raises:
         UserError: from `validate`, for impossible values.
@@ -565,6 +564,13 @@ class ModelConfig(Section):
         requires=("task", "sequence"),
     )
     dropout: float = flag(0.2, "Dropout rate of the transformer.", requires=("task", "sequence"))
+    start: str = flag(
+        "random",
+        "First rows of the tables: drawn (random), or those of a Gaussian model of the training ratings that "
+        "is solved before the first epoch (gaussian), for models that add up rows.",
+        choices=("random", "gaussian"),
+        requires=("task", "rating"),
+    )
     preset: str = flag(
         AUTO,
         "Preset: a named group of values for flags that are not given, listed in docs/flags.md and at the "

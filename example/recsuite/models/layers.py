@@ -39,6 +39,14 @@ def make_mlp(widths: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def zero_last(layers: nn.Sequential) -> None:
+    """Make the output zero at first: untrained layers do not disturb the training of rows."""
+    last = layers[-1]
+    assert isinstance(last, nn.Linear)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+
+
 class PairMLP(nn.Sequential):
     """MLP of the factors of a user, an item and their product. Number 0 of a vector, its bias, is unused.
 
@@ -51,6 +59,7 @@ class PairMLP(nn.Sequential):
 
     def __init__(self, embedding_dim: int, hidden: Sequence[int]) -> None:
         super().__init__(*make_mlp([3 * (embedding_dim - 1), *hidden, 1]))
+        zero_last(self)
 
     # Takes pairs, and not one input.
     def forward(  # type: ignore[override]
@@ -104,11 +113,7 @@ class NumberLayers(nn.Module):
         super().__init__()
         self.places = list(places)
         self.layers = make_mlp([2 * len(self.places), embedding_dim, embedding_dim])
-        # Zero at first: untrained layers do not disturb the training of rows.
-        last = self.layers[-1]
-        assert isinstance(last, nn.Linear)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+        zero_last(self.layers)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return float32 [B, D], of all dense numbers, float32 [B, numbers], NaN for a missing one."""

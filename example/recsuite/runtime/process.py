@@ -446,13 +446,20 @@ def broadcast_from_rank0(action: Callable[[], Any]) -> Any:
     return all_gather_object(action if dist.get_rank() == 0 else lambda: None)[0]
 
 
-def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: float) -> list[Any]:
+def once_per_node(
+    context: RuntimeContext,
+    action: Callable[[], Any],
+    deadline: float,
+    work: str = "prepare the data",
+    fix: str = "prepare them on each machine with a single process first",
+) -> list[Any]:
     """Run an action on local rank 0 of every machine while the others wait. Return, for each rank, the result
     of its machine. Collective: every rank.
 
+    work, fix: of the error when it takes longer than the deadline, in seconds.
+
     Raises:
-        UserError: on every rank, when the action raised one anywhere; and when it takes longer than the
-            deadline, in seconds.
+        UserError: on every rank, when the action raised one anywhere, or takes too long.
     """
     import torch.distributed as dist
 
@@ -467,8 +474,8 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
         if "timed out" not in str(error).lower():
             raise
         raise UserError(
-            f"Rank {context.rank} waited {deadline:.0f} s for the first rank of each machine to prepare the "
-            "data; prepare them on each machine with a single process first."
+            f"Rank {context.rank} waited {deadline:.0f} s for the first rank of each machine to {work}; "
+            f"{fix}."
         ) from None
     dist.destroy_process_group(group)
     # Launchers number the ranks of a machine consecutively.

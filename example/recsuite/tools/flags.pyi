@@ -45,6 +45,7 @@ class Flags(TypedDict, total=False):
     num_blocks: int
     num_heads: int
     dropout: float
+    start: str
     preset: str
     lr: float
     dense_lr: float

@@ -62,10 +62,12 @@ from recsuite.training.steps import InputPipeline, Pass, learn, start_clock
 from recsuite.training.stream import StreamWindows, WindowLog, describe_growth
 from recsuite.training.weights import (
     InMemoryBest,
+    Start,
     apply_row_scale,
     check_finite,
     check_no_invalid_weights,
     describe_invalid_weights,
+    fill_first_rows,
 )
 
 # The share of the epochs after which spreads are learned. Before that, rows are small because they have
@@ -106,6 +108,7 @@ class Training:
         self.checkpointer = checkpointer or InMemoryBest(config.training, context)
         self.progress = self.checkpointer.start
         self.unit = data.columns.schema.labels
+        self.start_seconds = 0.0
         self.part: TrainingPass
         self.epochs: list[Epoch] = []
         bar = ProgressBar(self.columns.num_train, self.unit, config.training.epochs, context.rank != 0)
@@ -130,6 +133,7 @@ class Training:
         tables: TableRule | None = None,
         dense: DenseOptimizer | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        start: Start | None = None,
     ) -> ShardedModel:
         """Build the model, shard its tables, and load the state at which the checkpointer begins. Collective.
 
@@ -138,7 +142,9 @@ class Training:
         model and the batch, returns the mean over the batch; tables, dense: the optimizers. None stands for
         that of the task and the flags. metrics: a name to a function of predictions and labels, numpy float32
         [n], which returns a number; shown with those of the task. One with the name of the main metric
-        replaces it, and chooses the best epoch.
+        replaces it, and chooses the best epoch. start: called on one process, unless the training is resumed,
+        with the columns, the flags of the model and the seed; returns the first rows of tables, by their
+        names, float32 [rows, at most D], further numbers being 0. Other tables then begin with 0.
 
         Raises:
             UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
@@ -151,6 +157,14 @@ class Training:
         self.plan = describe_plan(self.train_state.model, self.columns)
         for line in self.plan.splitlines():
             self.context.say(line)
+        if start is None and self.config.model.start == "gaussian":
+            # Not at the top: numba is needed only here.
+            from recsuite.training.gaussian import gaussian_start as start
+        if start is not None and self.progress == Progress():
+            begun = time.perf_counter()
+            with self.phase("model"):
+                fill_first_rows(start, self.train_state.tables, self.columns, self.config, self.context)
+            self.start_seconds = time.perf_counter() - begun
         with self.phase(self.checkpointer.phase):
             self.checkpointer.begin(self.train_state)
         # A row may have expired since it was written: evaluation, which is no step, needs the time too.
@@ -305,7 +319,16 @@ class Training:
             # Only now: no choice may depend on the test.
             with self.phase("evaluation"):
                 test = self.evaluator.test(self.train_state.model, best.epoch)
-            run = Run(self.columns, self.plan, self.epochs, test, best.epoch, number, has_stopped)
+            run = Run(
+                self.columns,
+                self.plan,
+                self.epochs,
+                test,
+                best.epoch,
+                number,
+                has_stopped,
+                start_seconds=self.start_seconds,
+            )
         self.callbacks.on_end(run)
         return run
 

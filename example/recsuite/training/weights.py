@@ -1,4 +1,4 @@
-"""Weights of a model: checks that they are finite and within limits, and a copy of the best.
+"""Weights of a model: first rows, checks that weights are finite and within limits, and a copy of the best.
 
 Dense tensors are given by name, tables as `EmbeddingTable`. A row is the contents of its table times the
 model's `row_scale`.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from recsuite.config.sections import OptimizerConfig, TrainingConfig
+from recsuite.config.config import Config
+from recsuite.config.sections import ModelConfig, OptimizerConfig, TrainingConfig, require
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.errors import UserError
 from recsuite.runtime.host import free_memory
-from recsuite.runtime.process import RuntimeContext, all_gather_object
-from recsuite.sharding.table import EmbeddingTable, RowSlots, largest_of
+from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node
+from recsuite.sharding.table import EmbeddingTable, RowSlots, StaticTable, largest_of
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, has_epochs_left
@@ -34,6 +37,45 @@ SMALLEST_EXPONENT = -32
 DENSE = ""
 # Optimizer state of the dense part; it must be finite, and may be large.
 OPTIMIZER_SLOTS = ("exp_avg", "exp_avg_sq", "step")
+
+# Function that makes the first rows of tables, see `Training.shard`.
+Start = Callable[[Columns, ModelConfig, int], Mapping[str, np.ndarray]]
+
+
+def fill_first_rows(
+    start: Start,
+    tables: Mapping[str, EmbeddingTable],
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+) -> None:
+    """Replace the rows of all tables by those of a function, or by zeros. Collective: every rank.
+
+    Raises:
+        UserError: from the function, and when its rows fit no table.
+    """
+    # Those of rank 0 everywhere: other machines may round differently.
+    found = once_per_node(
+        context,
+        lambda: start(columns, config.model, config.runtime.seed),
+        PREPARATION_DEADLINE,
+        "make the first rows of the tables",
+        "give --start random",
+    )[0]
+    sizes = {table.name: table.rows for table in columns.tables}
+    for name, rows in found.items():
+        require(
+            name in tables and isinstance(tables[name], StaticTable) and len(rows) == sizes[name],
+            f"start must return all rows of tables of a fixed size, and returned {[*rows.shape]} for {name}; "
+            f"the tables have {', '.join(f'{each} {sizes[each]}' for each in tables)}",
+        )
+    for name, table in tables.items():
+        # This rank may have no row of a table.
+        if isinstance(table, StaticTable) and (weight := table.export().get("weight")) is not None:
+            weight.zero_()
+            if name in found:
+                mine = torch.from_numpy(found[name][table.first : table.first + len(weight)])
+                weight[:, : mine.shape[1]] = mine.to(weight)
 
 
 def describe_invalid_weights(

@@ -1,0 +1,54 @@
+"""Loops that numba compiles at their first use, with machine code that is kept on disk."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+from recsuite.files import digest_of_bytes
+
+Loop = TypeVar("Loop", bound=Callable[..., object])
+
+
+class MachineCode(FunctionCache):
+    """numba's files of machine code, with names of their own for each source and kind of arguments.
+
+    numba numbers the files of a loop. So two processes that compile it for other arguments at once, or a kill
+    between its index and the code, can give an index the code of something else (numba/numba#4807). A damaged
+    file, or a full disk, counts as no file: the loop is compiled again.
+    """
+
+    def _load_overload(self, sig: Any, target_context: Any) -> Any:
+        self._choose_file(sig, target_context.codegen())
+        try:
+            return super()._load_overload(sig, target_context)
+        # What damage raises depends on the damage.
+        except Exception:
+            with contextlib.suppress(OSError):
+                self._cache_file.flush()
+            return None
+
+    def _save_overload(self, sig: Any, data: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._choose_file(sig, data.codegen)
+            super()._save_overload(sig, data)
+
+    def _choose_file(self, sig: Any, codegen: Any) -> None:
+        stamp = self._impl.locator.get_source_stamp()
+        key = digest_of_bytes(repr((stamp, self._index_key(sig, codegen))).encode())
+        name = f"{self._impl.filename_base}.{key}"
+        self._cache_file = IndexDataCacheFile(self._cache_path, name, stamp)
+
+
+def compiled(loop: Loop) -> Loop:
+    """Compile a loop. The machine code is kept beside its source, or in the user's cache folder."""
+    made = numba.njit(loop, nogil=True)
+    # A RuntimeError: neither folder can be written.
+    with contextlib.suppress(RuntimeError):
+        made._cache = MachineCode(loop)
+    result: Loop = made
+    return result
