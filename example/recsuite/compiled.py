@@ -46,9 +46,16 @@ class MachineCode(FunctionCache):
 
 def compiled(loop: Loop) -> Loop:
     """Compile a loop. The machine code is kept beside its source, or in the user's cache folder."""
-    made = numba.njit(loop, nogil=True)
+    # "numpy": a division by zero raises nothing, so that the compiler may use vectors.
+    made = numba.njit(loop, nogil=True, error_model="numpy")
     # A RuntimeError: neither folder can be written.
     with contextlib.suppress(RuntimeError):
         made._cache = MachineCode(loop)
     result: Loop = made
+    return result
+
+
+def inlined(part: Loop) -> Loop:
+    """Compile a part of loops into each of them: a call would count the references to its arrays."""
+    result: Loop = numba.njit(part, nogil=True, error_model="numpy", inline="always")
     return result

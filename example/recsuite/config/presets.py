@@ -39,7 +39,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "start": "gaussian",
             "day_feature": "user",
             "embedding_dim": 12,
-            "lr": 0.01,
+            "lr": 0.005,
             "weight_decay": 0.0,
             "epochs": 4,
         },

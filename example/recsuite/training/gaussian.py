@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recsuite.compiled import compiled
+from recsuite.compiled import compiled, inlined
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import EVENT, ITEM, USER, Table
@@ -102,7 +102,7 @@ class Rows(NamedTuple):
         return np.repeat(np.arange(len(self.means)), np.diff(self.offsets))
 
 
-@compiled
+@inlined
 def vector(side: Side, event: int, found: np.ndarray) -> None:
     """Write the mean vector of a side of an event, float64 [d]; the event itself is not in its list."""
     owner, other = side.own[event], side.other[event]
@@ -114,7 +114,7 @@ def vector(side: Side, event: int, found: np.ndarray) -> None:
             found[a] += side.event_rows[place, a]
 
 
-@compiled
+@inlined
 def gradient(mine: Side, theirs: Side, event: int, x: np.ndarray, w: np.ndarray, found: np.ndarray) -> None:
     """Write E[w (label - prediction)] of an event, float64 [d], and w, see the module.
 
@@ -136,17 +136,16 @@ def gradient(mine: Side, theirs: Side, event: int, x: np.ndarray, w: np.ndarray,
             found[a] -= covariance[b, a] * x[b]
 
 
-@compiled
+@inlined
 def add_moment(w: np.ndarray, covariance: np.ndarray, weight: float, found: np.ndarray) -> None:
-    """Add E[w w'] times a weight; w: the mean, float64 [d]; found: float64 [d, d]."""
-    d = len(w)
-    for a in range(d):
+    """Add E[w w'] times a weight; w: the mean, float64 [d], with w[0] = 1; found: float64 [d, d]."""
+    found[0, 0] += weight
+    for a in range(1, len(w)):
         scaled = weight * w[a]
-        for b in range(d):
-            found[a, b] += scaled * w[b]
-    for a in range(1, d):
-        for b in range(1, d):
-            found[a, b] += weight * covariance[a, b]
+        found[a, 0] += scaled
+        found[0, a] += scaled
+        for b in range(1, len(w)):
+            found[a, b] += scaled * w[b] + weight * covariance[a, b]
 
 
 @compiled
@@ -255,9 +254,12 @@ def solve_lists(
         if moment[0, 0] <= 0:
             continue
         change = solve(moment, rest, noise, part.variances, part.means[row], part.covariances[row])
+        # Without the own event of row j, whose covariance is that of the vector of j.
+        inside = theirs.covariances[row] @ change - theirs.covariances[row, :, 0] * change[0]
+        inside[0] = 0.0
         for event in part.members[part.offsets[row] : part.offsets[row + 1]]:
             owner = mine.own[event]
-            root = mine.roots[owner]
+            root, weight = mine.roots[owner], mine.weights[event]
             vector(theirs, event, w)
             w[0] = 1.0
             product = 0.0
@@ -265,24 +267,22 @@ def solve_lists(
                 product += w[a] * change[a]
             for a in range(d):
                 mine.shared[owner, a] += root * change[a]
-                rests[owner, a] += root * mine.weights[event] * w[a] * product
+                rests[owner, a] += root * weight * (w[a] * product + inside[a])
             for b in range(d):
-                inside = mine.weights[event] if b else 0.0
+                scaled = root * change[b]
                 for a in range(d):
-                    own = inside * theirs.covariances[row, b, a] if a else 0.0
-                    rests[owner, a] -= root * (moments[owner, b, a] - own) * change[b]
+                    rests[owner, a] -= scaled * moments[owner, b, a]
 
 
 @compiled
 def add_covariances(
     owners: np.ndarray, rows: np.ndarray, shares: np.ndarray, of_rows: np.ndarray, found: np.ndarray
 ) -> None:
-    """Add the covariances of rows times the squares of shares to those of their owners."""
+    """Add the covariances of rows times the squares of shares to those of their owners, [number, d * d]."""
     for place in range(len(owners)):
-        square = shares[place] * shares[place]
+        owner, row, square = owners[place], rows[place], shares[place] * shares[place]
         for a in range(found.shape[1]):
-            for b in range(found.shape[1]):
-                found[owners[place], a, b] += square * of_rows[rows[place], a, b]
+            found[owner, a] += square * of_rows[row, a]
 
 
 @compiled
@@ -430,7 +430,7 @@ class Unknowns:
         collect(mine, theirs, rests, moments)
         for part in self.of_owners.values():
             solve_shared(mine, part, noise, rests, moments)
-        if has_lists := bool(mine.roots.any()):
+        if mine.roots.any():
             parts.append(self.of_lists)
             solve_lists(mine, theirs, self.of_lists, noise, rests, moments)
         for part in self.of_events.values():
@@ -438,12 +438,14 @@ class Unknowns:
         for part in parts:
             part.learn_variances()
         mine.covariances[:] = 0
-        for part in self.of_owners.values():
-            add_covariances(part.members, part.rows(), part.shares, part.covariances, mine.covariances)
-        # The events of an owner have different rows: their mean covariance stands for each.
-        for part in [*self.of_events.values(), *([self.of_lists] if has_lists else [])]:
-            owners = mine.own[part.members]
-            add_covariances(owners, part.rows(), self.roots[owners], part.covariances, mine.covariances)
+        found = mine.covariances.reshape(count, d * d)
+        for number, part in enumerate(parts):
+            owners, shares = part.members, part.shares
+            if number >= len(self.of_owners):
+                # The events of an owner have different rows: their mean covariance stands for each.
+                owners = mine.own[part.members]
+                shares = self.roots[owners]
+            add_covariances(owners, part.rows(), shares, part.covariances.reshape(-1, d * d), found)
 
     def rows(self, scales: np.ndarray) -> dict[str, np.ndarray]:
         """Return the rows of all features, float32 [rows, d], times scales, [d].
