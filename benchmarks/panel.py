@@ -29,6 +29,7 @@ confirmed on the other. Needs requirements-dev.txt.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import tempfile
@@ -63,6 +64,7 @@ from quality import WORLDS
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.files import replace_file
 
 OTHERS = ("implicit", "myfm", "recbole")
 PAGE = DOCS / "quality.md"
@@ -250,14 +252,22 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     about = {**describe(), "iterations": flags.iterations, "ranks": flags.ranks, "shops": shops}
     about["versions"] |= {name: version(name) for name in OTHERS}
     runs = [run for file in flags.also for run in measured_before(file, about)]
+    result = {**about, "runs": latest(runs)}
     with tempfile.TemporaryDirectory() as folder:
         for each in selected(panel_sets(flags, Path(folder)), flags.tasks, flags.sets):
             seconds, found = timed(compared, each, flags, Path(folder))
             print(f"{each.name}: {seconds:.0f} s", file=sys.stderr, flush=True)
-            runs += found
-    # Of a case that was measured again, the new result.
-    again = {(run["data"], run["system"], run["seed"]): run for run in runs}
-    return {**about, "runs": [*again.values()]}
+            result["runs"] = latest([*result["runs"], *found])
+            if flags.report:
+                # All sets take hours. After an interruption --also goes on from here.
+                flags.report.mkdir(parents=True, exist_ok=True)
+                replace_file(flags.report / "panel.json", json.dumps(result).encode())
+    return result
+
+
+def latest(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs without those that were measured again later."""
+    return [*{(run["data"], run["system"], run["seed"]): run for run in runs}.values()]
 
 
 def panel_sets(flags: argparse.Namespace, folder: Path) -> Iterator[PanelSet]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def ranks(data: str, **systems: float) -> list[dict[str, Any]]:
 def options(data: Path, **more: Any) -> argparse.Namespace:
     """Flags of a run on one set."""
     known = {"real": [data], "only_real": True, "seeds": 2, "tasks": ["ratings", "rankings"], "sets": []}
-    return argparse.Namespace(**{**known, "iterations": 8, "ranks": 1, "also": [], **more})
+    return argparse.Namespace(**{**known, "iterations": 8, "ranks": 1, "also": [], "report": None, **more})
 
 
 # --- shops ---
@@ -198,6 +199,36 @@ def test_every_system_has_the_same_events_and_seconds_include_the_start(
     printed = panel.render(found)
     assert "| tiny, time | confirmed |" in printed
     assert "2 seeds; 8 draws of myFM" in printed
+
+
+def test_sequences_are_those_of_their_own_benchmark_under_the_names_of_the_panel(
+    monkeypatch: pytest.MonkeyPatch, panel: Any, tmp_path: Path
+) -> None:
+    commands = []
+
+    def compared(cases: list[Any], flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
+        for case in cases:
+            commands.append(case.command)
+            for system, ndcg in (("popularity", 0.1), ("SASRec, recbole", 0.2), ("this", 0.25)):
+                yield case.run(system, {"ndcg_at_10": ndcg, "hr_at_10": 0.5}, 1.0)
+
+    monkeypatch.setattr(benchmark("sequences"), "compared", compared)
+    write_synthetic(tmp_path / "tiny", 3_000, seed=0)
+    found = panel.measure(options(tmp_path / "tiny", tasks=["sequences"], sets=["tiny"], report=tmp_path))
+    # An interrupted run goes on from the sets that it has measured.
+    again = options(tmp_path / "tiny", tasks=["ratings"], sets=[], also=[tmp_path / "panel.json"])
+    monkeypatch.setattr(panel, "selected", lambda *_: ())
+    assert panel.measure(again)["runs"] == found["runs"]
+    assert [command[:4] for command in commands] == 2 * [["--task", "sequence", "--split", "leave_one_out"]]
+    (each,) = panel.results_of(found, "sequences")
+    assert (each.name, each.rival, each.ratio()) == (
+        "tiny, sequences",
+        "SASRec, recbole",
+        pytest.approx(1.25),
+    )
+    assert each.first["split"] == "leave_one_out"
+    # Of each user all but the newest event, without the validation.
+    assert 0 < each.first["num_train"] < 3_000
 
 
 def _results(panel: Any, found: dict[str, Any]) -> dict[str, Any]:
