@@ -4,6 +4,7 @@
     python benchmarks/panel.py --sets "shop small" "world"       some sets, by the start of their names
     python benchmarks/panel.py --tasks sequences                 slow, and for that reason not by default
     python benchmarks/panel.py --sets "ml-100k" --also panel.json --report FOLDER     joins earlier results
+    python benchmarks/panel.py --only_this --also panel.json     measures this project again, and nothing else
 
 Ratings are compared with the biases and with myFM, clicks and rankings with popularity, EASE and alternating
 least squares, sequences with the systems of sequences.py: see peers.py. All have the same columns. The sets
@@ -59,7 +60,17 @@ from common import (
     table,
     timed,
 )
-from peers import RANDOM, RANK, SPLIT, PeerCase, add_sets, compare_ranks, compare_ratings, data_sets
+from peers import (
+    RANDOM,
+    RANK,
+    SPLIT,
+    PeerCase,
+    add_sets,
+    compare_ranks,
+    compare_ratings,
+    data_sets,
+    training_seconds,
+)
 from quality import WORLDS
 
 from recsuite.config.parser import parse_args
@@ -241,8 +252,13 @@ def main() -> None:
         "--ranks", type=int, default=NUM_RANKS, help=f"processes of this project (default: {NUM_RANKS})"
     )
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="files of --report, to be joined")
+    parser.add_argument(
+        "--only_this",
+        action="store_true",
+        help="skip the others, whose results and seconds are those of --also",
+    )
     # Of SASRec, as in sequences.py.
-    parser.set_defaults(only_this=False, epochs=50, patience=5)
+    parser.set_defaults(epochs=50, patience=5)
     finish("panel", parser.parse_args(), measure, judge, render, PAGE, draw)
 
 
@@ -254,7 +270,10 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     runs = [run for file in flags.also for run in measured_before(file, about)]
     result = {**about, "runs": latest(runs)}
     with tempfile.TemporaryDirectory() as folder:
-        for each in selected(panel_sets(flags, Path(folder)), flags.tasks, flags.sets):
+        sets = [*selected(panel_sets(flags, Path(folder)), flags.tasks, flags.sets)]
+        if flags.only_this and (missing := {each.name for each in sets} - {run["data"] for run in runs}):
+            raise ValueError(f"--only_this requires results of {', '.join(sorted(missing))} in --also")
+        for each in sets:
             seconds, found = timed(compared, each, flags, Path(folder))
             print(f"{each.name}: {seconds:.0f} s", file=sys.stderr, flush=True)
             result["runs"] = latest([*result["runs"], *found])
@@ -316,7 +335,10 @@ def compared(each: PanelSet, flags: argparse.Namespace, folder: Path) -> list[di
     task = "rating" if each.task == "ratings" else "ranking"
     seeds = range(flags.seeds)
     cases = [PanelCase(each.data, task, seed, folder, flags.ranks, each.flags) for seed in seeds]
-    if each.task == "ratings":
+    if flags.only_this and each.task != "sequences":
+        reports = [(case, case.report(case.columns)) for case in cases]
+        found = [[case.run(THIS, report["test"], training_seconds(report))] for case, report in reports]
+    elif each.task == "ratings":
         found = [compare_ratings(case, flags.iterations, each.factors, curves=False)[0] for case in cases]
     elif each.task == "rankings":
         found = [compare_ranks(case, skipped=("BPR",)) for case in cases]

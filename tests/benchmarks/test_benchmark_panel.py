@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,7 +55,9 @@ def ranks(data: str, **systems: float) -> list[dict[str, Any]]:
 def options(data: Path, **more: Any) -> argparse.Namespace:
     """Flags of a run on one set."""
     known = {"real": [data], "only_real": True, "seeds": 2, "tasks": ["ratings", "rankings"], "sets": []}
-    return argparse.Namespace(**{**known, "iterations": 8, "ranks": 1, "also": [], "report": None, **more})
+    return argparse.Namespace(
+        **{**known, "iterations": 8, "ranks": 1, "also": [], "only_this": False, "report": None, **more}
+    )
 
 
 # --- shops ---
@@ -196,6 +199,15 @@ def test_every_system_has_the_same_events_and_seconds_include_the_start(
     # A fifth is more than a tenth, and not every rating is a click.
     assert events["tiny, time"] < events["tiny, random"] < 0.9 * 3_000
     assert events["tiny, clicks"] < events["tiny, ranking"]
+    (tmp_path / "panel.json").write_text(json.dumps(found))
+    one = options(tmp_path / "tiny", sets=["tiny, time"], only_this=True, also=[tmp_path / "panel.json"])
+    trained.clear()
+    monkeypatch.setattr(peers, "rating_peers", lambda *_: pytest.fail("another system is trained"))
+    again = panel.measure(one)
+    assert trained == [("rating", "time", 0, 1), ("rating", "time", 1, 1)]
+    assert panel.judge(again) == panel.judge(found)
+    with pytest.raises(ValueError, match="--only_this requires results of tiny, time in --also"):
+        panel.measure(options(tmp_path / "tiny", sets=["tiny, time"], only_this=True))
     printed = panel.render(found)
     assert "| tiny, time | confirmed |" in printed
     assert "2 seeds; 8 draws of myFM" in printed
