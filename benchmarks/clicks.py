@@ -19,7 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from common import DOCS, bar, describe, finish, make_parser, origin, table, train
 from peers import SPLIT, LeastSquares, blas_on_one_thread, choose
 
@@ -28,6 +27,12 @@ from recsuite.datasets.preparation.cache import open_columns
 
 PAGE = DOCS / "log" / "benchmarks.md"
 CLICKED_FROM = 4.0
+# Of each format of MovieLens: file of ratings, separator, lines of a header, and the other files.
+FORMATS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
+    ("ratings.csv", ",", 1, ("movies.csv",)),
+    ("u.data", "\t", 0, ("u.item", "u.user", "u.genre")),
+    ("ratings.dat", "::", 0, ("movies.dat", "users.dat")),
+)
 # Largest difference to least squares in NDCG@10.
 ALLOWED = 0.02
 
@@ -76,13 +81,23 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_clicks(source: Path, folder: Path) -> None:
-    """Write the ratings of `source` that are clicks, and its movies, into a new folder."""
-    folder.mkdir()
+    """Write the ratings of a MovieLens set that are clicks, and its users and movies, into a new folder.
+
+    Raises:
+        ValueError: when the set has none of FORMATS.
+    """
+    formats = [each for each in FORMATS if (source / each[0]).is_file()]
+    if not formats:
+        names = ", ".join(name for name, *_ in FORMATS)
+        raise ValueError(f"{source} requires ratings in one of the files {names}")
+    name, separator, first, others = formats[0]
+    folder.mkdir(parents=True)
+    for other in others:
+        (folder / other).write_bytes((source / other).read_bytes())
     # As texts: each line stays the same, character for character.
-    ratings = pd.read_csv(source / "ratings.csv", dtype=str)
-    is_click = ratings["rating"].astype(float) >= CLICKED_FROM
-    ratings[is_click].to_csv(folder / "ratings.csv", index=False)
-    (folder / "movies.csv").write_bytes((source / "movies.csv").read_bytes())
+    lines = (source / name).read_text().splitlines(keepends=True)
+    clicks = [line for line in lines[first:] if float(line.split(separator)[2]) >= CLICKED_FROM]
+    (folder / name).write_text("".join([*lines[:first], *clicks]))
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -120,6 +120,22 @@ def write_between(page: Path, mark: str, text: str) -> None:
     page.write_text(_place(mark).sub(lambda match: f"{match[1]}{text}{match[3]}", page.read_text()))
 
 
+def measured_before(file: Path, about: Result) -> list[Result]:
+    """Runs in the results of an earlier call, which has the same machine, versions and flags.
+
+    about: of this call, as its results begin.
+
+    Raises:
+        ValueError: when any of it differs, except the date.
+    """
+    found: Result = json.loads(file.read_text())
+    odd = [name for name in about if name != "date" and found.get(name) != about[name]]
+    if odd:
+        raise ValueError(f"{file} differs in {', '.join(odd)}; measure it again")
+    runs: list[Result] = found["runs"]
+    return runs
+
+
 # --- origin of results ---
 
 

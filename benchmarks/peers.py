@@ -117,6 +117,8 @@ class PeerCase:
     task: str
     seed: int
     folder: Path
+    # Processes of this project.
+    ranks: int = NUM_RANKS
 
     @property
     def command(self) -> list[str]:
@@ -136,7 +138,7 @@ class PeerCase:
         Raises:
             RuntimeError: when it had other events than the columns.
         """
-        report: dict[str, Any] = train(*self.command, *flags, ranks=NUM_RANKS)
+        report: dict[str, Any] = train(*self.command, *flags, ranks=self.ranks)
         kind = "predictions" if self.task == "rating" else "ranks"
         # With other events they would hardly be the same to the last digit.
         for name, metrics in columns.baselines[kind].items():
@@ -148,6 +150,12 @@ class PeerCase:
         """Result of one system, as the tables need it."""
         about = {"data": self.data.resolve().name, "task": self.task, "seed": self.seed}
         return {**about, "system": system, "metrics": metrics, "seconds": seconds, **more}
+
+
+def training_seconds(report: dict[str, Any]) -> float:
+    """Seconds of the epochs of a training, and of the start before them if the report has them."""
+    seconds: float = sum(epoch["seconds"] for epoch in report["epochs"])
+    return seconds + report.get("start_seconds", 0.0)
 
 
 def main() -> None:
@@ -191,30 +199,38 @@ def data_sets(flags: argparse.Namespace, folder: Path) -> Iterator[Path]:
         yield folder / "ml-100k"
 
 
-def compare_ratings(case: PeerCase, iterations: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Compare every system on the test; with the first seed, also while it learns, on validation."""
+def compare_ratings(
+    case: PeerCase, iterations: int, factors: int = RANK, curves: bool = True
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Compare every system on the test; with the first seed, also while it learns, on validation.
+
+    factors: of myFM; curves: False skips the validation, and returns no curves.
+    """
     columns = case.columns
     report = case.report(columns)
-    epochs = [epoch["seconds"] for epoch in report["epochs"]]
-    runs = [case.run("this", {"rmse": report["test"]["rmse"]}, sum(epochs))]
+    runs = [case.run("this", {"rmse": report["test"]["rmse"]}, training_seconds(report))]
     known, test = ratings_of(columns, "train", "validation"), ratings_of(columns, "test")
-    for name, peer in rating_peers(case.seed, iterations, 1).items():
+    for name, peer in rating_peers(case.seed, iterations, 1, factors).items():
         trace = peer(known, test)
         runs.append(case.run(name, {"rmse": trace.rmse[-1]}, trace.seconds[-1]))
-    if case.seed > 0:
+    if case.seed > 0 or not curves:
         return runs, []
-    errors = [epoch["validation"]["rmse"] for epoch in report["epochs"]]
-    traces = {"this": Trace([*accumulate(epochs)], errors)}
+    start, epochs = report.get("start_seconds", 0.0), report["epochs"]
+    seconds = [start + trained for trained in accumulate(epoch["seconds"] for epoch in epochs)]
+    errors = [epoch["validation"]["rmse"] for epoch in epochs]
+    traces = {"this": Trace(seconds, errors)}
     known, validation = ratings_of(columns, "train"), ratings_of(columns, "validation")
-    for name, peer in rating_peers(case.seed, iterations, NUM_POINTS).items():
+    for name, peer in rating_peers(case.seed, iterations, NUM_POINTS, factors).items():
         traces[name] = peer(known, validation)
     data = case.data.resolve().name
     return runs, [{"data": data, "system": name, **vars(trace)} for name, trace in traces.items()]
 
 
-def rating_peers(seed: int, iterations: int, num_points: int) -> dict[str, RatingPeer]:
+def rating_peers(seed: int, iterations: int, num_points: int, factors: int = RANK) -> dict[str, RatingPeer]:
     """Other systems by their names in the table."""
-    machine = partial(factorization_machine, seed=seed, iterations=iterations, num_points=num_points)
+    machine = partial(
+        factorization_machine, seed=seed, iterations=iterations, num_points=num_points, factors=factors
+    )
     return {
         "biases": biases,
         "myFM, ids": partial(machine, sets=False),
@@ -222,13 +238,12 @@ def rating_peers(seed: int, iterations: int, num_points: int) -> dict[str, Ratin
     }
 
 
-def compare_ranks(case: PeerCase) -> list[dict[str, Any]]:
-    """Compare every system on the test."""
+def compare_ranks(case: PeerCase, skipped: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Compare every system on the test; skipped: names of other systems."""
     columns = case.columns
     report = case.report(columns)
-    seconds = sum(epoch["seconds"] for epoch in report["epochs"])
-    runs = [case.run("this", report["test"], seconds)]
-    for name, ranked in rank_all(columns, case.seed).items():
+    runs = [case.run("this", report["test"], training_seconds(report))]
+    for name, ranked in rank_all(columns, case.seed, skipped).items():
         runs.append(case.run(name, ranked.metrics, ranked.seconds, settings=ranked.settings))
     return runs
 
@@ -289,7 +304,13 @@ def biases(known: Ratings, asked: Ratings) -> Trace:
 
 
 def factorization_machine(
-    known: Ratings, asked: Ratings, seed: int, sets: bool, iterations: int, num_points: int = 1
+    known: Ratings,
+    asked: Ratings,
+    seed: int,
+    sets: bool,
+    iterations: int,
+    num_points: int = 1,
+    factors: int = RANK,
 ) -> Trace:
     """Fit myFM on the known ratings, in any order.
 
@@ -306,7 +327,7 @@ def factorization_machine(
         return [myfm.RelationBlock(*block) for block in zip(places, (of_users, of_items), strict=True)]
 
     draws = Draws(blocks(asked), asked.labels, iterations, num_points, begin)
-    model = myfm.MyFMRegressor(rank=RANK, random_seed=seed)
+    model = myfm.MyFMRegressor(rank=factors, random_seed=seed)
     # Its progress bar cannot be switched off.
     with contextlib.redirect_stderr(io.StringIO()):
         model.fit(
@@ -541,17 +562,19 @@ def blas_on_one_thread() -> AbstractContextManager[Any]:
     return limits
 
 
-def rank_all(columns: Columns, seed: int) -> dict[str, Ranked]:
-    """Choose and test every system on the same events, popularity included."""
-    with blas_on_one_thread():
-        squares = least_squares(columns, seed)
-        pairs = chosen(columns, pairwise, every_pairwise(), seed)
-    return {
-        "popularity": popularity(columns),
-        "least squares": squares,
-        "BPR": pairs,
-        "EASE": chosen(columns, ease, PENALTIES, seed),
+def rank_all(columns: Columns, seed: int, skipped: Sequence[str] = ()) -> dict[str, Ranked]:
+    """Choose and test every system on the same events, popularity included, except the skipped ones."""
+    systems: dict[str, Callable[[], Ranked]] = {
+        "popularity": lambda: popularity(columns),
+        "least squares": lambda: least_squares(columns, seed),
+        "BPR": lambda: chosen(columns, pairwise, every_pairwise(), seed),
+        "EASE": lambda: chosen(columns, ease, PENALTIES, seed),
     }
+    found = {}
+    for name in (name for name in systems if name not in skipped):
+        with blas_on_one_thread() if name in ("least squares", "BPR") else contextlib.nullcontext():
+            found[name] = systems[name]()
+    return found
 
 
 def popularity(columns: Columns) -> Ranked:

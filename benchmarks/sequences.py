@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import json
 import sys
 import tempfile
 import time
@@ -41,7 +40,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import DOCS, bar, describe, finish, make_parser, mean, origin, spread, table, timed
+from common import (
+    DOCS,
+    bar,
+    describe,
+    finish,
+    make_parser,
+    mean,
+    measured_before,
+    origin,
+    spread,
+    table,
+    timed,
+)
 from peers import (
     PENALTIES,
     PeerCase,
@@ -57,6 +68,7 @@ from peers import (
     least_squares,
     popularity,
     shown_seconds,
+    training_seconds,
 )
 
 from recsuite.config.config import Config
@@ -143,7 +155,7 @@ class SequenceCase(PeerCase):
         more: dict[str, Any] = {"epochs": len(report["epochs"])}
         if self.task == "leave_one_out":
             more["recbole differs by"] = differences(report["test"], served_metrics(save_dir, columns))
-        return self.run(THIS, report["test"], sum(epoch["seconds"] for epoch in report["epochs"]), **more)
+        return self.run(THIS, report["test"], training_seconds(report), **more)
 
 
 def main() -> None:
@@ -179,26 +191,13 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         for data in sets:
             for split in splits:
                 cases = [
-                    SequenceCase(data, split, seed, Path(folder), trained) for seed in range(flags.seeds)
+                    SequenceCase(data, split, seed, Path(folder), trained=trained)
+                    for seed in range(flags.seeds)
                 ]
                 runs += planted(cases) if flags.planted else compared(cases, flags)
     # Of a case that was measured again, the new result.
     again = {(run["data"], run["task"], run["system"], run["seed"]): run for run in runs}
     return {**about, "runs": [*again.values()]}
-
-
-def measured_before(file: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
-    """Runs in the results of an earlier call.
-
-    Raises:
-        ValueError: when machine, versions or flags differ.
-    """
-    found: dict[str, Any] = json.loads(file.read_text())
-    odd = [name for name in about if name != "date" and found[name] != about[name]]
-    if odd:
-        raise ValueError(f"{file} differs in {', '.join(odd)}; measure it again")
-    runs: list[dict[str, Any]] = found["runs"]
-    return runs
 
 
 def planted_set(flags: argparse.Namespace, folder: Path) -> Iterator[Path]:

@@ -65,6 +65,30 @@ def test_the_clicks_are_the_ratings_of_4_and_more_as_they_were_written(
     assert (tmp_path / "clicks" / "ratings.csv").read_text().splitlines() == [lines[0], *liked]
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "others"),
+    [
+        ("u.data", ["1\t7\t3\t900", "1\t8\t4\t901"], ["u.item", "u.user", "u.genre"]),
+        ("ratings.dat", ["1::7::3.5::900", "1::8::4.5::901"], ["movies.dat", "users.dat"]),
+    ],
+)
+def test_clicks_are_written_in_the_format_of_the_set(
+    name: str, lines: list[str], others: list[str], clicks: Any, tmp_path: Path
+) -> None:
+    source = tmp_path / "set"
+    source.mkdir()
+    for other in others:
+        (source / other).write_bytes(b"\xe9\n")
+    (source / name).write_text("".join(f"{line}\n" for line in lines))
+    clicks.write_clicks(source, tmp_path / "clicks")
+    assert (tmp_path / "clicks" / name).read_text() == f"{lines[1]}\n"
+    assert sorted(path.name for path in (tmp_path / "clicks").iterdir()) == sorted([name, *others])
+    assert all((tmp_path / "clicks" / other).read_bytes() == b"\xe9\n" for other in others)
+    (source / name).unlink()
+    with pytest.raises(ValueError, match=r"requires ratings in one of the files ratings\.csv, u\.data"):
+        clicks.write_clicks(source, tmp_path / "other")
+
+
 def test_the_events_for_both_systems_equal_the_columns(peers: Any, columns: Columns) -> None:
     train, both = (peers.clicks_before(columns, split) for split in ("validation", "test"))
     assert (train.sum(), both.sum()) == (columns.num_train, columns.num_train + columns.num_validation)
