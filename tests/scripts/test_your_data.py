@@ -61,9 +61,9 @@ def trained(folder: Path, report: Path, *flags: object) -> Any:
 
 # Labels, whether events have times, the script that fits, and what its command line says of them.
 FITTING = {
-    "rating": ("rating", True, "example.py", "--preset none --task rating"),
+    "rating": ("rating", True, "example.py", "--preset rating --task rating"),
     "rating without times": (
-        "rating", False, "example.py", "--preset co_occurrence --split random --task rating"
+        "rating", False, "example.py", "--preset rating --split random --task rating"
     ),
     "yes_no": ("liked", True, "example.py", "--preset none --task response"),
     "clicks": ("", True, "retrieval.py", "--train --preset ranking"),

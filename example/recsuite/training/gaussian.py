@@ -39,8 +39,9 @@ from recsuite.runtime.host import free_memory
 MOST_NUMBERS = 12
 # Sweeps before lists are tried, and sweeps with and without them until they are compared.
 SWEEPS_ALONE, SWEEPS_OF_TRIAL = 10, 5
-# Sweeps in all. With 50 the error on validation is lower on two of eight sets, and higher on one.
-SWEEPS = 40
+# Sweeps end where one changes the noise by a smaller share than this, and after so many at the latest. More
+# lower the error of shops by 1 % and raise that of MovieLens by 0.2 %: the variances of rare rows fall.
+LEAST_CHANGE, MOST_SWEEPS = 0.001, 40
 # Standard deviation of the first factors, which break the symmetry.
 FIRST_STD = 0.1
 # First variance of each number of a vector: without it, each side would take the other for certain.
@@ -511,11 +512,13 @@ class GaussianModel:
         has_weights = "weight" in (events.dtype.names or ())
         return events["weight"].astype(np.float64) if has_weights else np.ones(len(events))
 
-    def sweep(self) -> None:
-        """Solve for each row once, and estimate the noise."""
+    def sweep(self) -> float:
+        """Solve for each row once, and estimate the noise; return the share by which it changed."""
+        before = self.noise
         for mine, theirs in ((self.items, self.users), (self.users, self.items)):
             mine.sweep(theirs.side, self.noise)
         self.noise = expected_error(self.users.side, self.items.side)
+        return abs(1 - self.noise / before)
 
     def try_lists(self) -> bool:
         """Make some sweeps with or without lists, by the error on validation; return True if with them."""
@@ -568,19 +571,18 @@ def gaussian_start(columns: Columns, config: ModelConfig, seed: int) -> dict[str
     d = min(config.embedding_dim, MOST_NUMBERS)
     check_start(columns, d)
     begun = time.perf_counter()
-    with stage("solving for the rows", SWEEPS, "sweeps") as done:
-        model, lists = GaussianModel(columns, d, seed), ""
-        for number in range(SWEEPS_ALONE):
-            model.sweep()
-            done(number + 1)
-        if columns.num_validation:
-            lists = " with all items of each user" if model.try_lists() else ""
-        for number in range(SWEEPS_ALONE + SWEEPS_OF_TRIAL, SWEEPS):
-            model.sweep()
-            done(number + 1)
+    with stage("solving for the rows", MOST_SWEEPS, "sweeps") as done:
+        model, lists, number, change = GaussianModel(columns, d, seed), "", 0, 1.0
+        while number < MOST_SWEEPS and change > LEAST_CHANGE:
+            if number == SWEEPS_ALONE and columns.num_validation:
+                lists = " with all items of each user" if model.try_lists() else ""
+                number += SWEEPS_OF_TRIAL
+            change = model.sweep()
+            number += 1
+            done(number)
     error = f", validation RMSE {math.sqrt(model.validation_error()):.4f}" if columns.num_validation else ""
     print(
-        f"the tables begin with the rows of a Gaussian model{lists}: {SWEEPS} sweeps over "
+        f"the tables begin with the rows of a Gaussian model{lists}: {number} sweeps over "
         f"{len(model.labels):,} {columns.schema.labels}, {time.perf_counter() - begun:.1f} s{error}"
     )
     return model.rows()
