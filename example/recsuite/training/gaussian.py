@@ -174,14 +174,24 @@ def solve(
 ) -> np.ndarray:
     """Replace mean and covariance of a row by those of its posterior; return the change of the mean, [d].
 
-    moment, rest: sums over its events, float64 [d, d] and [d]; variances: of its prior, float64 [d].
+    moment, rest: sums over its events, float64 [d, d] and [d], overwritten; variances: of its prior, float64
+    [d].
     """
-    precision = moment / noise
-    for a in range(len(rest)):
+    d = len(rest)
+    precision, change = np.empty((d, d)), np.empty(d)
+    for a in range(d):
+        for b in range(d):
+            precision[a, b] = moment[a, b] / noise
+            rest[a] += moment[a, b] * mean[b]
         precision[a, a] += 1 / variances[a]
-    covariance[:] = np.linalg.inv(precision)
-    change = covariance @ ((rest + moment @ mean) / noise) - mean
-    mean += change
+    inverse = np.linalg.inv(precision)
+    for a in range(d):
+        change[a] = -mean[a]
+        for b in range(d):
+            covariance[a, b] = inverse[a, b]
+            change[a] += inverse[a, b] * rest[b] / noise
+    for a in range(d):
+        mean[a] += change[a]
     return change
 
 
@@ -224,7 +234,8 @@ def solve_events(mine: Side, theirs: Side, part: Rows, noise: float) -> None:
         moment[:], rest[:] = 0.0, 0.0
         for event in part.members[part.offsets[row] : part.offsets[row + 1]]:
             gradient(mine, theirs, event, x, w, found)
-            rest += mine.weights[event] * found
+            for a in range(d):
+                rest[a] += mine.weights[event] * found[a]
             add_moment(w, theirs.covariances[theirs.own[event]], mine.weights[event], moment)
         if moment[0, 0] > 0:
             solve(moment, rest, noise, part.variances, part.means[row], part.covariances[row])
@@ -239,7 +250,7 @@ def solve_lists(
     Row j is in the list of each owner with an event of j, and acts on all other events of this owner.
     """
     d = len(part.variances)
-    x, w, found = np.empty(d), np.empty(d), np.empty(d)
+    x, w, found, inside = np.empty(d), np.empty(d), np.empty(d), np.empty(d)
     moment, rest = np.empty((d, d)), np.empty(d)
     for row in range(len(part.means)):
         moment[:], rest[:] = 0.0, 0.0
@@ -256,8 +267,10 @@ def solve_lists(
             continue
         change = solve(moment, rest, noise, part.variances, part.means[row], part.covariances[row])
         # Without the own event of row j, whose covariance is that of the vector of j.
-        inside = theirs.covariances[row] @ change - theirs.covariances[row, :, 0] * change[0]
-        inside[0] = 0.0
+        for a in range(d):
+            inside[a] = 0.0
+            for b in range(1, d):
+                inside[a] += theirs.covariances[row, a, b] * change[b] if a else 0.0
         for event in part.members[part.offsets[row] : part.offsets[row + 1]]:
             owner = mine.own[event]
             root, weight = mine.roots[owner], mine.weights[event]
