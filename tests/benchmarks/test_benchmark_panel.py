@@ -18,6 +18,7 @@ from recsuite.datasets.metrics import finite
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.benchmarks import benchmark
+from tests.support.launch import EXAMPLE, read_json, succeeded, torchrun
 
 for package in ("implicit", "myfm", "recbole"):
     if find_spec(package) is None:
@@ -319,3 +320,20 @@ def test_earlier_results_are_joined_and_those_of_another_call_are_refused(panel:
     assert common.measured_before(tmp_path / "panel.json", {"ranks": 2, "shops": {}}) == [{"data": "a"}]
     with pytest.raises(ValueError, match=r"panel\.json differs in ranks, iterations; measure it again"):
         common.measured_before(tmp_path / "panel.json", {"ranks": 1, "iterations": 300, "shops": {}})
+
+
+def test_a_table_of_17_000_ratings_alone_is_learned_as_well_as_by_gibbs_sampling(
+    panel: Any, tmp_path: Path
+) -> None:
+    peers = benchmark("peers")
+    panel.SHOPS["small"].write(tmp_path / "shop")
+    # As `./run.sh --data_path FOLDER` trains on it.
+    flags = ("--data_path", tmp_path / "shop")
+    succeeded(torchrun(2, EXAMPLE, *flags, "--report_dir", tmp_path / "report", timeout=240))
+    report = read_json(tmp_path / "report" / "metrics.json")
+    columns = open_columns(parse_args([*map(str, flags)]))
+    known, test = (peers.ratings_of(columns, *splits) for splits in (("train", "validation"), ("test",)))
+    gibbs = peers.factorization_machine(known, test, seed=0, sets=False, iterations=150)
+    assert report["test"]["rmse"] < 1.03 * gibbs.rmse[-1]
+    # Most of the labels' spread is there to be learned.
+    assert gibbs.rmse[-1] < 0.85 * report["baselines"]["global mean"]["rmse"]
