@@ -201,7 +201,7 @@ def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_s
     assert copy.score({name: given[-200:] for name, given in values.items()}).tolist() == scores.tolist()
     # The videos have a width of their own, which a model of another one is not given.
     assert model.snapshot.tables["video"].matrix.shape == (26, 16)
-    assert model.snapshot.tables["user"].matrix.shape == (41, 32)
+    assert model.snapshot.tables["user"].matrix.shape == (41, 12)
 
     def narrower(data: rs.ModelData, args: rs.ModelConfig) -> Any:
         made = own.make_model(data, args)

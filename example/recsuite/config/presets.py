@@ -41,7 +41,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "embedding_dim": 12,
             "lr": 0.005,
             "weight_decay": 0.0,
-            # So few that none is left out; the best one counts.
+            # So few that all are made; the best one counts.
             "epochs": 4,
             "patience": 0,
         },
