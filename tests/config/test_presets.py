@@ -37,8 +37,6 @@ def test_a_named_preset_equals_its_flags(name: str) -> None:
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("--split random", "co_occurrence"),
-        ("--split u1", "co_occurrence"),
         ("--task ranking", "ranking"),
         ("--task ranking --split random", "ranking"),
         ("--task ranking --split leave_one_out", "ranking"),
@@ -66,16 +64,11 @@ def _values(line: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "line",
     [
-        *("", "--split time", "--split leave_one_out", "--stream"),
-        *(
-            "--split random --history 10",
-            "--split random --item_history 10",
-            "--split random --co_occurrence 0",
-        ),
+        *("", "--split time", "--split random", "--split u1", "--split leave_one_out", "--stream"),
         *("--task ranking --history 0", "--task ranking --history_weights equal"),
     ],
 )
-def test_auto_chooses_no_preset_for_time_splits_or_given_history_flags(
+def test_auto_chooses_no_preset_for_ratings_or_given_history_flags(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, given = parse_given(line.split())
@@ -111,12 +104,8 @@ def test_hstu_blocks_ignore_the_mlp_widths_of_a_preset() -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("--preset best", "--preset must be one of auto, co_occurrence, ranking, sequence, none, got best"),
+        ("--preset best", "--preset must be one of auto, ranking, sequence, none, got best"),
         ("--preset ranking --history 0", "^--preset ranking sets --history_weights learned, but .* none.$"),
-        (
-            "--preset co_occurrence --split time",
-            "^--preset co_occurrence sets --co_occurrence 200, but .* none.$",
-        ),
         ("--preset ranking --task rating", "^--preset ranking sets --history_weights learned, but .* none.$"),
         (
             "--preset ranking --block hstu",

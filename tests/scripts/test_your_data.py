@@ -62,9 +62,7 @@ def trained(folder: Path, report: Path, *flags: object) -> Any:
 # Labels, whether events have times, the script that fits, and what its command line says of them.
 FITTING = {
     "rating": ("rating", True, "example.py", "--preset none --task rating"),
-    "rating without times": (
-        "rating", False, "example.py", "--preset co_occurrence --split random --task rating"
-    ),
+    "rating without times": ("rating", False, "example.py", "--preset none --split random --task rating"),
     "yes_no": ("liked", True, "example.py", "--preset none --task response"),
     "clicks": ("", True, "retrieval.py", "--train --preset ranking"),
     "clicks without times": ("", False, "retrieval.py", "--train --preset ranking --split random"),

@@ -32,20 +32,6 @@ class Total(int):
 
 # name: (sentence, {flag: value}).
 PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "co_occurrence": (
-        "Ratings on a random or an official split, with co-occurrence features and a prior on the rows.",
-        {
-            "task": "rating",
-            "split": "random",
-            "co_occurrence": 200,
-            "day_feature": "user",
-            "lr": 0.15,
-            "weight_decay": 0.0,
-            "mlp_dims": (),
-            "epochs": 20,
-            "patience": 10,
-        },
-    ),
     "ranking": (
         "Ranking of the items that a user may choose, with learned weights of the items of a user history.",
         {
@@ -97,10 +83,7 @@ def fitting_preset(config: Config, given: Collection[str]) -> str:
     if model.in_batch_negatives:
         is_equal = "history_weights" in given and not model.learns_history_weights
         return NONE if is_equal or ("history" in given and data.history == 0) else "ranking"
-    has_lists = {"history", "item_history"} & {*given} or (
-        "co_occurrence" in given and data.co_occurrence == 0
-    )
-    return "co_occurrence" if model.task == "rating" and data.is_unordered and not has_lists else NONE
+    return NONE
 
 
 def preset_flags(config: Config, given: Collection[str], world_size: int = 1) -> dict[str, Any]:
