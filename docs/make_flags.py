@@ -87,7 +87,8 @@ def _presets() -> str:
         f"{' | '.join(as_given(flags[flag]) if flag in flags else '' for _, flags in PRESETS.values())} |"
         for flag in {flag: None for _, flags in PRESETS.values() for flag in flags}
     ]
-    head = [f"| flag | default | {' | '.join(f'`{name}`' for name in PRESETS)} |", "| --- " * 5 + "|"]
+    names = " | ".join(f"`{name}`" for name in PRESETS)
+    head = [f"| flag | default | {names} |", "| --- " * (2 + len(PRESETS)) + "|"]
     return "\n".join(["", "## Presets", "", PRESETS_HEAD, "", *sentences, "", *head, *rows, ""])
 
 

@@ -19,9 +19,12 @@ from recsuite.training.loop import Training
 from recsuite.training.steps import InputPipeline
 from tests.support.launch import EXAMPLE, succeeded, torchrun
 from tests.support.raw_values import raw_days, raw_features, raw_histories
+from tests.support.states import FLAGS
 
 SMALL = {
     "split": "random",
+    # As that of the raw histories.
+    "history": FLAGS.data.history,
     "day_feature": "user",
     "lr": 0.3,
     "epochs": 2,

@@ -167,7 +167,7 @@ def present_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
         flags.update(value if name in sections() and isinstance(value, dict) else {name: value})
     for name in REMOVED:
         if value := flags.pop(name, 0):
-            raise UserError(
+            raise ChoiceError(
                 f"{folder} has a model of --{name} {printable(repr(value))}, and this version has no such "
                 "models. Fix: load it with the version that trained it, or train again."
             )

@@ -74,8 +74,7 @@ class EventBatches:
         self.rank = rank
         self.world_size = world_size
         self.numbers = columns.numbers
-        # Places of the id features of users and of items.
-        self._places = [columns.place_of(entity) for entity in ENTITIES]
+        self._user_place = columns.place_of(USER)
         self.features = EventFeatures(columns, config.data)
         longest = config.data.history if config.model.reads_order else 0
         self._order = EventOrder(self.batch_size, rank, world_size, self.seed, longest)
@@ -238,7 +237,7 @@ class EventBatches:
         begin += (request.step * self.world_size + self.rank) * self.batch_size
         # The order differs in each pass, so other events are chosen.
         of_user = single[ENTITIES.index(USER)]
-        of_user[self._places[ENTITIES.index(USER)], -begin % MASKED_EVERY :: MASKED_EVERY] = UNKNOWN_ROW
+        of_user[self._user_place, -begin % MASKED_EVERY :: MASKED_EVERY] = UNKNOWN_ROW
         others = slice((MASKED_EVERY // 2 - begin) % MASKED_EVERY, None, MASKED_EVERY)
         for of_event in single[len(ENTITIES) :]:
             of_event[:, others] = UNKNOWN_ROW

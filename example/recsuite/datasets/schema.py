@@ -152,12 +152,6 @@ class Schema:
         """Names of the features that identify users, and items."""
         return self.user, self.item
 
-    @property
-    def unit(self) -> float:
-        """Unit for differences of labels: a quarter of their range, which is 1 for 1 to 5 stars."""
-        width = self.learned(self.highest_label) - self.learned(self.lowest_label)
-        return width / 4 if self.label_kind != YES_NO and width > 0 else 1.0
-
     def learned(self, label: float) -> float:
         """Convert a label to its learned form: log(1 + x) of a count, all others unchanged."""
         return math.log1p(label) if self.label_kind == COUNT else label
