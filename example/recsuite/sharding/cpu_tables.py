@@ -696,7 +696,7 @@ class RowLookup(torch.autograd.Function):
         """Collective: every rank."""
         tables, request = ctx.tables, ctx.request
         sums = tables.exchange.outgoing("gradients", (sum(request.num_sent), tables._embedding_dim))
-        # The slot still holds an earlier step.
+        # Other ranks read the slot.
         sums.rows.copy_(gradient)
         with profiler_range("output exchange"):
             mine = tables.exchange.exchange_rows(sums, request.num_sent, request.received)()
