@@ -28,7 +28,7 @@ import importlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -477,7 +477,7 @@ def recommended(
     raw: RawData,
     users: np.ndarray,
     moments: np.ndarray,
-    longest: Mapping[str, int | None],
+    longest: int,
 ) -> np.ndarray:
     """Positions of the TOP items for each user, the best first, int64 [n, TOP].
 

@@ -163,7 +163,6 @@ def columns_of(folder: Path, model: Model = TWO_TABLES) -> Columns:
         "num_test": 0,
         "num_skipped": 0,
         "longest_history": model.history,
-        "longest_audience": 0,
         "baselines": {},
         "numbers": (),
         "notes": (),

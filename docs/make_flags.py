@@ -36,10 +36,10 @@ same. `retrieval.py`, `sequential.py`, `ctr.py` and `multitask.py` have only the
 refuse the others. `python docs/make_flags.py --write` makes this page.
 """
 PRESETS_HEAD = """`--preset NAME` sets the flags of its column that are not given, and a training says which.
-`--preset auto`, the default of `example.py`, takes the preset that fits `--task` and `--split`: none for
-a stream, for ratings where `--history`, `--item_history` or `--co_occurrence 0` is given, or for rankings
-with `--history 0` or `--history_weights equal`. `retrieval.py` and `sequential.py` name theirs. A checkpoint
-keeps the values, and a resume or a load takes them from there.
+`--preset auto`, the default of `example.py`, takes the preset that fits `--task`: none for a stream, for
+ratings with `--vocabulary dynamic`, or for rankings with `--history 0` or `--history_weights equal`.
+`retrieval.py` and `sequential.py` name theirs. A checkpoint keeps the values, and a resume or a load takes
+them from there.
 [The log](log/2026-11.md#defaults-for-ratings) says how they were chosen. The `--batch_size` of a sequence is
 that of all processes together: each gets an equal part."""
 # Of the line that names a flag's default, in the help of the parser.
@@ -88,7 +88,8 @@ def _presets() -> str:
         f"{' | '.join(as_given(flags[flag]) if flag in flags else '' for _, flags in PRESETS.values())} |"
         for flag in {flag: None for _, flags in PRESETS.values() for flag in flags}
     ]
-    head = [f"| flag | default | {' | '.join(f'`{name}`' for name in PRESETS)} |", "| --- " * 5 + "|"]
+    names = " | ".join(f"`{name}`" for name in PRESETS)
+    head = [f"| flag | default | {names} |", "| --- " * (2 + len(PRESETS)) + "|"]
     return "\n".join(["", "## Presets", "", PRESETS_HEAD, "", *sentences, "", *head, *rows, ""])
 
 

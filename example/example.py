@@ -61,8 +61,8 @@ class RatingLoss(nn.Module):
 
 
 def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
-    """Return the model above, or the library's for another --task or with co-occurrence features."""
-    if args.task != "rating" or data.names("audience"):
+    """Return the model above, or the library's for another --task."""
+    if args.task != "rating":
         return rs.library_model(data, args)
     return RatingModel(data, args.embedding_dim, args.mlp_dims)
 

@@ -30,8 +30,6 @@ UNREAD = (
         "negatives",
         "history",
         "history_weights",
-        "item_history",
-        "co_occurrence",
         "day_feature",
     ),
     *(

@@ -16,7 +16,7 @@ import recsuite as rs
 
 DEFAULTS = ("--task", "sequence", "--preset", "sequence")
 # Flags of other tasks.
-UNREAD = ("task", "item_history", "co_occurrence", "history_weights", "stream")
+UNREAD = ("task", "history_weights", "stream")
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import recsuite as rs
-from recsuite.datasets.schema import EVENT, HISTORY, ITEM, ITEM_HISTORY, USER
+from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER
 from recsuite.errors import MAX_CHARACTERS, UserError, printable
 from recsuite.files import local
 from recsuite.runtime.console import say
@@ -114,7 +114,7 @@ def tell(model: "ServedModel", flags: argparse.Namespace) -> None:
 
     if model.snapshot.takes_history:
         say(NO_HISTORY_WARNING)
-    of_items = {*model.snapshot.names_of((ITEM, ITEM_HISTORY))} - {model.snapshot.schema.item}
+    of_items = {*model.snapshot.names_of((ITEM,))} - {model.snapshot.schema.item}
     if of_items:
         say(
             f"what is recommended knows nothing of {', '.join(sorted(of_items))}, and is worse for it; give "
@@ -241,7 +241,7 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
         def answer(values: dict[str, Any]) -> dict[str, Any]:
             number = longest_of(values.values())
             check_size("pairs", number, MOST_ANSWERS)
-            check_size("pairs x lists of the data", number * model.longest_lists, MOST_PAIRS)
+            check_size("pairs x histories of the data", number * model.longest_history, MOST_PAIRS)
             return answered(
                 "scores", lambda: model.score(values).tolist(), lambda schema: ids_of_values(values, schema)
             )

@@ -69,7 +69,6 @@ LONGEST = (
     "test_dynamic",
     "test_benchmark_sequences",
     "test_benchmark_peers",
-    "test_spreads",
 )
 
 

@@ -11,7 +11,6 @@ PUBLIC = {
     "Adam": "sharding.table_rules",
     "Callback": "training.callbacks",
     "Config": "config.config",
-    "CoOccurrence": "models.co_occurrence",
     "DenseNumbers": "models.heads",
     "Epoch": "training.callbacks",
     "FeatureRows": "models.rows",

@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "ages": {"task": "ranking", "history": 5, "history_weights": "learned"},
     "drawn items": {"task": "ranking", "negatives": 30, "history": 2},
     "sequence": SEQUENCE,
-    "co-occurrence": {"split": "random", "co_occurrence": 20, "history": 5},
+    "days": {"split": "random", "day_feature": "user", "history": 5},
     "dynamic ids": {"vocabulary": "dynamic", "history": 5},
 }
 # Numbers of workers and start methods; the soak combines all with all kinds of batches.
@@ -174,7 +174,7 @@ def test_a_pass_keeps_to_the_epoch_that_it_began_with(columns: Columns, config: 
             assert step + 1 == dataset.num_steps("train")
 
 
-@pytest.mark.parametrize("flags", [KINDS["co-occurrence"], SEQUENCE])
+@pytest.mark.parametrize("flags", [KINDS["days"], SEQUENCE])
 def test_the_data_set_pickles_to_less_than_64_kib_after_it_was_read(
     config: Config, flags: dict[str, Any]
 ) -> None:

@@ -18,8 +18,6 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.datasets.tables.derived import with_user_day
 from recsuite.errors import UserError
-from recsuite.models.co_occurrence import EVENT_BIAS, EVENT_FACTOR, FeaturePrior
-from recsuite.sharding.recommender import make_prior
 from tests.support.csv_ratings import write_ratings
 
 DAY = 86_400
@@ -42,12 +40,11 @@ def config(tmp_path: Path) -> Config:
         split="random",
         validation_fraction=0.1,
         batch_size=64,
-        co_occurrence=100,
         day_feature="user",
     )
 
 
-def test_each_day_of_each_user_has_a_row_and_its_number_of_training_events(config: Config) -> None:
+def test_each_day_of_each_user_has_a_row(config: Config) -> None:
     columns = open_columns(config)
     names = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())
     users = [names["user"][row] for row in columns.column("rows")["user"]]
@@ -57,35 +54,28 @@ def test_each_day_of_each_user_has_a_row_and_its_number_of_training_events(confi
     rows = columns.column("rows")["features"][:, 0]
     found = [None, *names["user_day"]]
     assert [found[row] for row in rows] == expected
-    of_training = Counter(rows[: columns.num_train].tolist())
-    counts = columns.column("user_day_counts")
-    assert {row: count for row, count in enumerate(counts.tolist()) if count} == of_training
 
 
-def test_day_rows_have_the_rarity_of_their_training_events(
-    config: Config,
-) -> None:
+def test_training_events_have_the_row_of_their_day_except_a_few_with_the_unknown_row(config: Config) -> None:
     columns = open_columns(config)
     place = [table.name for table in columns.tables].index("user_day")
-    counts = columns.column("user_day_counts")
     batches = EventBatches(columns, config, rank=0, world_size=1)
-    num_unknown = 0
+    found = Counter[int]()
     for step in range(batches.num_steps("train")):
         batch = batches[Request("train", 0, step)]
-        is_real = batch.weights.numpy() > 0
-        rows = batch.values.numpy()[place * 64 : (place + 1) * 64]
-        of_rows = np.where(rows == UNKNOWN_ROW, -(-columns.num_train // MASKED_EVERY), counts[rows])
-        expected = batch.weights.numpy() / np.maximum(of_rows, 1)
-        np.testing.assert_allclose(batch.rarities[3].numpy()[is_real], expected[is_real], rtol=1e-6)
-        num_unknown += int((rows[is_real] == UNKNOWN_ROW).sum())
+        rows = batch.values[place * 64 : (place + 1) * 64]
+        found.update(rows[batch.weights > 0].tolist())
+    wanted = Counter(columns.column("rows")["features"][: columns.num_train, 0].tolist())
+    num_unknown = found.pop(UNKNOWN_ROW)
     assert num_unknown == pytest.approx(columns.num_train / MASKED_EVERY, abs=1)
+    assert found <= wanted
+    assert (wanted - found).total() == num_unknown
 
 
 def test_columns_without_days_stay_apart_from_those_with_them(config: Config) -> None:
     without = open_columns(config.replaced(day_feature="none"))
     assert "user_day" not in [table.name for table in without.tables]
     assert open_columns(config).folder != without.folder
-    assert not list(Path(without.folder).glob("*_counts.npy"))
 
 
 def test_the_day_feature_requires_a_random_or_official_split() -> None:
@@ -93,12 +83,6 @@ def test_the_day_feature_requires_a_random_or_official_split() -> None:
         UserError, match=r"^--day_feature user requires --split random or an official split, got --split time"
     ):
         parse_args(["--day_feature", "user"])
-
-
-def test_the_prior_holds_days_by_their_own_rarity_and_variances(config: Config) -> None:
-    held = make_prior(open_columns(config), 1.0).held
-    assert held["user_day"] == FeaturePrior(3, bias=EVENT_BIAS, factor=EVENT_FACTOR)
-    assert (held["user"].rarity, held["movie"].rarity, held["genres"].rarity) == (0, 1, 2)
 
 
 def test_days_that_have_one_event_each_are_skipped_and_reported(config: Config) -> None:

@@ -227,7 +227,7 @@ def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_valid
     stored = StoredEvents(user, item, label, np.arange(1_000))
     sizes = (400, num_validation, 600 - num_validation)
     schema = dataclasses.replace(SCHEMA, liked_label=0.5)
-    write_histories(tmp_path, stored, [np.arange(20, dtype=np.int32)] * 2, sizes, lambda share: None)
+    write_histories(tmp_path, stored, np.arange(20, dtype=np.int32), sizes, lambda share: None)
     found = baselines_of(tmp_path, stored, 20, sizes, Oracle(None, None), schema, lambda share: None)
     share, is_yes = label[: 400 + num_validation].mean(), label[400 + num_validation :] == 1
     expected = -(is_yes.mean() * np.log(share) + (~is_yes).mean() * np.log(1 - share))

@@ -58,7 +58,7 @@ def read_in(dataset: EventBatches, request: Request) -> Iterator[Read]:
     positions = dataset._positions_of_step(request)[0]
     items = movie_rows(dataset)[dataset.features.column("rows")["item"][positions]]
     for place, (position, item) in enumerate(zip(positions.tolist(), items, strict=True), start=first):
-        source, number = int(batch.sources[0, place]), int(batch.reads[place])
+        source, number = int(batch.sources[place]), int(batch.reads[place])
         assert len(lists[source]) >= number
         assert found["movie"][place] == [item]
         yield Read(position, tuple(lists[source][:number].tolist()))
@@ -195,11 +195,11 @@ def test_a_list_is_in_a_batch_once_however_many_events_read_it(config: Config) -
         batch = dataset[Request("train", 0, step)]
         # No row pads a batch but the last one.
         assert bool((batch.weights > 0).all()) == (step < steps - 1)
-        runs = batch.sources[0].unique()
+        runs = batch.sources.unique()
         lengths = batch.lengths.view(len(dataset.tables), -1)[-1]
         assert lengths[[row for row in range(len(lengths)) if row not in runs]].sum() == 0
         # As long as the last event of its run reads.
-        assert all(lengths[row] == batch.reads[batch.sources[0] == row].max() for row in runs)
+        assert all(lengths[row] == batch.reads[batch.sources == row].max() for row in runs)
         assert len(batch.ages) == len(batch.draws) == lengths.sum()
 
 
@@ -217,9 +217,9 @@ def test_ages_are_the_seconds_to_the_last_event_of_a_run_and_draws_differ_by_pas
             first = len(batch.reads) - dataset.batch_size
             lengths = batch.lengths.view(len(dataset.tables), -1)[-1].tolist()
             ends = np.cumsum(lengths)
-            for row in set(batch.sources[0, first : first + len(positions)].tolist()):
+            for row in set(batch.sources[first : first + len(positions)].tolist()):
                 # The last that reads the list of this row.
-                last = positions[np.flatnonzero(batch.sources[0, first:] == row)[-1]]
+                last = positions[np.flatnonzero(batch.sources[first:] == row)[-1]]
                 event = by_position[int(last)]
                 known = [
                     each

@@ -20,7 +20,7 @@ from recsuite.datasets.metrics import finite
 from recsuite.datasets.opening import check_leaks, fitted_to_tables, open_data
 from recsuite.datasets.preparation.cache import _name, open_columns
 from recsuite.datasets.preparation.vocabulary import Scale, encoding_of, fit
-from recsuite.datasets.schema import BUCKETS, DENSE, LISTS, UNKNOWN_ROW
+from recsuite.datasets.schema import BUCKETS, DENSE, UNKNOWN_ROW
 from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
@@ -251,11 +251,10 @@ def test_all_that_a_batch_needs_of_an_event_lies_in_its_record(tmp_path: Path) -
     folder = write_tables(tmp_path / "recorded", more='[weight]\ncolumn = "trust"')
     columns = open_columns(Config.of(data_path=str(folder)))
     rows = columns.column("rows")
-    in_lists = [(f"{name}_{what}", np.int32) for name in LISTS for what in ("end", "place")]
-    fields = [("user", np.int32), ("item", np.int32), ("label", np.float32), *in_lists]
+    fields = [("user", np.int32), ("item", np.int32), ("label", np.float32), ("history_end", np.int32)]
     # The device and the hour, and the discount.
     assert rows.dtype == record_type([*fields, ("weight", np.float32)], features=2, numbers=1)
-    assert rows.dtype.itemsize == 4 * 11
+    assert rows.dtype.itemsize == 4 * 8
     np.testing.assert_array_equal(rows["label"], columns.column("rating"))
     newest = slice(columns.range_of("test").start, len(rows))
     told = events().iloc[-columns.num_test :]

@@ -8,7 +8,7 @@ import pytest
 from recsuite.datasets import batching
 from recsuite.datasets.batching import places_of, take_lists
 
-SHAPES = {"histories": ((300, 2), np.int32), "audiences": ((300,), np.int32), "times": ((300,), np.int64)}
+SHAPES = {"histories": ((300, 2), np.int32), "items": ((300,), np.int32), "times": ((300,), np.int64)}
 
 
 def column_of(kind: str) -> np.ndarray:

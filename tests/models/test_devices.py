@@ -23,16 +23,15 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.models.layers import Links, Members, NumberLayers
+from recsuite.models.layers import Members, NumberLayers
 from recsuite.sharding.recommender import ModelInput, TrainableModel, make_head, make_model
 from recsuite.training.steps import InputPipeline
 
 DEVICE = torch.device("meta")
 Move = Callable[[torch.Tensor], torch.Tensor]
-# What the example trains by itself, on either side of the choice between --split time and random, and what
-# else a head may have.
+# What the example trains by itself, and what else a head may have.
 MODELS: dict[str, dict[str, Any]] = {
-    "both sides": {"split": "random", "co_occurrence": 20, "mlp_dims": ()},
+    "days": {"split": "random", "day_feature": "user", "mlp_dims": ()},
     "rating": {},
     "ranking": {"task": "ranking", "history_weights": "learned", "mlp_dims": ()},
     "response": {"task": "response"},
@@ -70,11 +69,6 @@ def test_a_step_mixes_no_devices_and_does_not_synchronize(synthetic_folder: Path
             predictions = head(rows, batch)
             loss = model.loss(predictions, batch)
             loss.backward()
-            if getattr(head, "prior", None) is not None:
-                # As `learn_spreads` asks.
-                with torch.no_grad():
-                    _, directions = head.predict_with_directions(rows, batch)
-                    assert directions.device == DEVICE
         assert predictions.device == loss.device == DEVICE
         assert all(rows.values().grad.device == DEVICE for rows in looked_up.values())
         assert all(part.grad is None or part.grad.device == DEVICE for part in head.parameters())
@@ -98,7 +92,6 @@ def model_and_batch(config: Config) -> tuple[TrainableModel, ModelInput]:
     num_rows = {table.name: table.rows for table in columns.tables}
     head = make_head(columns, config.model, config.data.history)
     model = make_model(columns, config.model, head, num_rows)
-    model.recommender.head.add_over_ranks = lambda tensor: tensor
     return model, next(input_pipeline.batches("train", 0))
 
 
@@ -128,6 +121,6 @@ def moved(
         )
     }
     plain = {name: move(getattr(batch, name)) for name in ("labels", "weights", "numbers", "seen_bits")}
-    members, links = Members(*map(move, batch.members)), Links(*map(move, batch.links))
-    batch = dataclasses.replace(batch, features=there, members=members, links=links, **plain)
+    members = Members(*map(move, batch.members))
+    batch = dataclasses.replace(batch, features=there, members=members, **plain)
     return model, batch, looked_up

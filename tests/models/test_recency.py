@@ -36,7 +36,7 @@ def members() -> Members:
     """The oldest first, as the feed has them."""
     places = [place for length in LENGTHS for place in reversed(range(length))]
     gaps = [(3 * number) % 32 for number in range(sum(LENGTHS))]
-    numbers = (torch.tensor(each, dtype=torch.int32) for each in (places, gaps, [], []))
+    numbers = (torch.tensor(each, dtype=torch.int32) for each in (places, gaps, *[[]] * 4))
     return Members(torch.zeros(0), *numbers)
 
 
@@ -84,7 +84,7 @@ def test_near_weights_depend_on_the_position_and_far_weights_are_equal() -> None
 
 
 def test_a_batch_without_histories_has_zero_vectors(recency: Recency) -> None:
-    none = Members(torch.zeros(0), *[torch.zeros(0, dtype=torch.int32)] * 4)
+    none = Members(torch.zeros(0), *[torch.zeros(0, dtype=torch.int32)] * 6)
     found = recency(torch.zeros(0, DIM), torch.zeros(2, dtype=torch.int32), none)
     assert found.tolist() == [[0] * DIM] * 2
 

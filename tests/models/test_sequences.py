@@ -17,7 +17,7 @@ from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.models import losses as loss_module
 from recsuite.models import sequences as sequence_head
-from recsuite.models.layers import Links, Members
+from recsuite.models.layers import Members
 from recsuite.models.losses import drawn_softmax, sampled_softmax
 from recsuite.models.rows import Inputs
 from recsuite.models.sequences import (
@@ -202,9 +202,10 @@ def test_dropout_depends_on_the_draw_and_the_layer_alone() -> None:
 # --- the head ---
 
 
-def members_of(ages: torch.Tensor) -> Members:
+def members_of(ages: torch.Tensor, sources: Sequence[int] = (), reads: Sequence[int] = ()) -> Members:
     nothing = torch.zeros(0, dtype=torch.int32)
-    return Members(torch.ones(len(ages)), nothing, nothing, ages, ages)
+    read = torch.tensor(sources, dtype=torch.int64), torch.tensor(reads, dtype=torch.int32)
+    return Members(torch.ones(len(ages)), nothing, nothing, ages, ages, *read)
 
 
 def looked_up(lengths: Sequence[int], rows: torch.Tensor, seed: int = 5) -> dict[str, JaggedTensor]:
@@ -216,20 +217,14 @@ def looked_up(lengths: Sequence[int], rows: torch.Tensor, seed: int = 5) -> dict
     return {**found, HISTORY: JaggedTensor(rows, lengths=torch.tensor(lengths, dtype=torch.int32))}
 
 
-def links_of(sources: Sequence[int], reads: Sequence[int]) -> Links:
-    nothing = torch.zeros(0, len(sources))
-    return Links(torch.tensor([sources]), nothing, nothing, torch.tensor(reads, dtype=torch.int32), nothing)
-
-
 @pytest.mark.parametrize("block", BLOCKS)
 def test_events_of_a_run_have_the_vectors_that_each_would_have_alone(block: str) -> None:
     head = make_head(block)
     # A run of three events, the first of which reads nothing; one event that reads a list, and a new user.
     ages, rows = random_ages([2, 4]), normal(6, DIM)
     packed = looked_up([2, 0, 0, 4, 0], rows)
-    links = links_of([0, 0, 0, 3, 4], [0, 1, 2, 4, 0])
-    numbers = torch.zeros(5, 0)
-    found = head.user_vectors(feature_rows(packed), Inputs(members_of(ages), numbers, links))
+    members, numbers = members_of(ages, [0, 0, 0, 3, 4], [0, 1, 2, 4, 0]), torch.zeros(5, 0)
+    found = head.user_vectors(feature_rows(packed), Inputs(members, numbers))
     # The event that reads one item came when the second one did.
     own_ages = torch.cat([ages[:1] - ages[1:2], ages])
     own = looked_up([0, 1, 2, 4, 0], torch.cat([rows[:1], rows]))
@@ -272,8 +267,8 @@ def test_threads_change_no_bit_of_a_gradient() -> None:
     number = 40_000
     head, lengths = make_head("sas"), [200] + [0] * (number - 1)
     ages, rows = random_ages(lengths[:1]), normal(200, DIM).requires_grad_()
-    links = links_of([0] * number, [event % 201 for event in range(number)])
-    inputs = Inputs(members_of(ages), torch.zeros(number, 0), links)
+    members = members_of(ages, [0] * number, [event % 201 for event in range(number)])
+    inputs = Inputs(members, torch.zeros(number, 0))
     weights, found = normal(number, DIM, seed=4), []
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -37,7 +37,7 @@ WITH = {
     **dict.fromkeys(("save_dir", "dump_every", "keep", "async_dump"), "--dump"),
     **dict.fromkeys(("top", "follow"), "--recommend --user 1"),
     **dict.fromkeys(("history_weights", "negatives"), "--task ranking"),
-    **dict.fromkeys(("day_feature", "co_occurrence"), "--split random"),
+    "day_feature": "--split random",
     **dict.fromkeys(("num_blocks", "num_heads", "dropout"), "--task sequence"),
     **{"half_life": "--eviction lfu", "max_bad_rows": "--bad_rows skip", "tensorboard": "--report_dir data"},
     **{"user": "--recommend", "recommend": "--user 1", "synthetic_kind": "--dataset synthetic"},

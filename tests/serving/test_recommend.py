@@ -150,7 +150,7 @@ def test_a_user_name_that_is_no_64_bit_number_is_unknown(user: str, number: int 
     ratings = Events(np.array([0, 1, 1]), np.array([0, 1, 2]), np.ones(3, np.float32), np.arange(3))
     movies, users = pandas.DataFrame({"movie_id": [1, 2, 3]}), pandas.DataFrame({"user_id": [-5, 7]})
     raw = RawData(ratings, movies, users)
-    viewer = Viewer(raw, SCHEMA, user, TrainingFeatures(raw, SCHEMA, {"history": 5, "audience": 5}))
+    viewer = Viewer(raw, SCHEMA, user, TrainingFeatures(raw, SCHEMA, 5))
     assert viewer.id == number
     assert len(viewer.labels) == {-5: 1, 7: 2}.get(number or 0, 0)
 
@@ -184,7 +184,7 @@ def test_equally_popular_movies_are_sorted_by_id_for_any_order_of_ratings() -> N
     events = Events(np.zeros(140, np.int32), movies[order], labels[order], np.arange(140))
     frame = pandas.DataFrame({"movie_id": range(1, 21)})
     raw = RawData(events, frame, pandas.DataFrame({"user_id": [1]}))
-    viewer = Viewer(raw, SCHEMA, "2", TrainingFeatures(raw, SCHEMA, {"history": 5, "audience": 5}))
+    viewer = Viewer(raw, SCHEMA, "2", TrainingFeatures(raw, SCHEMA, 5))
     everything = Mock(**{"snapshot.known": lambda feature, values: torch.ones(len(values), dtype=torch.bool)})
     found = popular(viewer, everything, 20)
     assert found.items.tolist() == [*range(20)]
@@ -306,7 +306,7 @@ def test_a_repeated_item_of_a_user_is_shown_once(kind: str, expected: dict[str, 
     labels = np.array([schema.learned(each) for each in quantity.tolist()], np.float32)
     events = Events(np.zeros(5, np.int32), item.astype(np.int32), labels, np.arange(5))
     raw = RawData(events, items, users)
-    viewer = Viewer(raw, schema, "1", TrainingFeatures(raw, schema, {"history": 5, "audience": 5}))
+    viewer = Viewer(raw, schema, "1", TrainingFeatures(raw, schema, 5))
     shown = viewer.liked()
     found = zip(shown.items.tolist(), shown.numbers.tolist(), strict=True)
     assert [("ABC"[place], pytest.approx(number, abs=1e-5)) for place, number in found] == [*expected.items()]

@@ -501,9 +501,9 @@ def test_an_answer_beyond_the_limits_is_refused_before_anything_is_computed() ->
             assert len(reply.text) < 1000
         assert client.post("/score", json={"user": [1] * 100_000, "movie": [3] * 100_000}).status_code == 200
         # Each with the history that the data have.
-        follower.model._data = SimpleNamespace(longest={"history": 30, "audience": None})
+        follower.model._data = SimpleNamespace(longest=30)
         reply = client.post("/score", json={"user": [1] * 66_667, "movie": [3] * 66_667})
-        assert (reply.status_code, "pairs x lists of the data must be" in reply.text) == (400, True)
+        assert (reply.status_code, "pairs x histories of the data must be" in reply.text) == (400, True)
         follower.model._data = None
         body = {"users": [1] * (over - 1), "k": 1}
         assert len(client.post("/recommend", json=body).json()["items"]) == over - 1

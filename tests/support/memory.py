@@ -10,7 +10,7 @@ import numpy as np
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.preparation.arrays import FeatureArrays, write_records
-from recsuite.datasets.schema import LISTS, Table
+from recsuite.datasets.schema import Table
 
 NUM_USERS, NUM_MOVIES = 6000, 4000
 
@@ -23,7 +23,7 @@ def planted_columns(folder: Path, number: int) -> Columns:
         "user": rng.integers(0, NUM_USERS, number, np.int32),
         "item": rng.integers(0, NUM_MOVIES, number, np.int32),
         "label": np.ones(number, np.float32),
-        **{f"{name}_{what}": np.zeros(number, np.int32) for name in LISTS for what in ("end", "place")},
+        "history_end": np.zeros(number, np.int32),
     }
     write_records(folder / "rows.npy", fields, FeatureArrays())
     write_records(
@@ -37,7 +37,7 @@ def planted_columns(folder: Path, number: int) -> Columns:
     tables = tuple(Table(feature, 9) for feature in SCHEMA.features)
     num_train = number - 1000
     return Columns(
-        str(folder), "", SCHEMA, num_train, 0, 1000, 0, NUM_USERS, NUM_MOVIES, 3.5, 0, 0, tables, (), {}, ()
+        str(folder), "", SCHEMA, num_train, 0, 1000, 0, NUM_USERS, NUM_MOVIES, 3.5, 0, tables, (), {}, ()
     )
 
 

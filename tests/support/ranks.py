@@ -61,7 +61,6 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     found["ranking losses"] = {pipeline: result["losses"] for pipeline, result in ranking.items()}
     found["rules"] = train_rules(columns, config.replaced(epochs=1), context)
     found["widths"] = train_widths(config, context)
-    found["both sides"] = train_both_sides(config, context)
     found["learned weights"] = train_learned_weights(columns, config, context)
     found["sequences"] = {ids: train_sequence(config, ids, context) for ids in ("fixed", "dynamic")}
     found["ranking"] = rank_all(columns, config, context, std=0.4)
@@ -96,19 +95,6 @@ def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
             ((losses,), *_) = train_all(columns, chosen, context, maker=several_widths)
             found[ids][tables] = losses
     return found
-
-
-def train_both_sides(config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """The losses, by pipeline, and the metrics of a model of who had what on both sides."""
-    from recsuite.datasets.preparation.cache import open_columns
-    from recsuite.runtime.process import once_per_node
-
-    # Shorter than some lists, so that samples are drawn too.
-    config = config.replaced(
-        split="random", co_occurrence=20, lr=0.2, weight_decay=0.0, mlp_dims=(), epochs=1
-    )
-    columns = once_per_node(context, lambda: open_columns(config), deadline=60)[context.rank]
-    return train_both_ways(columns, config, context)
 
 
 def train_learned_weights(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from recsuite.checkpoint.format import VOCABULARY
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.schema import HISTORY, ITEM_HISTORY, USER
+from recsuite.datasets.schema import USER
 from recsuite.datasets.source import locate, read
 from tests.support.states import FLAGS
 
@@ -21,11 +21,15 @@ def raw_test_values(data: Path) -> dict[str, list[Any]]:
     """Raw values of the test ratings, as a server gets them."""
     config = Config.of(data_path=str(data))
     columns = open_columns(config)
-    history = [history_of(columns, place) for place in columns.range_of("test")]
+    return {**raw_features(columns, config), **raw_histories(columns)}
+
+
+def raw_histories(columns: Columns) -> dict[str, list[Any]]:
+    """The histories of the test ratings, with their ratings."""
+    histories = [history_of(columns, place) for place in columns.range_of("test")]
     return {
-        **raw_features(columns, config),
-        "history": [movies for movies, _ in history],
-        "history_ratings": [ratings for _, ratings in history],
+        "history": [movies for movies, _ in histories],
+        "history_ratings": [ratings for _, ratings in histories],
     }
 
 
@@ -52,21 +56,16 @@ def raw_days(columns: Columns) -> dict[str, list[str]]:
 
 
 def raw_lists(columns: Columns) -> dict[str, list[list[object]]]:
-    """For the test ratings who had what, in raw ids."""
-    vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())
-    rows = columns.column("rows")[columns.range_of("test").start :]
-    found = {}
-    for name, owner, member in ((HISTORY, "user", "movie"), (ITEM_HISTORY, "item", "user")):
-        offsets, held = columns.column(f"test_{name}_offsets"), columns.column(f"test_{name}")
-        names = [None, *vocabulary[member]]
-        of_rows = held[:, 0] if name == HISTORY else held
-        found[name] = [
-            [names[row] for row in of_rows[offsets[one] : offsets[one + 1]]] for one in rows[owner]
-        ]
-    offsets, bits = columns.column("test_history_offsets"), columns.column("test_history")[:, 1]
-    ratings = np.ascontiguousarray(bits).view(np.float32)
-    found["history_ratings"] = [ratings[offsets[user] : offsets[user + 1]].tolist() for user in rows["user"]]
-    return found
+    """All earlier and later items of the users of the test ratings, in raw ids, with their ratings."""
+    movies = [None, *json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())["movie"]]
+    users = columns.column("rows")["user"][columns.range_of("test").start :]
+    offsets, held = columns.column("test_history_offsets"), columns.column("test_history")
+    ratings = np.ascontiguousarray(held[:, 1]).view(np.float32)
+    parts = [slice(offsets[user], offsets[user + 1]) for user in users]
+    return {
+        "history": [[movies[row] for row in held[part, 0]] for part in parts],
+        "history_ratings": [ratings[part].tolist() for part in parts],
+    }
 
 
 def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[float]]:

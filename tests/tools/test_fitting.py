@@ -26,7 +26,6 @@ import pytest
 
 import recsuite
 from recsuite.datasets.metrics import finite
-from recsuite.datasets.schema import ITEM_HISTORY
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
     ItemColumn,
@@ -155,10 +154,10 @@ def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sente
 
 def test_a_former_name_of_a_flag_is_a_warning() -> None:
     with (
-        pytest.warns(FutureWarning, match="--audience=0 is now --item_history=0"),
+        pytest.warns(FutureWarning, match="--admit=1 is now --admission_threshold=1"),
         pytest.raises(UserError, match="--epochs must be between"),
     ):
-        recsuite.fit(frames(50)[0], audience=0, epochs=0)
+        recsuite.fit(frames(50)[0], admit=1, epochs=0)
 
 
 def test_an_argument_that_is_no_frame_gives_one_message() -> None:
@@ -426,9 +425,6 @@ def test_recommendations_have_the_scores_of_the_same_values_with_numbers_and_a_c
     assert len(ids) == 40
     data = model._data
     told = {**data.of_users(["user-3"] * 40, model.snapshot), **data.items.of(ids)}
-    if ITEM_HISTORY in model.snapshot.tables:
-        # Of items that the user had, too.
-        told[ITEM_HISTORY] = data.users_of(ids)
     scores = model.score({**told, **{name: [value] * 40 for name, value in coming.items()}})
     assert scores.tolist() == pytest.approx([score for _, score in found], abs=1e-6)
     (other,) = model.recommend(["user-3"], k=40, event={"device": "desktop", "discount": None}, exclude=None)

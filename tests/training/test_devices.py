@@ -25,13 +25,13 @@ DEVICES = ["cpu", CUDA("cuda")]
 # What --split random, --task ranking and --vocabulary dynamic train where nothing else is said of a model,
 # but for their epochs.
 KINDS = {
-    "both sides": ("--split", "random", "--epochs", "2"),
+    "random split": ("--split", "random", "--epochs", "2"),
     "ranking": ("--task", "ranking", "--epochs", "1"),
     "dynamic": ("--vocabulary", "dynamic", "--epochs", "1"),
 }
 # From one device to another, and on each alone. On the CPU other tests have each kind.
 WAYS = [
-    ("both sides", "cpu", "cpu"),
+    ("random split", "cpu", "cpu"),
     *(
         CUDA(kind, *devices)
         for kind in KINDS
@@ -100,7 +100,9 @@ def test_a_device_learns_the_same_as_the_cpu(trained: Train, kind: str) -> None:
     assert on_cuda == pytest.approx(on_cpu, abs=2e-2)
 
 
-@pytest.mark.parametrize(("kind", "device"), [("both sides", "cpu"), *(CUDA(kind, "cuda") for kind in KINDS)])
+@pytest.mark.parametrize(
+    ("kind", "device"), [("random split", "cpu"), *(CUDA(kind, "cuda") for kind in KINDS)]
+)
 def test_a_loaded_checkpoint_is_dumped_again_bit_for_bit(
     trained: Train, tmp_path: Path, kind: str, device: str
 ) -> None:

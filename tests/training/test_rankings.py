@@ -83,7 +83,6 @@ class Trained:
         found = {
             name: [mine[start:end] for mine, (start, end) in zip(lists, spans, strict=True)]
             for name, lists in raw_lists(self.columns).items()
-            if name != "audience"
         }
         ages = [(at - known[start:end]).tolist() for at, start, end in zip(now, starts, ends, strict=True)]
         return {**found, "history_ages": ages}

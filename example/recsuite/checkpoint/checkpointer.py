@@ -314,9 +314,9 @@ def _check_ratings(chain: CheckpointChain, manifest: Manifest, columns: Columns)
         shown = f" ({numbers[0][0]} for training then, {numbers[1][0]} now)" if all(numbers) else ""
         raise UserError(
             f"--resume continues with the {columns.schema.labels} of {chain.folder}, and those of "
-            f"{columns.source} differ from them{shown}; give the --data_path that its {CONFIG} names, with "
-            "the files as they were, or train again on all files without --resume; only a training with "
-            "--stream continues with new files."
+            f"{columns.source} differ from them, or another version prepared them{shown}; give the "
+            f"--data_path that its {CONFIG} names, with the files as they were, or train again on all files "
+            "without --resume; only a training with --stream continues with new files."
         )
     used = manifest.progress.samples
     # Only a manifest that no training wrote has this: the number of steps left would be 0 or negative.

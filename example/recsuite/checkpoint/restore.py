@@ -139,8 +139,8 @@ def restore_chosen(
         manifest = _load(chain, train_state, columns, context, describe)
         if manifest.progress.stream is None and manifest.ratings != columns.digest:
             context.say(
-                f"the {columns.schema.labels} are not those of the training, or split otherwise: it may have "
-                "learned from some of the test"
+                f"the {columns.schema.labels} are not those of the training, or split or prepared otherwise: "
+                "it may have learned from some of the test"
             )
         return manifest
 

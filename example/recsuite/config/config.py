@@ -189,8 +189,7 @@ class Config:
                 f"--task {model.task} cannot be used with --stream, which does not hold all training events",
             )
             require(model.start == "random", "--start gaussian cannot be used with --stream")
-            for name in ("co_occurrence", "day_feature"):
-                require(data.is_default(name), f"--{name} cannot be used with --stream")
+            require(data.is_default("day_feature"), "--day_feature cannot be used with --stream")
         require(not model.reads_order or data.history > 0, "--task sequence requires --history above 0")
         if model.learns_history_weights:
             require(
@@ -203,11 +202,6 @@ class Config:
             model.block == SAS or not model.mlp_dims or model.is_default("mlp_dims"),
             f"--mlp_dims requires --block sas, got {model.block}",
         )
-        for name in ("item_history", "co_occurrence"):
-            require(
-                data.is_default(name) or model.task == "rating",
-                f"--{name} requires --task rating, got {model.task}",
-            )
         decay, epochs = self.optimizer.weight_decay, self.training.epochs
         require(
             # Half, because the rate falls to zero.

@@ -1,4 +1,7 @@
-"""Former names of flags and of their values. They work for one release; tests hold that each still parses."""
+"""Former names of flags and of their values, which work for one release, and flags that were removed.
+
+Tests hold that each former name still parses.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from typing import Any
 # Former name of a flag: its name, and the new values by the former ones.
 RENAMED: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "admit": ("admission_threshold", {}),
-    "audience": ("item_history", {}),
     "days": ("day_feature", {}),
     "evict": ("eviction", {}),
     "grow": ("max_load_factor", {}),
     "ids": ("vocabulary", {"vocabulary": "fixed"}),
-    "others": ("co_occurrence", {}),
     "world": ("synthetic_kind", {"fixed": "stationary", "moving": "drifting", "chain": "markov"}),
 }
+# Removed flags of recorded configurations, by all of their names; 0 stands for none.
+REMOVED = ("audience", "co_occurrence", "item_history", "others")
 
 
 def renamed_flag(name: str, value: Any) -> tuple[str, Any]:

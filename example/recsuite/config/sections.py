@@ -232,37 +232,11 @@ class DataConfig(Section):
         least=0,
         most=10_000,
     )
-    item_history: int = flag(
-        0,
-        "Length of the item history: users who rated the item last before a rating; 0 means none.",
-        least=0,
-        most=10_000,
-    )
-    co_occurrence: int = flag(
-        0,
-        "Co-occurrence features: for each rating all other items of its user and all other users of its "
-        "item, earlier or later, sampled down to this number; they replace the histories. Requires --split "
-        "random or an official split; 0 means none.",
-        least=0,
-        most=10_000,
-    )
     day_feature: str = flag(
         "none",
         "Feature for the day of a rating: a row for each day of each user (user), or none.",
         choices=("none", "user"),
     )
-
-    @property
-    def lists(self) -> dict[str, int]:
-        """Maximum lengths of user histories and item histories; 0 for none."""
-        if self.shares_lists:
-            return {"history": self.co_occurrence if self.history else 0, "audience": self.co_occurrence}
-        return {"history": self.history, "audience": self.item_history}
-
-    @property
-    def shares_lists(self) -> bool:
-        """True if all events of one user share a list, and all events of one item too."""
-        return self.co_occurrence > 0 and self.is_unordered
 
     @property
     def keeps_repeats(self) -> bool:
@@ -306,12 +280,6 @@ class DataConfig(Section):
             self.is_synthetic or self.is_default("synthetic_kind"),
             f"--synthetic_kind {self.synthetic_kind} requires --dataset synthetic",
         )
-        for name in ("co_occurrence",):
-            require(
-                self.is_default(name) or self.is_unordered,
-                f"--{name} {getattr(self, name)} requires --split random or an official split, got --split "
-                f"{self.split}: it uses ratings later than the predicted one",
-            )
         require(
             self.split != "files" or self.is_default("duplicates") or self.duplicates == "keep",
             f"--split files requires --duplicates keep, got {self.duplicates}: the test files stay unchanged",

@@ -8,7 +8,7 @@ this module, so it imports neither torch nor TorchRec nor pandas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,30 +16,24 @@ import numpy as np
 from recsuite.config.config import Config
 from recsuite.datasets.batching import (
     MASKED_EVERY,
-    MEMBERS,
-    NO_AGES,
-    Ages,
+    NO_HISTORIES,
     Batch,
     EventFeatures,
     EventOrder,
+    HistoryArrays,
     InvertedLists,
-    ListRequest,
     PassPart,
     ReadPositions,
-    SharedLists,
     bytes_of_bits,
     largest_batch,
-    links_of,
     mark_seen_items,
     mix_bits,
-    num_rarities,
-    reading_links,
+    reads_of,
     sample_items,
     to_tensors,
-    with_own,
 )
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM_HISTORY, UNKNOWN_ROW, USER
+from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, USER
 
 SPLITS = ("train", "validation", "test", "catalogue")
 
@@ -75,17 +69,12 @@ class EventBatches:
         self.tables = columns.tables
         self.ranges = {split: columns.range_of(split) for split in SPLITS}
         self.batch_size = config.loader.batch_size
-        # Each training and validation event is in one list at most.
-        self.most_shared = (columns.num_train + columns.num_validation) if config.data.shares_lists else 0
-        self.is_stream = config.stream.stream
         self.num_items, self.model = columns.num_items, config.model
-        self.is_two_sided = ITEM_HISTORY in [table.name for table in columns.tables]
         self.seed = config.runtime.seed
         self.rank = rank
         self.world_size = world_size
         self.numbers = columns.numbers
-        # Places of the id features of users and of items.
-        self._places = [columns.place_of(entity) for entity in ENTITIES]
+        self._user_place = columns.place_of(USER)
         self.features = EventFeatures(columns, config.data)
         longest = config.data.history if config.model.reads_order else 0
         self._order = EventOrder(self.batch_size, rank, world_size, self.seed, longest)
@@ -94,8 +83,8 @@ class EventBatches:
     def batch_bytes(self) -> int:
         """Most bytes that a batch can take: the longest list of every feature in every row."""
         most_negatives = self.model.num_negatives(self.num_items)
-        sizes = len(self.numbers), self.batch_size, self.model, most_negatives, self.most_shared
-        return largest_batch(self.tables, *sizes, len(self.schema.more_labels))
+        sizes = len(self.numbers), self.batch_size, self.model, most_negatives, len(self.schema.more_labels)
+        return largest_batch(self.tables, *sizes)
 
     def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
         """Positions of a pass: those of the window if given, else of the split."""
@@ -130,15 +119,16 @@ class EventBatches:
         events = features.events(positions, request.split)
         found = features.find(events)
         negatives = self._negatives(request)
-        shared, ages, reads = self._lists_of(request, events, positions, read_positions)
-        # The lists take the events' own rows before some are hidden: an event is in the list with its user.
-        found.lists.extend(self._listed(name, each, found.single) for name, each in shared.items())
-        history_labels = self._labels_of(shared, events, empty)
+        num_rows, num_real = len(negatives) + self.batch_size, len(negatives) + len(events)
+        rows = range(len(negatives), num_rows)
+        histories = NO_HISTORIES
+        if features.longest:
+            listed, histories = self._histories_of(request, events, positions, read_positions, rows, empty)
+            found.lists.append(listed)
         if trains:
             self._mask_ids(found.single, found.numbers, request)
         if len(negatives):
             found = found.behind(features.find_items(negatives))
-        num_rows, num_real = len(negatives) + self.batch_size, len(negatives) + len(events)
         values, lengths = features.join(num_rows, found.single, found.lists, empty)
         full = self.batch_size * self.world_size
         number = len(self.positions_of(request.split, request.window))
@@ -147,26 +137,8 @@ class EventBatches:
         numbers = empty((num_rows, len(self.numbers)), np.float32)
         numbers[num_real:] = 0
         np.concatenate(found.numbers, axis=1, out=numbers[:num_real])
-        links = self._links(shared, reads, len(negatives), empty)
-        rarities = empty((num_rarities(self.tables) if self.is_two_sided else 0, self.batch_size), np.float32)
-        rarities[:] = 0
-        # The number of events of a stream is not known.
-        if self.is_two_sided and trains and not self.is_stream:
-            features.rarities(events, found.single[-1], share, rarities[:, :num_real])
         seen_bits = self._had(events if trains else events[:0], read_positions, negatives, empty)
-        return (
-            values,
-            lengths,
-            labels,
-            weights,
-            history_labels,
-            *ages,
-            numbers,
-            *links,
-            rarities,
-            seen_bits,
-            *more,
-        )
+        return values, lengths, labels, weights, *histories, numbers, seen_bits, *more
 
     def _negatives(self, request: Request) -> np.ndarray:
         """Positions of the items drawn as negatives of a step, int32; none outside of training."""
@@ -184,28 +156,31 @@ class EventBatches:
         """
         return request.first + request.step * self.batch_size * self.world_size
 
-    def _lists_of(
+    def _histories_of(
         self,
         request: Request,
         events: np.ndarray,
         positions: np.ndarray,
         read_positions: ReadPositions | None,
-    ) -> tuple[dict[str, SharedLists], Ages, np.ndarray]:
-        """User and item histories by the names of the lists, their ages, and `reads` of a `Batch`, int32."""
-        features = self.features
+        rows: range,
+        empty: Callable[..., np.ndarray],
+    ) -> tuple[InvertedLists, HistoryArrays]:
+        """Return the user histories of events. rows: of the batch, the first of which are the events'."""
+        features, told = self.features, dict[str, np.ndarray]()
         if self.model.reads_order:
             read = features.find_order(events, positions, read_positions, request.split)
+            history, told = read.history, reads_of(read, rows, empty)
             # Drawn by the place in the user histories: the same in any batch, on any number of ranks.
             draws = mix_bits(read.places, (self.seed, request.epoch)).astype(np.int32)
-            return {HISTORY: read.history}, NO_AGES._replace(ages=read.ages, draws=draws), read.numbers
-        # Another sample in each training step, selected by its place in the pass, so that a resumed pass
-        # draws the same. In an evaluation the sample of an event is always the same.
-        step = (request.epoch, self._begin_of(request)) if request.split == "train" else ()
-        shared = features.find_lists(events, ListRequest(request.split, (self.seed, *step)))
-        ages = NO_AGES
-        if self.model.learns_history_weights:
-            ages = features.ages(positions, shared[HISTORY], request.split)
-        return shared, ages, np.zeros(0, np.int32)
+            told |= {"ages": read.ages, "draws": draws}
+        else:
+            history = features.find_histories(events, request.split)
+            if self.model.learns_history_weights:
+                told = features.ages(positions, history, request.split)
+        labels = empty(len(history.records), np.float32)
+        labels[:] = history.records[:, 1].view(np.float32)
+        listed = InvertedLists(history.records[:, 0], history.counts, padding=0)
+        return listed, NO_HISTORIES._replace(history_labels=labels, **told)
 
     def _labels_and_weights(
         self, events: np.ndarray, share: float, trains: bool, empty: Callable[..., np.ndarray]
@@ -233,19 +208,6 @@ class EventBatches:
                 more_weights[: len(events), place] *= np.nan_to_num(events[name])
         return labels, weights, more_labels, more_weights
 
-    def _links(
-        self,
-        shared: Mapping[str, SharedLists],
-        reads: np.ndarray,
-        first: int,
-        empty: Callable[..., np.ndarray],
-    ) -> tuple[np.ndarray, ...]:
-        """Sources, scales, own and reads of a `Batch`; first: the row of the first event."""
-        if self.model.reads_order:
-            rows = range(first, first + self.batch_size)
-            return reading_links(shared[HISTORY].sources, reads, rows, empty)
-        return *links_of([*shared.values()] if self.is_two_sided else [], self.batch_size, empty), reads
-
     def _had(
         self,
         events: np.ndarray,
@@ -263,35 +225,6 @@ class EventBatches:
             mark_seen_items(seen_bits, events, ends, negatives, self.num_items, self.features.column)
         return seen_bits
 
-    def _listed(self, name: str, found: SharedLists, single: list[np.ndarray]) -> InvertedLists:
-        """Values of a list, each followed by the event's own value if the model is two-sided."""
-        entity = ENTITIES.index(MEMBERS[name])
-        own = single[entity][self._places[entity]]
-        # A member of a history has two numbers, of which the first is its row; ITEM_HISTORY has rows only.
-        rows = found.records[:, 0] if name == HISTORY else found.records
-        if not self.is_two_sided:
-            return InvertedLists(rows, found.counts, padding=0)
-        return InvertedLists(with_own(rows, found.counts, own), found.counts + 1, padding=1)
-
-    def _labels_of(
-        self, shared: Mapping[str, SharedLists], events: np.ndarray, empty: Callable[..., np.ndarray]
-    ) -> np.ndarray:
-        """Label of each value of the history, also of padding."""
-        if HISTORY not in shared:
-            return np.zeros(0, np.float32)
-        found = shared[HISTORY]
-        known = found.records[:, 1].view(np.float32)
-        if not self.is_two_sided:
-            labels = empty(len(known), np.float32)
-            labels[:] = known
-            return labels
-        # The own label is set only if it is subtracted again: elsewhere it would be leakage.
-        own = np.where(found.own > 0, events["label"], 0).astype(np.float32)
-        known = with_own(known, found.counts, own)
-        labels = empty(len(known) + self.batch_size - len(events), np.float32)
-        labels[: len(known)], labels[len(known) :] = known, 0
-        return labels
-
     def _mask_ids(self, single: list[np.ndarray], numbers: list[np.ndarray], request: Request) -> None:
         """Hide the user of a few events, and the own features of a few others.
 
@@ -304,7 +237,7 @@ class EventBatches:
         begin += (request.step * self.world_size + self.rank) * self.batch_size
         # The order differs in each pass, so other events are chosen.
         of_user = single[ENTITIES.index(USER)]
-        of_user[self._places[ENTITIES.index(USER)], -begin % MASKED_EVERY :: MASKED_EVERY] = UNKNOWN_ROW
+        of_user[self._user_place, -begin % MASKED_EVERY :: MASKED_EVERY] = UNKNOWN_ROW
         others = slice((MASKED_EVERY // 2 - begin) % MASKED_EVERY, None, MASKED_EVERY)
         for of_event in single[len(ENTITIES) :]:
             of_event[:, others] = UNKNOWN_ROW

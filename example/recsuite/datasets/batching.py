@@ -1,4 +1,4 @@
-"""Events of a batch: their order, features, user and item histories, and negatives.
+"""Events of a batch: their order, features, user histories, and negatives.
 
 Training events are shuffled in each pass, by a permutation of which any process can compute any part. If a
 model reads the order of a user history, pieces of it are shuffled: each user's events are cut into pieces of
@@ -6,12 +6,9 @@ at most as many events as the model reads. The cuts lie elsewhere in each pass, 
 short past in one pass and with a long one in another. A batch then holds runs, each of one user, and needs no
 padding.
 
-The two lists of an event are the other items of its user (HISTORY) and the other users of its item
-(ITEM_HISTORY). There are three cases. If time counts, each event has a list of its own: the last events
-before it. If the order is read, the events of a run share one list, and each reads the part before itself. If
-time does not count, as for a random split, events of one user share a list of all items of that user, and an
-event's own item is subtracted from the sum over the list. So a batch looks up each list once, for any number
-of events of that user.
+The user history of an event has the last items of its user before it. If the order is read, the events of a
+run share one history, and each reads the part before itself. So a batch looks up each history once, for any
+number of events of that user.
 
 Negatives are the items of an event's group, and items that are drawn for a step. Items that the user had are
 not negatives if they are not recommended, see `Schema.seen`.
@@ -31,14 +28,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from recsuite.config.sections import DataConfig, ModelConfig
-from recsuite.datasets.columns import NOWHERE, Columns, MappedColumn
+from recsuite.datasets.columns import Columns, MappedColumn
 from recsuite.datasets.schema import (
     ENTITIES,
-    EVENT,
     HISTORY,
     ITEM,
-    ITEM_HISTORY,
-    LISTS,
     UNKNOWN_ROW,
     USER,
     Table,
@@ -182,61 +176,16 @@ def _permuted(positions: np.ndarray, shape: tuple[np.uint32, np.uint32], keys: l
     return other.astype(np.int64)
 
 
-# The entity that owns each list, and the entity of its members.
-OWNERS = {HISTORY: USER, ITEM_HISTORY: ITEM}
-MEMBERS = {HISTORY: ITEM, ITEM_HISTORY: USER}
+class Histories(NamedTuple):
+    """User histories of n events.
 
-
-class SharedLists(NamedTuple):
-    """Lists of one kind for n events, which may share them.
-
-    records: records of the members, list after list, [sum of counts, ...]; starts: begin in the columns of
-    the list stored for each event, or of the list that it samples, int64 [n]; counts: its length, 0 for an
-    event that uses the list of another one, int64 [n]; sources: the event whose list each event uses,
-    int64 [n]; own: 1 if that list holds the event itself, which has to be subtracted, else 0, float32 [n];
-    left: number of members without the event itself, int64 [n].
+    records: of their items, history after history, int32 [sum of counts, 2], the row of the item and the bits
+    of its label; starts: begin of each in the column, int64 [n]; counts: its length, int64 [n].
     """
 
     records: np.ndarray
     starts: np.ndarray
     counts: np.ndarray
-    sources: np.ndarray
-    own: np.ndarray
-    left: np.ndarray
-
-
-class ListSample(NamedTuple):
-    """Evenly spaced sample of the list of each owner: every stride-th member from an offset on, cyclically.
-
-    begins: begin of each list in the file; numbers: its length; counts: the size of the sample; offsets: its
-    first member; int64 [n] each.
-    """
-
-    begins: np.ndarray
-    numbers: np.ndarray
-    counts: np.ndarray
-    offsets: np.ndarray
-
-    @property
-    def strides(self) -> np.ndarray:
-        """Largest strides with which all members of a sample are distinct, int64 [n]."""
-        strides: np.ndarray = np.maximum(self.numbers // np.maximum(self.counts, 1), 1)
-        return strides
-
-    def places(self) -> np.ndarray:
-        """Places in the file, owner after owner, int64 [sum of counts]."""
-        if (self.counts == self.numbers).all():
-            return places_of(self.begins, self.counts)
-        steps = places_of(np.zeros_like(self.counts), self.counts) * self.strides.repeat(self.counts)
-        steps += self.offsets.repeat(self.counts)
-        steps %= self.numbers.repeat(self.counts)
-        return steps + self.begins.repeat(self.counts)
-
-    def holds(self, places: np.ndarray) -> np.ndarray:
-        """True for each owner whose sample contains its place, bool [n]; False for place -1."""
-        after = (places - self.begins - self.offsets) % np.maximum(self.numbers, 1)
-        turn, rest = np.divmod(after, self.strides)
-        return (places >= 0) & (rest == 0) & (turn < self.counts)
 
 
 class ReadPositions(NamedTuple):
@@ -258,12 +207,14 @@ class ReadPositions(NamedTuple):
 class OrderedReads(NamedTuple):
     """Parts of the user histories that n events read in order.
 
-    history: the lists of runs, each stored for the first event of its run; numbers: number of values in its
-    list before each event, int32 [n]; places: place in the user histories of each value of the lists, int64;
-    ages: seconds from each value of the lists to the last event of its run, int32 [sum of counts].
+    history: of runs, each stored for the first event of its run, with the length 0 for the others; sources:
+    the event whose history each event reads, int64 [n]; numbers: number of items in it before each event,
+    int32 [n]; places: place of each item in the user histories, int64 [sum of counts]; ages: seconds from
+    each item to the last event of its run, int32 [sum of counts].
     """
 
-    history: SharedLists
+    history: Histories
+    sources: np.ndarray
     numbers: np.ndarray
     places: np.ndarray
     ages: np.ndarray
@@ -272,56 +223,24 @@ class OrderedReads(NamedTuple):
 ReadColumn = Callable[[str], np.ndarray]
 
 
-def last_members(name: str, events: np.ndarray, most: int, prefix: str, read: ReadColumn) -> SharedLists:
-    """Lists of the last `most` members before each event.
+def last_items(events: np.ndarray, most: int, prefix: str, read: ReadColumn) -> Histories:
+    """Return the last `most` items of the user before each event.
 
-    events: records, [n]; prefix: of the names of the columns with the lists; read: returns a column by name.
+    events: records, [n]; prefix: of the names of the columns with the histories; read: returns a column by
+    name.
     """
-    begins = read(f"{prefix}{name}_offsets").take(events[OWNERS[name]])
-    ends = events[f"{name}_end"].astype(np.int64)
+    begins = read(f"{prefix}{HISTORY}_offsets").take(events[USER])
+    ends = events[f"{HISTORY}_end"].astype(np.int64)
     starts = np.maximum(begins, ends - most)
     counts = ends - starts
-    records = take_lists(read(f"{prefix}{name}"), starts, counts)
-    nobody = np.zeros(len(events), np.float32)
-    return SharedLists(records, starts, counts, np.arange(len(events)), nobody, left=counts)
-
-
-def other_members(
-    name: str, events: np.ndarray, most: int, prefix: str, read: ReadColumn, draws: Sequence[int]
-) -> SharedLists:
-    """Lists of all members of the owner of each event without the event itself, or samples of `most` members.
-
-    draws: numbers that select the sample. Other arguments as for `last_members`.
-    """
-    owners, firsts, inverse = np.unique(events[OWNERS[name]], return_index=True, return_inverse=True)
-    ends = read(f"{prefix}{name}_offsets")
-    begins = ends.take(owners)
-    numbers = ends.take(owners + 1) - begins
-    counts = np.minimum(numbers, most)
-    offsets = np.where(numbers > most, mix_bits(owners, draws) % np.maximum(numbers, 1), 0)
-    sample = ListSample(begins, numbers, counts, offsets)
-    of_event = ListSample(*(part.take(inverse) for part in sample))
-    # Only training events have a place of their own in the lists.
-    places = events[f"{name}_place"].astype(np.int64)
-    if prefix:
-        places = np.full_like(places, NOWHERE)
-    own = of_event.holds(places)
-    left = of_event.counts - own
-    # In the order of the events for which the lists are stored.
-    order = np.argsort(firsts)
-    starts, counts = np.zeros((2, len(events)), np.int64)
-    starts[firsts], counts[firsts] = begins, sample.counts
-    in_order = ListSample(*(part.take(order) for part in sample))
-    records = read(f"{prefix}{name}").take(in_order.places(), axis=0)
-    sources = firsts.take(inverse)
-    return SharedLists(records, starts, counts, sources, own.astype(np.float32), left)
+    return Histories(take_lists(read(f"{prefix}{HISTORY}"), starts, counts), starts, counts)
 
 
 def in_order(read_positions: ReadPositions, times: np.ndarray, prefix: str, read: ReadColumn) -> OrderedReads:
     """Parts of the user histories that events read in order: all values from their start to the event.
 
     Events of one time are in the order of the file. times: of the events, int64 [n]. Other arguments as for
-    `last_members`.
+    `last_items`.
     """
     places, starts = read_positions.places, read_positions.starts
     number = len(places)
@@ -336,8 +255,8 @@ def in_order(read_positions: ReadPositions, times: np.ndarray, prefix: str, read
     seconds = take_lists(read(f"{prefix}{HISTORY}_time"), starts, counts)
     ages = (times[lasts].repeat(counts[firsts]) - seconds).clip(0, OLDEST).astype(np.int32)
     sources = firsts[is_first.cumsum() - 1]
-    history = SharedLists(records, starts, counts, sources, np.zeros(number, np.float32), counts)
-    return OrderedReads(history, (places - starts).astype(np.int32), places_of(starts, counts), ages)
+    history = Histories(records, starts, counts)
+    return OrderedReads(history, sources, (places - starts).astype(np.int32), places_of(starts, counts), ages)
 
 
 def mix_bits(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:
@@ -350,79 +269,46 @@ def mix_bits(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:
     return (mixed >> np.uint64(32)).astype(np.int64)
 
 
-def with_own(records: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Append the value of the event itself to each list, [sum of counts + n].
+def reads_of(read: OrderedReads, rows: range, empty: Callable[..., np.ndarray]) -> dict[str, np.ndarray]:
+    """Return `sources` and `reads` of a `Batch`.
 
-    Its row is subtracted from a sum that includes it, and compared with a prior.
+    The events have the first of these rows. All other rows have empty histories.
     """
-    ends = (counts + 1).cumsum()
-    found = np.empty(len(records) + len(own), records.dtype)
-    is_user_tables = np.zeros(len(found), bool)
-    is_user_tables[ends - 1] = True
-    found[is_user_tables], found[~is_user_tables] = own, records
-    return found
+    sources, reads = empty(rows.stop, np.int64), empty(rows.stop, np.int32)
+    sources[:], reads[:] = np.arange(rows.stop), 0
+    of_events = slice(rows.start, rows.start + len(read.sources))
+    sources[of_events] = read.sources + rows.start
+    reads[of_events] = read.numbers
+    return {"sources": sources, "reads": reads}
 
 
-def reading_links(
-    sources: np.ndarray, reads: np.ndarray, rows: range, empty: Callable[..., np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Sources, scales, own and reads of a `Batch` whose rows read lists in order.
+class HistoryArrays(NamedTuple):
+    """Fields of a `Batch` for user histories; unused ones are empty."""
 
-    sources, reads: of the events, which have the first of these rows. All other rows have empty lists.
-    """
-    number = len(sources)
-    all_sources, all_reads = empty((1, rows.stop), np.int64), empty(rows.stop, np.int32)
-    all_sources[0], all_reads[:] = np.arange(rows.stop), 0
-    of_events = slice(rows.start, rows.start + number)
-    all_sources[0, of_events] = sources + rows.start
-    all_reads[of_events] = reads
-    nothing = empty((0, rows.stop), np.float32)
-    return all_sources, nothing, nothing, all_reads
-
-
-def links_of(
-    lists: Sequence[SharedLists], batch_size: int, empty: Callable[..., np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sources, scales and own of a `Batch`. A padding row uses its own list, scaled by 0."""
-    shape = len(lists), batch_size
-    sources, scales, own = empty(shape, np.int64), empty(shape, np.float32), empty(shape, np.float32)
-    for place, found in enumerate(lists):
-        number = len(found.sources)
-        sources[place, :number], sources[place, number:] = found.sources, range(number, batch_size)
-        # A sample is scaled by its own size, not by that of its list: scaled up to the length of a much
-        # longer list, its noise would grow by the same factor, and training diverges.
-        of_sums = np.where(found.left > 0, 1 / np.sqrt(np.maximum(found.left, 1)), 0)
-        scales[place, :number], scales[place, number:] = of_sums, 0
-        own[place, :number], own[place, number:] = found.own, 0
-    return sources, scales, own
-
-
-class Ages(NamedTuple):
-    """Ages of the items of the user histories of n events, list after list, int32 [sum of counts] each.
-
-    places: number of items of its list after each item; gaps: time bucket from the item to the event; ages:
-    seconds from the item to the last event that reads its list; draws: a pseudorandom number for the item.
-    Unused ones are empty.
-    """
-
+    history_labels: np.ndarray
     places: np.ndarray
     time_buckets: np.ndarray
     ages: np.ndarray
     draws: np.ndarray
+    sources: np.ndarray
+    reads: np.ndarray
 
 
-NO_AGES = Ages(*[np.zeros(0, np.int32)] * 4)
+NOTHING = np.zeros(0, np.int32)
+NO_HISTORIES = HistoryArrays(
+    NOTHING.astype(np.float32), NOTHING, NOTHING, NOTHING, NOTHING, NOTHING.astype(np.int64), NOTHING
+)
 
 
-def ages_of(history: SharedLists, times: np.ndarray, event_times: np.ndarray) -> Ages:
-    """Places and gaps of the items of user histories.
+def ages_of(history: Histories, times: np.ndarray, event_times: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `places` and `time_buckets` of a `Batch`.
 
-    times: of the items; event_times: of the event of each item; int64 [sum of counts] both.
+    times: of the items of the histories; event_times: of the event of each item; int64 [sum of counts] both.
     """
     counts = history.counts
     # Counted from the end of each list.
     places = counts.repeat(counts) - 1 - places_of(np.zeros_like(counts), counts)
-    return NO_AGES._replace(places=places.astype(np.int32), time_buckets=time_buckets_of(event_times - times))
+    return {"places": places.astype(np.int32), "time_buckets": time_buckets_of(event_times - times)}
 
 
 # Small batches are shuffled together: for one of them, numpy's overhead would exceed the work.
@@ -544,7 +430,7 @@ def read_positions_of(
     that an event reads; prefix: of the names of the columns with user histories.
     """
     places = read(f"{HISTORY}_before").take(positions).astype(np.int64)
-    begins = read(f"{prefix}{HISTORY}_offsets").take(events[OWNERS[HISTORY]])
+    begins = read(f"{prefix}{HISTORY}_offsets").take(events[USER])
     return ReadPositions(places, np.maximum(begins, places - longest), in_runs=False)
 
 
@@ -609,7 +495,7 @@ def _had(
     # each item of the user histories: nothing is sorted or searched.
     place_of = np.zeros(num_items, np.int32)
     place_of[distinct] = np.arange(1, len(distinct) + 1)
-    starts = read(f"{HISTORY}_offsets").take(events[OWNERS[HISTORY]])
+    starts = read(f"{HISTORY}_offsets").take(events[USER])
     counts = ends - starts
     places = place_of.take(read("seen").take(places_of(starts, counts)))
     there = np.flatnonzero(places)
@@ -663,36 +549,21 @@ class RowKeys(NamedTuple):
         )
 
 
-class ListRequest(NamedTuple):
-    """Request for lists. split: of the events; draws: numbers that select the samples."""
-
-    split: str
-    draws: tuple[int, ...]
-
-
 class EventFeatures:
     """Features of events by position. Pickles to paths and names. A process maps the columns on first use."""
 
     def __init__(self, columns: Columns, config: DataConfig) -> None:
         self.folder = columns.folder
-        self.num_train = columns.num_train
         self.schema = columns.schema
         self.tables = columns.tables
-        # Longest list of each kind, if each event has a list of its own.
-        self.lists = {
-            name: most
-            for name, most in config.lists.items()
-            if name in [table.name for table in columns.tables]
-        }
-        # Longest list if events share them.
-        self.most_others = config.co_occurrence if config.shares_lists else 0
+        # Maximum length of a user history; 0 for none.
+        self.longest = config.history if HISTORY in [table.name for table in columns.tables] else 0
         self._with_lists = {
             entity: [
                 table.name for table in self.tables if table.feature.multi and table.feature.entity == entity
             ]
             for entity in ENTITIES
         }
-        self._of_events = [table.name for table in self.tables if table.feature.entity == EVENT]
         self._columns: dict[str, MappedColumn] = {}
         self._trained: np.ndarray | None = None
         # Place of a dynamic table to the column with its ids.
@@ -723,10 +594,6 @@ class EventFeatures:
         # As if the first user had an event with each item, without features. Only the items are used.
         events = np.zeros(len(positions), rows.dtype)
         events[ITEM], events["features"], events["numbers"] = positions, UNKNOWN_ROW, np.nan
-        for name in OWNERS:
-            events[f"{name}_place"] = NOWHERE
-        # The whole list of each item.
-        events[f"{ITEM_HISTORY}_end"] = self.column(f"{ITEM_HISTORY}_offsets").take(positions + 1)
         return events
 
     def find(self, events: np.ndarray) -> RowKeys:
@@ -750,15 +617,15 @@ class EventFeatures:
         """Features of items alone, with an unknown user without a history. items: positions, int64 [n]."""
         found = self.find(self.events(items, "catalogue"))
         found.single[ENTITIES.index(USER)][:] = UNKNOWN_ROW
-        nothing = InvertedLists(np.zeros(0, np.int64), np.zeros(len(items), np.int64), padding=0)
-        found.lists.extend([nothing] * len(self.lists))
+        if self.longest:
+            nothing = np.zeros(0, np.int64), np.zeros(len(items), np.int64)
+            found.lists.append(InvertedLists(*nothing, padding=0))
         return found
 
     def trained_items(self) -> np.ndarray:
         """Positions of the items with training events, int32."""
         if self._trained is None:
-            offsets = self.column(f"{ITEM_HISTORY}_offsets")
-            self._trained = np.flatnonzero(np.diff(offsets)).astype(np.int32)
+            self._trained = np.flatnonzero(self.column("item_counts")).astype(np.int32)
         return self._trained
 
     def find_order(
@@ -770,49 +637,21 @@ class EventFeatures:
             nowhere = np.zeros(len(events), np.int64)
             read_positions = ReadPositions(nowhere, nowhere, in_runs=False)
         elif read_positions is None:
-            read_positions = read_positions_of(events, positions, self.lists[HISTORY], prefix, self.column)
+            read_positions = read_positions_of(events, positions, self.longest, prefix, self.column)
         # The positions of a catalogue are items, not events.
         return in_order(read_positions, self.column("time").take(positions, mode="clip"), prefix, self.column)
 
-    def find_lists(self, events: np.ndarray, asked: ListRequest) -> dict[str, SharedLists]:
-        """User and item histories of events, by the names of the lists."""
-        prefix = "test_" if asked.split == "test" else ""
-        if self.most_others:
-            return {
-                name: other_members(name, events, self.most_others, prefix, self.column, asked.draws)
-                for name in self.lists
-            }
-        return {
-            name: last_members(name, events, most, prefix, self.column) for name, most in self.lists.items()
-        }
+    def find_histories(self, events: np.ndarray, split: str) -> Histories:
+        """Return the user histories of events of a split."""
+        return last_items(events, self.longest, "test_" if split == "test" else "", self.column)
 
-    def ages(self, positions: np.ndarray, history: SharedLists, split: str) -> Ages:
-        """Ages of the items of the user histories of events."""
+    def ages(self, positions: np.ndarray, history: Histories, split: str) -> dict[str, np.ndarray]:
+        """Return `places` and `time_buckets` of a `Batch` for the user histories of events."""
         column = self.column("test_history_time" if split == "test" else "history_time")
         times = take_lists(column, history.starts, history.counts)
         # The positions of a catalogue are items, not events, and its user histories are empty.
         event_times = self.column("time").take(positions, mode="clip").repeat(history.counts)
         return ages_of(history, times, event_times)
-
-    def rarities(self, events: np.ndarray, own: np.ndarray, share: float, found: np.ndarray) -> None:
-        """Fill in `rarities` of a `Batch` for training events, float32 [3 + features, n].
-
-        Each is `share` divided by a number of training events: those of the user, of the item, all, and those
-        with the same row of each feature of the event.
-
-        own: the rows of these features, int32 [features, n], unknown for an event without its own features.
-        """
-        # Without the event's own weight: the number of events decides how well a row is known.
-        found[:] = share
-        for place, (name, owner) in enumerate(OWNERS.items()):
-            offsets = self.column(f"{name}_offsets")
-            found[place] /= offsets.take(events[owner] + 1) - offsets.take(events[owner])
-        found[len(OWNERS)] /= self.num_train
-        for name, rows, rarity in zip(self._of_events, own, found[len(OWNERS) + 1 :], strict=True):
-            counts = self.column(f"{name}_counts").take(rows)
-            # Nearly all events with the unknown row are those whose features are hidden.
-            counts += (rows == UNKNOWN_ROW) * np.int32(-(-self.num_train // MASKED_EVERY))
-            rarity /= counts
 
     def join(
         self,
@@ -883,14 +722,6 @@ class Batch(NamedTuple):
     "history", int32 both: the number of values of its list after it, and the time bucket from it to the
     event, see `time_buckets_of`. Otherwise they are empty.
 
-    With the feature "audience", each row has one more value at the end of its lists: its own item and its own
-    user. For each of S lists, `sources`, int64 [S, B], is the row whose list a row uses; `scales`, float32
-    [S, B], is the factor of the sum of its values; `own`, float32 [S, B], is 1 if the row's own value has to
-    be subtracted from that sum. `rarities` is float32 [3 + features of events, B]: the weight divided by the
-    number of training events of the row's user, of its item, of all, and of those with the same value of each
-    feature of the event. It is 0 outside of training, and in a stream, whose number of events is not known.
-    Otherwise all four are empty.
-
     With in-batch negatives, `seen_bits` is uint8 [B, bytes]: bit k of byte j of a row is 1 if its user had,
     before, the item of row 8 j + k of its group; 0 outside of training. A group is 8 * bytes rows, or the
     rest.
@@ -899,7 +730,7 @@ class Batch(NamedTuple):
     have B rows only. So has `seen_bits`, with N more bits in bytes after those of the group.
 
     If the order of events is read, the rows of a run of one user share the list of its first row: `sources`,
-    int64 [1, N + B], is the row whose list a row reads, and `reads`, int32 [N + B], is the number of its
+    int64 [N + B], is the row whose list a row reads, and `reads`, int32 [N + B], is the number of its
     values before the row's event. For each value of the feature "history", `ages` is the seconds from it to
     the event of the last row of its run, and `draws` is a pseudorandom number for this pass, int32 both.
     Otherwise all are empty.
@@ -914,12 +745,9 @@ class Batch(NamedTuple):
     time_buckets: torch.Tensor
     ages: torch.Tensor
     draws: torch.Tensor
-    numbers: torch.Tensor
     sources: torch.Tensor
-    scales: torch.Tensor
-    own: torch.Tensor
     reads: torch.Tensor
-    rarities: torch.Tensor
+    numbers: torch.Tensor
     seen_bits: torch.Tensor
     more_labels: torch.Tensor
     more_weights: torch.Tensor
@@ -931,39 +759,24 @@ def largest_batch(
     batch_size: int,
     model: ModelConfig,
     num_negatives: int,
-    most_shared: int = 0,
     more_labels: int = 0,
 ) -> int:
     """Most bytes that a batch can take, for a slot of the workers' ring, which is allocated once.
 
-    num_negatives: rows before those of events; most_shared: most values of one list for all rows together if
-    they share lists, else 0; more_labels: number of labels after the first.
+    num_negatives: rows before those of events; more_labels: number of labels after the first.
     """
-    lists = [table for table in tables if table.name in LISTS]
-    # With ITEM_HISTORY, each row has its own value at the end of each list.
-    own = batch_size if ITEM_HISTORY in [table.name for table in lists] else 0
-    in_lists = {
-        table.name: min(batch_size * table.longest, most_shared or batch_size * table.longest) + own
-        for table in lists
-    }
     num_rows = num_negatives + batch_size
-    values = num_rows * sum(table.longest for table in tables if table.name not in LISTS)
-    values += sum(in_lists.values())
+    # Negatives have no histories.
+    num_members = batch_size * sum(table.longest for table in tables if table.name == HISTORY)
+    values = num_rows * sum(table.longest for table in tables if table.name != HISTORY) + num_members
     row = 4 * len(tables) + (4 + 4) * (1 + more_labels) + 4 * num_numbers
     row += bytes_of_bits(batch_size, model.in_batch_negatives) + bytes_of_bits(num_negatives, num_negatives)
     # `sources` and `reads`.
     row += (8 + 4) * model.reads_order
-    if own:
-        row += (8 + 4 + 4) * len(lists) + 4 * num_rarities(tables)
     # A label, and if the model uses them a place and a gap, or an age and a draw.
     of_member = 4 + (4 + 4) * model.learns_history_weights + (4 + 4) * model.reads_order
     # Each array begins on a cache line.
-    return 8 * values + of_member * in_lists.get(HISTORY, 0) + num_rows * row + 64 * len(Batch._fields)
-
-
-def num_rarities(tables: Sequence[Table]) -> int:
-    """Number of rarities of each row of a `Batch`."""
-    return len(ENTITIES) + 1 + sum(table.feature.entity == EVENT for table in tables)
+    return 8 * values + of_member * num_members + num_rows * row + 64 * len(Batch._fields)
 
 
 def to_tensors(arrays: Sequence[np.ndarray]) -> Batch:

@@ -1,15 +1,12 @@
 """A data set as columns on disk: parsed once, memory-mapped by every process of the machine.
 
     <cache>/<split>-<digest>-v<version>/
-        rows.npy                   a record for each event: its user, item and label, its places in the lists
-                                   of its user and its item, its weight in the loss, and its own features; see
-                                   `record_type`
+        rows.npy                   a record for each event: its user, item and label, the end of its history,
+                                   its weight in the loss, and its own features; see `record_type`
         rating.npy  time.npy       float32, int64 [events]: label, time
         <user>_features.npy        a record for each user: its features
         <item>_features.npy        a record for each item: its features
         <feature>_values.npy       int32: table rows of a multi-valued feature, item after item
-        <feature>_counts.npy       int32 [rows]: of a feature of events, number of training events with each
-                                   row
         <feature>_ids.npy          int64: the ids of a dynamic feature's values; the first is that of
                                    "unknown". All other files have places in this file instead of table rows
         history.npy                int32 [training events, 2]: row of the items' table, bits of the label;
@@ -20,23 +17,21 @@
                                    one time in the order in which they are stored
         seen.npy                   int32 [training events]: their items, likewise
         history_offsets.npy        int64 [users that rated + 1]: where each user's history begins
-        audience.npy               int32 [training events]: row of the users' table, item after item, each
-                                   in the order of time
-        audience_offsets.npy       int64 [items + 1]: where each item's audience begins
-        test_history.npy ...       the same seven of training and validation events, for the test
+        test_history.npy ...       the same five (without history_before) of training and validation events,
+                                   for the test
+        item_counts.npy            int32 [items]: number of training events of each item
         vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ..., or the
                                    edges of a number's buckets, or its scale
         schema.json                the schema, its features in the order in which a model adds them up
         manifest.json              the fields of `Columns`
 
-where <user> and <item> are their names in the schema of the data set. "history" is the user history,
-"audience" the item history.
+where <user> and <item> are their names in the schema of the data set. "history" is the user history.
 
 The training events come first, then validation, then the test, each part in the order of time: a split is a
 range of positions. Values that are gathered are stored in records, so that an event costs one random access.
 Labels, which are also scanned, have a column too. The user history of an event ends before the first event of
-its user that is not older than it; likewise the item history. They hold training events only, and for a test
-event also validation events, which a deployed model would know. They never hold test events.
+its user that is not older than it. Histories hold training events only, and for a test event also validation
+events, which a deployed model would know. They never hold test events.
 
 The folder appears in one rename. Its name holds a digest of all its inputs (every byte of the source files,
 schema, split and other flags) and the version of the code. So a changed source or formula gives another
@@ -69,9 +64,7 @@ from recsuite.runtime.console import stage
 MANIFEST = "manifest.json"
 # Version of the content of columns and of parts of tables. Increase it with every change of a reader, a
 # formula or a file. A test compares the digest of some columns.
-VERSION = 2
-# The place of an event that is not in a list.
-NOWHERE = -1
+VERSION = 3
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
 
@@ -82,10 +75,9 @@ def record_type(
     """Type of the record of an event, a user or an item: some fields, and its own features.
 
     The fields of an event are "user" and "item", positions int32; "label", float32; "history_end", the place
-    in the list of its user at which its own history ends, and "history_place", its own place there, -1 if it
-    has none, int32; "audience_end" and "audience_place", the same for its item; if the data have them,
-    "weight", float32, and for each label after the first "label_2", "weight_2" and so on, float32, NaN for a
-    label that an event lacks.
+    in the history of its user at which its own history ends, int32; if the data have them, "weight", float32,
+    and for each label after the first "label_2", "weight_2" and so on, float32, NaN for a label that an event
+    lacks.
     "features" are the table rows of features with one value; "lists" are two numbers for each feature with
     lists: the begin of its values in `<feature>_values.npy`, and their number; "numbers" are dense numbers on
     a common scale, NaN for a missing one.
@@ -121,7 +113,6 @@ class Columns:
     num_items: int
     mean_label: float
     longest_history: int
-    longest_audience: int
     tables: tuple[Table, ...]
     numbers: tuple[Feature, ...]
     baselines: dict[str, dict[str, Metrics]]
@@ -180,8 +171,7 @@ class Columns:
         counts as one event, because the loss of a ranking takes the logarithm.
         """
         row_of_item = self.column(f"{self.schema.item}_features")["features"][:, self.place_of(ITEM)]
-        rows = row_of_item[self.column("rows")["item"][: self.num_train]]
-        counts = np.bincount(rows, minlength=int(row_of_item.max()) + 1)
+        counts = np.bincount(row_of_item, self.column("item_counts"))
         return (np.maximum(counts, 1) / self.num_train).astype(np.float32)
 
 

@@ -36,18 +36,18 @@ VOCABULARY, DYNAMIC = IDS = ("vocabulary", "dynamic")
 RATING, YES_NO, CLICKS, COUNT = LABEL_KINDS = ("rating", "yes_no", "clicks", "count")
 # Items that a user had: excluded from negatives, rankings and recommendations, or treated like any other.
 EXCLUDE, ALLOW = "exclude", "allow"
-# The list features and their entities: other items of an event's user, other users of its item.
-HISTORY, ITEM_HISTORY = LISTS = ("history", "audience")
+# The feature of earlier items of an event's user, and its entity.
+HISTORY = "history"
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One property of a user, an item, an event or a list. It has an embedding table unless it is dense.
+    """One property of a user, an item or an event. It has an embedding table unless it is dense.
 
-    name: the key in the KeyedJaggedTensor and the name of the table; entity: USER, ITEM, EVENT, HISTORY or
-    ITEM_HISTORY; column: of the parsed files, with raw values that are hashable and of one type (lists of
-    them if multi, floats if it is a number); number: "" for categories; BUCKETS, with a table row for each
-    quantile of the training; or DENSE, an input of the dense part; ids: one of IDS.
+    name: the key in the KeyedJaggedTensor and the name of the table; entity: USER, ITEM, EVENT or HISTORY;
+    column: of the parsed files, with raw values that are hashable and of one type (lists of them if multi,
+    floats if it is a number); number: "" for categories; BUCKETS, with a table row for each quantile of the
+    training; or DENSE, an input of the dense part; ids: one of IDS.
     """
 
     name: str
@@ -144,27 +144,13 @@ class Schema:
     def history(self) -> Feature:
         """Feature of the other items of the user. It has the rows of the item feature, in its own table."""
         # A shared row would have to represent both the item and what it says about its users.
-        return self._list(HISTORY, self.item)
-
-    @property
-    def item_history(self) -> Feature:
-        """Feature of the other users of the item. It has the rows of the user feature, in its own table."""
-        return self._list(ITEM_HISTORY, self.user)
-
-    def _list(self, name: str, members: str) -> Feature:
-        of_members = next(feature for feature in self.features if feature.name == members)
-        return Feature(name, name, of_members.column, multi=True, ids=of_members.ids)
+        item = next(feature for feature in self.features if feature.name == self.item)
+        return Feature(HISTORY, HISTORY, item.column, multi=True, ids=item.ids)
 
     @property
     def ids(self) -> tuple[str, str]:
         """Names of the features that identify users, and items."""
         return self.user, self.item
-
-    @property
-    def unit(self) -> float:
-        """Unit for differences of labels: a quarter of their range, which is 1 for 1 to 5 stars."""
-        width = self.learned(self.highest_label) - self.learned(self.lowest_label)
-        return width / 4 if self.label_kind != YES_NO and width > 0 else 1.0
 
     def learned(self, label: float) -> float:
         """Convert a label to its learned form: log(1 + x) of a count, all others unchanged."""
@@ -194,8 +180,8 @@ class Schema:
         return _single(entity, features).index(self.name_of(entity))
 
     def vocabulary_of(self, table: str) -> str:
-        """Feature whose raw values the rows of a table represent: for lists that of their members."""
-        return {HISTORY: self.item, ITEM_HISTORY: self.user}.get(table, table)
+        """Feature whose raw values the rows of a table represent: for a history that of the items."""
+        return self.item if table == HISTORY else table
 
     def recorded(self, feature: Feature) -> Feature:
         """Return a feature in the form of files, in which entities have the names of the data set."""
@@ -249,8 +235,8 @@ class Table:
     """A feature with the size of its table in one data set.
 
     rows: number of rows, including row 0; for a dynamic feature the number of values in the data plus one; 0
-    for a list without a table of its own, whose values are rows of the table of its members. longest: most
-    values of one event.
+    for a history without a table of its own, whose values are rows of the items' table. longest: most values
+    of one event.
     """
 
     feature: Feature

@@ -7,13 +7,12 @@ items, the other half with equal weights:
     half h of the vector = sum_j w_hj (half h of row j) / sqrt(sum_j w_hj)
     w_hj                 = exp(places_h[how many came after j] + gaps_h[bucket of the seconds since j])
 
-Shapes: B events, V values of all lists with each event's own value after its list, R distinct rows of D
-numbers, S lists.
+Shapes: B events, V values of all lists, R distinct rows of D numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -202,32 +201,6 @@ class _Scale(torch.autograd.Function):
         return gradient, None
 
 
-class Links(NamedTuple):
-    """The list of each event, and how to use its sum, see `datasets.batching.Batch`.
-
-    sources: int64 [S, B]; scales, own: float32 [S, B]; reads: the number of values of its list before each
-    event, int32 [B], empty if each event uses all of them; rarities: float32 [3 + features of events, B], of
-    the event's user, of its item, of the event among all, and of the features of events: its weight over the
-    number of events that train their rows.
-    """
-
-    sources: torch.Tensor
-    scales: torch.Tensor
-    own: torch.Tensor
-    reads: torch.Tensor
-    rarities: torch.Tensor
-
-
-def sums_over_root_lengths(found: DistinctRows, weights: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each list of rows times weights, divided by the root of its length, float32 [B, D].
-
-    found: without the events' own values; weights: float32, of each value.
-    """
-    lengths = found.counts.to(torch.int64)
-    sums = summed(found.rows, found.places, weights, lengths)
-    return sums * lengths.clamp(min=1).to(sums.dtype).rsqrt().unsqueeze(1)
-
-
 @dataclass(frozen=True)
 class DistinctRows:
     """Distinct rows of one feature for B events, in place of `rows.LookedUp`.
@@ -265,118 +238,6 @@ class DistinctRows:
         return self.counts.clamp(min=1).to(torch.float32).reciprocal()
 
 
-def shared_sums(
-    found: DistinctRows,
-    weights: torch.Tensor,
-    links: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    strengths: torch.Tensor | None,
-    add_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None,
-) -> torch.Tensor:
-    """Return the scaled sum of each event's list, float32 [B, D], without the event's own row.
-
-    The own row is subtracted if it is in the list. Collective in the backward if `add_over_ranks` is.
-
-    found: the rows of lists, each followed by the event's own row; weights: float32 [V]; links: sources,
-    scales and own of one list, [B] each; strengths: of the prior of the events' own rows, float32 [B, D].
-    add_over_ranks: sums a tensor over all ranks; with it the gradient is centred. All rows of a list change a
-    sum in the same direction. So their common step is too long by a factor of the number of rows, and
-    training diverges. The common part has no information about a single list, so it is removed from the
-    gradient.
-    """
-    lengths = found.counts.to(torch.int64)
-    sums: torch.Tensor = _SharedSums.apply(
-        found.rows, found.places, weights, lengths, *links, strengths, add_over_ranks
-    )
-    return sums
-
-
-def with_prior_gradient(rows: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
-    """Return the same rows; the gradient gets strengths times rows in addition, which shrinks them.
-
-    In the gradient and not in the loss, because the loss measures only predictions. strengths: float32, of
-    the shape of rows or one that broadcasts to it.
-    """
-    held: torch.Tensor = _WithPriorGradient.apply(rows, strengths)
-    return held
-
-
-class _SharedSums(torch.autograd.Function):
-    """See `shared_sums`. Neither rows nor gradients are copied for each value.
-
-    A function of its own: its gradient is not that of its output, because it is centred over the ranks.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: torch.Tensor,
-        places: torch.Tensor,
-        weights: torch.Tensor,
-        lengths: torch.Tensor,
-        sources: torch.Tensor,
-        scales: torch.Tensor,
-        own: torch.Tensor,
-        strengths: torch.Tensor | None,
-        add_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None,
-    ) -> torch.Tensor:
-        ends = lengths.cumsum(0) - 1
-        own_weights = own * weights.index_select(0, ends)
-        # Only the lists: an event's own row comes after its list, and is not part of it.
-        in_lists = weights.index_fill(0, ends, 0.0)
-        own_places = places.index_select(0, ends)
-        own_rows = rows.index_select(0, own_places)
-        of_prior = None if strengths is None else own_rows * strengths
-        ctx.save_for_backward(
-            places, in_lists, lengths, ends, own_places, sources, scales, own_weights, of_prior
-        )
-        ctx.add_over_ranks, ctx.num_rows = add_over_ranks, len(rows)
-        sums = summed(rows, places, in_lists, lengths).index_select(0, sources)
-        sums.addcmul_(own_rows, own_weights.unsqueeze(1), value=-1)
-        return sums.mul_(scales.unsqueeze(1))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        places, in_lists, lengths, ends, own_places, sources, scales, own_weights, of_prior = (
-            ctx.saved_tensors
-        )
-        gradient = gradient * scales.unsqueeze(1)
-        of_lists = torch.zeros_like(gradient).index_add_(0, sources, gradient)
-        # The lists that contain each row, row after row: a sum over these lists gives the row's gradient.
-        # Narrow numbers are sorted in a third of the time.
-        order = places.to(torch.int32).argsort()
-        lists = repeated(torch.arange(len(lengths), device=places.device), lengths, len(places))
-        # Not bincount, which reads the largest number from the device and waits for it.
-        counts = places.new_zeros(ctx.num_rows).index_add_(0, places, torch.ones_like(places))
-        of_rows = summed(of_lists, lists.index_select(0, order), in_lists.index_select(0, order), counts)
-        of_rows.index_add_(0, own_places, gradient * -own_weights.unsqueeze(1))
-        if ctx.add_over_ranks is not None:
-            # Each event subtracts its share from its list, equally from each row: in a pass each row loses as
-            # much as it has events.
-            is_there = (scales > 0).to(scales.dtype)
-            shares = torch.zeros_like(scales).index_add_(0, sources, is_there) / (lengths - 1).clamp(min=1)
-            of_values = repeated(shares, lengths, len(places)).index_fill(0, ends, 0.0)
-            taken = torch.zeros_like(of_rows[:, 0]).index_add_(0, places, of_values)
-            total = ctx.add_over_ranks(torch.cat([of_rows.sum(0), is_there.sum().view(1)]))
-            of_rows.addr_(taken, total[:-1] / total[-1].clamp(min=1), alpha=-1)
-        if of_prior is not None:
-            of_rows.index_add_(0, own_places, of_prior)
-        return of_rows, *[None] * 8
-
-
-class _WithPriorGradient(torch.autograd.Function):
-    """See `with_prior_gradient`: its gradient is not that of its output."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(rows, strengths)
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        rows, strengths = ctx.saved_tensors
-        return gradient.addcmul(rows, strengths), None
-
-
 NUM_HALVES = 2
 # Limit of the logarithm of a weight, and the smallest sum, so that an empty history does not divide by zero.
 MOST_LOG_WEIGHT, LEAST_SUM = 10.0, 1e-3
@@ -387,8 +248,10 @@ class Members(NamedTuple):
 
     labels: float32 [V]; places: the number of items of its history after each, int32 [V]; gaps: the time
     bucket from each to the event, see `time_buckets_of`, int32 [V]; ages: the seconds from each to the last
-    event that reads its list, int32 [V]; draws: a random number for each, from which dropout is computed,
-    int32 [V]. A member that the model does not use is empty.
+    event that reads its history, int32 [V]; draws: a random number for each, from which dropout is computed,
+    int32 [V]; sources: the event whose history each event reads, int64 [B]; reads: the number of its items
+    before each event, int32 [B]. A field that the model does not use is empty; without sources and reads each
+    event reads all of its own history.
     """
 
     labels: torch.Tensor
@@ -396,6 +259,8 @@ class Members(NamedTuple):
     gaps: torch.Tensor
     ages: torch.Tensor
     draws: torch.Tensor
+    sources: torch.Tensor
+    reads: torch.Tensor
 
 
 class Recency(nn.Module):

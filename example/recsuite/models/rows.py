@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import embedding_bag
 
 from recsuite.config.sections import require
-from recsuite.models.layers import DistinctRows, Links, Members, means, scaled
+from recsuite.models.layers import DistinctRows, Members, means, scaled
 
 # Weight of all values, or of each value, float32 [V].
 Weight = float | torch.Tensor
@@ -32,8 +32,7 @@ class LookedUp(Protocol):
 class Inputs(NamedTuple):
     """Input of a model besides its rows in serving: like a training batch, without labels.
 
-    members: of the histories; numbers: dense features, float32 [B, numbers], NaN for a missing one; links: of
-    shared lists, None if each event has lists of its own.
+    members: of the histories; numbers: dense features, float32 [B, numbers], NaN for a missing one.
 
         def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
             ratings = batch.history_labels                    # float32 [V], of the items of all histories
@@ -42,7 +41,6 @@ class Inputs(NamedTuple):
 
     members: Members
     numbers: torch.Tensor
-    links: Links | None = None
 
     @property
     def history_labels(self) -> torch.Tensor:

@@ -23,7 +23,6 @@ from torch import nn
 
 from recsuite.config.sections import NUM_TIME_BUCKETS
 from recsuite.datasets.schema import HISTORY, Feature
-from recsuite.models.co_occurrence import SIDE_SCALE
 from recsuite.models.heads import SCALE, ProductHead
 from recsuite.models.layers import LEAST_SUM, MOST_LOG_WEIGHT, DistinctRows, make_mlp, repeated
 from recsuite.models.rows import FeatureRows, Inputs, LookedUp
@@ -233,6 +232,8 @@ class HstuBlock(nn.Module):
 # Of the sum of a history: one half of a vector starts with most weight on near items, the other with equal
 # weights.
 SLOPES = (1.0, 0.0)
+# Factor of rows of features that many items or users share: each event of these moves them.
+SIDE_SCALE = 0.2
 # Items of histories to process at once without gradients: an evaluation has many times as many as a step.
 ITEMS_AT_ONCE = 2**14
 
@@ -256,7 +257,6 @@ class SequenceHead(ProductHead):
         dropout: float,
     ) -> None:
         super().__init__(features, embedding_dim)
-        # Rows that many items or users share move with each event of these.
         self.weights = {each.name: SIDE_SCALE for each in features if each.name not in ids}
         _, self.item = ids
         self.width = width
@@ -289,8 +289,8 @@ class SequenceHead(ProductHead):
         """Return for each event the state after the last item that it reads, float32 [B, D]."""
         # After the scale: weights trained on rows include it.
         rows, lengths = found.jagged(HISTORY)
-        ages, links = batch.members.ages, batch.links
-        if links is None:
+        ages, sources, reads = batch.members.ages, batch.members.sources, batch.members.reads
+        if has_own := not len(reads):
             # A serving request may have longer histories.
             is_read = after_last(lengths, len(rows)) < self.width
             lengths, rows, ages = lengths.clamp(max=self.width), rows[is_read], ages[is_read]
@@ -299,9 +299,9 @@ class SequenceHead(ProductHead):
         else:
             states = self._states_in_parts(rows, lengths, ages)
         first = lengths.cumsum(0) - lengths
-        # An event with its own list reads all of it.
-        last = first + lengths if links is None else first[links.sources[0]] + links.reads
-        reads = lengths if links is None else links.reads
+        # An event with a history of its own reads all of it.
+        reads, first = (lengths, first) if has_own else (reads, first[sources])
+        last = first + reads
         # The start state comes before all others. Not by brackets: threads sum their gradient in any order.
         all_states = torch.cat([self.start.unsqueeze(0), states])
         return all_states.index_select(0, torch.where(reads > 0, last, 0))

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from recsuite.config.sections import HSTU, MAX_EMBEDDING_DIM, ModelConfig, require
-from recsuite.datasets.schema import ENTITIES, EVENT, ITEM_HISTORY, LISTS, Feature, Schema
-from recsuite.models.co_occurrence import CoOccurrence
+from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, Feature, Schema
 from recsuite.models.heads import Head, Interaction, Response, TwoTower
 from recsuite.models.losses import LogLoss, SampledSoftmax, SquaredError
 
@@ -34,8 +33,8 @@ class ModelData(NamedTuple):
     history: int = 0
 
     def names(self, *entities: str) -> list[str]:
-        """Return the names of the features with rows, of "user", "item", "event", "history" or "audience"."""
-        known = (*ENTITIES, EVENT, *LISTS)
+        """Return the names of the features with rows, of "user", "item", "event" or "history"."""
+        known = (*ENTITIES, EVENT, HISTORY)
         if strange := {*entities} - {*known}:
             raise ValueError(f"names takes {', '.join(known)}, got {min(strange)!r}.")
         return [each.name for each in self.features if each.has_table and each.entity in entities]
@@ -87,14 +86,6 @@ class WorkerTask(ABC):
     def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
         """Return the library's model for the task, untrained."""
 
-    def noise_of(self, value: float | None, unit: float) -> float | None:
-        """Return the noise for the prior of rows; None if rows have no prior.
-
-        value: the best value of the main metric so far, None before any validation. The noise is the mean
-        square of what the model cannot predict.
-        """
-        return None
-
     @abstractmethod
     def make_loss(self, data: TrainingData) -> nn.Module:
         """Return the loss: (output of the head, batch) -> weighted mean over the batch, float32 []."""
@@ -112,14 +103,11 @@ class WorkerTask(ABC):
         """Label of the main metric for people."""
         return self.metrics[self.main_metric]
 
-    def is_better(self, value: float, best: float | None, leeway: float = 0.0) -> bool:
-        """True if a value of the main metric is better than the best one so far.
-
-        Also if it is worse by less than the leeway. Always false for NaN.
-        """
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Return True if a value of the main metric is better than the best one so far; False for NaN."""
         if best is None:
             return math.isfinite(value)
-        return value < best + leeway if self.lower_is_better else value > best - leeway
+        return value < best if self.lower_is_better else value > best
 
     def no_metrics(self) -> dict[str, float]:
         """Return the metrics of a split without events: all NaN."""
@@ -139,15 +127,7 @@ class Rating(WorkerTask):
     def make_model(self, data: ModelData, args: ModelConfig) -> Interaction:
         """See `WorkerTask`."""
         # The mean label is added, so that rows and layers learn only differences from it.
-        common = data.features, args.embedding_dim, args.mlp_dims, data.mean_label
-        if data.names(ITEM_HISTORY):
-            return CoOccurrence(*common, data.schema.unit, data.schema.ids)
-        return Interaction(*common)
-
-    def noise_of(self, value: float | None, unit: float) -> float | None:
-        """See `WorkerTask`."""
-        # Before any validation: the error of a prediction by the mean label.
-        return unit**2 if value is None else value**2
+        return Interaction(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
 
     def make_loss(self, data: TrainingData) -> SquaredError:
         """See `WorkerTask`."""

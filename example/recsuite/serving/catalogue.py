@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from recsuite.datasets.schema import HISTORY, ITEM, ITEM_HISTORY, Schema
+from recsuite.datasets.schema import HISTORY, ITEM, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
 from recsuite.models.layers import Members
@@ -25,8 +25,6 @@ from recsuite.serving.index import IndexCache, NearestItems
 from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
-# Entities whose features describe an item.
-OF_ITEMS = (ITEM, ITEM_HISTORY)
 # Inputs of a model without vectors for users, or for items.
 Side = tuple[FeatureRows, Inputs]
 
@@ -254,9 +252,9 @@ class Catalogue:
         if values is None:
             values = {item: snapshot.item_table.raw_values()}
         # Another training may have had other features.
-        names = snapshot.names_of(OF_ITEMS)
+        names = snapshot.names_of((ITEM,))
         values = {name: given for name, given in values.items() if name in names}
-        found, numbers = snapshot.find(values, OF_ITEMS), snapshot.numbers_of(values)
+        found, numbers = snapshot.find(values, (ITEM,)), snapshot.numbers_of(values)
         ids = snapshot.item_table.originals(values[item], found[item].keys)
         self._described = LocatedItems(snapshot.vocabulary, ids, found, numbers)
         return self._described
@@ -268,7 +266,7 @@ def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot, kept: Ind
     Raises:
         UserError: see `ServedModel.describe_items`.
     """
-    snapshot.find(values, OF_ITEMS)
+    snapshot.find(values, (ITEM,))
     schema = snapshot.schema
     snapshot.numbers_of(values)
     if schema.item not in values:

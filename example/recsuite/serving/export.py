@@ -26,7 +26,7 @@ from recsuite.checkpoint.chain import describe_choice, requested_kind
 from recsuite.checkpoint.format import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
 from recsuite.checkpoint.shards import PREFIX, write_shard_file
 from recsuite.config.sections import CheckpointConfig
-from recsuite.datasets.schema import LISTS, SCHEMA_FILE, record_of
+from recsuite.datasets.schema import HISTORY, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, plain, replacing
 from recsuite.models.tasks import ModelMaker
@@ -103,7 +103,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
         if feature.has_table
     ]
     # Histories are not columns of the data.
-    features = [feature for feature in snapshot.features if feature.name not in LISTS]
+    features = [feature for feature in snapshot.features if feature.name != HISTORY]
     texts = {
         VOCABULARY: json.dumps({**vocabulary, **encodings}, allow_nan=False),
         SCHEMA_FILE: json.dumps(record_of(schema, features), indent=1, allow_nan=False),

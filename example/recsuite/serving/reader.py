@@ -37,6 +37,7 @@ from recsuite.checkpoint.format import (
     read_config,
     read_manifest,
 )
+from recsuite.checkpoint.recorded import present_flags
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading, shape_of, widths_in
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.preparation.vocabulary import Buckets, Encoding, encoding_of
@@ -45,7 +46,6 @@ from recsuite.datasets.schema import (
     ENTITIES,
     EVENT,
     HISTORY,
-    LISTS,
     SCHEMA_FILE,
     UNKNOWN_ROW,
     Feature,
@@ -97,6 +97,10 @@ def read_settled(folder: Path, checkpoint: str = BEST, maker: ModelMaker | None 
 
 
 def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Snapshot:
+    # An export has no configuration of its training.
+    named = any(entry.name == CONFIG for entry in manifest.files)
+    config = read_config(folder) if named else {}
+    present_flags(folder, config)
     schema = _read_schema(folder, manifest)
     features = _read_features(folder, manifest, schema)
     model = model_of(folder, manifest)[0]
@@ -112,8 +116,6 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
         else:
             values = vocabulary.get(schema.vocabulary_of(name), {})
             tables[name] = VocabularyTable.read(reader, name, values, encodings.get(name))
-    # An export has no configuration of its training.
-    named = any(entry.name == CONFIG for entry in manifest.files)
     return Snapshot(
         folder=folder,
         schema=schema,
@@ -125,7 +127,7 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
         manifest=manifest,
         follows=_follows(folder, manifest),
         trained=folder,
-        config=read_config(folder) if named else {},
+        config=config,
         lists=read_lists(folder, manifest),
         task_name=model.task,
         maker=maker,
@@ -224,11 +226,7 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
     else:
         # The order of the columns' tables: sums of floats in another order round differently, and scores
         # would differ from those of the training.
-        ours = (
-            *sorted(schema.features, key=lambda feature: feature.multi),
-            schema.history,
-            schema.item_history,
-        )
+        ours = (*sorted(schema.features, key=lambda feature: feature.multi), schema.history)
         strange = names - {feature.name for feature in ours}
         if strange:
             raise UserError(
@@ -261,7 +259,7 @@ def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
         raise UserError(
             f"Cannot read the features in {path}: {printable(error)}. Fix: export again."
         ) from None
-    known = {*map(schema.name_of, ENTITIES), EVENT, *LISTS}
+    known = {*map(schema.name_of, ENTITIES), EVENT, HISTORY}
     for feature in recorded:
         if feature.entity not in known:
             raise UserError(f"{path} has {printable(feature)}, which is not a feature.")

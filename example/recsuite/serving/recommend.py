@@ -6,11 +6,10 @@ was in the training and, unless --seen allows it, the user has not had it.
 
 from __future__ import annotations
 
-import functools
 import re
 import signal
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +19,13 @@ import numpy as np
 from recsuite.checkpoint.chain import describe_choice, requested_kind
 from recsuite.checkpoint.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
-from recsuite.config.sections import NEWEST, DataConfig
+from recsuite.config.sections import NEWEST
 from recsuite.datasets.schema import (
     CLICKS,
     COUNT,
     ENTITIES,
     HISTORY,
     ITEM,
-    ITEM_HISTORY,
     RATING,
     USER,
     YES_NO,
@@ -47,42 +45,29 @@ if TYPE_CHECKING:
     import pandas
 
 
-def last_of(number: int, longest: int | None) -> slice:
-    """Return the slice of the last `longest` of `number` entries; None for all."""
-    # Not [-longest:], which takes all of them if longest is 0.
-    return slice(0 if longest is None else max(0, number - longest), None)
+class UserEvents:
+    """Events of each user, the oldest first: positions of items, labels and times."""
 
-
-class EventLists:
-    """Items of each user, or users of each item: positions and labels, the oldest first.
-
-    owners, others: positions of users and of items, or vice versa, int32 [events]. number: of owners.
-    """
-
-    def __init__(self, owners: np.ndarray, others: np.ndarray, raw: RawData, number: int) -> None:
-        order = np.lexsort([raw.events.time, owners])
-        self._others, self._labels, self._times = (
-            column[order] for column in (others, raw.events.label, raw.events.time)
-        )
-        counts = np.bincount(owners, minlength=number)
+    def __init__(self, raw: RawData) -> None:
+        events = raw.events
+        order = np.lexsort([events.time, events.user])
+        self._columns = tuple(column[order] for column in (events.item, events.label, events.time))
+        counts = np.bincount(events.user, minlength=len(raw.users))
         self._ends = np.concatenate([[0], np.cumsum(counts)])
 
     def of(
-        self, place: int, longest: int | None = None, before: int | None = None, without: int = -1
+        self, place: int, longest: int | None = None, before: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return positions, labels and times of the last events of an owner, at most `longest`.
+        """Return positions of items, labels and times of the last events of a user, at most `longest`.
 
-        place: position of the owner; -1 for an unknown one, without events. before: keep only events strictly
-        before this time, in seconds since 1970. without: position to skip.
+        place: position of the user; -1 for an unknown one, without events. before: keep only events strictly
+        before this time, in seconds since 1970.
         """
         first, end = self._ends[place : place + 2] if place >= 0 else (0, 0)
-        if before is not None:
-            end = first + np.searchsorted(self._times[first:end], before)
-        others, *rest = (column[first:end] for column in (self._others, self._labels, self._times))
-        kept = others != without
-        others, labels, times = (column[kept] for column in (others, *rest))
-        last = last_of(len(others), longest)
-        return others[last], labels[last], times[last]
+        items, labels, times = (column[first:end] for column in self._columns)
+        number = len(times) if before is None else int(np.searchsorted(times, before))
+        last = slice(0 if longest is None else max(0, number - longest), number)
+        return items[last], labels[last], times[last]
 
 
 def ages_in(times: np.ndarray, before: int | None = None) -> list[int]:
@@ -124,41 +109,38 @@ def _is_missing(value: Any) -> bool:
 
 
 class TrainingFeatures:
-    """Features and histories of users and items from the data of a training.
+    """Features of users and items, and histories of users, from the data of a training.
 
-    longest: maximum length of the histories, by their names; None for no maximum.
+    longest: maximum length of a history.
     """
 
-    def __init__(self, raw: RawData, schema: Schema, longest: Mapping[str, int | None]) -> None:
-        self._raw, self.longest, self._shown = raw, longest, schema.shown
+    def __init__(self, raw: RawData, schema: Schema, longest: int) -> None:
+        self.longest, self._shown = longest, schema.shown
         self.users, self.items = (
             KnownFeatures(raw.users, schema, USER),
             KnownFeatures(raw.items, schema, ITEM),
         )
-        self._events = EventLists(raw.events.user, raw.events.item, raw, len(raw.users))
-
-    @functools.cached_property
-    def _item_histories(self) -> EventLists:
-        return EventLists(self._raw.events.item, self._raw.events.user, self._raw, len(self._raw.items))
+        self._events = UserEvents(raw)
 
     def of_users(
         self,
         users: Sequence[Any],
         snapshot: Snapshot,
         ends: Sequence[int | None] | None = None,
-        items: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the features of users, and their item histories if the model takes them.
+        """Return the features of users, and their histories if the model takes them.
 
-        ends: the time before which each history ends, in seconds since 1970; None for all of it. items: one
-        item for each history, which is removed from it.
+        ends: the time before which each history ends, in seconds since 1970; None for all of it.
         """
         names = snapshot.names_of((USER,))
         values = {name: given for name, given in self.users.of(users).items() if name in names}
         if not snapshot.takes_history:
             return values
         ends, ids = ends or [None] * len(users), self.items.ids
-        found = self._lists(HISTORY, users, ends, items)
+        found = [
+            self._events.of(self.users.places.get(user, -1), self.longest, end)
+            for user, end in zip(users, ends, strict=True)
+        ]
         values[HISTORY] = [[ids[place] for place in places.tolist()] for places, _, _ in found]
         values[HISTORY_RATINGS] = [
             [self._shown(label) for label in labels.tolist()] for _, labels, _ in found
@@ -170,45 +152,17 @@ class TrainingFeatures:
         return values
 
     def seen_items(self, users: Sequence[Any]) -> list[list[Any]]:
-        """Return all items of each user, also more than an item history takes."""
+        """Return all items of each user, also more than a history takes."""
         return [[self.items.ids[place] for place in self.events(user)[0].tolist()] for user in users]
 
     def events(self, user: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return all events of a user, see `EventLists.of`."""
+        """Return all events of a user, see `UserEvents.of`."""
         return self._events.of(self.users.places.get(user, -1))
 
-    def users_of(
-        self,
-        items: Sequence[Any],
-        ends: Sequence[int | None] | None = None,
-        users: Sequence[Any] | None = None,
-    ) -> list[list[Any]]:
-        """Return the user history of each item. ends, users: as for `of_users`."""
-        found = self._lists(ITEM_HISTORY, items, ends or [None] * len(items), users)
-        return [[self.users.ids[place] for place in places.tolist()] for places, _, _ in found]
-
-    def _lists(
-        self, name: str, ids: Sequence[Any], ends: Sequence[int | None], others: Sequence[Any] | None
-    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return item histories of users, or user histories of items, see `EventLists.of`.
-
-        others: one entry to remove from each history.
-        """
-        events, known, listed = self._events, self.users, self.items
-        if name == ITEM_HISTORY:
-            events, known, listed = self._item_histories, self.items, self.users
-        return [
-            events.of(known.places.get(each, -1), self.longest[name], end, listed.places.get(other, -1))
-            for each, end, other in zip(ids, ends, others or [None] * len(ids), strict=True)
-        ]
-
-    def of_items(
-        self, snapshot: Snapshot, items: Sequence[Any] | None = None, *others: Sequence[Any] | None
-    ) -> dict[str, list[Any]]:
-        """Return what a model takes of some items, or of all items. others: see `users_of`."""
-        names, ids = snapshot.names_of((ITEM, ITEM_HISTORY)), self.items.ids if items is None else items
-        values = {name: given for name, given in self.items.of(ids).items() if name in names}
-        return {**values, ITEM_HISTORY: self.users_of(ids, *others)} if ITEM_HISTORY in names else values
+    def of_items(self, snapshot: Snapshot, items: Sequence[Any] | None = None) -> dict[str, list[Any]]:
+        """Return the features of some items, or of all items, that a model takes."""
+        names, ids = snapshot.names_of((ITEM,)), self.items.ids if items is None else items
+        return {name: given for name, given in self.items.of(ids).items() if name in names}
 
 
 DAMPING = 20
@@ -398,7 +352,8 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     say(f"titles and {schema.labels} are those of {source.folder}")
     # Without --user, as in the script of a training, take the user of the newest event.
     newest = raw.users[schema.column_of(USER)].iloc[raw.events.user[raw.events.time.argmax()]]
-    told = TrainingFeatures(raw, schema, _longest(config.data, recorded))
+    # An export does not record the length of a history: there the flag counts.
+    told = TrainingFeatures(raw, schema, int(recorded.get(HISTORY, config.data.history)))
     model.tell(told)
     return Viewer(raw, schema, config.serving.user or str(newest), told)
 
@@ -412,20 +367,6 @@ def tell(model: ServedModel, data_path: str, save_dir: str) -> RawData:
     config = Config.of(**given, load=NEWEST)
     config.validate()
     return open_viewer(model, config, given).raw
-
-
-def _longest(data: DataConfig, recorded: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the maximum length of the histories of a training, by their names; None for no maximum.
-
-    An export does not record them: there the flags count, and a user history has no maximum by default.
-    """
-    history, item_history, number = (
-        int(recorded.get(name, getattr(data, name))) for name in ("history", "item_history", "co_occurrence")
-    )
-    found: dict[str, int | None] = {HISTORY: history, ITEM_HISTORY: item_history}
-    if number:
-        found = {HISTORY: number if history else 0, ITEM_HISTORY: number}
-    return found if recorded or found[ITEM_HISTORY] else {**found, ITEM_HISTORY: None}
 
 
 def _data_of(model: ServedModel, config: Config, given: Collection[str]) -> Config:

@@ -185,9 +185,9 @@ def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
         torch.from_numpy(time_buckets_of(whole)),
         torch.from_numpy(whole.clip(0, OLDEST).astype(np.int32)),
     )
-    # A served model drops no items of a history.
+    # A served model drops no items of a history, and each user has one of its own.
     nothing = ages[:0]
-    return Members(labels, torch.tensor(places, dtype=torch.int32), gaps, ages, nothing)
+    return Members(labels, torch.tensor(places, dtype=torch.int32), gaps, ages, nothing, nothing, nothing)
 
 
 def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequence[Any]]:

@@ -127,9 +127,9 @@ class ServedModel:
         return self._snapshot.age
 
     @property
-    def longest_lists(self) -> int:
-        """Maximum number of history entries that the data add to one pair, see `score`."""
-        return sum(each or 0 for each in self._data.longest.values()) if self._data else 0
+    def longest_history(self) -> int:
+        """Maximum number of items in a history that the data add to one pair, see `score`."""
+        return self._data.longest if self._data else 0
 
     def knows(self, feature: str, value: Any) -> bool:
         """Return True if a raw value was in the training and still has a row.

@@ -19,7 +19,7 @@ import torch
 from recsuite.checkpoint.format import DynamicRecord, Manifest, ParentLink
 from recsuite.checkpoint.shards import ROWS, UNKNOWN, WAITING, RowReader, Texts, name_of, shape_of
 from recsuite.datasets.preparation.vocabulary import Buckets, Encoding
-from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
+from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
 from recsuite.models.rows import FeatureRows, Inputs
@@ -37,7 +37,7 @@ from recsuite.serving.request import (
 )
 
 # Entities that a model may have features of.
-EVERYTHING = (*ENTITIES, EVENT, *LISTS)
+EVERYTHING = (*ENTITIES, EVENT, HISTORY)
 # Share of its rows by which a matrix that is too small grows: memory that is not written to costs nothing.
 SPARE = 0.25
 
@@ -545,7 +545,7 @@ class Snapshot:
             given = [[] if feature.multi else None] * size
         check_types(feature, given, self.kind_of(feature.name), self.schema)
         # As in training: an empty list of values counts as one unknown value.
-        empty = [] if feature.name in LISTS else [None]
+        empty = [] if feature.name == HISTORY else [None]
         lists = [list(value) or empty if feature.multi else [value] for value in given]
         keys = self.keys_of(feature.name, [value for values in lists for value in values])
         return FoundKeys(keys, torch.tensor([len(values) for values in lists], dtype=torch.int64))
@@ -596,7 +596,7 @@ class Snapshot:
 
     @property
     def takes_history(self) -> bool:
-        """True if the model takes the item history of a user."""
+        """True if the model takes the history of a user."""
         return HISTORY in [feature.name for feature in self.features]
 
     def rows_of(self, found: Mapping[str, FoundKeys]) -> FeatureRows:

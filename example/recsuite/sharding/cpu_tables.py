@@ -36,10 +36,9 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEm
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingCollection
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
-from recsuite.datasets.schema import ITEM_HISTORY, LISTS
 from recsuite.ids import UNKNOWN_ID
 from recsuite.models.layers import DistinctRows
 from recsuite.models.rows import SharedRows
@@ -633,20 +632,12 @@ class CpuTables(ShardedEmbeddingCollection):
             self._track(request)
         names = request.features.keys()
         lengths = dict(zip(names, request.features.lengths().view(len(names), -1), strict=True))
-        *rows, distinct = RowLookup.apply(self.anchor, self, request)
-        shared = shared_in(names)
-        expanded = [name for name in names if name not in shared]
-        found: dict[str, Any] = {
-            name: JaggedTensor(values=values, lengths=lengths[name])
-            for name, values in zip(expanded, rows, strict=True)
-        }
+        distinct = RowLookup.apply(self.anchor, self, request)
+        found = {}
         for name, places in zip(names, request.inverse_of_features(), strict=True):
-            if name in shared:
-                is_single = len(places) == len(lengths[name]) and bool((lengths[name] == 1).all())
-                found[name] = DistinctRows(distinct, places, lengths[name], is_single)
+            is_single = len(places) == len(lengths[name]) and bool((lengths[name] == 1).all())
+            found[name] = DistinctRows(distinct, places, lengths[name], is_single)
         # Not an awaitable, unlike the output of TorchRec's own tables: the exchange has ended above.
-        if expanded:
-            return {name: found[name] for name in names}
         return SharedRows(found, distinct, request.in_order_of_rows)
 
     def _track(self, request: LookupRequest) -> None:
@@ -677,30 +668,11 @@ def _module_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
     return lookup._emb_modules[0] if names else None
 
 
-def shared_in(names: Sequence[str]) -> Sequence[str]:
-    """Return the features whose rows are summed without a copy for each value, which would cost more."""
-    # With item histories the rows of other features have a prior, whose gradient differs for each event.
-    return LISTS if ITEM_HISTORY in names else names
-
-
-def expanded_in(request: LookupRequest) -> list[torch.Tensor]:
-    """Return the part of `LookupRequest.inverse` of each of the other features."""
-    names = request.features.keys()
-    parts = zip(names, request.inverse_of_features(), strict=True)
-    return [part for name, part in parts if name not in shared_in(names)]
-
-
 class RowLookup(torch.autograd.Function):
-    """Rows of features; the backward updates the tables.
-
-    Features that are not shared: float32 [its ids, D] each. All shared ones: their distinct rows, float32
-    [distinct, D].
-    """
+    """Distinct rows of all features, float32 [distinct, D]; the backward updates the tables."""
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: torch.Tensor, tables: CpuTables, request: LookupRequest
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, anchor: torch.Tensor, tables: CpuTables, request: LookupRequest) -> torch.Tensor:
         """Collective: every rank."""
         ctx.tables, ctx.request = tables, request
         with profiler_range("lookup"):
@@ -717,18 +689,15 @@ class RowLookup(torch.autograd.Function):
         with profiler_range("lookup"):
             if tables.layout.dynamic:
                 fill_unknown_rows(request, found)
-            return *(found.index_select(0, inverse) for inverse in expanded_in(request)), found
+            return found
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
         """Collective: every rank."""
         tables, request = ctx.tables, ctx.request
         sums = tables.exchange.outgoing("gradients", (sum(request.num_sent), tables._embedding_dim))
-        *of_features, of_distinct = gradients
-        # The slot still holds an earlier step. Summing here, before the exchange, sends as many rows as came.
-        sums.rows.copy_(of_distinct)
-        for inverse, gradient in zip(expanded_in(request), of_features, strict=True):
-            sums.rows.index_add_(0, inverse, gradient)
+        # Other ranks read the slot.
+        sums.rows.copy_(gradient)
         with profiler_range("output exchange"):
             mine = tables.exchange.exchange_rows(sums, request.num_sent, request.received)()
         with profiler_range("optimizer"):

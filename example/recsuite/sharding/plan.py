@@ -35,7 +35,6 @@ from recsuite.config.sections import TrainingConfig, require
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW, Table
 from recsuite.errors import UserError
-from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.tasks import ModelMaker, widths_of
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
@@ -97,15 +96,7 @@ def build_model(
     )
     # TorchRec draws initial rows from the generator of each rank, so they would depend on the plan.
     fill_tables(sharded, config.runtime.seed, specs)
-    if isinstance(head, CoOccurrence):
-        head.add_over_ranks = add_over_ranks
     return sharded
-
-
-def add_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum a tensor over all ranks, in place. Collective: every rank."""
-    dist.all_reduce(tensor)
-    return tensor
 
 
 def held_tables(columns: Columns) -> list[Table]:

@@ -20,20 +20,9 @@ from torchrec.streamable import Pipelineable
 
 from recsuite.config.sections import ModelConfig, require
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import ENTITIES, EVENT, LISTS
 from recsuite.errors import UserError
-from recsuite.models.co_occurrence import (
-    EVENT_BIAS,
-    EVENT_FACTOR,
-    GROUPS,
-    LIST_BIAS,
-    LIST_FACTOR,
-    CoOccurrence,
-    FeaturePrior,
-    Prior,
-)
 from recsuite.models.heads import TwoSided
-from recsuite.models.layers import Links, Members
+from recsuite.models.layers import Members
 from recsuite.models.rows import FeatureRows, JoinedRows, LookedUp, with_row_scale
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, require_shape, widths_of
 from recsuite.runtime.process import profiler_range
@@ -50,9 +39,8 @@ class ModelInput(Pipelineable):
     is 0; more_labels and more_weights: of the labels after the first, float32 [B, L - 1], both 0 where an
     event lacks one; all_labels and all_weights: of all L labels, float32 [B, L]; numbers: dense features,
     float32 [B, numbers]; seen_bits: bits of the negatives that the user had, uint8 [B, bytes], see
-    `datasets.batching.Batch`; members: of its histories; links: of its lists. Made in the main process
-    from a worker's plain arrays; `to` moves all of it, so that TorchRec's pipelines can copy it ahead of
-    time.
+    `datasets.batching.Batch`; members: of its histories. Made in the main process from a worker's plain
+    arrays; `to` moves all of it, so that TorchRec's pipelines can copy it ahead of time.
 
         class MyLoss(nn.Module):
             def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
@@ -65,7 +53,6 @@ class ModelInput(Pipelineable):
     numbers: torch.Tensor
     seen_bits: torch.Tensor
     members: Members
-    links: Links
     more_labels: torch.Tensor
     more_weights: torch.Tensor
 
@@ -135,10 +122,6 @@ class Recommender(nn.Module):
         with profiler_range("input exchange"):
             looked_up = [tables(batch.features) for tables in self.embeddings]
         return self.compute(looked_up, batch)
-
-    def look_up(self, batch: ModelInput) -> FeatureRows:
-        """Return the rows of a batch. Collective: every rank."""
-        return self.rows_of([tables(batch.features) for tables in self.embeddings])
 
     def rows_of(self, looked_up: Sequence[Mapping[str, LookedUp]]) -> FeatureRows:
         """Return looked-up rows in the form that the model takes. looked_up: of the tables of each width."""
@@ -248,9 +231,6 @@ def make_head(
         f"--task {config.task} requires a forward that returns the vectors of both sides, [B, 2, D]; write "
         "return torch.stack([self.user_vectors(rows, batch), self.item_vectors(rows, batch)], 1)",
     )
-    noise = task.noise_of(None, columns.schema.unit)
-    if noise is not None and isinstance(head, CoOccurrence):
-        head.prior = make_prior(columns, noise)
     return head
 
 
@@ -268,23 +248,3 @@ def make_model(
     lists = [table.name for table in columns.tables if table.feature.multi]
     recommender = Recommender(num_rows, config.embedding_dim, head, lists)
     return TrainableModel(recommender, loss or TASKS[config.task].make_loss(columns))
-
-
-def make_prior(columns: Columns, noise: float) -> Prior:
-    """Return the prior of the rows of a data set's features."""
-    schema = columns.schema
-    # The events of a feature that many users share are assumed to be spread equally over its rows.
-    held = {table.name: FeaturePrior(len(ENTITIES), float(table.rows)) for table in columns.tables}
-    of_events = (table.name for table in columns.tables if table.feature.entity == EVENT)
-    for rarity, name in enumerate(of_events, start=len(ENTITIES) + 1):
-        held[name] = FeaturePrior(rarity, bias=EVENT_BIAS, factor=EVENT_FACTOR)
-    groups = {}
-    for place, entity in enumerate(ENTITIES):
-        # The prior of a list acts on the events' own rows: an item or user has as many events as lists
-        # contain it.
-        name = schema.name_of(entity)
-        lists = [each for each in LISTS if schema.vocabulary_of(each) == name]
-        held[name] = FeaturePrior(place)
-        held.update(dict.fromkeys(lists, FeaturePrior(place, bias=LIST_BIAS, factor=LIST_FACTOR)))
-        groups.update({name: GROUPS.index("factors"), **dict.fromkeys(lists, GROUPS.index("lists"))})
-    return Prior(held, noise, schema.unit, groups)

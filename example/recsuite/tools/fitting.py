@@ -34,7 +34,6 @@ from recsuite.config.config import ALONE, TRAINING, Config, flag_names, sections
 from recsuite.config.parser import nearest_flag
 from recsuite.config.presets import with_preset
 from recsuite.config.renamed import RENAMED, describe_renamed, renamed_flags
-from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import EVENT, ITEM, RATING, USER, Feature, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
@@ -73,8 +72,8 @@ if TYPE_CHECKING:
 class FittedModel(ServedModel):
     """A `ServedModel` with the tables that it was trained on: features and histories of users and items.
 
-    snapshot: the weights; raw, tables: the tables and their schema; lists: the flags of the lists of the
-    model; metrics: on the test, by name. `fit` returns one.
+    snapshot: the weights; raw, tables: the tables and their schema; history: the maximum length of a history;
+    metrics: on the test, by name. `fit` returns one.
 
     Raises:
         UserError: from its methods, for values of a wrong type and for features that the model lacks.
@@ -91,19 +90,17 @@ class FittedModel(ServedModel):
         snapshot: Snapshot,
         raw: RawData,
         tables: TableSchema,
-        lists: DataConfig,
+        history: int,
         metrics: Metrics,
     ) -> None:
         super().__init__(snapshot)
         self._tables = tables
         self.metrics = metrics
-        # If events share lists, all events count, at any time.
-        self._shares = lists.shares_lists
         self._days = {
             entity: {str(name): frame[name].to_numpy() for name in frame if derived(str(name))}
             for entity, frame in ((USER, raw.users), (ITEM, raw.items))
         }
-        self._data = TrainingFeatures(raw, snapshot.schema, lists.lists)
+        self._data = TrainingFeatures(raw, snapshot.schema, history)
         self.tell(self._data)
 
     def __repr__(self) -> str:
@@ -136,18 +133,15 @@ class FittedModel(ServedModel):
         the column of times, a user's history ends strictly before the row's time. Without it, all events of
         the user count, including the row's own event if it is in the tables, and features computed from times
         are missing. The reported metrics use nothing of the test; here the user's earlier test events count.
-        If events share lists (--co_occurrence), all events of the user count, at any time, except the row's
-        own item; likewise all users of the item. Predicted ratings are on the scale of the labels.
+        Predicted ratings are on the scale of the labels.
         """
         if isinstance(values, Mapping):
             return super().score(values)
         schema, frame = self.snapshot.schema, frame_of(values, "values")
         users, items = (self._ids(self._column(frame, entity), entity) for entity in (USER, ITEM))
         time = self._times(frame)
-        ends = None if time is None or self._shares else time.tolist()
-        own = items if self._shares else None
-        told = self._data.of_users(users, self.snapshot, ends, own)
-        told |= self._data.of_items(self.snapshot, items, ends, users)
+        told = self._data.of_users(users, self.snapshot, None if time is None else time.tolist())
+        told |= self._data.of_items(self.snapshot, items)
         for feature in schema.features:
             if feature.entity == EVENT and feature.column in frame:
                 told[feature.name] = self._event_values(feature, frame[feature.column])
@@ -463,4 +457,4 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
         # and before any of them makes another one.
         snapshot, raw, tables = raise_on_all(known)
         raise_on_all(lambda: shutil.rmtree(folder) if context.local_rank == 0 else None)
-    return FittedModel(snapshot, raw, tables, config.data, run.test)
+    return FittedModel(snapshot, raw, tables, config.data.history, run.test)

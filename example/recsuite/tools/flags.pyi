@@ -19,8 +19,6 @@ class Flags(TypedDict, total=False):
     duplicates: str
     seen: str
     history: int
-    item_history: int
-    co_occurrence: int
     day_feature: str
     batch_size: int
     num_workers: int | str

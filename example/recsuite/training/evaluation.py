@@ -6,7 +6,6 @@ with one entry for each event of the split, in their order, the same on every ra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -31,12 +30,11 @@ from recsuite.datasets.metrics import (
     measure_ranks,
     never_found,
 )
-from recsuite.datasets.schema import ITEM, LISTS, USER, YES_NO
-from recsuite.models.co_occurrence import GROUPS, CoOccurrence, learned_spreads
+from recsuite.datasets.schema import HISTORY, ITEM, USER, YES_NO
 from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
 from recsuite.runtime.console import stage
-from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0
-from recsuite.sharding.recommender import ModelInput, Recommender
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.recommender import ModelInput
 from recsuite.training.steps import InputPipeline
 
 # Users times items to score at once: 32 MiB as float64.
@@ -79,7 +77,7 @@ class Users:
 
     def __init__(self, columns: Columns) -> None:
         rows = columns.column("rows")
-        has_trained = [np.diff(columns.column(f"{name}_offsets")) > 0 for name in LISTS]
+        has_trained = (np.diff(columns.column(f"{HISTORY}_offsets")) > 0, columns.column("item_counts") > 0)
         self.of: dict[str, np.ndarray] = {}
         self._is_known: dict[str, list[np.ndarray]] = {}
         for split in ("validation", "test"):
@@ -417,55 +415,3 @@ class RankingEvaluator:
             dist.all_gather(everyones, mine)
             yield first, torch.cat(everyones)[:size].double()
             first += size
-
-
-def learn_spreads(model: DistributedModelParallel, input_pipeline: InputPipeline, epoch: int) -> None:
-    """Update the spreads of a model with a prior by the validation events. Collective: every rank.
-
-    epoch: for messages of failures of the batches.
-    """
-    recommender: Recommender = model.module.recommender
-    head: CoOccurrence = recommender.head
-    assert head.prior is not None
-    products, errors = _evidence(model, input_pipeline, epoch)
-    spreads = head.spreads.double().cpu()
-    noise = head.prior.noise
-    # Only one rank solves: other machines may round differently.
-    learned = broadcast_from_rank0(lambda: learned_spreads(spreads, products, errors, noise).tolist())
-    head.spreads.copy_(torch.tensor(learned))
-
-
-@torch.no_grad()
-def _evidence(
-    model: DistributedModelParallel, input_pipeline: InputPipeline, epoch: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return products and errors for `learned_spreads`, summed over the events of all ranks."""
-    # In this mode the tracker of a delta marks no row as changed.
-    model.eval()
-    recommender: Recommender = model.module.recommender
-    head: CoOccurrence = recommender.head
-    device = head.spreads.device
-    # One tensor for one exchange: the errors are the last column.
-    sums = torch.zeros(len(GROUPS), len(GROUPS) + 1, dtype=torch.float64, device=device)
-    for batch in input_pipeline.batches("validation", epoch):
-        batch = batch.to(device, non_blocking=True)
-        predictions, directions = head.predict_with_directions(recommender.look_up(batch), batch)
-        # Padding has the weight 0.
-        is_real = (batch.weights > 0).double()
-        directions = directions.double() * is_real
-        missed = (batch.labels - predictions).double() * is_real
-        sums += directions @ torch.cat([directions, missed.unsqueeze(0)]).T
-    dist.all_reduce(sums)
-    sums = sums.cpu()
-    return sums[:, :-1], sums[:, -1]
-
-
-def describe_spreads(head: CoOccurrence) -> str:
-    """Describe the spreads in one line."""
-    times = (
-        f"{group} {math.exp(spread):.2f}" for group, spread in zip(GROUPS, head.spreads.tolist(), strict=True)
-    )
-    return (
-        "spreads of rows relative to the prior, learned from the validation events: "
-        f"{', '.join(times)} (docs/quality.md, Co-occurrence features)"
-    )

@@ -20,7 +20,6 @@ from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import Window
 from recsuite.errors import counted, format_metric
-from recsuite.models.co_occurrence import standard_error
 from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import (
@@ -43,12 +42,7 @@ from recsuite.training.callbacks import (
     Step,
     TrainedWindow,
 )
-from recsuite.training.evaluation import (
-    PredictionEvaluator,
-    describe_spreads,
-    learn_spreads,
-    make_evaluator,
-)
+from recsuite.training.evaluation import PredictionEvaluator, make_evaluator
 from recsuite.training.progress import Progress, StreamProgress
 from recsuite.training.state import (
     DenseOptimizer,
@@ -69,10 +63,6 @@ from recsuite.training.weights import (
     describe_invalid_weights,
     fill_first_rows,
 )
-
-# The share of the epochs after which spreads are learned. Before that, rows are small because they have
-# learned little, and not because of the prior.
-WARM_UP = 0.2
 
 
 class Training:
@@ -228,8 +218,6 @@ class Training:
         if self.windows is not None:
             self.close()
             self.print_counts()
-        elif self.epochs and self.train_state.prior is not None:
-            self.context.say(describe_spreads(self.train_state.head))
 
     def _make_evaluator(self) -> None:
         # It maps its columns now: like the loader, it does not need the files later.
@@ -238,10 +226,6 @@ class Training:
     def _begin_pass(self) -> bool:
         """Prepare the next pass, for a stream with a prediction of it; return False if there is none."""
         if self.windows is None:
-            # The strength of the prior depends on the error that the model has so far.
-            noise = self.task.noise_of(self.progress.best, self.columns.schema.unit)
-            if self.train_state.prior is not None and noise is not None:
-                self.train_state.prior.noise = noise
             return has_epochs_left(self.progress, self.config.training)
         if (window := self._next_window(self.windows)) is None:
             return False
@@ -390,7 +374,6 @@ class Training:
         part.validation, window = validation, self.window
         if self.windows is None:
             self.progress = self._judged(validation)
-            self._learn_spreads()
         else:
             # Before they are in a checkpoint.
             self._check_weights(self.checkpointer.saves_changes)
@@ -417,25 +400,11 @@ class Training:
             self.print_counts()
             self.epochs.append(epoch)
 
-    def _learn_spreads(self) -> None:
-        """Learn the spreads of rows with a prior from the validation events."""
-        # After the last epoch too: a checkpoint of it may be resumed for more.
-        is_warm = self.progress.epoch >= WARM_UP * self.config.training.epochs
-        if self.train_state.prior is not None and is_warm and self.columns.num_validation:
-            with self.phase("evaluation"):
-                learn_spreads(self.train_state.model, self.input_pipeline, self.progress.epoch - 1)
-
     def _judged(self, validation: Metrics) -> Progress:
         """Return the progress at the end of an epoch, with the result of its validation."""
-        value, best, leeway = validation[self.task.main_metric], self.progress.best, 0.0
-        # Rows with a prior learn more with each pass, and a few validation events may show otherwise by
-        # chance.
-        if self.train_state.prior is not None and best is not None:
-            leeway = standard_error(best, self.columns.num_validation)
+        value = validation[self.task.main_metric]
         # Only one rank decides: other machines may round differently.
-        found: Progress = broadcast_from_rank0(
-            lambda: with_validation(self.progress, value, self.task, leeway)
-        )
+        found: Progress = broadcast_from_rank0(lambda: with_validation(self.progress, value, self.task))
         return found
 
     def restore_best_weights(self) -> Progress:
@@ -501,16 +470,11 @@ def _largest(value: float, context: RuntimeContext) -> float:
     return float(largest)
 
 
-def with_validation(progress: Progress, value: float, task: WorkerTask, leeway: float) -> Progress:
-    """Return the progress at the end of an epoch with a value of the main metric.
-
-    The epoch counts as the best unless an earlier one was better by the leeway.
-    """
-    if not task.is_better(value, progress.best, leeway):
+def with_validation(progress: Progress, value: float, task: WorkerTask) -> Progress:
+    """Return the progress at the end of an epoch with a value of the main metric."""
+    if not task.is_better(value, progress.best):
         return dataclasses.replace(progress, epochs_since_best=progress.epochs_since_best + 1)
-    # The best value itself, because it could get worse step by step otherwise.
-    best = value if task.is_better(value, progress.best) else progress.best
-    return dataclasses.replace(progress, best=best, epochs_since_best=0)
+    return dataclasses.replace(progress, best=value, epochs_since_best=0)
 
 
 def describe_epoch(epoch: Epoch, task: WorkerTask, unit: str, config: TrainingConfig) -> str:

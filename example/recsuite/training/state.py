@@ -27,7 +27,6 @@ from recsuite.config.config import Config
 from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
-from recsuite.models.co_occurrence import Prior
 from recsuite.models.tasks import TASKS, ModelMaker, require_shape
 from recsuite.runtime.process import RuntimeContext, profiler_range
 from recsuite.sharding.plan import build_model, embedding_tables
@@ -180,9 +179,8 @@ class ShardedModel:
     model: TorchRec's DistributedModelParallel; optimizer: of the tables and of the dense part, combined;
     weight_decay: the decay of the tables in a pass, see `RowScale`; rule: the name of their optimizer;
     tables: this rank's share of each table, by its name; table_optimizer: is a part of their backward;
-    dense_optimizer: of the dense part; head: computes with looked-up rows, without a parallel wrapper; prior:
-    of the rows, None if the model has none; row_scale: factor from the contents of the tables to the rows,
-    float32 [], the model's buffer itself.
+    dense_optimizer: of the dense part; head: computes with looked-up rows, without a parallel wrapper;
+    row_scale: factor from the contents of the tables to the rows, float32 [], the model's buffer itself.
     """
 
     def __init__(
@@ -200,7 +198,6 @@ class ShardedModel:
         (_, self.table_optimizer), (_, self.dense_optimizer) = optimizer.optimizers
         # DistributedModelParallel wraps our model.
         self.head: Any = model.module.recommender.head
-        self.prior: Prior | None = getattr(self.head, "prior", None)
         self.row_scale: torch.Tensor = self.head.row_scale
         dense = type(self.dense_optimizer._optimizer).__name__
         # A checkpoint can be loaded only with the same optimizers.

@@ -22,7 +22,7 @@ from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.batching import Batch
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.schema import HISTORY
-from recsuite.models.layers import Links, Members, repeated
+from recsuite.models.layers import Members, repeated
 from recsuite.runtime.process import STEP, RuntimeContext, profiler_range
 from recsuite.sharding.dynamic_ranks import grow
 from recsuite.sharding.exchange import sum_in_order
@@ -95,15 +95,21 @@ class InputPipeline:
         features = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
         # Counts the ids of each key here, so that the device need not be asked for them.
         features.sync()
-        links = Links(batch.sources, batch.scales, batch.own, batch.reads, batch.rarities)
         return ModelInput(
             features,
             batch.labels,
             batch.weights,
             batch.numbers,
             batch.seen_bits,
-            Members(batch.history_labels, batch.places, batch.time_buckets, batch.ages, batch.draws),
-            links,
+            Members(
+                batch.history_labels,
+                batch.places,
+                batch.time_buckets,
+                batch.ages,
+                batch.draws,
+                batch.sources,
+                batch.reads,
+            ),
             batch.more_labels,
             batch.more_weights,
         )

@@ -283,7 +283,7 @@ def explaining_os_errors(num_workers: int, num_bytes: int) -> Iterator[None]:
     )
     memory = (
         f"their batches take up to {gib(num_bytes)}, more than this machine has. Fix: give a smaller "
-        "--batch_size, --history, --co_occurrence or --prefetch_factor"
+        "--batch_size, --history or --prefetch_factor"
     )
     causes = {
         errno.EMFILE: files,

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numba.core.caching import IndexDataCacheFile
 
-from recsuite.datasets.columns import NOWHERE
 from recsuite.datasets.preparation import arrays, loops
 from recsuite.datasets.preparation.baselines import DAMPING, LEAST_CHANGE, MOST_ROUNDS, fit_biases
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
@@ -78,44 +77,30 @@ def test_lists_hold_the_known_events_of_an_owner_in_the_order_of_time(tmp_path: 
     # Each part in the order of time, with many equal times.
     time = np.concatenate([np.sort(draw.integers(0, 200, number)) for number in splits])
     item_rows = draw.permutation(NUM_ITEMS).astype(np.int32)
-    user_rows = np.arange(NUM_USERS, dtype=np.int32) + 1
     stored = StoredEvents(user, item, label, time)
-    fields, longest = write_histories(tmp_path, stored, (user_rows, item_rows), splits, lambda share: None)
+    end, longest = write_histories(tmp_path, stored, item_rows, splits, lambda share: None)
     of = {path.stem: np.load(path) for path in tmp_path.iterdir()}
     order = np.lexsort([np.arange(NUM_EVENTS), time])
-    for name, owners, prefix, known in (
-        ("history", user, "", 3_000),
-        ("history", user, "test_", 3_800),
-        ("audience", item, "", 3_000),
-        ("audience", item, "test_", 3_800),
-    ):
-        offsets = of[f"{prefix}{name}_offsets"]
-        listed = [order[(owners[order] == owner) & (order < known)] for owner in range(len(offsets) - 1)]
+    for prefix, known in (("", 3_000), ("test_", 3_800)):
+        offsets = of[f"{prefix}history_offsets"]
+        listed = [order[(user[order] == owner) & (order < known)] for owner in range(len(offsets) - 1)]
         events = np.concatenate(listed)
         np.testing.assert_array_equal(np.diff(offsets), [*map(len, listed)])
-        if name == "audience":
-            np.testing.assert_array_equal(of[f"{prefix}audience"], user_rows[user[events]])
-        else:
-            np.testing.assert_array_equal(of[f"{prefix}history_event"], events)
-            np.testing.assert_array_equal(of[f"{prefix}history_time"], time[events])
-            np.testing.assert_array_equal(of[f"{prefix}seen"], item[events])
-            rows, labels = of[f"{prefix}history"].T
-            np.testing.assert_array_equal(rows, item_rows[item[events]])
-            np.testing.assert_array_equal(labels.view(np.float32), label[events])
-        end, place = fields[f"{name}_end"], fields[f"{name}_place"]
+        np.testing.assert_array_equal(of[f"{prefix}history_event"], events)
+        np.testing.assert_array_equal(of[f"{prefix}history_time"], time[events])
+        np.testing.assert_array_equal(of[f"{prefix}seen"], item[events])
+        rows, labels = of[f"{prefix}history"].T
+        np.testing.assert_array_equal(rows, item_rows[item[events]])
+        np.testing.assert_array_equal(labels.view(np.float32), label[events])
         # Test events see the lists for the test, all others those of the training.
         seen_by = range(3_800, NUM_EVENTS) if prefix else range(3_800)
-        older = [int((time[listed[owners[event]]] < time[event]).sum()) for event in seen_by]
-        np.testing.assert_array_equal(end[seen_by.start : seen_by.stop] - offsets[owners[seen_by]], older)
-        assert longest[f"longest_{name}"] >= max(older)
-        if not prefix:
-            np.testing.assert_array_equal(events[place[:3_000]], np.arange(3_000))
-            assert (place[3_000:] == NOWHERE).all()
-        if name == "history":
-            before = of["history_before"][seen_by.start : seen_by.stop] - offsets[owners[seen_by]]
-            rank = np.argsort(order)
-            expected = [int((rank[listed[owners[event]]] < rank[event]).sum()) for event in seen_by]
-            np.testing.assert_array_equal(before, expected)
+        older = [int((time[listed[user[event]]] < time[event]).sum()) for event in seen_by]
+        np.testing.assert_array_equal(end[seen_by.start : seen_by.stop] - offsets[user[seen_by]], older)
+        assert longest >= max(older)
+        before = of["history_before"][seen_by.start : seen_by.stop] - offsets[user[seen_by]]
+        rank = np.argsort(order)
+        expected = [int((rank[listed[user[event]]] < rank[event]).sum()) for event in seen_by]
+        np.testing.assert_array_equal(before, expected)
 
 
 @pytest.mark.usefixtures("sizes")
@@ -187,7 +172,3 @@ def test_numba_itself_still_fails_at_a_damaged_index(tmp_path: Path) -> None:
 )
 def test_loops_run_without_room_for_their_machine_code(fault: str, tmp_path: Path) -> None:
     assert code_of(fault, tmp_path) == "[1, 0, 2]\n0\n"
-
-
-def test_the_place_of_no_list_is_that_of_columns() -> None:
-    assert loops.NOWHERE == NOWHERE

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from recsuite.datasets.columns import record_type
-from recsuite.datasets.schema import Table
 
 # Largest place, because places are int32.
 MOST = 2**31 - 1
@@ -233,10 +232,3 @@ def write_records(path: Path, fields: Mapping[str, np.ndarray], own: FeatureArra
             for name, of_features in vars(own).items():
                 for place, column in enumerate(of_features):
                     records[name][block, place] = column[block]
-
-
-def write_counts(folder: Path, tables: Sequence[Table], own: FeatureArrays, num_train: int) -> None:
-    """Write the number of training events with each row of the tables. `own` has them in the same order."""
-    for table, rows in zip(tables, own.features, strict=True):
-        counts = counts_of(rows[:num_train], table.rows)
-        np.save(folder / f"{table.name}_counts.npy", counts.astype(np.int32))

@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING
 from recsuite.config.config import Config
 from recsuite.config.sections import TOP, DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
-from recsuite.datasets.schema import (
-    HISTORY,
-    ITEM_HISTORY,
-    RawData,
-    Table,
-)
+from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, with_flags
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
 from recsuite.errors import UserError
@@ -108,20 +103,16 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
             f"{expected:,}; remove the folder to download it again, or leave --dataset out to read it as it "
             "is."
         )
-    schema, rows = columns.schema, {table.name: table.rows for table in columns.tables}
-    longest = {HISTORY: columns.longest_history, ITEM_HISTORY: columns.longest_audience}
-    # At most the longest list in the data: a worker's slots have room for this many values in every row.
-    lists = [
-        Table(
-            feature,
-            # A model that reads the order uses the rows of the item table, also for the history.
-            0 if config.model.reads_order else rows[schema.vocabulary_of(feature.name)],
-            most if data.shares_lists or config.model.reads_order else min(most, longest[feature.name]),
-        )
-        for feature in (schema.history, schema.item_history)
-        if (most := data.lists[feature.name])
-    ]
-    return dataclasses.replace(columns, tables=(*columns.tables, *lists))
+    if not data.history:
+        return columns
+    if config.model.reads_order:
+        # The history uses the rows of the items' table.
+        history = Table(columns.schema.history, 0, data.history)
+    else:
+        rows = next(table.rows for table in columns.tables if table.name == columns.schema.item)
+        # A worker's slots have room for this many values in every row.
+        history = Table(columns.schema.history, rows, min(data.history, columns.longest_history))
+    return dataclasses.replace(columns, tables=(*columns.tables, history))
 
 
 def _unchanged(folder: Path, source: TableSource, stream_state: StreamState) -> Columns | None:
@@ -222,8 +213,8 @@ def _name(
     stream_state: StreamState | None = None,
 ) -> str:
     """Name of the folder for columns of files with these digests, made by this version of the program."""
-    # A flag without an effect on the columns must not make a second copy. So --history, --item_history and
-    # --co_occurrence are not in the name: lists are stored whole, and a batch uses a part of each.
+    # A flag without an effect on the columns must not make a second copy. So --history is not in the name:
+    # histories are stored whole, and a batch uses a part of each.
     drawn = config.split in ("time", "random")
     made_from = {
         "schema": key,

@@ -19,8 +19,6 @@ from recsuite.datasets.preparation.arrays import chunks, counts_of, highest, rel
 
 # Values of the first axis of the arguments of `list_events`: lists for the training, and for the test.
 TRAINING, TEST = 0, 1
-# As in `columns`. Not imported: machine code has the value, and is kept until this file changes.
-NOWHERE = -1
 # Approximate number of events of a range of users, and of repeated events at a time.
 RANGE_EVENTS = 2**20
 
@@ -105,7 +103,7 @@ def list_events(
     cursors, ends: int64 [3], next event of each part, and its end. offsets: int64 [2, owners + 1], begins of
     the lists. next_place, first_place: int64 [2, owners], next free place in a list of an owner, and that of
     its first event of the time `newest`. Results by event, int32: end of the list that an event sees; place
-    before which it comes, unless the array is empty; and its own place in both lists, [2, events].
+    before which it comes; and its own place in both lists, [2, events], if it is in them.
     """
     longest = 0
     for _ in range(most):
@@ -126,12 +124,10 @@ def list_events(
         seen = TEST if part == 2 else TRAINING
         end[event] = first_place[seen, owner]
         longest = max(longest, end[event] - offsets[seen, owner])
-        if len(before):
-            before[event] = next_place[seen, owner]
+        before[event] = next_place[seen, owner]
         for kind in range(2):
-            is_listed = part <= kind
-            place[kind, event] = next_place[kind, owner] if is_listed else NOWHERE
-            next_place[kind, owner] += is_listed
+            place[kind, event] = next_place[kind, owner]
+            next_place[kind, owner] += part <= kind
     return longest
 
 

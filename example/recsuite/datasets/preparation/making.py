@@ -24,7 +24,6 @@ from recsuite.datasets.preparation.arrays import (
     create_column,
     gather,
     temporary,
-    write_counts,
     write_records,
 )
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
@@ -47,7 +46,7 @@ from recsuite.runtime.console import stage
 LEFTOVER = re.compile(r"\.making-\d+")
 CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json|tmp\w{8}")
 # The parts of making columns, and the percent of the time that each takes for very many events.
-PARTS = {"order": 13, "events": 10, "features": 4, "lists": 45, "baselines": 28}
+PARTS = {"order": 15, "events": 12, "features": 5, "histories": 36, "baselines": 32}
 
 
 def _successor_of(folder: Path) -> Path:
@@ -163,11 +162,13 @@ def _write_columns(
     schema = dataclasses.replace(schema, seen=seen)
     features = [*(table.feature for table in written.tables), *written.numbers]
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
-    rows, progress = _rows_of_ids(folder, written, schema), _done(reached, "lists")
-    places, longest = write_histories(folder, stored, rows, sizes, progress)
-    fields = {"user": stored.user, "item": stored.item, "label": stored.label}
-    write_records(folder / "rows.npy", {**fields, **places, **weight}, own)
-    del places, weight, fields, own
+    item_counts = counts_of(stored.item[:num_train], len(raw.items))
+    np.save(folder / "item_counts.npy", item_counts.astype(np.int32))
+    rows, progress = _rows_of_items(folder, written, schema), _done(reached, "histories")
+    ends, longest = write_histories(folder, stored, rows, sizes, progress)
+    fields = {"user": stored.user, "item": stored.item, "label": stored.label, "history_end": ends, **weight}
+    write_records(folder / "rows.npy", fields, own)
+    del ends, weight, fields, own
     baselines: dict[str, dict[str, Metrics]] = {name: {} for name in EVALUATIONS}
     if not stream_state:
         with flushing(folder):
@@ -181,7 +182,7 @@ def _write_columns(
         "num_skipped": raw.num_skipped + len(raw.events.user) - sum(sizes) - num_late,
         "num_users": len(raw.users),
         f"num_{schema.items}": len(raw.items),
-        **longest,
+        "longest_history": longest,
         # The model starts from it, so it must not depend on later events.
         "mean_rating": float(stored.label[:num_head].mean(dtype=np.float64)),
         "tables": [_recorded(table, schema) for table in written.tables],
@@ -204,15 +205,11 @@ def _notes_on(written: WrittenFeatures) -> list[str]:
     return [f"skipped the features that the files do not have: {left_out}"] if left_out else []
 
 
-def _rows_of_ids(folder: Path, written: WrittenFeatures, schema: Schema) -> list[np.ndarray]:
-    """Table rows of users, and of items, int32."""
-    features = [table.feature for table in written.tables]
-    return [
-        np.load(folder / f"{schema.name_of(entity)}_features.npy")["features"][
-            :, schema.place_of(entity, features)
-        ]
-        for entity in (USER, ITEM)
-    ]
+def _rows_of_items(folder: Path, written: WrittenFeatures, schema: Schema) -> np.ndarray:
+    """Return the table row of each item, int32."""
+    place = schema.place_of(ITEM, [table.feature for table in written.tables])
+    rows: np.ndarray = np.load(folder / f"{schema.item}_features.npy")["features"][:, place]
+    return rows
 
 
 def _write_features(
@@ -234,8 +231,6 @@ def _write_features(
     }
     written = write_features(folder, entities, schema, stream_state.known if stream_state else {})
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
-    # The tables of events are the last ones at this point.
-    write_counts(folder, written.tables[len(written.tables) - len(own.features) :], own, num_train)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
     return written, own

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, EVENT, ITEM, RATING, USER, YES_NO
+from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, EVENT, HISTORY, ITEM, RATING, USER, YES_NO
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
     EVENTS,
@@ -173,7 +173,7 @@ def has_thing(name: str, things: Sequence[str]) -> bool:
 def table_name(name: str, taken: Collection[str]) -> str:
     """Return an unused name for a feature, of letters, digits and _."""
     plain = re.sub(r"[^a-z0-9]+", "_", "_".join(words_of(name))).strip("_")[:50] or "feature"
-    if plain[0].isdigit() or plain.startswith(("history", "audience")):
+    if plain[0].isdigit() or plain.startswith(HISTORY):
         plain = f"x_{plain}"
     found, number = plain, 2
     while found in taken:

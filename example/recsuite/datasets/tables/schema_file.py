@@ -33,10 +33,10 @@ from recsuite.datasets.schema import (
     DENSE,
     ENTITIES,
     EVENT,
+    HISTORY,
     IDS,
     ITEM,
     LABEL_KINDS,
-    LISTS,
     RATING,
     USER,
     VOCABULARY,
@@ -523,7 +523,7 @@ def _check_files(place: SchemaPlace, schema: TableSchema) -> None:
 
 
 def _check_nouns(place: SchemaPlace, schema: TableSchema) -> None:
-    for section, others in ((USER, (ITEM, EVENT, *LISTS)), (ITEM, (USER, EVENT, *LISTS, schema.user.noun))):
+    for section, others in ((USER, (ITEM, EVENT, HISTORY)), (ITEM, (USER, EVENT, HISTORY, schema.user.noun))):
         noun = getattr(schema, section).noun
         if not NAME.fullmatch(noun) or noun in others:
             raise place.at(section).wrong(
@@ -615,11 +615,10 @@ def _check_features(place: SchemaPlace, schema: TableSchema) -> None:
 def _check_name(place: SchemaPlace, name: str, schema: TableSchema) -> None:
     if name in (USER, ITEM, schema.user.noun, schema.item.noun):
         raise place.fault("is a feature already, by its ids; give this one another name")
-    for taken in LISTS:
-        if name.startswith(taken):
-            raise place.fault(
-                f"has the name of what --{taken} adds; give it one that does not begin with {taken}"
-            )
+    if name.startswith(HISTORY):
+        raise place.fault(
+            f"has the name of what --{HISTORY} adds; give it one that does not begin with {HISTORY}"
+        )
     if not NAME.fullmatch(name):
         raise place.fault("is not a name for a table; write up to 64 letters, digits and _, a letter first")
 

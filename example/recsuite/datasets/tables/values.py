@@ -60,7 +60,7 @@ FAULTS = (
 MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE, NO_ANSWER = range(1, 10)
 OTHER_UNIT, DROPPED, NO_WHOLE = 10, 11, 12
 # Texts that mean a missing value, for numbers, categories and ids.
-NO_VALUE = ("", "NA", "N/A", "null", "NULL", "NaN", "nan", "None", "\\N")
+NO_VALUE = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "null", "NULL", "NaN", "nan", "None", "\\N")
 LONGEST_NO_VALUE = max(map(len, NO_VALUE))
 YES, NO = ("1", "true", "yes", "1.0", "t", "y"), ("0", "false", "no", "0.0", "f", "n")
 # The finite numbers.
