@@ -49,6 +49,7 @@ UNREAD = [
     *(
         "task",
         "preset",
+        "start",
         "negatives",
         "history",
         "history_weights",

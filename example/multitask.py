@@ -27,6 +27,7 @@ UNREAD = (
     *(
         "task",
         "preset",
+        "start",
         "negatives",
         "history",
         "history_weights",

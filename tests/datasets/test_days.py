@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.config.parser import parse_args
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.batching import MASKED_EVERY
 from recsuite.datasets.movielens.source import SCHEMA
@@ -76,13 +75,6 @@ def test_columns_without_days_stay_apart_from_those_with_them(config: Config) ->
     without = open_columns(config.replaced(day_feature="none"))
     assert "user_day" not in [table.name for table in without.tables]
     assert open_columns(config).folder != without.folder
-
-
-def test_the_day_feature_requires_a_random_or_official_split() -> None:
-    with pytest.raises(
-        UserError, match=r"^--day_feature user requires --split random or an official split, got --split time"
-    ):
-        parse_args(["--day_feature", "user"])
 
 
 def test_days_that_have_one_event_each_are_skipped_and_reported(config: Config) -> None:
