@@ -22,8 +22,9 @@ MAY_IMPORT = {
     "runtime": "errors files config",
     "workers": "errors runtime",
     "ids": "errors",
+    "compiled": "files",
     "time_buckets": "config",
-    "datasets": "errors files config runtime workers ids time_buckets",
+    "datasets": "errors files config runtime workers ids time_buckets compiled",
     "models": "config datasets.schema",
     "sharding": "errors config runtime datasets models ids",
     "training.progress": "files",
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     "checkpoint.shards": "errors files ids checkpoint.format",
     "checkpoint.recorded": "errors files config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
-    "training": "errors config runtime datasets models sharding",
+    "training": "errors config runtime datasets models sharding compiled",
     "checkpoint": "errors files config runtime datasets models sharding training ids",
     "serving": "errors files config models runtime.console ids time_buckets datasets.schema "
     "datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder checkpoint.chain "

@@ -368,7 +368,7 @@ def test_tables_without_times_are_split_at_random_and_reported(
 def test_ranks_train_the_same_model_of_events_features_and_numbers(
     folder: Path, tmp_path: Path, context: RuntimeContext
 ) -> None:
-    flags: dict[str, Any] = {"data_path": str(folder), "epochs": 1, "lr": 0.1}
+    flags: dict[str, Any] = {"data_path": str(folder), "epochs": 1, "lr": 0.1, "preset": "none"}
     config = Config.of(**flags, batch_size=192)
     with open_data(config, context) as data:
         run = begin_training(data, config, context).run()

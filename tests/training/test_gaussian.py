@@ -226,7 +226,7 @@ def test_a_function_gives_the_first_rows_and_other_tables_begin_with_0(
     np.testing.assert_array_equal(rows.pop("user"), np.pad(mine, ((0, 0), (0, 1))))
     assert not any(each.any() for each in rows.values())
     for wrong in ({"user": mine[:-1]}, {"nobody": mine}):
-        with pytest.raises(UserError, match="start must return all rows of tables of a fixed size"):
+        with pytest.raises(UserError, match="start must return all rows of tables, and returned"):
             begun(flags, context, start=lambda columns, config, seed, wrong=wrong: wrong)
 
 

@@ -65,7 +65,7 @@ def test_columns_that_are_cut_during_an_epoch_are_named(place: Place) -> None:
     result = launch(place, 1, "cut", "--num_workers", 2)
     assert result.returncode == 2
     assert (
-        "rows.npy had 320,256 bytes when it was opened and has 1,000 now; leave the columns" in result.stderr
+        "rows.npy had 400,256 bytes when it was opened and has 1,000 now; leave the columns" in result.stderr
     )
     # Each worker looks before it makes a batch, so the one that did not cut them may be the first.
     assert "Found by data worker" in result.stderr

@@ -22,6 +22,8 @@ from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recsuite.errors import UserError
+
 # Values of n rows by the name of the slot: "weight", float32 [n, D]; the state of the optimizer by the names
 # of its rule, float32 [n] or [n, D]; and what tells which rows they are.
 RowSlots = dict[str, torch.Tensor]
@@ -109,6 +111,17 @@ class EmbeddingTable(ABC):
 
         scale: a row is its weights times this.
         """
+
+    def set_rows(self, rows: torch.Tensor) -> None:
+        """Replace all rows. rows: of the whole table, float32 [n, at most D], further numbers being 0.
+
+        Raises:
+            UserError: when its rows have no numbers.
+        """
+        raise UserError(
+            f"The first rows of the table {self.name} cannot be given, because it is dynamic. Fix: give "
+            "--preset none, or --vocabulary fixed."
+        )
 
     @abstractmethod
     def clear_changes(self) -> None:
@@ -203,6 +216,14 @@ class StaticTable(EmbeddingTable):
         """See `EmbeddingTable`."""
         source.fill_rows(self.name, self.export(), self.first)
         return 0
+
+    def set_rows(self, rows: torch.Tensor) -> None:
+        """See `EmbeddingTable`."""
+        # None: this rank has no row.
+        if self._weight is not None:
+            mine = rows[self.first : self.first + len(self._weight)]
+            self._weight.zero_()
+            self._weight[:, : mine.size(1)] = mine.to(self._weight)
 
     def track_changes(self) -> None:
         """Mark changed rows from now on, a byte for each row."""

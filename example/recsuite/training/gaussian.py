@@ -9,8 +9,8 @@ around 0, with a variance for each feature and number. The posterior of a row, g
 is normal too, and is computed exactly: its precision is the sum of E[w w'] over its events, divided by the
 noise, plus the prior's, where w = (1, v[1], ...) for a row of a user. A sweep computes each row once, and
 then the variances and the noise. Few events thus leave a row near 0, superfluous numbers vanish, and no
-setting depends on the data (Lim and Teh, "Variational Bayesian approach to movie rating prediction", KDD Cup
-2007; the sums over lists: Koren, "Factorization meets the neighborhood", KDD 2008).
+setting depends on the data (variational Bayes: Lim and Teh, KDD Cup 2007; the sums over lists: Koren,
+"Factorization meets the neighborhood", KDD 2008).
 
 The sums over lists are added to the rows of ids, so the trained model needs no lists. Where choices say
 nothing about labels, lists only add noise: they are used if they lower the error on the validation events.
@@ -40,7 +40,7 @@ MOST_NUMBERS = 12
 # Sweeps before lists are tried, and sweeps with and without them until they are compared.
 SWEEPS_ALONE, SWEEPS_OF_TRIAL = 10, 5
 # Sweeps end where one changes the noise by a smaller share than this, and after so many at the latest. More
-# lower the error of shops by 1 % and raise that of MovieLens by 0.2 %: the variances of rare rows fall.
+# lower the error on small sets by 1 %, and raise it by 0.2 % where most rows are rare: their variances fall.
 LEAST_CHANGE, MOST_SWEEPS = 0.001, 40
 # Standard deviation of the first factors, which break the symmetry.
 FIRST_STD = 0.1

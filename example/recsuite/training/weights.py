@@ -21,7 +21,7 @@ from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.errors import UserError
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node
-from recsuite.sharding.table import EmbeddingTable, RowSlots, StaticTable, largest_of
+from recsuite.sharding.table import EmbeddingTable, RowSlots, largest_of
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, has_epochs_left
@@ -52,7 +52,7 @@ def fill_first_rows(
     """Replace the rows of all tables by those of a function, or by zeros. Collective: every rank.
 
     Raises:
-        UserError: from the function, and when its rows fit no table.
+        UserError: from the function, when its rows fit no table, and when a table is dynamic.
     """
     # Those of rank 0 everywhere: other machines may round differently.
     found = once_per_node(
@@ -62,20 +62,15 @@ def fill_first_rows(
         "make the first rows of the tables",
         "give --start random",
     )[0]
-    sizes = {table.name: table.rows for table in columns.tables}
+    sizes = {table.name: table.rows for table in columns.tables if table.rows}
     for name, rows in found.items():
         require(
-            name in tables and isinstance(tables[name], StaticTable) and len(rows) == sizes[name],
-            f"start must return all rows of tables of a fixed size, and returned {[*rows.shape]} for {name}; "
-            f"the tables have {', '.join(f'{each} {sizes[each]}' for each in tables)}",
+            len(rows) == sizes.get(name),
+            f"start must return all rows of tables, and returned {[*rows.shape]} for {name}; the tables have "
+            f"{', '.join(f'{each} {size}' for each, size in sizes.items())}",
         )
     for name, table in tables.items():
-        # This rank may have no row of a table.
-        if isinstance(table, StaticTable) and (weight := table.export().get("weight")) is not None:
-            weight.zero_()
-            if name in found:
-                mine = torch.from_numpy(found[name][table.first : table.first + len(weight)])
-                weight[:, : mine.shape[1]] = mine.to(weight)
+        table.set_rows(torch.from_numpy(found.get(name, np.zeros((sizes[name], 1), np.float32))))
 
 
 def describe_invalid_weights(
