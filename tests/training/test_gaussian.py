@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from tests.support.published import tensors_of
 D, NOISE = 4, 0.7
 
 
-def write_planted(folder: Path, users: int, items: int, number: int, by_choice: bool = False) -> list[str]:
-    """Write ratings of planted rank 2, and return the flags that read them.
+def write_planted(
+    folder: Path, users: int, items: int, number: int, by_choice: bool = False, rank: int = 2
+) -> list[str]:
+    """Write ratings of a planted rank, and return the flags that read them.
 
     by_choice: a user's rating of any item depends instead on the taste by which the user chooses items.
     """
@@ -38,8 +41,8 @@ def write_planted(folder: Path, users: int, items: int, number: int, by_choice: 
         chance = np.where(np.arange(items) < items // 2, taste, 1 - taste)
     pairs = draw.choice(users * items, number, replace=False, p=(chance / chance.sum()).ravel())
     user, item = np.divmod(pairs, items)
-    u, v = draw.normal(size=(users, 2)), draw.normal(size=(items, 2))
-    score = 2 + 2 * taste[user, 0] if by_choice else 3 + 0.7 * (u[user] * v[item]).sum(axis=1)
+    u, v = draw.normal(size=(users, rank)), draw.normal(size=(items, rank))
+    score = 2 + 2 * taste[user, 0] if by_choice else 3 + (u[user] * v[item]).sum(axis=1) / math.sqrt(2 * rank)
     score = (score + 0.4 * draw.normal(size=number)).clip(0.5, 5).round(2)
     # Two days, so that users have days with several ratings.
     times = 10**9 + 86_400 * (np.arange(number) % 2) + draw.permutation(number)
@@ -162,6 +165,13 @@ def test_planted_factors_are_found_almost_to_the_noise(tmp_path: Path) -> None:
     # 0.4 is the noise; a fifth more is what 30 ratings of each user leave open. The biases reach 0.78.
     assert predicted_error(columns, rows) < 0.5
     assert columns.baselines["predictions"]["biases"]["rmse"] > 0.75
+
+
+def test_ten_factors_of_equal_size_do_not_vanish_in_the_first_sweeps(tmp_path: Path) -> None:
+    columns = open_columns(parse_args(write_planted(tmp_path, 400, 100, 16_000, rank=10)))
+    rows = gaussian_start(columns, ModelConfig(), seed=0)
+    # Without any factor it is that of the biases.
+    assert predicted_error(columns, rows) < 0.75 * columns.baselines["predictions"]["biases"]["rmse"]
 
 
 def test_lists_are_used_where_choices_tell_about_labels(
