@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from clicks import write_clicks
+from clicks import SPLIT, write_clicks
 from common import (
     DOCS,
     bar,
@@ -61,9 +61,8 @@ from common import (
     timed,
 )
 from peers import (
-    RANDOM,
+    NUM_RANKS,
     RANK,
-    SPLIT,
     PeerCase,
     add_sets,
     compare_ranks,
@@ -81,9 +80,9 @@ OTHERS = ("implicit", "myfm", "recbole")
 PAGE = DOCS / "quality.md"
 PICTURE = "![Metric of each system over that of the best other one, a row for each set](panel.png)"
 ITERATIONS = 300
-NUM_RANKS = 2
 NUM_RATINGS = 100_000
 SHOWN_WORLDS = ("small", "noisy", "many factors", "choices")
+RANDOM = ("--split", "random", "--test_fraction", "0.1")
 RANDOM_FIFTH = ("--split", "random", "--test_fraction", "0.2")
 TIME = ("--split", "time")
 SEQUENCE = ("--task", "sequence")
@@ -221,19 +220,6 @@ class PanelSet:
     factors: int = RANK
 
 
-@dataclass(frozen=True)
-class PanelCase(PeerCase):
-    """Set and seed; flags: of the split."""
-
-    flags: tuple[str, ...] = ()
-
-    @property
-    def command(self) -> list[str]:
-        """See `PeerCase`: the flags of the split, places and the seed."""
-        places = ("--data_path", str(self.data), "--cache_dir", str(self.folder / "columns"))
-        return [*self.flags, *places, "--seed", str(self.seed)]
-
-
 def main() -> None:
     """Train all and show, and write if that is asked for."""
     parser = make_parser(__doc__)
@@ -334,20 +320,20 @@ def compared(each: PanelSet, flags: argparse.Namespace, folder: Path) -> list[di
         each.write(each.data)
     task = "rating" if each.task == "ratings" else "ranking"
     seeds = range(flags.seeds)
-    cases = [PanelCase(each.data, task, seed, folder, flags.ranks, each.flags) for seed in seeds]
+    cases = [PeerCase(each.data, task, seed, folder, each.flags, flags.ranks) for seed in seeds]
     if flags.only_this and each.task != "sequences":
         reports = [(case, case.report(case.columns)) for case in cases]
         found = [[case.run(THIS, report["test"], training_seconds(report))] for case, report in reports]
     elif each.task == "ratings":
-        found = [compare_ratings(case, flags.iterations, each.factors, curves=False)[0] for case in cases]
+        found = [compare_ratings(case, flags.iterations, each.factors) for case in cases]
     elif each.task == "rankings":
-        found = [compare_ranks(case, skipped=("BPR",)) for case in cases]
+        found = [compare_ranks(case) for case in cases]
     else:
         # It imports torch.
         from sequences import SequenceCase, compared
 
         places = (each.data, "leave_one_out")
-        of_seeds = [SequenceCase(*places, seed, folder, flags.ranks, SEQUENCE) for seed in seeds]
+        of_seeds = [SequenceCase(*places, seed, folder, each.flags, flags.ranks) for seed in seeds]
         found = [[*compared(of_seeds, flags)]]
     split, num_train = parse_args(cases[0].command).data.split, cases[0].columns.num_train
     about = {"data": each.name, "task": each.task, "split": split, "num_train": num_train}
@@ -464,18 +450,18 @@ def table_of(task: str, sets: Sequence[SetResult]) -> str:
     ratings = task == "ratings"
     other = "better myFM" if ratings else "best other"
     under = ["below the biases"] if ratings else []
-    heads = [f"{task}, {shown}", "half", "training events", *peers, THIS, f"/ {other}", *under, "training"]
+    heads = [f"{task}, {shown}", "half", "training events", *peers, THIS, f"/ {other}", *under, "seconds"]
     lines = []
     for each in sets:
         cells = [f"{mean(each.values(name)):.4f}" if name in each.systems else "-" for name in peers]
         cells += [f"**{spread(each.values(THIS))}**", f"{each.ratio():.3f}"]
         if ratings:
             cells.append(f"{each.under_biases:.4f}" if each.first["split"] == "time" else "-")
-        seconds = f"{each.seconds(THIS):.1f} s"
+        seconds = f"{each.seconds(THIS):.1f}"
         lines.append([each.name, each.half, f"{each.first['num_train']:,}", *cells, seconds])
         if ratings:
             lines[-1].append(f"{each.slowness:.2f}")
-    return table([*heads, *(["training / that myFM"] if ratings else [])], lines, left=(0, 1))
+    return table([*heads, *(["seconds / better myFM"] if ratings else [])], lines, left=(0, 1))
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -1,20 +1,15 @@
-"""Compare this project with other systems, on the same events in the same run: ratings, and ranks.
+"""Other systems that this project is compared with, and the events that they learn from.
 
-    python benchmarks/peers.py                              ml-100k
-    python benchmarks/peers.py --real FOLDER... [--write]   and the MovieLens sets in these folders
-
-Ratings are split at random, 90 to 10; for ranks the newest rating of each user is the test. This project has
-its defaults and two processes, and its columns define the splits. It keeps its validation events for
-stopping; the others learn from them too before they read the test, which is in their favour. The picture
-shows the error on the validation events while every system learns from the training events alone. Needs
-requirements-dev.txt.
+panel.py, clicks.py and sequences.py import them. The columns of this project define the splits. It keeps its
+validation events for stopping; the others learn from them too before they read the test, which is in their
+favour. Needs requirements-dev.txt.
 
 Ratings are predicted by the baseline of biases, and by myFM, a Bayesian factorization machine. It draws its
-parameters many times, and predicts the mean over the draws. Ranks are those of popularity, alternating least
-squares and Bayesian personalized ranking (BPR), both of the package `implicit`, and EASE (Steck,
-"Embarrassingly shallow autoencoders for sparse data", 2019). The settings of each are those of the highest
-NDCG@10 on validation, learned from the training events. With them it learns again, from training and
-validation events, and reads the test once. Seconds are those of the training alone.
+parameters many times by Gibbs sampling, and predicts the mean over the draws. Ranks are those of popularity,
+alternating least squares of the package `implicit`, and EASE (Steck, "Embarrassingly shallow autoencoders for
+sparse data", 2019). The settings of each are those of the highest NDCG@10 on validation, learned from the
+training events. With them it learns again, from training and validation events, and reads the test once.
+Seconds are those of the training alone.
 """
 
 from __future__ import annotations
@@ -25,20 +20,18 @@ import importlib
 import io
 import itertools
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.metadata import distribution, version
-from itertools import accumulate
+from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-from common import DOCS, describe, finish, make_parser, mean, new_figure, origin, spread, table, timed, train
+from common import timed, train
 from scipy.sparse import csr_matrix, diags_array, hstack, identity
 
 from recsuite.config.parser import parse_args
@@ -49,15 +42,9 @@ from recsuite.datasets.preparation.cache import open_columns
 
 NUM_RANKS = 2
 NUM_SEEDS = 3
-RANDOM = ("--split", "random", "--test_fraction", "0.1")
-OTHERS = ("myfm", "implicit")
-SPLIT = ("--task", "ranking", "--split", "leave_one_out")
 RANK = 10
-ITERATIONS = 512
 # First draws that myFM skips by default, because they depend on the initial values.
 BURN_IN = 5
-# Measurements during a training.
-NUM_POINTS = 64
 UNDEFINED = Calibration(float("nan"), float("nan"))
 # Settings of alternating least squares that are tried. The defaults of `implicit` lie inside: 64, 0.01 and 1.
 FACTORS, REGULARIZATIONS, ALPHAS = (16, 32, 64, 128), (0.01, 0.1, 1.0, 10.0), (1.0, 4.0, 16.0, 64.0)
@@ -65,8 +52,6 @@ SQUARES_ITERATIONS = 15
 # The newest fifth has more events than memory holds scores for.
 CASES_AT_ONCE = 1024
 PENALTIES = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
-# Settings of BPR that are tried; the defaults of `implicit`, but for 100 factors, lie inside.
-BPR_FACTORS, BPR_RATES, BPR_REGULARIZATIONS = (32, 64, 128), (0.003, 0.01, 0.03), (0.001, 0.01, 0.1)
 PACKAGE, FOLDER = "recbole", "recbole/dataset_example/ml-100k"
 GENRES = [
     "unknown",
@@ -89,21 +74,6 @@ GENRES = [
     "War",
     "Western",
 ]
-PAGE = DOCS / "quality.md"
-PICTURE = "![RMSE on validation over seconds of training, a line for each system](peers.png)"
-# Protocol and metrics of each task, with their names.
-TASKS = {
-    "rating": ("random 90/10", {"rmse": "RMSE"}),
-    "ranking": ("leave one out", {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}),
-}
-# First and last systems of a table.
-FIRST, LAST = ("biases", "popularity"), ("this",)
-STYLES = {
-    "biases": {"color": "0.6", "linestyle": "--"},
-    "myFM, ids": {"color": "C2"},
-    "myFM, who rated what": {"color": "C1"},
-    "this": {"color": "C0", "marker": "."},
-}
 
 
 # --- the comparison ---
@@ -117,15 +87,16 @@ class PeerCase:
     task: str
     seed: int
     folder: Path
+    # Of this project: the task, if it is not the default, and the split.
+    flags: tuple[str, ...]
     # Processes of this project.
     ranks: int = NUM_RANKS
 
     @property
     def command(self) -> list[str]:
         """Flags of this project."""
-        split = RANDOM if self.task == "rating" else SPLIT
         places = ("--data_path", str(self.data), "--cache_dir", str(self.folder / "columns"))
-        return [*split, *places, "--seed", str(self.seed)]
+        return [*self.flags, *places, "--seed", str(self.seed)]
 
     @property
     def columns(self) -> Columns:
@@ -158,37 +129,11 @@ def training_seconds(report: dict[str, Any]) -> float:
     return seconds + report.get("start_seconds", 0.0)
 
 
-def main() -> None:
-    """Train all and show, and write if that is asked for."""
-    parser = make_parser(__doc__)
-    add_sets(parser)
-    parser.add_argument(
-        "--iterations", type=int, default=ITERATIONS, help=f"draws of myFM (default: {ITERATIONS})"
-    )
-    flags = parser.parse_args()
-    finish("quality_peers", flags, measure_all, None, render, PAGE, draw, mark="peers", picture="peers")
-
-
 def add_sets(parser: argparse.ArgumentParser, seeds: int = NUM_SEEDS) -> None:
     """Add the flags that `data_sets` reads, and --seeds."""
     parser.add_argument("--real", type=Path, nargs="+", default=[], help="folders of MovieLens sets")
     parser.add_argument("--only_real", action="store_true", help="skip ml-100k")
     parser.add_argument("--seeds", type=int, default=seeds, help=f"of each case (default: {seeds})")
-
-
-def measure_all(flags: argparse.Namespace) -> dict[str, Any]:
-    """All results of a run."""
-    runs, curves = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for data in data_sets(flags, Path(folder)):
-            for seed in range(flags.seeds):
-                found, drawn = compare_ratings(PeerCase(data, "rating", seed, Path(folder)), flags.iterations)
-                runs += found
-                curves += drawn
-                runs += compare_ranks(PeerCase(data, "ranking", seed, Path(folder)))
-    about = describe()
-    versions = {**about["versions"], **{name: version(name) for name in OTHERS}}
-    return {**about, "versions": versions, "iterations": flags.iterations, "runs": runs, "curves": curves}
 
 
 def data_sets(flags: argparse.Namespace, folder: Path) -> Iterator[Path]:
@@ -199,53 +144,39 @@ def data_sets(flags: argparse.Namespace, folder: Path) -> Iterator[Path]:
         yield folder / "ml-100k"
 
 
-def compare_ratings(
-    case: PeerCase, iterations: int, factors: int = RANK, curves: bool = True
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Compare every system on the test; with the first seed, also while it learns, on validation.
-
-    factors: of myFM; curves: False skips the validation, and returns no curves.
-    """
+def compare_ratings(case: PeerCase, iterations: int, factors: int = RANK) -> list[dict[str, Any]]:
+    """Compare every system on the test; iterations, factors: of myFM."""
     columns = case.columns
     report = case.report(columns)
-    runs = [case.run("this", {"rmse": report["test"]["rmse"]}, training_seconds(report))]
     known, test = ratings_of(columns, "train", "validation"), ratings_of(columns, "test")
-    for name, peer in rating_peers(case.seed, iterations, 1, factors).items():
-        trace = peer(known, test)
-        runs.append(case.run(name, {"rmse": trace.rmse[-1]}, trace.seconds[-1]))
-    if case.seed > 0 or not curves:
-        return runs, []
-    start, epochs = report.get("start_seconds", 0.0), report["epochs"]
-    seconds = [start + trained for trained in accumulate(epoch["seconds"] for epoch in epochs)]
-    errors = [epoch["validation"]["rmse"] for epoch in epochs]
-    traces = {"this": Trace(seconds, errors)}
-    known, validation = ratings_of(columns, "train"), ratings_of(columns, "validation")
-    for name, peer in rating_peers(case.seed, iterations, NUM_POINTS, factors).items():
-        traces[name] = peer(known, validation)
-    data = case.data.resolve().name
-    return runs, [{"data": data, "system": name, **vars(trace)} for name, trace in traces.items()]
-
-
-def rating_peers(seed: int, iterations: int, num_points: int, factors: int = RANK) -> dict[str, RatingPeer]:
-    """Other systems by their names in the table."""
-    machine = partial(
-        factorization_machine, seed=seed, iterations=iterations, num_points=num_points, factors=factors
-    )
-    return {
-        "biases": biases,
-        "myFM, ids": partial(machine, sets=False),
-        "myFM, who rated what": partial(machine, sets=True),
+    machine = partial(factorization_machine, known, test, case.seed, iterations=iterations, factors=factors)
+    others = {
+        "biases": biases(known, test),
+        "myFM, ids": machine(sets=False),
+        "myFM, who rated what": machine(sets=True),
     }
+    return [
+        case.run("this", {"rmse": report["test"]["rmse"]}, training_seconds(report)),
+        *(case.run(name, {"rmse": fitted.rmse}, fitted.seconds) for name, fitted in others.items()),
+    ]
 
 
-def compare_ranks(case: PeerCase, skipped: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Compare every system on the test; skipped: names of other systems."""
+def compare_ranks(case: PeerCase) -> list[dict[str, Any]]:
+    """Compare every system on the test."""
     columns = case.columns
     report = case.report(columns)
-    runs = [case.run("this", report["test"], training_seconds(report))]
-    for name, ranked in rank_all(columns, case.seed, skipped).items():
-        runs.append(case.run(name, ranked.metrics, ranked.seconds, settings=ranked.settings))
-    return runs
+    others = {
+        "popularity": popularity(columns),
+        "least squares": least_squares(columns, case.seed),
+        "EASE": best_ease(columns),
+    }
+    return [
+        case.run("this", report["test"], training_seconds(report)),
+        *(
+            case.run(name, ranked.metrics, ranked.seconds, settings=ranked.settings)
+            for name, ranked in others.items()
+        ),
+    ]
 
 
 # --- systems that predict ratings ---
@@ -269,16 +200,12 @@ class Ratings:
         return csr_matrix((np.ones(len(self.users)), (self.users, self.items)), shape=self.shape)
 
 
-@dataclass
-class Trace:
-    """Seconds since the start of a training, and the RMSE at that time."""
+@dataclass(frozen=True)
+class Fitted:
+    """RMSE of a system on the ratings that it predicts, and seconds of its training."""
 
-    seconds: list[float] = field(default_factory=list)
-    rmse: list[float] = field(default_factory=list)
-
-
-# From known ratings, and asked ones, to the trace of a training.
-RatingPeer = Callable[[Ratings, Ratings], Trace]
+    rmse: float
+    seconds: float
 
 
 def ratings_of(columns: Columns, *splits: str) -> Ratings:
@@ -295,12 +222,12 @@ def rmse_of(predictions: np.ndarray, labels: np.ndarray) -> float:
     return measure(predictions, labels, np.zeros(len(labels), bool), UNDEFINED)["rmse"]
 
 
-def biases(known: Ratings, asked: Ratings) -> Trace:
+def biases(known: Ratings, asked: Ratings) -> Fitted:
     """Fit the baseline of the training on the known ratings."""
-    begin = time.perf_counter()
-    (fitted,) = fit_biases(known.users, known.items, known.labels, known.shape, [len(known.labels)])
-    seconds = time.perf_counter() - begin
-    return Trace([seconds], [rmse_of(fitted.predict(asked.users, asked.items), asked.labels)])
+    seconds, (fitted,) = timed(
+        fit_biases, known.users, known.items, known.labels, known.shape, [len(known.labels)]
+    )
+    return Fitted(rmse_of(fitted.predict(asked.users, asked.items), asked.labels), seconds)
 
 
 def factorization_machine(
@@ -309,14 +236,12 @@ def factorization_machine(
     seed: int,
     sets: bool,
     iterations: int,
-    num_points: int = 1,
     factors: int = RANK,
-) -> Trace:
+) -> Fitted:
     """Fit myFM on the known ratings, in any order.
 
     Args:
         sets: add the rated movies to the features of a user, and its users to those of a movie.
-        num_points: measurements during the training, the last one at its end.
     """
     myfm = import_myfm()
     begin = time.perf_counter()
@@ -326,7 +251,7 @@ def factorization_machine(
         places = (ratings.users.astype(np.int64), ratings.items.astype(np.int64))
         return [myfm.RelationBlock(*block) for block in zip(places, (of_users, of_items), strict=True)]
 
-    draws = Draws(blocks(asked), asked.labels, iterations, num_points, begin)
+    draws = Draws(blocks(asked), len(asked.labels), iterations, begin)
     model = myfm.MyFMRegressor(rank=factors, random_seed=seed)
     # Its progress bar cannot be switched off.
     with contextlib.redirect_stderr(io.StringIO()):
@@ -340,7 +265,7 @@ def factorization_machine(
             group_shapes=groups,
             callback=draws,
         )
-    return draws.trace
+    return Fitted(rmse_of(draws.mean, asked.labels), draws.seconds)
 
 
 def features(known: Ratings, sets: bool) -> tuple[csr_matrix, csr_matrix, list[int]]:
@@ -363,28 +288,21 @@ def scaled(rated: csr_matrix) -> csr_matrix:
 class Draws:
     """Callback of myFM: averages the predictions of its draws, with the clock of the training stopped."""
 
-    def __init__(
-        self, blocks: list[Any], labels: np.ndarray, iterations: int, num_points: int, begin: float
-    ) -> None:
-        self.blocks, self.labels = blocks, labels
+    def __init__(self, blocks: list[Any], num_asked: int, iterations: int, begin: float) -> None:
+        self.blocks = blocks
         # As many as its own predictor skips.
         self.num_skipped = iterations - min(max(iterations - BURN_IN, BURN_IN), iterations)
-        self.judged = {round(iterations * (point + 1) / num_points) for point in range(num_points)}
-        self.nothing = csr_matrix((len(labels), 0))
-        self.total = np.zeros(len(labels))
-        self.trained, self.resumed = 0.0, begin
-        self.trace = Trace()
+        self.nothing = csr_matrix((num_asked, 0))
+        # Of the training until now, and predictions, float64 [asked].
+        self.seconds, self.mean = 0.0, np.zeros(num_asked)
+        self.resumed = begin
 
     def __call__(self, place: int, machine: Any, *_: Any) -> tuple[bool, None]:
         """Add a draw, numbered from 0; never ends the training."""
-        self.trained += time.perf_counter() - self.resumed
-        predictions = machine.predict_score(self.nothing, self.blocks)
+        self.seconds += time.perf_counter() - self.resumed
         number = place + 1 - self.num_skipped
-        # Skipped draws are shown alone.
-        self.total = self.total + predictions if number > 1 else predictions
-        if place + 1 in self.judged:
-            self.trace.seconds.append(self.trained)
-            self.trace.rmse.append(rmse_of(self.total / max(number, 1), self.labels))
+        if number > 0:
+            self.mean += (machine.predict_score(self.nothing, self.blocks) - self.mean) / number
         self.resumed = time.perf_counter()
         return False, None
 
@@ -510,48 +428,18 @@ class Ranked:
     settings: dict[str, float]
 
 
-# From known events, float32 [users, items], settings and a seed to scores, float [users, items].
-Scorer = Callable[[csr_matrix, Any, int], np.ndarray]
-
-
-def ease(known: csr_matrix, penalty: float, seed: int = 0) -> np.ndarray:
+def ease(known: csr_matrix, penalty: float) -> np.ndarray:
     """Scores of EASE, float64 [users, items].
 
     They are the known events X times the weights B that minimise |X - X B|^2 + penalty |B|^2 with a diagonal
     of zeros. With P the inverse of X'X + penalty, B is 1 - P divided, column by column, by the diagonal of P.
     X P is K X, where K is the inverse of X X' + penalty, which is smaller: these sets have fewer users than
-    items. The seed is unused.
+    items.
     """
     events = known.toarray().astype(np.float64)
     through = np.linalg.solve(events @ events.T + penalty * np.eye(len(events)), events)
     diagonal = (1 - (events * through).sum(axis=0)) / penalty
     return events - through / diagonal
-
-
-@dataclass(frozen=True)
-class PairwiseSettings:
-    """Settings of BPR: factors of a vector, learning rate, and regularization."""
-
-    factors: int
-    learning_rate: float
-    regularization: float
-
-
-def pairwise(known: csr_matrix, settings: PairwiseSettings, seed: int) -> np.ndarray:
-    """Scores of BPR, float32 [users, items]."""
-    from implicit.bpr import BayesianPersonalizedRanking
-
-    # On more threads updates race, and the same seed gives other vectors each time.
-    model = BayesianPersonalizedRanking(**vars(settings), random_state=seed, num_threads=1, use_gpu=False)
-    model.fit(known, show_progress=False)
-    return np.asarray(model.user_factors) @ np.asarray(model.item_factors).T
-
-
-def every_pairwise() -> list[PairwiseSettings]:
-    """The grid of BPR."""
-    return [
-        PairwiseSettings(*values) for values in itertools.product(BPR_FACTORS, BPR_RATES, BPR_REGULARIZATIONS)
-    ]
 
 
 def blas_on_one_thread() -> AbstractContextManager[Any]:
@@ -560,21 +448,6 @@ def blas_on_one_thread() -> AbstractContextManager[Any]:
 
     limits: AbstractContextManager[Any] = threadpool_limits(1, "blas")
     return limits
-
-
-def rank_all(columns: Columns, seed: int, skipped: Sequence[str] = ()) -> dict[str, Ranked]:
-    """Choose and test every system on the same events, popularity included, except the skipped ones."""
-    systems: dict[str, Callable[[], Ranked]] = {
-        "popularity": lambda: popularity(columns),
-        "least squares": lambda: least_squares(columns, seed),
-        "BPR": lambda: chosen(columns, pairwise, every_pairwise(), seed),
-        "EASE": lambda: chosen(columns, ease, PENALTIES, seed),
-    }
-    found = {}
-    for name in (name for name in systems if name not in skipped):
-        with blas_on_one_thread() if name in ("least squares", "BPR") else contextlib.nullcontext():
-            found[name] = systems[name]()
-    return found
 
 
 def popularity(columns: Columns) -> Ranked:
@@ -586,20 +459,19 @@ def popularity(columns: Columns) -> Ranked:
 
 def least_squares(columns: Columns, seed: int) -> Ranked:
     """Alternating least squares, with the best settings of the grid."""
-    settings, _ = choose(columns, seed)
-    seconds, model = timed(LeastSquares, columns, settings, seed, "test")
-    return Ranked(model.measure("test"), seconds, dict(vars(settings)))
+    with blas_on_one_thread():
+        settings, _ = choose(columns, seed)
+        seconds, model = timed(LeastSquares, columns, settings, seed, "test")
+        return Ranked(model.measure("test"), seconds, dict(vars(settings)))
 
 
-def chosen(columns: Columns, score: Scorer, grid: Sequence[Any], seed: int) -> Ranked:
-    """Test a system with the settings that are best on validation."""
+def best_ease(columns: Columns) -> Ranked:
+    """EASE, with the best penalty of the grid."""
     known = clicks_before(columns, "validation")
-    tried = [judged(columns, "validation", score(known, settings, seed))["ndcg_at_10"] for settings in grid]
-    best = grid[int(np.argmax(tried))]
-    known = clicks_before(columns, "test")
-    seconds, scores = timed(score, known, best, seed)
-    settings = {"penalty": best} if isinstance(best, float) else dict(vars(best))
-    return Ranked(judged(columns, "test", scores), seconds, settings)
+    tried = {each: judged(columns, "validation", ease(known, each))["ndcg_at_10"] for each in PENALTIES}
+    penalty = max(tried, key=lambda each: tried[each])
+    seconds, scores = timed(ease, clicks_before(columns, "test"), penalty)
+    return Ranked(judged(columns, "test", scores), seconds, {"penalty": penalty})
 
 
 def judged(columns: Columns, split: str, scores: np.ndarray) -> Metrics:
@@ -652,76 +524,3 @@ def movie_line(movie_id: str, title: str, year: str, genres: str) -> str:
 def write_lines(path: Path, lines: Iterator[str]) -> None:
     """Write lines, each with its end."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-# --- tables and picture; computed from the JSON alone ---
-
-
-def render(result: dict[str, Any]) -> str:
-    """Picture, table of ratings, table of ranks, and origin."""
-    runs = result["runs"]
-    tables = [table_of(task, [run for run in runs if run["task"] == task]) for task in TASKS]
-    seeds = len({run["seed"] for run in runs})
-    about = f"{seeds} seed{'s' * (seeds > 1)}; {result['iterations']} draws of myFM. {origin(result)}."
-    return "\n\n".join([PICTURE, *tables, about])
-
-
-def table_of(task: str, runs: Sequence[dict[str, Any]]) -> str:
-    """Table with a row for each set and system: metrics of the test, and seconds of training."""
-    protocol, metrics = TASKS[task]
-    lines = []
-    for (data, system), same in sorted_cases(runs).items():
-        cells = [spread([run["metrics"][metric] for run in same]) for metric in metrics]
-        if system in LAST:
-            cells = [f"**{cell}**" for cell in cells]
-        lines.append([data, system, *cells, shown_seconds(mean(run["seconds"] for run in same))])
-    return table([protocol, "system", *metrics.values(), "training"], lines, left=(0, 1))
-
-
-def shown_seconds(seconds: float) -> str:
-    """Seconds with one decimal."""
-    return f"{seconds:.1f} s" if seconds >= 0.05 else "under 0.1 s"
-
-
-def sorted_cases(runs: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Runs that differ only in the seed, by set and system: the baseline first, this project last."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run in runs:
-        found.setdefault((run["data"], run["system"]), []).append(run)
-    sets = list(dict.fromkeys(data for data, _ in found))
-
-    def place(case: tuple[str, str]) -> tuple[int, bool, bool]:
-        data, system = case
-        return sets.index(data), system not in FIRST, system in LAST
-
-    return {case: found[case] for case in sorted(found, key=place)}
-
-
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw the RMSE on validation over the seconds of training, a panel a set and a line a system."""
-    sets = list(dict.fromkeys(curve["data"] for curve in result["curves"]))
-    figure = new_figure(5.5 * len(sets), 4.5)
-    for axes, data in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets, strict=True):
-        draw_curves(axes, data, [curve for curve in result["curves"] if curve["data"] == data])
-    figure.suptitle(origin(result), fontsize="xx-small")
-    figure.savefig(path)
-
-
-def draw_curves(axes: Any, title: str, curves: Sequence[dict[str, Any]]) -> None:
-    """Draw one panel; a system without steps is a level line."""
-    for curve in curves:
-        style = STYLES[curve["system"]]
-        if len(curve["seconds"]) > 1:
-            axes.plot(curve["seconds"], curve["rmse"], label=curve["system"], **style)
-        else:
-            axes.axhline(curve["rmse"][0], label=curve["system"], **style)
-    ends = [curve["rmse"][-1] for curve in curves]
-    # The first draws are far off.
-    axes.set(xscale="log", xlabel="seconds of training", ylabel="RMSE on validation", title=title)
-    axes.set_ylim(min(ends) - 0.01, max(ends) + 0.05)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-
-
-if __name__ == "__main__":
-    main()

@@ -54,20 +54,16 @@ from common import (
     timed,
 )
 from peers import (
-    PENALTIES,
     PeerCase,
     Ranked,
     add_sets,
-    blas_on_one_thread,
-    chosen,
+    best_ease,
     data_sets,
-    ease,
     events_of,
     judged,
     judged_cases,
     least_squares,
     popularity,
-    shown_seconds,
     training_seconds,
 )
 
@@ -136,17 +132,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
 class SequenceCase(PeerCase):
-    """Set, seed, and the split as the task; trained: flags of the example, with its task."""
-
-    trained: tuple[str, ...] = ()
-
-    @property
-    def command(self) -> list[str]:
-        """See `PeerCase`."""
-        places = ("--data_path", str(self.data), "--cache_dir", str(self.folder / "columns"))
-        return [*self.trained, "--split", self.task, *places, "--seed", str(self.seed)]
+    """Set, seed, and the split as the task."""
 
     def ours(self, columns: Columns) -> dict[str, Any]:
         """Run of this project, with the largest difference to the metrics of `recbole` if there is one."""
@@ -191,7 +178,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         for data in sets:
             for split in splits:
                 cases = [
-                    SequenceCase(data, split, seed, Path(folder), trained=trained)
+                    SequenceCase(data, split, seed, Path(folder), (*trained, "--split", split))
                     for seed in range(flags.seeds)
                 ]
                 runs += planted(cases) if flags.planted else compared(cases, flags)
@@ -224,13 +211,11 @@ def compared(cases: Sequence[SequenceCase], flags: argparse.Namespace) -> Iterat
     settings = chosen_settings(cases[0].columns, cases[0].seed, flags.epochs, flags.patience)
     for case in cases:
         columns, seed = case.columns, case.seed
-        with blas_on_one_thread():
-            squares = least_squares(columns, seed)
         found = {
             "popularity": popularity(columns),
             "most recent": most_recent(columns),
-            "EASE": chosen(columns, ease, PENALTIES, seed),
-            "least squares": squares,
+            "EASE": best_ease(columns),
+            "least squares": least_squares(columns, seed),
             "counted chain": counted_chain(columns),
             "SASRec, recbole": sasrec_of(columns, settings, seed, flags.epochs, flags.patience),
         }
@@ -685,6 +670,11 @@ def render(result: dict[str, Any]) -> str:
     notes = {f"{run['data']}: {note}." for run in result["runs"] for note in run.get("notes", ())}
     about = f"--task {result['task']}. {origin(result)}."
     return "\n\n".join([table(heads, lines, left=(0, 1)), *sorted(notes), about])
+
+
+def shown_seconds(seconds: float) -> str:
+    """Seconds with one decimal."""
+    return f"{seconds:.1f} s" if seconds >= 0.05 else "under 0.1 s"
 
 
 if __name__ == "__main__":

@@ -68,7 +68,6 @@ LONGEST = (
     "test_rebuild",
     "test_dynamic",
     "test_benchmark_sequences",
-    "test_benchmark_peers",
 )
 
 

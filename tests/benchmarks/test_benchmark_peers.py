@@ -1,10 +1,11 @@
-"""The comparison with other systems: their arithmetic, the events that they get, and a run in miniature."""
+"""Other systems: their arithmetic, and the events that they learn from."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import finite
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
-from tests.support.benchmarks import benchmark, measured
+from tests.support.benchmarks import benchmark
 from tests.support.launch import python
 
 for package in ("implicit", "myfm", "recbole"):
@@ -23,8 +24,6 @@ for package in ("implicit", "myfm", "recbole"):
         pytest.skip(f"needs the package {package}, of requirements-dev.txt", allow_module_level=True)
 
 NUM_RATINGS = 3_000
-RATING = ["biases", "myFM, ids", "myFM, who rated what", "this"]
-RANKING = ["BPR", "EASE", "least squares", "popularity", "this"]
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +59,21 @@ def test_ease_equals_the_formula_of_its_paper(peers: Any) -> None:
     assert peers.ease(matrix(events.tolist()), 3.0) == pytest.approx(events @ weights, abs=1e-6)
 
 
-def test_settings_are_chosen_on_validation_and_then_trained_with_it(peers: Any, columns: Columns) -> None:
+def test_the_penalty_is_chosen_on_validation_and_then_trained_with_it(
+    monkeypatch: pytest.MonkeyPatch, peers: Any, columns: Columns
+) -> None:
     learned = []
 
-    def score(known: Any, settings: float, seed: int) -> np.ndarray:
+    def score(known: Any, penalty: float) -> np.ndarray:
         learned.append(int(known.sum()))
         scores = np.zeros(known.shape)
-        for split in ("validation", "test") if settings == 2.0 else ():
+        for split in ("validation", "test") if penalty == 2.0 else ():
             scores[peers.events_of(columns, split)] = 1
         return scores
 
-    found = peers.chosen(columns, score, [1.0, 2.0, 3.0], seed=0)
+    monkeypatch.setattr(peers, "ease", score)
+    monkeypatch.setattr(peers, "PENALTIES", (1.0, 2.0, 3.0))
+    found = peers.best_ease(columns)
     assert found.settings == {"penalty": 2.0}
     assert found.metrics["hr_at_10"] == 1
     train, validation = columns.num_train, columns.num_validation
@@ -100,8 +103,8 @@ def test_errors_are_measured_as_in_training(peers: Any, columns: Columns) -> Non
     predictions, labels = np.array([1.0, 2.5, 4.0]), np.array([2.0, 2.5, 2.0], np.float32)
     assert peers.rmse_of(predictions, labels) == pytest.approx((5 / 3) ** 0.5)
     known = peers.ratings_of(columns, "train", "validation")
-    trace = peers.biases(known, peers.ratings_of(columns, "test"))
-    assert trace.rmse == pytest.approx([columns.baselines["predictions"]["biases"]["rmse"]], abs=1e-12)
+    fitted = peers.biases(known, peers.ratings_of(columns, "test"))
+    assert fitted.rmse == pytest.approx(columns.baselines["predictions"]["biases"]["rmse"], abs=1e-12)
 
 
 def test_co_occurrence_features_of_both_sides_have_unit_length(peers: Any) -> None:
@@ -118,20 +121,27 @@ def test_co_occurrence_features_of_both_sides_have_unit_length(peers: Any) -> No
     assert ids_of_items.toarray().tolist() == np.eye(3).tolist()
 
 
-def test_a_prediction_is_the_mean_of_all_samples_except_the_first(peers: Any) -> None:
+def test_a_prediction_is_the_mean_of_all_samples_except_the_first_and_takes_no_time_of_training(
+    monkeypatch: pytest.MonkeyPatch, peers: Any
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+
     class Machine:
         def __init__(self, value: float) -> None:
             self.value = value
 
         def predict_score(self, *_: Any) -> np.ndarray:
-            return np.full(2, self.value)
+            clock.now += 50
+            return np.array([self.value, 2 * self.value])
 
-    draws = peers.Draws([], np.zeros(2, np.float32), iterations=12, num_points=3, begin=0.0)
+    monkeypatch.setattr(peers, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    draws = peers.Draws([], num_asked=2, iterations=12, begin=100.0)
     for place in range(12):
-        # The first five are left out, and the others are 5 to 11.
+        clock.now += 3
         assert draws(place, Machine(place)) == (False, None)
-    assert draws.trace.rmse == pytest.approx([3, 6, 8])
-    assert draws.trace.seconds == sorted(draws.trace.seconds)
+    # The first five are skipped, and the others are 5 to 11.
+    assert draws.mean == pytest.approx([8, 16])
+    assert draws.seconds == pytest.approx(12 * 3)
 
 
 def test_the_factorization_machine_beats_biases_on_planted_factors(peers: Any) -> None:
@@ -142,10 +152,9 @@ def test_the_factorization_machine_beats_biases_on_planted_factors(peers: Any) -
         peers.Ratings(users[part], items[part], labels[part], (40, 30))
         for part in (slice(1000), slice(1000, None))
     )
-    (first, *_, last) = peers.factorization_machine(known, asked, 0, True, 60, num_points=6).rmse
-    (biased,) = peers.biases(known, asked).rmse
-    assert last < 0.2 * biased
-    assert last < first
+    few, many = (peers.factorization_machine(known, asked, 0, True, number).rmse for number in (10, 60))
+    assert many < 0.2 * peers.biases(known, asked).rmse
+    assert many < few
 
 
 def test_the_ml_100k_of_the_package_is_the_published_one(peers: Any, tmp_path: Path) -> None:
@@ -174,30 +183,11 @@ def test_myfm_cannot_be_imported_without_the_stand_in(peers: Any) -> None:
     assert "pkg_resources" not in sys.modules
 
 
-# It measures for long; nothing but its own script depends on it.
-@pytest.mark.soak
-def test_all_systems_are_shown_with_their_quality_and_time(data: Path, tmp_path: Path) -> None:
-    short = ["--only_real", "--real", data, "--seeds", 1, "--iterations", 8]
-    found, printed = measured("peers", tmp_path, *short, result="quality_peers", timeout=60)
-    for task, names in (("rating", RATING), ("ranking", RANKING)):
-        runs = [run for run in found["runs"] if run["task"] == task]
-        assert sorted(run["system"] for run in runs) == names
-        assert all(run["seconds"] > 0 for run in runs)
-        assert all(f"| tiny | {name} |" in printed for name in names)
-    assert all(0.5 < run["metrics"]["rmse"] < 2 for run in found["runs"] if run["task"] == "rating")
-    curves = {curve["system"]: curve for curve in found["curves"]}
-    assert sorted(curves) == RATING
-    assert len(curves["this"]["rmse"]) > 1
-    for curve in curves.values():
-        assert len(curve["seconds"]) == len(curve["rmse"])
-        assert curve["seconds"] == sorted(curve["seconds"])
-    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_training_on_other_events_is_refused(
     monkeypatch: pytest.MonkeyPatch, peers: Any, data: Path, tmp_path: Path
 ) -> None:
-    case, other = (peers.PeerCase(data, "rating", seed, tmp_path) for seed in (0, 1))
+    split = ("--split", "random")
+    case, other = (peers.PeerCase(data, "rating", seed, tmp_path, split) for seed in (0, 1))
     columns = case.columns
     trained_on = iter((columns, other.columns))
 

@@ -12,8 +12,10 @@ from tests.support.launch import ROOT, python, read_json, succeeded
 DOCS = ROOT / "docs"
 # Benchmark, its results, and the word of the marks in its page.
 TABLES = [
-    *((name, name, name) for name in ("results", "checkpoint", "feed", "train", "quality", "clicks")),
-    ("peers", "quality_peers", "peers"),
+    *(
+        (name, name, name)
+        for name in ("results", "checkpoint", "feed", "train", "quality", "clicks", "panel")
+    ),
     ("dynamic", "dynamic", "costs"),
     ("dynamic_delta", "dynamic_delta", "delta"),
     ("dynamic_quality", "dynamic_quality", "capacity"),
@@ -31,10 +33,10 @@ TABLES = [
     ("ingest", "ingest_texts", "ingest_texts"),
     ("ingest", "ingest_numbers", "ingest_numbers"),
 ]
-NEEDS_OTHER_SYSTEMS = ("clicks", "peers", "sequences", "sequences_speed")
+NEEDS_OTHER_SYSTEMS = ("clicks", "panel", "sequences", "sequences_speed")
 # Results of which every bar is reached, but for those that are named.
 REACHED = {"feed": (), "clicks": (), "quality": ("time 80/20, RMSE under the biases",)}
-FIGURES = ("curves", "checkpoint", "feed", "train", "nearest", "peers")
+FIGURES = ("curves", "checkpoint", "feed", "train", "nearest", "panel")
 
 
 @pytest.mark.parametrize(("name", "results", "mark"), TABLES, ids=[results for _, results, _ in TABLES])
