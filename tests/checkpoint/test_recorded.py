@@ -237,11 +237,11 @@ def test_a_resumed_training_keeps_its_flags_and_names_those_that_change(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
     save_dir = ("--save_dir", tmp_path / "dumps")
-    first = ("--dump", "--data_path", synthetic_folder, "--epochs", 1, "--lr", 0.03, "--embedding_dim", 8)
+    first = ("--dump", "--data_path", synthetic_folder, "--epochs", 1, "--lr", 0.03, "--preset", "none")
     succeeded(python(EXAMPLE, *first, *save_dir))
     data = ("--data_path", synthetic_folder)
     again = succeeded(python(EXAMPLE, "--resume", "--epochs", 2, "--batch_size", 2048, *data, *save_dir))
-    assert "as in the training: --embedding_dim 8 --lr 0.03\n" in again
+    assert "as in the training: --preset none --lr 0.03\n" in again
     assert "continues with other flags than before: --epochs 2 (was 1)\n" in again
 
 
@@ -333,7 +333,7 @@ def test_flags_of_other_versions_are_skipped_and_reported(
     )
     assert (
         f"{dump / CONFIG} does not have --task, --mlp_dims, --history_weights, --negatives, --block, "
-        "--num_blocks, --num_heads, --dropout, --preset, --history, --day_feature, --vocabulary"
+        "--num_blocks, --num_heads, --dropout, --start, --preset, --history, --day_feature, --vocabulary"
         in capsys.readouterr().out
     )
 

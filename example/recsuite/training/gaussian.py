@@ -58,11 +58,10 @@ class Side(NamedTuple):
     """Users, or items, with the means and covariances of their vectors; the loops change them in place.
 
     labels, weights: of the events, float64 [n]; own, other: the owner on this side and on the other side of
-    each event, int32 [n]; shared: the sum of the
-    rows that all events of an owner share, float64 [owners, d]; covariances: of the whole vector, float64
-    [owners, d, d]; places: rows of the event's features, int32 [n, T], in event_rows, float64 [rows, d];
-    list_rows: float64 [owners of the other side, d]; roots: 1 / sqrt(n) of each owner, 0 while lists are not
-    used, float64 [owners].
+    each event, int32 [n]; shared: the sum of the rows that all events of an owner share, float64 [owners, d];
+    covariances: of the whole vector, float64 [owners, d, d]; places: rows of the event's features, int64 [n,
+    T], in event_rows, float64 [rows, d]; list_rows: float64 [owners of the other side, d]; roots: 1 / sqrt(n)
+    of each owner, 0 while lists are not used, float64 [owners].
     """
 
     labels: np.ndarray
@@ -80,8 +79,8 @@ class Side(NamedTuple):
 class Rows(NamedTuple):
     """Posterior of the rows of one feature, and the members, events or owners, that have each row.
 
-    offsets: int64 [rows + 1], the begins of each row's members, with the share of the
-    row in their vector; means: float64 [rows, d]; covariances: float64 [rows, d, d]; variances: of the prior,
+    offsets: int64 [rows + 1], the begins of each row's members; shares: the factor of the row in the vector
+    of each member; means: float64 [rows, d]; covariances: float64 [rows, d, d]; variances: of the prior,
     float64 [d].
     """
 
@@ -393,12 +392,12 @@ class Unknowns:
         # What the lists of an owner are divided by, also while they are not used.
         self.roots = 1 / np.sqrt(np.maximum(counts, 1))
         self.of_owners: dict[str, Rows] = {}
+        self.ids = columns.schema.name_of(entity)
         for table, owners, rows, shares in features_of(columns, entity):
-            means, known = np.zeros((table.rows, d)), counts[owners] > 0
-            if table.name == columns.schema.name_of(entity):
+            means, known, first = np.zeros((table.rows, d)), counts[owners] > 0, OF_FEATURES
+            if table.name == self.ids:
                 means[:, 1:] = draw.normal(scale=FIRST_STD, size=(table.rows, d - 1))
-                self.ids, self.id_rows = table.name, rows
-            first = OF_IDS if table.name == columns.schema.name_of(entity) else OF_FEATURES
+                self.id_rows, first = rows, OF_IDS
             # Rows of owners without training events stay at their prior.
             self.of_owners[table.name] = make_rows(owners[known], rows[known], shares[known], means, first)
         tables = event_tables(columns) if entity == USER else []
