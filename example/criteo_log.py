@@ -49,7 +49,7 @@ UNREAD = [
     *(
         "task",
         "preset",
-        "start",
+        "initial_rows",
         "negatives",
         "history",
         "history_weights",

@@ -27,7 +27,7 @@ UNREAD = (
     *(
         "task",
         "preset",
-        "start",
+        "initial_rows",
         "negatives",
         "history",
         "history_weights",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Sampled negatives are added to those of the batch, in which rare items are rare.
 DEFAULTS = ("--task", "ranking", "--preset", "ranking", "--negatives", "512")
 # Flags of other tasks.
-UNREAD = ("task", "block", "num_blocks", "num_heads", "dropout", "start", "stream")
+UNREAD = ("task", "block", "num_blocks", "num_heads", "dropout", "initial_rows", "stream")
 # Number of users for the comparison with exact search, the first of which is printed, and the minimum length
 # of their histories.
 USERS, LEAST = 200, 5

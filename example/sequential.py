@@ -16,7 +16,7 @@ import recsuite as rs
 
 DEFAULTS = ("--task", "sequence", "--preset", "sequence")
 # Flags of other tasks.
-UNREAD = ("task", "history_weights", "start", "stream")
+UNREAD = ("task", "history_weights", "initial_rows", "stream")
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:

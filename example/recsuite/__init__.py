@@ -43,7 +43,7 @@ PUBLIC = {
     "compact": "tools.script",
     "cleanup_runtime": "runtime.process",
     "fit": "tools.fitting",
-    "gaussian_start": "training.gaussian",
+    "gaussian_rows": "training.gaussian",
     "init_runtime": "runtime.process",
     "library_model": "models.tasks",
     "make_mlp": "models.layers",

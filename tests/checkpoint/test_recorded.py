@@ -333,8 +333,8 @@ def test_flags_of_other_versions_are_skipped_and_reported(
     )
     assert (
         f"{dump / CONFIG} does not have --task, --mlp_dims, --history_weights, --negatives, --block, "
-        "--num_blocks, --num_heads, --dropout, --start, --preset, --history, --day_feature, --vocabulary"
-        in capsys.readouterr().out
+        "--num_blocks, --num_heads, --dropout, --initial_rows, --preset, --history, --day_feature, "
+        "--vocabulary" in capsys.readouterr().out
     )
 
 

@@ -109,7 +109,7 @@ def test_hstu_blocks_ignore_the_mlp_widths_of_a_preset() -> None:
     [
         ("--preset best", "--preset must be one of auto, rating, ranking, sequence, none, got best"),
         ("--preset ranking --history 0", "^--preset ranking sets --history_weights learned, but .* none.$"),
-        ("--preset rating --stream", "^--preset rating sets --start gaussian, but .* none.$"),
+        ("--preset rating --stream", "^--preset rating sets --initial_rows gaussian, but .* none.$"),
         ("--preset ranking --task rating", "^--preset ranking sets --history_weights learned, but .* none.$"),
         (
             "--preset ranking --block hstu",

@@ -18,7 +18,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training import gaussian
-from recsuite.training.gaussian import GaussianModel, Rows, Unknowns, gaussian_start
+from recsuite.training.gaussian import GaussianModel, Rows, Unknowns, gaussian_rows
 from recsuite.training.loop import Training
 from tests.support.csv_ratings import write_ratings
 from tests.support.launch import EXAMPLE, succeeded, torchrun
@@ -57,7 +57,7 @@ def model(tmp_path: Path) -> GaussianModel:
     flags = [*write_planted(tmp_path, 12, 8, 60), "--day_feature", "user"]
     found = GaussianModel(open_columns(parse_args(flags)), D, seed=0)
     for side in (found.users, found.items):
-        side.side.roots[:] = side.roots
+        side.side.roots[:] = side.shares_of_events
     # With weights of 1 a missing one would not show.
     found.weights[:] = np.random.default_rng(1).uniform(0.5, 2, len(found.weights))
     for _ in range(3):
@@ -130,7 +130,7 @@ def test_the_last_row_of_a_sweep_has_the_posterior_of_linear_regression(
 ) -> None:
     mine, other = (model.users, model.items) if side == "users" else (model.items, model.users)
     part = mine.of_lists if kind == "lists" else {**mine.of_owners, **mine.of_events}[name]
-    rests, moments = np.empty((len(mine.roots), D)), np.empty((len(mine.roots), D, D))
+    rests, moments = np.empty((len(mine.shares_of_events), D)), np.empty((len(mine.shares_of_events), D, D))
     gaussian.collect(mine.side, other.side, rests, moments)
     if kind == "events":
         gaussian.solve_events(mine.side, other.side, part, NOISE)
@@ -161,7 +161,7 @@ def test_the_noise_is_the_mean_squared_error_of_drawn_vectors(model: GaussianMod
 
 def test_planted_factors_are_found_almost_to_the_noise(tmp_path: Path) -> None:
     columns = open_columns(parse_args(write_planted(tmp_path, 300, 80, 9_000)))
-    rows = gaussian_start(columns, ModelConfig(embedding_dim=8), seed=0)
+    rows = gaussian_rows(columns, ModelConfig(embedding_dim=8), seed=0)
     # 0.4 is the noise; a fifth more is what 30 ratings of each user leave open. The biases reach 0.78.
     assert predicted_error(columns, rows) < 0.5
     assert columns.baselines["predictions"]["biases"]["rmse"] > 0.75
@@ -169,7 +169,7 @@ def test_planted_factors_are_found_almost_to_the_noise(tmp_path: Path) -> None:
 
 def test_ten_factors_of_equal_size_do_not_vanish_in_the_first_sweeps(tmp_path: Path) -> None:
     columns = open_columns(parse_args(write_planted(tmp_path, 400, 100, 16_000, rank=10)))
-    rows = gaussian_start(columns, ModelConfig(), seed=0)
+    rows = gaussian_rows(columns, ModelConfig(), seed=0)
     # Without any factor it is that of the biases.
     assert predicted_error(columns, rows) < 0.75 * columns.baselines["predictions"]["biases"]["rmse"]
 
@@ -179,7 +179,7 @@ def test_lists_are_used_where_choices_tell_about_labels(
 ) -> None:
     flags = write_planted(tmp_path, 400, 40, 2_400, by_choice=True)
     columns = open_columns(parse_args([*flags, "--validation_fraction", "0.2"]))
-    rows = gaussian_start(columns, ModelConfig(embedding_dim=4), seed=0)
+    rows = gaussian_rows(columns, ModelConfig(embedding_dim=4), seed=0)
     assert "with all items of each user: " in capfd.readouterr().out
     assert predicted_error(columns, rows) < 0.97 * columns.baselines["predictions"]["biases"]["rmse"]
 
@@ -200,8 +200,8 @@ def predicted_error(columns: Any, rows: dict[str, np.ndarray]) -> float:
 
 def test_unknown_users_and_items_begin_with_zero_rows(tmp_path: Path) -> None:
     columns = open_columns(parse_args(write_planted(tmp_path, 40, 20, 200)))
-    rows = gaussian_start(columns, ModelConfig(), seed=0)
-    sizes = {table.name: (table.rows, 12) for table in columns.tables if table.name != "history"}
+    rows = gaussian_rows(columns, ModelConfig(), seed=0)
+    sizes = {table.name: (table.rows, 12) for table in columns.tables}
     assert {name: each.shape for name, each in rows.items()} == sizes
     assert not rows["user"][0].any()
     assert np.abs(rows["user"][1:]).sum(axis=1).min() > 0
@@ -213,10 +213,10 @@ def test_dynamic_tables_and_too_little_memory_are_refused(
     flags = write_planted(tmp_path, 40, 20, 200)
     dynamic = open_columns(parse_args([*flags, "--vocabulary", "dynamic"]))
     with pytest.raises(UserError, match="requires tables of a fixed size, and user is dynamic"):
-        gaussian_start(dynamic, ModelConfig(), seed=0)
+        gaussian_rows(dynamic, ModelConfig(), seed=0)
     monkeypatch.setattr(gaussian, "free_memory", lambda: 10_000)
-    with pytest.raises(UserError, match="GiB of memory for 60 users and items with 12 numbers each"):
-        gaussian_start(open_columns(parse_args(flags)), ModelConfig(), seed=0)
+    with pytest.raises(UserError, match=r"GiB of memory for 60 users and items and \d+ rows with 12"):
+        gaussian_rows(open_columns(parse_args(flags)), ModelConfig(), seed=0)
 
 
 def begun(flags: list[str], context: RuntimeContext, **arguments: Any) -> dict[str, torch.Tensor]:
@@ -227,17 +227,22 @@ def begun(flags: list[str], context: RuntimeContext, **arguments: Any) -> dict[s
         return {name: table.export()["weight"].clone() for name, table in tables.items()}
 
 
-def test_a_function_gives_the_first_rows_and_other_tables_begin_with_0(
+def test_a_function_gives_initial_rows_and_the_others_stay_as_drawn(
     tmp_path: Path, context: RuntimeContext
 ) -> None:
-    mine = np.arange(41 * 3, dtype=np.float32).reshape(41, 3)
+    mine = np.arange(41 * 3, dtype=np.float64).reshape(41, 3)
     flags = [*write_planted(tmp_path, 40, 20, 600), "--preset", "none", "--embedding_dim", "4"]
-    rows = begun(flags, context, start=lambda columns, config, seed: {"user": mine})
-    np.testing.assert_array_equal(rows.pop("user"), np.pad(mine, ((0, 0), (0, 1))))
-    assert not any(each.any() for each in rows.values())
-    for wrong in ({"user": mine[:-1]}, {"nobody": mine}):
-        with pytest.raises(UserError, match="start must return all rows of tables, and returned"):
-            begun(flags, context, start=lambda columns, config, seed, wrong=wrong: wrong)
+    drawn = begun(flags, context)
+    rows = begun(flags, context, initial_rows=lambda columns, config, seed: {"user": mine})
+    np.testing.assert_array_equal(rows["user"][:, :3], mine)
+    assert torch.equal(rows["user"][:, 3], drawn["user"][:, 3])
+    assert all(torch.equal(rows[name], drawn[name]) for name in drawn if name != "user")
+    wide, bad = np.zeros((41, 5)), np.full((41, 3), np.nan)
+    for wrong in ({"user": mine[:-1]}, {"nobody": mine}, {"user": wide}, {"user": mine[:, 0]}):
+        with pytest.raises(UserError, match="initial_rows must return all rows of tables, and returned"):
+            begun(flags, context, initial_rows=lambda columns, config, seed, wrong=wrong: wrong)
+    with pytest.raises(UserError, match="initial_rows returned a number for user that is not finite"):
+        begun(flags, context, initial_rows=lambda columns, config, seed: {"user": bad})
 
 
 def test_one_and_three_processes_begin_with_the_same_rows_and_a_resumed_one_with_its_own(
@@ -264,5 +269,5 @@ def test_one_and_three_processes_begin_with_the_same_rows_and_a_resumed_one_with
 
 
 def test_a_stream_refuses_the_start() -> None:
-    with pytest.raises(UserError, match="--start gaussian cannot be used with --stream"):
-        parse_args(["--stream", "--start", "gaussian"])
+    with pytest.raises(UserError, match="--initial_rows gaussian cannot be used with --stream"):
+        parse_args(["--stream", "--initial_rows", "gaussian"])

@@ -33,10 +33,10 @@ class Total(int):
 # name: (sentence, {flag: value}).
 PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "rating": (
-        "Ratings: tables begin with the rows of a Gaussian model, so small steps and few epochs are enough.",
+        "Ratings: the initial rows are those of a Gaussian model, so small steps and few epochs are enough.",
         {
             "task": "rating",
-            "start": "gaussian",
+            "initial_rows": "gaussian",
             "day_feature": "user",
             "embedding_dim": 12,
             "lr": 0.005,

@@ -475,7 +475,7 @@ class ModelConfig(Section):
     """Task and size of the model.
 
     The fields task, embedding_dim, mlp_dims, history_weights, negatives, block, num_blocks, num_heads,
-    dropout, start and preset are flags, see docs/flags.md.
+    dropout, initial_rows and preset are flags, see docs/flags.md.
 
     Raises:
         UserError: from `validate`, for impossible values.
@@ -532,18 +532,18 @@ class ModelConfig(Section):
         requires=("task", "sequence"),
     )
     dropout: float = flag(0.2, "Dropout rate of the transformer.", requires=("task", "sequence"))
-    start: str = flag(
+    initial_rows: str = flag(
         "random",
-        "First rows of the tables: drawn (random), or those of a Gaussian model of the training ratings that "
-        "is solved before the first epoch (gaussian), for models that add up rows.",
+        "Initial rows of the tables: drawn (random), or those of a Gaussian model of the training ratings, "
+        "which is solved before the first epoch (gaussian), for models that add up rows.",
         choices=("random", "gaussian"),
         requires=("task", "rating"),
     )
     preset: str = flag(
         AUTO,
         "Preset: a named group of values for flags that are not given, listed in docs/flags.md and at the "
-        "end of --help. auto uses the preset that fits --task, --split and the given flags, if there is one, "
-        "and prints it; none uses no preset. A checkpoint keeps its values.",
+        "end of --help. auto uses the preset that fits --task and the given flags, if there is one, and "
+        "prints it; none uses no preset. A checkpoint keeps its values.",
         choices=(AUTO, *PRESETS, NONE),
     )
 

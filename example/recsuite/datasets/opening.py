@@ -14,6 +14,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
+from recsuite.config.presets import AUTO, NONE
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.leakage import MOST_ITEM_LEAKAGE
@@ -256,12 +257,16 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
 
 def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config:
     fitting, task = TASKS[schema.label_kind], config.model.task
-    if task in fitting:
-        return config
-    if "task" in given:
-        check_task(schema, task)
-    say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
-    return config.replaced(task=fitting[0])
+    if task not in fitting:
+        if "task" in given:
+            check_task(schema, task)
+        say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
+        config = config.replaced(task=fitting[0])
+    dynamic = next((feature.name for feature in schema.features if feature.is_dynamic), None)
+    if config.model.task == "rating" and config.model.preset == AUTO and dynamic is not None:
+        say(f"--preset none, because {dynamic} is dynamic, and its rows are drawn when they are inserted")
+        config = config.replaced(preset=NONE)
+    return config
 
 
 def check_task(schema: Schema, task: str) -> None:

@@ -113,13 +113,13 @@ class EmbeddingTable(ABC):
         """
 
     def set_rows(self, rows: torch.Tensor) -> None:
-        """Replace all rows. rows: of the whole table, float32 [n, at most D], further numbers being 0.
+        """Replace the first numbers of all rows. rows: of the whole table, float32 [n, at most D].
 
         Raises:
             UserError: when its rows have no numbers.
         """
         raise UserError(
-            f"The first rows of the table {self.name} cannot be given, because it is dynamic. Fix: give "
+            f"The initial rows of the table {self.name} cannot be given, because it is dynamic. Fix: give "
             "--preset none, or --vocabulary fixed."
         )
 
@@ -222,7 +222,6 @@ class StaticTable(EmbeddingTable):
         # None: this rank has no row.
         if self._weight is not None:
             mine = rows[self.first : self.first + len(self._weight)]
-            self._weight.zero_()
             self._weight[:, : mine.size(1)] = mine.to(self._weight)
 
     def track_changes(self) -> None:

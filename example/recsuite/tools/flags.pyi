@@ -43,7 +43,7 @@ class Flags(TypedDict, total=False):
     num_blocks: int
     num_heads: int
     dropout: float
-    start: str
+    initial_rows: str
     preset: str
     lr: float
     dense_lr: float

@@ -96,7 +96,7 @@ class Run:
     was already complete; test: of the weights after epoch `test_epoch`, the best one by validation;
     num_epochs: finished epochs; stopped_early: true if --patience ended it; is_stream: true for a stream: its
     epochs are windows, and the test is that of all their predictions; num_empty: windows without events,
-    which were skipped; start_seconds: of making the first rows of the tables, see `Training.shard`.
+    which were skipped; start_seconds: of making the initial rows of the tables, see `Training.shard`.
 
         def on_end(self, run: rs.Run) -> None:
             print(run.test_epoch, run.test["rmse"])

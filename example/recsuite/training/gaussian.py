@@ -1,4 +1,4 @@
-"""Rows for the tables of a rating model before its first step: a Gaussian model of the labels, solved.
+"""Initial rows of the tables of a rating model: those of a Gaussian model of the labels, which is solved.
 
     label of an event = mean + u[0] + v[0] + sum over k > 0 of u[k] v[k] + noise
     u = rows of the features of user and event + sum over the user's other items of l / sqrt(n)
@@ -6,7 +6,7 @@
 
 n is the number of training events of the user or item; l and m are rows of lists. Each row has a normal prior
 around 0, with a variance for each feature and number. The posterior of a row, given those of all other rows,
-is normal too, and is computed exactly: its precision is the sum of E[w w'] over its events, divided by the
+is normal too: its precision is the sum of E[w w'] over its events, divided by the
 noise, plus the prior's, where w = (1, v[1], ...) for a row of a user. A sweep computes each row once, and
 then the variances and the noise. Few events thus leave a row near 0, superfluous numbers vanish, and no
 setting depends on the data (variational Bayes: Lim and Teh, KDD Cup 2007; the sums over lists: Koren,
@@ -30,7 +30,7 @@ import numpy as np
 from recsuite.compiled import compiled, inlined
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import EVENT, ITEM, USER, Table
+from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Table
 from recsuite.errors import UserError
 from recsuite.runtime.console import stage
 from recsuite.runtime.host import free_memory
@@ -164,6 +164,29 @@ def collect(mine: Side, theirs: Side, rests: np.ndarray, moments: np.ndarray) ->
         add_moment(w, theirs.covariances[theirs.own[event]], mine.weights[event], moments[owner])
 
 
+@inlined
+def invert(matrix: np.ndarray, inverse: np.ndarray) -> None:
+    """Write the inverse of a positive definite matrix, float64 [d, d], which is overwritten (Gauss-Jordan).
+
+    numba's own `inv` requires scipy.
+    """
+    d = len(matrix)
+    for a in range(d):
+        for b in range(d):
+            inverse[a, b] = 1.0 if a == b else 0.0
+    for pivot in range(d):
+        scale = 1 / matrix[pivot, pivot]
+        for b in range(d):
+            matrix[pivot, b] *= scale
+            inverse[pivot, b] *= scale
+        for a in range(d):
+            factor = matrix[a, pivot]
+            if a != pivot:
+                for b in range(d):
+                    matrix[a, b] -= factor * matrix[pivot, b]
+                    inverse[a, b] -= factor * inverse[pivot, b]
+
+
 @compiled
 def solve(
     moment: np.ndarray,
@@ -185,12 +208,11 @@ def solve(
             precision[a, b] = moment[a, b] / noise
             rest[a] += moment[a, b] * mean[b]
         precision[a, a] += 1 / variances[a]
-    inverse = np.linalg.inv(precision)
+    invert(precision, covariance)
     for a in range(d):
         change[a] = -mean[a]
         for b in range(d):
-            covariance[a, b] = inverse[a, b]
-            change[a] += inverse[a, b] * rest[b] / noise
+            change[a] += covariance[a, b] * rest[b] / noise
     for a in range(d):
         mean[a] += change[a]
     return change
@@ -389,8 +411,8 @@ class Unknowns:
         sizes = (columns.num_users, columns.num_items)
         count, others = sizes if entity == USER else sizes[::-1]
         counts = np.bincount(own, minlength=count)
-        # What the lists of an owner are divided by, also while they are not used.
-        self.roots = 1 / np.sqrt(np.maximum(counts, 1))
+        # 1 / sqrt(events) of each owner; those of `side` are 0 while lists are not used.
+        self.shares_of_events = 1 / np.sqrt(np.maximum(counts, 1))
         self.of_owners: dict[str, Rows] = {}
         self.ids = columns.schema.name_of(entity)
         for table, owners, rows, shares in features_of(columns, entity):
@@ -459,7 +481,7 @@ class Unknowns:
             if number >= len(self.of_owners):
                 # The events of an owner have different rows: their mean covariance stands for each.
                 owners = mine.own[part.members]
-                shares = self.roots[owners]
+                shares = self.shares_of_events[owners]
             add_covariances(owners, part.rows(), shares, part.covariances.reshape(-1, d * d), found)
 
     def rows(self, scales: np.ndarray) -> dict[str, np.ndarray]:
@@ -474,8 +496,8 @@ class Unknowns:
         ids = means[self.ids] = means[self.ids].copy()
         # Owners without a training event have no row of their own; there the sum is 0.
         np.add.at(ids, self.id_rows, mine.roots[:, None] * sums)
-        # Only rows that were solved for: the others hold what they were drawn from.
-        ids[np.diff(self.of_owners[self.ids].offsets) == 0] = 0
+        # Only rows that were solved for: the others hold what was drawn.
+        ids[self.of_owners[self.ids].covariances[:, 0, 0] == 0] = 0
         return {name: (mean * scales).astype(np.float32) for name, mean in means.items()}
 
 
@@ -545,7 +567,7 @@ class GaussianModel:
         restore(held, before)
         self.noise, self.sweeps = noise, SWEEPS_ALONE
         for side in (self.users, self.items):
-            side.side.roots[:] = side.roots
+            side.side.roots[:] = side.shares_of_events
         for _ in range(SWEEPS_OF_TRIAL):
             self.sweep()
         if self.validation_error() < error:
@@ -569,22 +591,29 @@ class GaussianModel:
         """Return the rows of all tables, float32 [rows, d], by their names, for labels on their own scale."""
         d = self.users.side.shared.shape[1]
         scales = np.array([self.std, *[math.sqrt(self.std)] * (d - 1)])
-        return {**self.users.rows(scales), **self.items.rows(scales)}
+        # A history adds nothing at first.
+        lists = {
+            table.name: table
+            for table in self.columns.tables
+            if table.feature.entity == HISTORY and table.rows
+        }
+        zeros = {name: np.zeros((table.rows, d), np.float32) for name, table in lists.items()}
+        return {**self.users.rows(scales), **self.items.rows(scales), **zeros}
 
 
-def gaussian_start(columns: Columns, config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
-    """Return rows of all tables for the first step: table name to float32 [rows, numbers].
+def gaussian_rows(columns: Columns, config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
+    """Return initial rows: table name to float32 [rows, numbers]. Called on one process.
 
-    See the module for how; --start gaussian calls it on one process. columns: of the data; config: the flags
+    See the module for how. columns: of the data; config: the flags
     of the model, of which --embedding_dim limits the numbers of a row; seed: of the first factors.
 
     Raises:
         UserError: when a table is dynamic, or the covariances do not fit into memory.
 
-        model = training.shard(make_model, start=rs.gaussian_start)
+        model = training.shard(make_model, initial_rows=rs.gaussian_rows)
     """
     d = min(config.embedding_dim, MOST_NUMBERS)
-    check_start(columns, d)
+    check_size(columns, d)
     begun = time.perf_counter()
     with stage("solving for the rows", MOST_SWEEPS, "sweeps") as done:
         model, lists, change = GaussianModel(columns, d, seed), "", 1.0
@@ -595,13 +624,13 @@ def gaussian_start(columns: Columns, config: ModelConfig, seed: int) -> dict[str
             done(model.sweeps)
     error = f", validation RMSE {math.sqrt(model.validation_error()):.4f}" if columns.num_validation else ""
     print(
-        f"the tables begin with the rows of a Gaussian model{lists}: {model.sweeps} sweeps over "
+        f"the initial rows are those of a Gaussian model{lists}: {model.sweeps} sweeps over "
         f"{len(model.labels):,} {columns.schema.labels}, {time.perf_counter() - begun:.1f} s{error}"
     )
     return model.rows()
 
 
-def check_start(columns: Columns, d: int) -> None:
+def check_size(columns: Columns, d: int) -> None:
     """Refuse data for which the rows cannot be solved for.
 
     Raises:
@@ -610,14 +639,17 @@ def check_start(columns: Columns, d: int) -> None:
     dynamic = next((table.name for table in columns.tables if table.feature.is_dynamic), None)
     if dynamic is not None:
         raise UserError(
-            f"--start gaussian requires tables of a fixed size, and {dynamic} is dynamic; give --preset none."
+            f"--initial_rows gaussian requires tables of a fixed size, and {dynamic} is dynamic; give "
+            "--preset none."
         )
-    # Covariances of ids, of lists and of vectors, and moments; the trial of lists keeps two copies.
+    # Moments, and covariances of vectors, of rows and of rows of lists, of which the trial of lists keeps two
+    # copies.
     owners = columns.num_users + columns.num_items
-    needed, free = 3 * 4 * 8 * d * d * owners, free_memory()
+    rows = sum(table.rows for table in columns.tables)
+    needed, free = 8 * d * d * (4 * owners + 3 * (rows + owners)), free_memory()
     if needed > free:
         raise UserError(
-            f"--start gaussian requires {needed / 2**30:.1f} GiB of memory for {owners:,} users and items "
-            f"with {d} numbers each, and {free / 2**30:.1f} GiB are free; give a smaller --embedding_dim, or "
-            "--preset none."
+            f"--initial_rows gaussian requires {needed / 2**30:.1f} GiB of memory for {owners:,} users and "
+            f"items and {rows:,} rows with {d} numbers each, and {free / 2**30:.1f} GiB are free; give a "
+            "smaller --embedding_dim, or --preset none."
         )

@@ -55,13 +55,13 @@ from recsuite.training.state import (
 from recsuite.training.steps import InputPipeline, Pass, learn, start_clock
 from recsuite.training.stream import StreamWindows, WindowLog, describe_growth
 from recsuite.training.weights import (
+    InitialRows,
     InMemoryBest,
-    Start,
     apply_row_scale,
     check_finite,
     check_no_invalid_weights,
     describe_invalid_weights,
-    fill_first_rows,
+    fill_initial_rows,
 )
 
 
@@ -123,7 +123,7 @@ class Training:
         tables: TableRule | None = None,
         dense: DenseOptimizer | None = None,
         metrics: Mapping[str, Metric] | None = None,
-        start: Start | None = None,
+        initial_rows: InitialRows | None = None,
     ) -> ShardedModel:
         """Build the model, shard its tables, and load the state at which the checkpointer begins. Collective.
 
@@ -132,9 +132,9 @@ class Training:
         model and the batch, returns the mean over the batch; tables, dense: the optimizers. None stands for
         that of the task and the flags. metrics: a name to a function of predictions and labels, numpy float32
         [n], which returns a number; shown with those of the task. One with the name of the main metric
-        replaces it, and chooses the best epoch. start: called on one process, unless the training is resumed,
-        with the columns, the flags of the model and the seed; returns the first rows of tables, by their
-        names, float32 [rows, at most D], further numbers being 0. Other tables then begin with 0.
+        replaces it, and chooses the best epoch. initial_rows: called on rank 0, unless the training is
+        resumed, with the columns, the flags of the model and the seed; returns rows of tables, by their
+        names, float32 [rows, at most D]. The other numbers and tables stay as drawn.
 
         Raises:
             UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
@@ -147,13 +147,13 @@ class Training:
         self.plan = describe_plan(self.train_state.model, self.columns)
         for line in self.plan.splitlines():
             self.context.say(line)
-        if start is None and self.config.model.start == "gaussian":
+        if initial_rows is None and self.config.model.initial_rows == "gaussian":
             # Not at the top: numba is needed only here.
-            from recsuite.training.gaussian import gaussian_start as start
-        if start is not None and self.progress == Progress():
+            from recsuite.training.gaussian import gaussian_rows as initial_rows
+        if initial_rows is not None and getattr(self.checkpointer, "resumed", None) is None:
             begun = time.perf_counter()
             with self.phase("model"):
-                fill_first_rows(start, self.train_state.tables, self.columns, self.config, self.context)
+                fill_initial_rows(initial_rows, self.train_state, self.columns, self.config, self.context)
             self.start_seconds = time.perf_counter() - begun
         with self.phase(self.checkpointer.phase):
             self.checkpointer.begin(self.train_state)

@@ -1,4 +1,4 @@
-"""Weights of a model: first rows, checks that weights are finite and within limits, and a copy of the best.
+"""Weights of a model: initial rows, checks that weights are finite and within limits, and a copy of the best.
 
 Dense tensors are given by name, tables as `EmbeddingTable`. A row is the contents of its table times the
 model's `row_scale`.
@@ -6,12 +6,14 @@ model's `row_scale`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.config.config import Config
@@ -38,39 +40,55 @@ DENSE = ""
 # Optimizer state of the dense part; it must be finite, and may be large.
 OPTIMIZER_SLOTS = ("exp_avg", "exp_avg_sq", "step")
 
-# Function that makes the first rows of tables, see `Training.shard`.
-Start = Callable[[Columns, ModelConfig, int], Mapping[str, np.ndarray]]
+# Function that makes initial rows of tables, see `Training.shard`.
+InitialRows = Callable[[Columns, ModelConfig, int], Mapping[str, np.ndarray]]
 
 
-def fill_first_rows(
-    start: Start,
-    tables: Mapping[str, EmbeddingTable],
+def fill_initial_rows(
+    make: InitialRows,
+    train_state: ShardedModel,
     columns: Columns,
     config: Config,
     context: RuntimeContext,
 ) -> None:
-    """Replace the rows of all tables by those of a function, or by zeros. Collective: every rank.
+    """Replace initial rows by those of a function, which is called on rank 0. Collective: every rank.
 
     Raises:
         UserError: from the function, when its rows fit no table, and when a table is dynamic.
     """
-    # Those of rank 0 everywhere: other machines may round differently.
-    found = once_per_node(
-        context,
-        lambda: start(columns, config.model, config.runtime.seed),
-        PREPARATION_DEADLINE,
-        "make the first rows of the tables",
-        "give --start random",
-    )[0]
+    widths = train_state.model.module.recommender.widths
     sizes = {table.name: table.rows for table in columns.tables if table.rows}
-    for name, rows in found.items():
-        require(
-            len(rows) == sizes.get(name),
-            f"start must return all rows of tables, and returned {[*rows.shape]} for {name}; the tables have "
-            f"{', '.join(f'{each} {size}' for each, size in sizes.items())}",
-        )
-    for name, table in tables.items():
-        table.set_rows(torch.from_numpy(found.get(name, np.zeros((sizes[name], 1), np.float32))))
+    # No row is wider than its table.
+    flags = dataclasses.replace(config.model, embedding_dim=min(widths.values()))
+    found: dict[str, torch.Tensor] = {}
+
+    def shapes() -> dict[str, tuple[int, ...]]:
+        for name, rows in make(columns, flags, config.runtime.seed).items():
+            found[name] = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
+            shape = [*found[name].shape]
+            require(
+                len(shape) == 2 and shape[0] == sizes.get(name) and shape[1] <= widths[name],
+                f"initial_rows must return all rows of tables, and returned {shape} for {name}; the tables "
+                f"have {', '.join(f'{each} [{size}, {widths[each]}]' for each, size in sizes.items())}",
+            )
+            require(
+                bool(found[name].isfinite().all()),
+                f"initial_rows returned a number for {name} that is not finite",
+            )
+        return {name: (*rows.shape,) for name, rows in found.items()}
+
+    # Only the shapes: each rank would get as many copies of gathered rows as there are ranks.
+    everyones = once_per_node(
+        context,
+        lambda: shapes() if context.rank == 0 else {},
+        PREPARATION_DEADLINE,
+        "make the initial rows of the tables",
+        "give --initial_rows random",
+    )
+    for name, shape in everyones[0].items():
+        rows = found.get(name, torch.empty(shape)).to(context.device)
+        dist.broadcast(rows, src=0)
+        train_state.tables[name].set_rows(rows)
 
 
 def describe_invalid_weights(
