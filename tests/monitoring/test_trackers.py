@@ -18,6 +18,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recsuite.config.config import Config
+from recsuite.config.presets import PRESETS
 from recsuite.errors import UserError
 from recsuite.monitoring import trackers
 from recsuite.monitoring.callbacks import observing
@@ -57,7 +58,7 @@ def test_tensorboard_shows_every_step_with_its_loss_and_rates(watched: tuple[str
     weights = [2048] * 7 + [15_840 - 7 * 2048]
     mean = sum(loss * weight for loss, weight in zip(first, weights, strict=True)) / sum(weights)
     assert mean == pytest.approx(report["epochs"][0]["train_loss"])
-    config = Config.of(batch_size=1024)
+    config = Config.of(batch_size=1024, **PRESETS["rating"][1])
     for name, first_rate in (
         ("tables", RowWiseAdagrad(config.optimizer.lr).rate(2 * config.loader.batch_size)),
         ("dense", config.optimizer.dense_lr),

@@ -286,7 +286,8 @@ def strange() -> tuple[pandas.DataFrame, recsuite.FittedModel]:
             "timestamp": when,
         }
     )
-    rating = LabelColumn("rating", "stars", 1.0, 5.0, 4.0)
+    # A wider range than that of the labels: scores are clamped to it, and metrics are not.
+    rating = LabelColumn("rating", "stars", 0.0, 6.0, 4.0)
     schema = TableSchema(
         user=UserColumn("user_id"),
         item=ItemColumn("item_id"),
