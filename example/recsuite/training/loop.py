@@ -15,7 +15,8 @@ from torch import nn
 from typing_extensions import Self
 
 from recsuite.config.config import Config
-from recsuite.config.sections import TrainingConfig
+from recsuite.config.sections import ModelConfig, TrainingConfig
+from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import Window
@@ -148,8 +149,7 @@ class Training:
         for line in self.plan.splitlines():
             self.context.say(line)
         if initial_rows is None and self.config.model.initial_rows == "gaussian":
-            # Not at the top: numba is needed only here.
-            from recsuite.training.gaussian import gaussian_rows as initial_rows
+            initial_rows = _gaussian_rows
         if initial_rows is not None and getattr(self.checkpointer, "resumed", None) is None:
             begun = time.perf_counter()
             with self.phase("model"):
@@ -462,6 +462,13 @@ class TrainingPass(Pass):
         validation: the metrics of the pass, by which the best one is chosen.
         """
         self.training.end_pass(self, validation)
+
+
+def _gaussian_rows(columns: Columns, config: ModelConfig, seed: int) -> Mapping[str, np.ndarray]:
+    # Not at the top: only rank 0 needs numba.
+    from recsuite.training.gaussian import gaussian_rows
+
+    return gaussian_rows(columns, config, seed)
 
 
 def _largest(value: float, context: RuntimeContext) -> float:
