@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from common import timed, train
+from common import timed, train, training_seconds
 from scipy.sparse import csr_matrix, diags_array, hstack, identity
 
 from recsuite.config.parser import parse_args
@@ -121,12 +121,6 @@ class PeerCase:
         """Result of one system, as the tables need it."""
         about = {"data": self.data.resolve().name, "task": self.task, "seed": self.seed}
         return {**about, "system": system, "metrics": metrics, "seconds": seconds, **more}
-
-
-def training_seconds(report: dict[str, Any]) -> float:
-    """Seconds of the epochs of a training, and of the start before them if the report has them."""
-    seconds: float = sum(epoch["seconds"] for epoch in report["epochs"])
-    return seconds + report.get("start_seconds", 0.0)
 
 
 def add_sets(parser: argparse.ArgumentParser, seeds: int = NUM_SEEDS) -> None:

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from common import DOCS, describe_machine, finish, make_parser, origin, table, train
+from common import DOCS, describe_machine, finish, make_parser, origin, table, train, training_seconds
 
 NUM_RANKS = 2
 PAGE = DOCS / "quality.md"
@@ -82,8 +82,8 @@ def render(runs: dict[str, Any]) -> str:
         baselines = run["baselines"]
         cells = [f"{baselines[of]['rmse']:.4f}" for of in ("global mean", "biases")]
         oracle = f"{baselines['oracle']['rmse']:.4f}" if "oracle" in baselines else "not known"
-        seconds = sum(epoch["seconds"] for epoch in run["epochs"])
-        lines.append([name, *cells, f"**{run['test']['rmse']:.4f}**", oracle, f"{seconds:.0f} s"])
+        training = f"{training_seconds(run):.0f} s"
+        lines.append([name, *cells, f"**{run['test']['rmse']:.4f}**", oracle, training])
     heads = ["test ratings", "global mean", "biases", "this model", "oracle", "training"]
     epochs = ", ".join(str(len(run["epochs"])) for run in runs.values())
     run = next(iter(runs.values()))

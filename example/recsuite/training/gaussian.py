@@ -6,11 +6,11 @@
 
 n is the number of training events of the user or item; l and m are rows of lists. Each row has a normal prior
 around 0, with a variance for each feature and number. The posterior of a row, given those of all other rows,
-is normal too: its precision is the sum of E[w w'] over its events, divided by the
-noise, plus the prior's, where w = (1, v[1], ...) for a row of a user. A sweep computes each row once, and
-then the variances and the noise. Few events thus leave a row near 0, superfluous numbers vanish, and no
-setting depends on the data (variational Bayes: Lim and Teh, KDD Cup 2007; the sums over lists: Koren,
-"Factorization meets the neighborhood", KDD 2008).
+is normal too: its precision is the sum of E[w w'] over its events, divided by the noise, plus the prior's,
+where w = (1, v[1], ...) for a row of a user. A sweep computes each row once, and then the variances and the
+noise. Few events thus leave a row near 0, superfluous numbers vanish, and no setting depends on the data
+(variational Bayes: Lim and Teh, KDD Cup 2007; the sums over lists: Koren, "Factorization meets the
+neighborhood", KDD 2008).
 
 The sums over lists are added to the rows of ids, so the trained model needs no lists. Where choices say
 nothing about labels, lists only add noise: they are used if they lower the error on the validation events.
