@@ -59,6 +59,7 @@ from common import (
     spread,
     table,
     timed,
+    training_seconds,
 )
 from peers import (
     NUM_RANKS,
@@ -68,7 +69,6 @@ from peers import (
     compare_ranks,
     compare_ratings,
     data_sets,
-    training_seconds,
 )
 from quality import WORLDS
 

@@ -52,6 +52,7 @@ from common import (
     spread,
     table,
     timed,
+    training_seconds,
 )
 from peers import (
     PeerCase,
@@ -64,7 +65,6 @@ from peers import (
     judged_cases,
     least_squares,
     popularity,
-    training_seconds,
 )
 
 from recsuite.config.config import Config

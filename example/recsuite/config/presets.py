@@ -97,7 +97,7 @@ def fitting_preset(config: Config, given: Collection[str]) -> str:
     if model.in_batch_negatives:
         is_equal = "history_weights" in given and not model.learns_history_weights
         return NONE if is_equal or ("history" in given and data.history == 0) else "ranking"
-    # Rows that are inserted while training have no rows to begin with.
+    # Rows of dynamic tables are drawn when they are inserted.
     return "rating" if model.task == "rating" and config.tables.vocabulary != "dynamic" else NONE
 
 

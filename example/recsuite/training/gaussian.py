@@ -30,6 +30,7 @@ import numpy as np
 from recsuite.compiled import compiled, inlined
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.loops import grouped
 from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Table
 from recsuite.errors import UserError
 from recsuite.runtime.console import stage
@@ -117,18 +118,25 @@ def vector(side: Side, event: int, found: np.ndarray) -> None:
 
 
 @inlined
+def residual(mine: Side, theirs: Side, event: int, x: np.ndarray, w: np.ndarray) -> float:
+    """Return the label of an event minus its prediction, and write (1, factors) of both sides to x and w."""
+    vector(mine, event, x)
+    vector(theirs, event, w)
+    found = mine.labels[event] - x[0] - w[0]
+    for a in range(1, len(x)):
+        found -= x[a] * w[a]
+    x[0], w[0] = 1.0, 1.0
+    return found
+
+
+@inlined
 def gradient(mine: Side, theirs: Side, event: int, x: np.ndarray, w: np.ndarray, found: np.ndarray) -> None:
     """Write E[w (label - prediction)] of an event, float64 [d], and w, see the module.
 
     x: float64 [d], is overwritten.
     """
     d = len(found)
-    vector(mine, event, x)
-    vector(theirs, event, w)
-    rest = mine.labels[event] - x[0] - w[0]
-    for a in range(1, d):
-        rest -= x[a] * w[a]
-    x[0], w[0] = 1.0, 1.0
+    rest = residual(mine, theirs, event, x, w)
     covariance = theirs.covariances[theirs.own[event]]
     for a in range(d):
         found[a] = rest * w[a]
@@ -312,14 +320,18 @@ def solve_lists(
 
 
 @compiled
-def add_covariances(
-    owners: np.ndarray, rows: np.ndarray, shares: np.ndarray, of_rows: np.ndarray, found: np.ndarray
-) -> None:
-    """Add the covariances of rows times the squares of shares to those of their owners, [number, d * d]."""
-    for place in range(len(owners)):
-        owner, row, square = owners[place], rows[place], shares[place] * shares[place]
-        for a in range(found.shape[1]):
-            found[owner, a] += square * of_rows[row, a]
+def add_covariances(part: Rows, owners: np.ndarray, shares: np.ndarray, found: np.ndarray) -> None:
+    """Add the covariances of rows times the squares of shares to those of their owners, [number, d, d].
+
+    owners, shares: of the members of all rows.
+    """
+    d = found.shape[1]
+    for row in range(len(part.means)):
+        for place in range(part.offsets[row], part.offsets[row + 1]):
+            owner, square = owners[place], shares[place] * shares[place]
+            for a in range(d):
+                for b in range(d):
+                    found[owner, a, b] += square * part.covariances[row, a, b]
 
 
 @compiled
@@ -329,12 +341,7 @@ def expected_error(mine: Side, theirs: Side) -> float:
     x, w = np.empty(d), np.empty(d)
     total = 0.0
     for event in range(len(mine.labels)):
-        vector(mine, event, x)
-        vector(theirs, event, w)
-        rest = mine.labels[event] - x[0] - w[0]
-        for a in range(1, d):
-            rest -= x[a] * w[a]
-        x[0], w[0] = 1.0, 1.0
+        rest = residual(mine, theirs, event, x, w)
         ours, others = mine.covariances[mine.own[event]], theirs.covariances[theirs.own[event]]
         variance = 0.0
         for a in range(d):
@@ -360,10 +367,10 @@ def make_rows(
     variances: first ones of a bias and of a factor.
     """
     number, d = means.shape
-    order = np.argsort(rows, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=number))])
+    by_row = grouped(rows, number)
     each = np.array([variances[0], *[variances[1]] * (d - 1)])
-    return Rows(offsets, members[order], shares[order], means, np.zeros((number, d, d)), each)
+    members, shares = members[by_row.events], shares[by_row.events]
+    return Rows(by_row.offsets, members, shares, means, np.zeros((number, d, d)), each)
 
 
 def features_of(columns: Columns, entity: str) -> Iterator[tuple[Table, np.ndarray, np.ndarray, np.ndarray]]:
@@ -475,14 +482,13 @@ class Unknowns:
         for part in parts if learns else ():
             part.learn_variances()
         mine.covariances[:] = 0
-        found = mine.covariances.reshape(count, d * d)
         for number, part in enumerate(parts):
             owners, shares = part.members, part.shares
             if number >= len(self.of_owners):
                 # The events of an owner have different rows: their mean covariance stands for each.
                 owners = mine.own[part.members]
                 shares = self.shares_of_events[owners]
-            add_covariances(owners, part.rows(), shares, part.covariances.reshape(-1, d * d), found)
+            add_covariances(part, owners, shares, mine.covariances)
 
     def rows(self, scales: np.ndarray) -> dict[str, np.ndarray]:
         """Return the rows of all features, float32 [rows, d], times scales, [d].
@@ -525,8 +531,9 @@ class GaussianModel:
         self.weights = self._weights(events)
         self.std = math.sqrt(np.average((events["label"] - self.mean) ** 2, weights=self.weights)) or 1.0
         self.labels = (events["label"] - self.mean) / self.std
+        places = self.places(events)
         self.users, self.items = (
-            Unknowns(columns, entity, events, self.labels, self.weights, self.places(events), d, draw)
+            Unknowns(columns, entity, events, self.labels, self.weights, places, d, draw)
             for entity in (USER, ITEM)
         )
         for unknowns in (self.users, self.items):
@@ -604,8 +611,8 @@ class GaussianModel:
 def gaussian_rows(columns: Columns, config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
     """Return initial rows: table name to float32 [rows, numbers]. Called on one process.
 
-    See the module for how. columns: of the data; config: the flags
-    of the model, of which --embedding_dim limits the numbers of a row; seed: of the first factors.
+    See the module for how. columns: of the data; config: the flags of the model, of which --embedding_dim
+    limits the numbers of a row; seed: of the first factors.
 
     Raises:
         UserError: when a table is dynamic, or the covariances do not fit into memory.
