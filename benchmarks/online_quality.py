@@ -1,84 +1,134 @@
-"""Measure the value of online learning: the error on the newer ratings of a MovieLens folder.
+"""Compare a model that is trained online with one that is retrained each night, on ratings by time.
 
-    python benchmarks/online_quality.py --data FOLDER --write     docs/online_quality.json
-    python benchmarks/online_quality.py --data FOLDER --every 24  beside it: retrained every 24 windows
+    python benchmarks/online_quality.py --real FOLDER... --write     docs/online_quality.json: half an hour
+    python benchmarks/online_quality.py --sets drifting --nights 2   some sets, by the start of their names
 
-All models are tested on the same ratings, those after the windows of the first part:
+    set              window       night
+    folders, --real  1 day        30 days
+    ml-100k          1 hour       1 day
+    drifting world   256 ratings  5,120 ratings
 
-    online          a stream: each window is predicted before the model learns from it, once
-    retrained once  trained in epochs on the first part, stopped early by its newest ratings, and then fixed
-    retrained       trained again every so many windows, from scratch on all ratings before
+All models predict the same ratings, those of the last nights, with the default flags of their kind:
 
-Prints each figure beside its bar.
+    online              a stream: each window is predicted, and then learned
+    retrained           each night from scratch, on all ratings before; it predicts those until the next night
+    trained once        on all ratings before the first of these nights
+    biases, each night  of users and items, fitted when a model is retrained
+
+A feature of an event, such as the user history, may come from any earlier event in all models. CPU seconds
+are those of the commands with start and preparation: of the whole stream, and of these nights alone. Prints
+each figure beside its bar. Needs recbole of requirements-dev.txt for ml-100k.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
+import resource
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common import DOCS, bar, describe, finish, make_parser, origin, table, train
 
+from recsuite.config.sections import duration
 from recsuite.datasets.movielens.source import OF_20M, files_in
+from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
 
 PAGE = DOCS / "dynamic.md"
-ONLINE, ONCE, RETRAINED = "online", "retrained once", "retrained every {} windows"
+ONLINE, RETRAINED, ONCE, BIASES = "online", "retrained", "trained once", "biases, each night"
+NUM_RATINGS = 50_000
+
+
+@dataclass(frozen=True)
+class OnlineSet:
+    """Set in order of time. window, night: of the flag --window; a night is a multiple of a window."""
+
+    name: str
+    data: Path
+    window: str
+    night: str
 
 
 def main() -> None:
     """Measure and show, and write if that is asked for."""
     parser = make_parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of MovieLens files")
-    parser.add_argument("--window", default="30d", help="of the stream (default: 30d)")
-    parser.add_argument("--first", type=float, default=0.5, help="share of the ratings in the first part")
-    parser.add_argument("--every", type=int, default=0, help="windows between retrainings; 0 for none")
-    parser.add_argument("--batch_size", type=int, default=128, help="of the stream (default: 128)")
-    parser.add_argument("--epochs", type=int, default=8, help="of each training that is no stream, at most")
+    parser.add_argument("--real", type=Path, nargs="+", default=[], help="folders of MovieLens files")
+    parser.add_argument("--sets", nargs="+", default=[""], help="starts of names (default: all)")
+    parser.add_argument("--nights", type=int, default=40, help="at most so many (default: 40)")
+    parser.add_argument("--ratings", type=int, default=NUM_RATINGS, help="of the drifting world")
     finish("online_quality", parser.parse_args(), measure, judge, render, PAGE, mark="online quality")
 
 
 def measure(flags: argparse.Namespace) -> dict[str, Any]:
-    """Test error of each model."""
+    """Errors and seconds of each model on each set."""
     with tempfile.TemporaryDirectory() as folder:
-        return {**describe(), **compare(flags, Path(folder))}
+        sets = [each for each in online_sets(flags) if each.name.startswith(tuple(flags.sets))]
+        return {**describe(), "sets": [compare(each, flags, Path(folder)) for each in sets]}
 
 
-def compare(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train and test each model."""
-    stream = ("--stream", "--vocabulary", "dynamic", "--capacity", "100000", "--window", flags.window)
-    places = ("--data_path", flags.data, "--cache_dir", folder / "columns")
-    report = train(*places, *stream, "--batch_size", flags.batch_size)
-    windows = report["windows"]
-    ends = [0]
-    for window in windows:
-        ends.append(ends[-1] + window["events"])
-    first = next(number for number, end in enumerate(ends) if end >= flags.first * ends[-1])
-    errors = {ONLINE: rmse((window["events"], window["progressive"]["rmse"]) for window in windows[first:])}
-    lines = Lines(flags.data)
-    once, baselines = retrain(lines, folder, ends[first], ends[-1], flags.epochs)
-    errors[ONCE] = once
-    if flags.every:
-        parts = [
-            (ends[begin], ends[min(begin + flags.every, len(windows))])
-            for begin in range(first, len(windows), flags.every)
-        ]
-        # The first one learns from the same ratings as the model that is trained once.
-        found = [(end - begin, retrain(lines, folder, begin, end, flags.epochs)[0]) for begin, end in parts]
-        errors[RETRAINED.format(flags.every)] = rmse(found)
+def online_sets(flags: argparse.Namespace) -> Iterator[OnlineSet]:
+    """All sets; those that are not real ones have to be written."""
+    for data in flags.real:
+        yield OnlineSet(data.resolve().name, data, "1d", "30d")
+    yield OnlineSet("ml-100k", Path("ml-100k"), "1h", "1d")
+    yield OnlineSet("drifting world", Path("drifting"), "256", "5120")
+
+
+def written(each: OnlineSet, flags: argparse.Namespace, folder: Path) -> Path:
+    """Folder of a set."""
+    place = folder / each.data
+    if each.data == Path("ml-100k"):
+        # Only here: the other functions of this file need no requirements-dev.txt.
+        from peers import write_movielens_100k
+
+        write_movielens_100k(place)
+    elif each.data == Path("drifting"):
+        write_synthetic(place, flags.ratings, seed=0, world=DriftingWorld())
+    return place
+
+
+def compare(each: OnlineSet, flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Train and test each model on a set."""
+    data = written(each, flags, folder)
+    lines = Lines(data)
+    begins = lines.begins_of(each.night)
+    nights = [*begins[max(len(begins) // 2, len(begins) - flags.nights) :], len(lines.rows)]
+    judged, last = nights[0], nights[-1]
+    columns, rmses, seconds = folder / f"columns {each.name}", {}, {}
+    stream = ("--stream", "--vocabulary", "dynamic", "--capacity", 100_000, "--window", each.window)
+    before = cpu_seconds()
+    windows = train("--data_path", data, "--cache_dir", columns, *stream)["windows"]
+    seconds[ONLINE] = cpu_seconds() - before
+    rmses[ONLINE] = rmse_from(windows, judged)
+    before, found = cpu_seconds(), []
+    for begin, end in itertools.pairwise(nights):
+        found.append((end - begin, *retrain(lines, folder, begin, end)))
+        print(f"{each.name}: {end:,} of {last:,} ratings", file=sys.stderr, flush=True)
+    seconds[RETRAINED] = cpu_seconds() - before
+    rmses[RETRAINED] = rmse((number, error) for number, error, _ in found)
+    rmses[ONCE], _ = retrain(lines, folder, judged, last)
+    rmses[BIASES] = rmse((number, error) for number, _, error in found)
     return {
-        "data": flags.data.resolve().name,
-        "window": flags.window,
-        "windows": {"all": len(windows), "judged": len(windows) - first},
-        "ratings": {"all": ends[-1], "judged": ends[-1] - ends[first]},
-        "batch_size": flags.batch_size,
-        "rmse": {**errors, "biases, fitted once": baselines["biases"]["rmse"]},
-        "all windows": report["test"]["rmse"],
+        "data": each.name,
+        "window": each.window,
+        "night": each.night,
+        "nights": len(nights) - 1,
+        "ratings": {"all": last, "judged": last - judged},
+        "rmse": rmses,
+        "cpu_seconds": seconds,
     }
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of all ended commands so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def rmse(parts: Iterable[tuple[int, float]]) -> float:
@@ -87,15 +137,31 @@ def rmse(parts: Iterable[tuple[int, float]]) -> float:
     return math.sqrt(sum(squares) / sum(numbers))
 
 
-def retrain(lines: Lines, folder: Path, begin: int, end: int, epochs: int) -> tuple[float, Any]:
-    """Train on the oldest `begin` ratings; return the error on those up to `end`, and the baselines."""
+def rmse_from(windows: list[dict[str, Any]], position: int) -> float:
+    """RMSE of the windows of a stream from a position on.
+
+    Raises:
+        RuntimeError: when no window begins there.
+    """
+    end, judged = 0, []
+    for window in windows:
+        if end >= position:
+            judged.append((window["events"], window["progressive"]["rmse"]))
+        end += window["events"]
+    if sum(number for number, _ in judged) != end - position:
+        raise RuntimeError(f"no window begins at rating {position:,}")
+    return rmse(judged)
+
+
+def retrain(lines: Lines, folder: Path, begin: int, end: int) -> tuple[float, float]:
+    """Train on the oldest `begin` ratings; return the error on those up to `end`, and that of biases."""
     lines.write_oldest(end, folder / "data")
     share = (end - begin) / end
-    flags = ("--test_fraction", repr(share), "--duplicates", "keep", "--epochs", str(epochs))
-    report = train("--data_path", folder / "data", "--cache_dir", folder / "columns", *flags)
+    split = ("--split", "time", "--test_fraction", repr(share), "--duplicates", "keep")
+    report = train("--data_path", folder / "data", "--cache_dir", folder / "columns", *split)
     if report["data"]["num_test"] != end - begin:
         raise RuntimeError(f"the test requires {end - begin} ratings, got {report['data']['num_test']}")
-    return report["test"]["rmse"], report["baselines"]
+    return report["test"]["rmse"], report["baselines"]["biases"]["rmse"]
 
 
 class Lines:
@@ -107,10 +173,15 @@ class Lines:
         self.folder, self.name = folder, files.events
         lines = (folder / files.events).read_bytes().splitlines(keepends=True)
         self.head, rows = (lines[:1], lines[1:]) if files == OF_20M else ([], lines)
-        # The time is the last field in all formats.
-        self.rows = sorted(
-            rows, key=lambda row: int(row.replace(b":", b",").replace(b"\t", b",").split(b",")[-1])
-        )
+        self.rows = sorted(rows, key=time_of)
+
+    def begins_of(self, span: str) -> list[int]:
+        """Position of the first rating of each span with ratings; span: as in --window."""
+        length = duration("night", span, "events")
+        if not length.is_time:
+            return [*range(0, len(self.rows), length.amount)]
+        spans = [time_of(row) // length.amount for row in self.rows]
+        return [place for place in range(len(spans)) if place == 0 or spans[place] != spans[place - 1]]
 
     def write_oldest(self, number: int, folder: Path) -> None:
         """Write the oldest ratings, and all files on users and movies, into a folder."""
@@ -123,22 +194,37 @@ class Lines:
         (folder / self.name).write_bytes(b"".join([*self.head, *self.rows[:number]]))
 
 
+def time_of(row: bytes) -> int:
+    """Time of a rating, the last field in all formats."""
+    return int(row.replace(b":", b",").replace(b"\t", b",").split(b",")[-1])
+
+
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Bar: online learning is better than learning once."""
-    online, once = result["rmse"][ONLINE], result["rmse"][ONCE]
-    return [bar("RMSE online", online, once, f"{online:.4f}", f"{once:.4f}, {ONCE}", at_most=True)]
+    """Bar: the online model is better than the retrained one."""
+    found = [(each["data"], each["rmse"][ONLINE], each["rmse"][RETRAINED]) for each in result["sets"]]
+    return [
+        bar(f"{name}, RMSE online", online, other, f"{online:.4f}", f"{other:.4f}, {RETRAINED}", at_most=True)
+        for name, online, other in found
+    ]
 
 
 def render(result: dict[str, Any]) -> str:
-    """Table with a row for each model."""
-    heads = ["model", f"RMSE on the newest {result['ratings']['judged']:,} ratings"]
-    lines = [[name, f"{error:.4f}"] for name, error in result["rmse"].items()]
-    about = (
-        f"{result['data']}, {result['ratings']['all']:,} ratings in {result['windows']['all']:,} windows of "
-        f"{result['window']}, of which the last {result['windows']['judged']:,} are judged; batches of "
-        f"{result['batch_size']} online. {origin(result)}."
-    )
-    return f"{table(heads, lines)}\n\n{about}"
+    """Table with a row for each set."""
+    models = (ONLINE, RETRAINED, ONCE, BIASES)
+    heads = ["RMSE", "window", "night", "nights", "ratings", *models, "CPU s, online", "CPU s, retrained"]
+    lines = [
+        [
+            each["data"],
+            each["window"],
+            each["night"],
+            str(each["nights"]),
+            f"{each['ratings']['judged']:,}",
+            *(f"{each['rmse'][name]:.4f}" for name in models),
+            *(f"{each['cpu_seconds'][name]:,.0f}" for name in (ONLINE, RETRAINED)),
+        ]
+        for each in result["sets"]
+    ]
+    return f"{table(heads, lines)}\n\n{origin(result)}."
 
 
 if __name__ == "__main__":

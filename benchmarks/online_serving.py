@@ -6,8 +6,9 @@
 A training follows a file with --follow_data, and a server follows the training. Ratings of a drifting world
 are appended, a chunk at a time. Three models predict each chunk before it is appended: the served one, one
 that was trained in epochs on all ratings before the last "night", for which the others wait, and the one from
-the beginning, which never learned again. Then the time is measured until the served model has learned the
-chunk; and of several chunks at once, the ratings a second. Prints each figure beside its bar.
+the beginning, which never learned again. All get the user histories until then. Then the time is measured
+until the served model has learned the chunk; and of several chunks at once, the ratings a second. Prints each
+figure beside its bar.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from common import DOCS, EXAMPLE, bar, describe, finish, make_parser, mean, orig
 from online_quality import Lines
 
 from recsuite.checkpoint.folder import LATEST
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower, ServedModel
@@ -37,6 +39,8 @@ PAGE = DOCS / "dynamic.md"
 SERVED, NIGHTLY, NEVER = "served online", "retrained each night", "never trained again"
 # Share of the test of a training in epochs.
 TESTED = 0.01
+# Items of a user history, the default.
+HISTORY = DataConfig.history
 # Seconds between two looks for a newer model, and until a missing one is an error.
 LOOK_EVERY, DEADLINE = 0.01, 300.0
 
@@ -49,7 +53,6 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=60, help="number of chunks, one after the other")
     parser.add_argument("--burst", type=int, default=20, help="chunks at once, at the end")
     parser.add_argument("--night", type=int, default=20, help="chunks from one night to the next")
-    parser.add_argument("--ids", default="dynamic", help="of the tables")
     finish("online_serving", parser.parse_args(), measure, judge, render, PAGE, mark="online")
 
 
@@ -75,10 +78,11 @@ def follow(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
         seconds, errors, start = [], [], time.monotonic()
         for number in range(flags.chunks):
             if number % flags.night == 0:
-                models[NIGHTLY] = retrained(lines, folder, begin, flags.ids)
+                models[NIGHTLY] = retrained(lines, folder, begin)
             rows = lines.rows[begin : begin + flags.chunk]
+            found = predicted(models, lines.rows[:begin], rows)
             begin += flags.chunk
-            errors.append({"minute": (time.monotonic() - start) / 60, **predicted(models, rows)})
+            errors.append({"minute": (time.monotonic() - start) / 60, **found})
             append(folder / "data" / lines.name, rows)
             seconds.append(wait_until(follower, begin))
         rows = lines.rows[begin : begin + flags.burst * flags.chunk]
@@ -91,8 +95,8 @@ def follow(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def training(folder: Path, flags: argparse.Namespace) -> Iterator[None]:
     """Run a training that follows a folder of ratings."""
     places = ("--data_path", folder / "data", "--save_dir", folder / "dumps")
-    stream = ("--stream", "--follow_data", "--inc_dump", "--window", flags.chunk, "--vocabulary", flags.ids)
-    command = [sys.executable, EXAMPLE, *places, *stream, "--capacity", 10_000, "--batch_size", 128]
+    stream = ("--stream", "--follow_data", "--inc_dump", "--window", flags.chunk)
+    command = [sys.executable, EXAMPLE, *places, *stream, "--vocabulary", "dynamic", "--capacity", 10_000]
     with subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL) as process:
         try:
             yield
@@ -100,13 +104,12 @@ def training(folder: Path, flags: argparse.Namespace) -> Iterator[None]:
             process.terminate()
 
 
-def retrained(lines: Lines, folder: Path, number: int, ids: str) -> ServedModel:
+def retrained(lines: Lines, folder: Path, number: int) -> ServedModel:
     """Best model of a training from scratch on the oldest ratings."""
     data, save_dir = folder / "night", folder / f"dumps of {number}"
     lines.write_oldest(number, data)
-    fixed = ("--dump", "--duplicates", "keep", "--test_fraction", str(TESTED), "--batch_size", "128")
-    places = ("--data_path", data, "--cache_dir", folder / "columns", "--save_dir", save_dir)
-    train(*places, *fixed, "--vocabulary", ids)
+    fixed = ("--dump", "--duplicates", "keep", "--test_fraction", str(TESTED))
+    train("--data_path", data, "--cache_dir", folder / "columns", "--save_dir", save_dir, *fixed)
     return ServedModel.open(save_dir)
 
 
@@ -129,20 +132,33 @@ def wait_until(follower: Follower, position: int) -> float:
         time.sleep(LOOK_EVERY)
 
 
-def predicted(models: dict[str, ServedModel], rows: list[bytes]) -> dict[str, float]:
-    """RMSE of each model on some ratings."""
-    user, movie, stars, _ = np.array([row.split(b"::") for row in rows]).astype(np.int64).T
-    values = {"user": user.tolist(), "movie": movie.tolist()}
+def predicted(models: dict[str, ServedModel], known: list[bytes], rows: list[bytes]) -> dict[str, float]:
+    """RMSE of each model on some ratings; known: the ratings before them, for the user histories."""
+    (user, movie, stars), before = fields_of(rows), fields_of(known)
+    mine = [np.flatnonzero(before[0] == each)[-HISTORY:] for each in user]
+    values = {
+        "user": user.tolist(),
+        "movie": movie.tolist(),
+        "history": [before[1][places].tolist() for places in mine],
+        "history_ratings": [before[2][places].tolist() for places in mine],
+    }
     return {
         name: math.sqrt(np.square(model.score(values).numpy() - stars).mean())
         for name, model in models.items()
     }
 
 
+def fields_of(rows: list[bytes]) -> np.ndarray:
+    """User, movie and stars of ratings, int64 [3, n]."""
+    return np.array([row.split(b"::")[:3] for row in rows]).astype(np.int64).T
+
+
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Bar: the served model is better than the one that never learned again."""
-    served, never = (mean(chunk[name] for chunk in result["errors"]) for name in (SERVED, NEVER))
-    return [bar("RMSE served online", served, never, f"{served:.4f}", f"{never:.4f}, {NEVER}", at_most=True)]
+    """Bar: the served model is better than the one that is retrained each night."""
+    served, other = (mean(chunk[name] for chunk in result["errors"]) for name in (SERVED, NIGHTLY))
+    return [
+        bar("RMSE served online", served, other, f"{served:.4f}", f"{other:.4f}, {NIGHTLY}", at_most=True)
+    ]
 
 
 def render(result: dict[str, Any]) -> str:

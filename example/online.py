@@ -25,7 +25,7 @@ from recsuite.training.progress import Progress, StreamProgress
 TRAINING = Path(__file__).with_name("example.py")
 # Capacity for the users and movies of a moderate data set; tables grow if there are more.
 TABLES = ("--vocabulary", "dynamic", "--capacity", "10000")
-STREAM = ("--stream", *TABLES, "--inc_dump", "--window", "30d", "--batch_size", "512")
+STREAM = ("--stream", *TABLES, "--inc_dump", "--window", "30d")
 WORLD = ("--dataset", "synthetic", "--synthetic_kind", "drifting", "--synthetic_ratings", "30000")
 
 

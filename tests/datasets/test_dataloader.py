@@ -128,6 +128,13 @@ def test_ranks_share_the_global_batch_of_one_rank(columns: Columns, config: Conf
             assert torch.equal(joined, whole[request].labels)
 
 
+def test_an_event_has_the_weight_1_in_a_window_of_any_size(columns: Columns, config: Config) -> None:
+    for number in (1, 7, 2 * config.loader.batch_size):
+        batch = EventBatches(columns, config, 0, 1)[Request("train", 0, 0, window=(100, 100 + number))]
+        num_real = min(number, config.loader.batch_size)
+        assert batch.weights.tolist() == [1.0] * num_real + [0.0] * (config.loader.batch_size - num_real)
+
+
 def test_weights_make_the_mean_over_ranks_the_mean_over_real_rows(columns: Columns, config: Config) -> None:
     parts = [EventBatches(columns, config, rank, 3) for rank in range(3)]
     last = parts[0].num_steps("train") - 1

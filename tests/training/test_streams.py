@@ -70,6 +70,15 @@ def test_the_overall_error_is_that_of_all_predictions(found: dict[int, Any], tab
 
 
 @pytest.mark.parametrize("tables", TABLES)
+def test_the_loss_of_a_window_is_the_mean_over_its_events(found: dict[int, Any], tables: str) -> None:
+    for results in found.values():
+        for window in results[tables]["windows"]:
+            # The first step has the weights with which the window was predicted, but hides some users.
+            if len(window["losses"]) == 1:
+                assert window["losses"][0] == pytest.approx(window["validation"]["rmse"] ** 2, rel=0.25)
+
+
+@pytest.mark.parametrize("tables", TABLES)
 def test_workers_change_not_a_bit(found: dict[int, Any], tables: str) -> None:
     plain, workers = found[1][tables], found[1][f"{tables} workers"]
     assert workers["windows"] == plain["windows"]

@@ -130,15 +130,19 @@ class EventBatches:
         if len(negatives):
             found = found.behind(features.find_items(negatives))
         values, lengths = features.join(num_rows, found.single, found.lists, empty)
-        full = self.batch_size * self.world_size
-        number = len(self.positions_of(request.split, request.window))
-        share = full / min(full, number - request.first - request.step * full)
-        labels, weights, *more = self._labels_and_weights(events, share, trains, empty)
+        labels, weights, *more = self._labels_and_weights(events, self._weight_of(request), trains, empty)
         numbers = empty((num_rows, len(self.numbers)), np.float32)
         numbers[num_real:] = 0
         np.concatenate(found.numbers, axis=1, out=numbers[:num_real])
         seen_bits = self._had(events if trains else events[:0], read_positions, negatives, empty)
         return values, lengths, labels, weights, *histories, numbers, seen_bits, *more
+
+    def _weight_of(self, request: Request) -> float:
+        """Return the weight of an event of a step, see `Batch`."""
+        if request.window is not None:
+            return 1.0
+        full, number = self.batch_size * self.world_size, len(self.positions_of(request.split))
+        return full / min(full, number - request.first - request.step * full)
 
     def _negatives(self, request: Request) -> np.ndarray:
         """Positions of the items drawn as negatives of a step, int32; none outside of training."""
@@ -183,15 +187,15 @@ class EventBatches:
         return listed, NO_HISTORIES._replace(history_labels=labels, **told)
 
     def _labels_and_weights(
-        self, events: np.ndarray, share: float, trains: bool, empty: Callable[..., np.ndarray]
+        self, events: np.ndarray, weight: float, trains: bool, empty: Callable[..., np.ndarray]
     ) -> tuple[np.ndarray, ...]:
         """Labels and weights of a `Batch`, and those of the labels after the first.
 
-        share: the weight of an event.
+        weight: of an event.
         """
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         labels[: len(events)], labels[len(events) :] = events["label"], 0
-        weights[: len(events)], weights[len(events) :] = share, 0
+        weights[: len(events)], weights[len(events) :] = weight, 0
         names = events.dtype.names or ()
         if "weight" in names and trains:
             # Metrics count each event once.

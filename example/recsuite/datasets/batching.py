@@ -713,10 +713,11 @@ class Batch(NamedTuple):
     data set's features in order: ids of dynamic features, table rows of all others. `labels` is float32 [B].
     `weights` is float32 [B]: 0 for rows that pad the last batch, and for real rows global batch size / real
     rows in the global batch. So the mean over ranks of the weighted mean over B is the mean over real rows.
-    In training it is multiplied by the event's own weight. `more_labels` and `more_weights` are those of the
-    labels after the first, float32 [B, L - 1]: both are 0 for a label that an event lacks. `history_labels`
-    is float32, one for each value of the feature "history". `numbers` is float32 [B, dense numbers], in the
-    order of the data set, NaN for a missing value.
+    In a window of a stream it is 1 for real rows: an event has the same gradient in a window of few events as
+    in one of many. In training it is multiplied by the event's own weight. `more_labels` and `more_weights`
+    are those of the labels after the first, float32 [B, L - 1]: both are 0 for a label that an event lacks.
+    `history_labels` is float32, one for each value of the feature "history". `numbers` is float32 [B, dense
+    numbers], in the order of the data set, NaN for a missing value.
 
     If weights of user histories are learned, `places` and `gaps` describe each value of the feature
     "history", int32 both: the number of values of its list after it, and the time bucket from it to the

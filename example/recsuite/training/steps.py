@@ -215,6 +215,7 @@ class Pass:
         # waits.
         scale = RowScale(model.row_scale, model.weight_decay)
         losses = torch.zeros(len(self.step_sizes), device=device)
+        full = self.input_pipeline.loader.dataset.batch_size * self.context.world_size
         source = self.input_pipeline.batches("train", progress.epoch, progress.samples, self.window)
         batches = self._overlapped(source) if self.overlaps else self._copied(source)
         for number, size in enumerate(self.step_sizes):
@@ -226,7 +227,8 @@ class Pass:
             start_clock(model.tables, progress, scale.value)
             with profiler_range(STEP):
                 yield next(batches)
-                losses[number] = self._taken_loss()
+                # In a stream the events of a small batch have the weights of those of a full one.
+                losses[number] = self._taken_loss() * (full / size if self.window else 1.0)
                 for table in model.tables.values():
                     table.end_step()
             # In shares of a pass, so that a pass has the same decay with any number of steps.
