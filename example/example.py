@@ -47,9 +47,9 @@ class RatingModel(rs.TwoSided):
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return predicted ratings, float32 [B], of vectors, float32 [B, D] both."""
-        product = users * items
-        dot = product.sum(dim=1) - product[:, 0]
-        return self.mean_rating + (users[:, 0] + items[:, 0]) + dot + self.mlp(users, items, product)
+        # Biases plus the product of the factors, and the products of all numbers.
+        score, products = rs.biased_products(users, items)
+        return self.mean_rating + score + self.mlp(users, items, products)
 
 
 class RatingLoss(nn.Module):

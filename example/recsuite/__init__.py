@@ -38,6 +38,7 @@ PUBLIC = {
     "TwoSided": "models.heads",
     "UserError": "errors",
     "begin_training": "training.loop",
+    "biased_products": "models.layers",
     "build_dataloader": "datasets.loader",
     "checkpointing": "tools.script",
     "compact": "tools.script",

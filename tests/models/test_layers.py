@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recsuite.models.layers import means, scaled
+from recsuite.models.layers import biased_products, means, scaled
 
 
 def test_means_of_weighted_lists_are_those_of_a_loop_and_empty_lists_give_zeros() -> None:
@@ -29,3 +29,15 @@ def test_scaled_rows_pass_their_gradient_on_unscaled() -> None:
     rows.sum().backward()
     assert held.grad is not None
     assert (held.grad == 1).all()
+
+
+def test_a_score_is_both_biases_and_the_product_of_the_factors() -> None:
+    users, items = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10.0, 5.0, -1.0]])
+    score, products = biased_products(users, items)
+    assert score.tolist() == [1 + 10 + 2 * 5 - 3 * 1]
+    assert products.tolist() == [[10, 10, -3]]
+
+
+def test_the_gradient_of_a_score_is_the_one_of_finite_differences() -> None:
+    users, items = (torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(biased_products, (users, items))

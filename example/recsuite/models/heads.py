@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Feature
-from recsuite.models.layers import NumberLayers, PairMLP, Recency, make_mlp, repeated
+from recsuite.models.layers import NumberLayers, PairMLP, Recency, biased_products, make_mlp, repeated
 from recsuite.models.rows import FeatureRows, Inputs, Weight
 
 # The entities whose features make the vector of a user and of an item. Features of the event, such as the
@@ -169,10 +169,8 @@ class Interaction(Head):
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return predicted labels, see `TwoSided`."""
-        product = users * items
-        # The dot product of the factors, without that of the biases.
-        dot = product.sum(dim=1) - product[:, 0]
-        return self.mean_rating + (users[:, 0] + items[:, 0]) + dot + self.mlp(users, items, product)
+        score, products = biased_products(users, items)
+        return self.mean_rating + score + self.mlp(users, items, products)
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return predicted labels, see `TwoSided`."""

@@ -101,6 +101,37 @@ class PairMLP(nn.Sequential):
         return first, nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0)), others
 
 
+def biased_products(users: torch.Tensor, items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of biases and of products of factors, float32 [B], and all products, float32 [B, D].
+
+    users, items: vectors, float32 [B, D], of which number 0 is the bias and the others are the factors.
+
+        score, products = rs.biased_products(users, items)
+    """
+    found: tuple[torch.Tensor, torch.Tensor] = _BiasedProducts.apply(users, items)
+    return found
+
+
+class _BiasedProducts(torch.autograd.Function):
+    """See `biased_products`; autograd would write an array of all numbers for the gradient of each column."""
+
+    @staticmethod
+    def forward(ctx: Any, users: torch.Tensor, items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(users, items)
+        products = users * items
+        return products.sum(dim=1) + (users[:, 0] + items[:, 0] - products[:, 0]), products
+
+    @staticmethod
+    def backward(ctx: Any, of_sum: torch.Tensor, of_products: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        users, items = ctx.saved_tensors
+        of_each = of_products + of_sum.unsqueeze(1)
+        of_each[:, 0] = of_products[:, 0]
+        of_users, of_items = of_each * items, of_each * users
+        of_users[:, 0] += of_sum
+        of_items[:, 0] += of_sum
+        return of_users, of_items
+
+
 class NumberLayers(nn.Module):
     """Layers from the dense numbers of B users or items to a vector, which counts like one of their rows.
 

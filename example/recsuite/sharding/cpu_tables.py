@@ -45,6 +45,7 @@ from recsuite.models.rows import SharedRows
 from recsuite.runtime.process import profiler_range
 from recsuite.sharding.dynamic import NO_ROW, BucketPlacement, DynamicSpec, DynamicTable, rows_per_rank
 from recsuite.sharding.exchange import Exchange, open_exchange
+from recsuite.sharding.kernels import distinct
 from recsuite.sharding.recommender import of_tables
 from recsuite.sharding.table_rules import TableRule
 
@@ -77,14 +78,8 @@ class TableGroup:
 
     def learn(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
         """Update distinct rows, int64 [n], by their gradients, float32 [n, D], which are overwritten."""
-        kept = {name: held.index_select(0, rows) for name, held in self.state.items()}
         rate, number = self.kernel.learning_rate_tensor, int(self.kernel.iter_cpu.add_(1))
-        shown = {name: part if part.dim() > 1 else part.unsqueeze(1) for name, part in kept.items()}
-        steps = self.rule.step(gradients, shown, rate, number)
-        for name, part in kept.items():
-            self.state[name].index_copy_(0, rows, part)
-        # With an alpha other than 1, index_add_ adds row by row, which takes ten times as long.
-        self.weights.index_add_(0, rows, steps)
+        self.rule.update(self.weights, self.state, rows, gradients, rate, number)
 
 
 def make_state(rule: TableRule, module: Any) -> dict[str, torch.Tensor]:
@@ -183,9 +178,8 @@ class LookupRequest(Multistreamable):
     def in_order_of_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `by_rows`; compute it on first use."""
         if self.by_rows is None:
-            order = self.inverse.to(torch.int32).argsort(stable=True)
             counts = self.inverse.bincount(minlength=sum(self.num_sent))
-            self.by_rows = order.to(torch.int32), (counts.cumsum(0) - counts).to(torch.int32)
+            self.by_rows = distinct(self.inverse).order, (counts.cumsum(0) - counts).to(torch.int32)
         return self.by_rows
 
     def inverse_of_features(self) -> tuple[torch.Tensor, ...]:
@@ -292,7 +286,7 @@ def learn(layout: TableLayout, request: LookupRequest, gradients: torch.Tensor) 
         if len(mine) == 1:
             rows, sums = request.rows[mine[0]], gradients[mine[0]]
         else:
-            rows, sums = _summed(request.rows, gradients, mine, layout.key_dtype)
+            rows, sums = _summed(request.rows, gradients, mine)
         if request.missing is not None:
             # Ids without a row have no gradient either: they used the unknown row.
             there = (rows >= 0).nonzero().view(-1)
@@ -301,43 +295,18 @@ def learn(layout: TableLayout, request: LookupRequest, gradients: torch.Tensor) 
 
 
 def _summed(
-    rows: torch.Tensor, gradients: torch.Tensor, pieces: Sequence[slice], dtype: torch.dtype
+    rows: torch.Tensor, gradients: torch.Tensor, pieces: Sequence[slice]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the distinct rows of some pieces, int64 [n], and the sums of their gradients, float32 [n, D].
 
-    Several ranks may request the same row, and an optimizer needs the sum of their gradients. dtype: the
-    narrowest that holds the rows.
+    Several ranks may request the same row, and an optimizer needs the sum of their gradients.
     """
-    found = sorted_distinct(torch.cat([rows[piece] for piece in pieces]), dtype)
+    found = distinct(torch.cat([rows[piece] for piece in pieces]))
     places = torch.cat([torch.arange(piece.start, piece.stop, dtype=torch.int32) for piece in pieces])
     order = places.index_select(0, found.order)
     # Computes only the sums, without an array of zeros that is read and written for each piece.
     sums = torch.nn.functional.embedding_bag(order, gradients, found.starts, mode="sum")
     return found.keys, sums
-
-
-class Distinct(NamedTuple):
-    """Distinct keys, ascending, int64 [n].
-
-    inverse: for each key its index among them, int64, as in torch.unique; order: the keys in ascending order,
-    equal keys in input order, int32; starts: the start of each distinct key in that order, int32 [n].
-    """
-
-    keys: torch.Tensor
-    inverse: torch.Tensor
-    order: torch.Tensor
-    starts: torch.Tensor
-
-
-def sorted_distinct(keys: torch.Tensor, dtype: torch.dtype = torch.int64) -> Distinct:
-    """Return the distinct keys, int64, found by sorting. dtype: the narrowest that holds them."""
-    # Narrow numbers are sorted in half the time. torch.unique would sort too, but does not return the order.
-    # Stable, so that sums in this order do not depend on the algorithm.
-    ascending, order = keys.to(dtype).sort(stable=True)
-    found, places, counts = torch.unique_consecutive(ascending, return_inverse=True, return_counts=True)
-    inverse = torch.empty_like(order).scatter_(0, order, places)
-    starts = (counts.cumsum(0) - counts).to(torch.int32)
-    return Distinct(found.to(torch.int64), inverse, order.to(torch.int32), starts)
 
 
 class CountsExchange(Awaitable[Awaitable[LookupRequest]]):
@@ -414,23 +383,9 @@ def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> RowRequests
     # Distinct: a row travels once for all its ids. Sorted: the keys of one rank and table group are
     # neighbours, and two boundaries delimit them.
     keys = layout.keys_of(features.keys(), values)
-    nothing = [0] * len(layout.groups)
-    if layout.num_keys <= len(keys):
-        found, inverse = marked_distinct(keys, layout.num_keys)
-        return RowRequests(found, inverse, _counts_of_groups(layout, found), nothing)
-    by_key = sorted_distinct(keys, layout.key_dtype)
-    sent = _counts_of_groups(layout, by_key.keys)
-    return RowRequests(by_key.keys, by_key.inverse, sent, nothing, (by_key.order, by_key.starts))
-
-
-def marked_distinct(keys: torch.Tensor, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the distinct keys and the inverse, as torch.unique does.
-
-    num_keys: above all keys. For few keys that occur often, as in lists, counting marks takes a fifth of the
-    time of sorting.
-    """
-    is_there = torch.zeros(num_keys, dtype=torch.int64).index_fill_(0, keys, 1)
-    return is_there.nonzero().view(-1), (is_there.cumsum(0) - 1).index_select(0, keys)
+    found = distinct(keys)
+    sent, nothing = _counts_of_groups(layout, found.keys), [0] * len(layout.groups)
+    return RowRequests(found.keys, found.inverse, sent, nothing, (found.order, found.starts))
 
 
 def _counts_of_groups(layout: TableLayout, keys: torch.Tensor) -> torch.Tensor:
@@ -444,9 +399,7 @@ def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> RowRequests:
     names = features.keys()
     values = dict(zip(names, features.values().split(features.length_per_key()), strict=True))
     static = [name for name in names if name not in layout.dynamic]
-    keys, inverse = torch.unique(
-        layout.keys_of(static, [values[name] for name in static]), return_inverse=True
-    )
+    keys, inverse, _, _ = distinct(layout.keys_of(static, [values[name] for name in static]))
     counts = _counts_of_groups(layout, keys)
     # For each part: the requests by rank, their number for each rank, and for each id of the batch its index.
     wanted, sent = [keys.split(counts.sum(1).tolist())], [counts]
@@ -486,16 +439,16 @@ def _by_rank(
     """
     # Requested in every step: it is too late to ask again when it is known which ids have no row.
     with_unknown = torch.cat([ids, ids.new_full((1,), UNKNOWN_ID)])
-    distinct, inverse = torch.unique(with_unknown, return_inverse=True)
+    found, inverse, _, _ = distinct(with_unknown)
     if placement.world_size == 1:
-        return distinct, torch.tensor([len(distinct)]), inverse
-    ranks = placement.owner_of(distinct)
+        return found, torch.tensor([len(found)]), inverse
+    ranks = placement.owner_of(found)
     # The unknown row is outside the buckets, on rank 0.
     ranks[0] = 0
     order = ranks.argsort(stable=True)
     places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))
     counts = ranks.bincount(minlength=placement.world_size)
-    return distinct[order], counts, places[inverse]
+    return found[order], counts, places[inverse]
 
 
 def _moved(index: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -535,7 +488,7 @@ def _resolve_part(part: DynamicPart, request: LookupRequest, pieces: list[slice]
         request.rows[pieces[0]] = part.rows_of(request.rows[pieces[0]], is_training)
     elif pieces:
         # All ids of a step from all ranks at once: insertion must not depend on the number of ranks.
-        ids, inverse = torch.cat([request.rows[piece] for piece in pieces]).unique(return_inverse=True)
+        ids, inverse, _, _ = distinct(torch.cat([request.rows[piece] for piece in pieces]))
         rows = part.rows_of(ids, is_training)[inverse]
         lengths = [piece.stop - piece.start for piece in pieces]
         for piece, found in zip(pieces, rows.split(lengths), strict=True):

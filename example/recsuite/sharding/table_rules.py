@@ -23,11 +23,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 
 from recsuite.config.sections import require
+from recsuite.sharding.kernels import update_by_adagrad
 
 # Global batch at which a rule uses exactly its `lr`.
 REFERENCE_BATCH = 4096
@@ -84,6 +86,21 @@ class TableRule:
         """
         raise NotImplementedError
 
+    def update(
+        self, weights: Tensor, state: State, rows: Tensor, gradients: Tensor, rate: Tensor, number: int
+    ) -> None:
+        """Make a step on a CPU: change distinct rows, int64 [n], of weights, float32 [all rows, D].
+
+        state: of all rows, float32 [all rows] or [all rows, D]; others: as for `step`. Not collective.
+        """
+        kept = {name: held.index_select(0, rows) for name, held in state.items()}
+        shown = {name: part if part.dim() > 1 else part.unsqueeze(1) for name, part in kept.items()}
+        steps = self.step(gradients, shown, rate, number)
+        for name, part in kept.items():
+            state[name].index_copy_(0, rows, part)
+        # With an alpha other than 1, index_add_ adds row by row, which takes ten times as long.
+        weights.index_add_(0, rows, steps)
+
 
 class SGD(TableRule):
     """Plain gradient descent, without state. Source: `torch.optim.SGD` without momentum.
@@ -138,6 +155,16 @@ class RowWiseAdagrad(Adagrad):
     name = "row-wise Adagrad"
     slots: ClassVar = {"momentum1": True}
     fbgemm = EmbOptimType.EXACT_ROWWISE_ADAGRAD
+
+    def update(
+        self, weights: Tensor, state: State, rows: Tensor, gradients: Tensor, rate: Tensor, number: int
+    ) -> None:
+        """See `TableRule`; the default rule, and for that reason compiled."""
+        if type(self).step is not RowWiseAdagrad.step:
+            super().update(weights, state, rows, gradients, rate, number)
+        else:
+            sums, numbers = state["momentum1"].numpy(), (np.float32(rate), np.float32(self.eps))
+            update_by_adagrad(weights.numpy(), sums, rows.numpy(), gradients.numpy(), *numbers)
 
 
 @dataclass(frozen=True)
