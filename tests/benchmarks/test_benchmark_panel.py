@@ -174,7 +174,7 @@ def test_every_system_has_the_same_events_and_seconds_include_the_start(
         trained.append((config.model.task, config.data.split, config.runtime.seed, ranks))
         test = {"rmse": 0.9} if config.model.task == "rating" else {"hr_at_10": 0.5, "ndcg_at_10": 0.3}
         epochs = [{"seconds": 1.0}, {"seconds": 2.0}]
-        return {"baselines": baselines, "test": test, "epochs": epochs, "start_seconds": 0.5}
+        return {"baselines": baselines, "test": test, "epochs": epochs, "initial_rows_seconds": 0.5}
 
     monkeypatch.setattr(peers, "train", train)
     for name, few in (("FACTORS", (8,)), ("REGULARIZATIONS", (0.1,)), ("ALPHAS", (1.0,))):

@@ -14,9 +14,8 @@ import torch
 
 from recsuite.compiled import compiled
 
-# Bits of a key that are sorted at once, and the number of their values.
-DIGIT = 11
-DIGITS = 1 << DIGIT
+# Most bits of a key that are sorted at once: their counts should stay in the cache of a core.
+DIGIT = 14
 SIGN = np.uint64(1 << 63)
 
 
@@ -57,18 +56,20 @@ def _sort(
         # Unsigned numbers in the order of the signed ones.
         values[0, place] = key ^ SIGN
         places[0, place] = place
-    counts, now = np.empty(DIGITS, np.int32), 0
-    mask = np.uint64(DIGITS - 1)
-    for bits in range(0, 64, DIGIT):
-        shift = np.uint64(bits)
-        # Most keys are small numbers, and equal in their high bits.
-        if (varies >> shift) & mask == 0:
-            continue
+    # Most keys are small numbers, and equal in their high bits.
+    high = 0
+    while high < 64 and varies >> np.uint64(high):
+        high += 1
+    digits = max(1, -(-high // DIGIT))
+    width = -(-high // digits)
+    counts, now, mask = np.empty(1 << width, np.int32), 0, np.uint64((1 << width) - 1)
+    for digit_number in range(digits):
+        shift = np.uint64(digit_number * width)
         counts[:] = 0
         for place in range(number):
             counts[(values[now, place] >> shift) & mask] += 1
         begin = 0
-        for digit in range(DIGITS):
+        for digit in range(len(counts)):
             begin, counts[digit] = begin + counts[digit], begin
         for place in range(number):
             digit = (values[now, place] >> shift) & mask

@@ -96,7 +96,7 @@ class Run:
     was already complete; test: of the weights after epoch `test_epoch`, the best one by validation;
     num_epochs: finished epochs; stopped_early: true if --patience ended it; is_stream: true for a stream: its
     epochs are windows, and the test is that of all their predictions; num_empty: windows without events,
-    which were skipped; start_seconds: of making the initial rows of the tables, see `Training.shard`.
+    which were skipped; initial_rows_seconds: of making the initial rows of the tables, see `Training.shard`.
 
         def on_end(self, run: rs.Run) -> None:
             print(run.test_epoch, run.test["rmse"])
@@ -111,7 +111,7 @@ class Run:
     stopped_early: bool
     is_stream: bool = False
     num_empty: int = 0
-    start_seconds: float = 0.0
+    initial_rows_seconds: float = 0.0
 
     @property
     def validation(self) -> Metrics:
@@ -160,11 +160,12 @@ class CheckpointerProtocol(Protocol):
     Collective.
 
     phase: the one of `PHASES` in which its time counts; run: see `Callback.on_begin`, the same on every rank
-    if there are checkpoints.
+    if there are checkpoints; is_resumed: True if it restores a checkpoint, so that no initial rows are made.
     """
 
     phase: str
     run: str
+    is_resumed: bool = False
 
     @property
     def start(self) -> Progress:

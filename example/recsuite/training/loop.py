@@ -99,7 +99,7 @@ class Training:
         self.checkpointer = checkpointer or InMemoryBest(config.training, context)
         self.progress = self.checkpointer.start
         self.unit = data.columns.schema.labels
-        self.start_seconds = 0.0
+        self.initial_rows_seconds = 0.0
         self.part: TrainingPass
         self.epochs: list[Epoch] = []
         bar = ProgressBar(self.columns.num_train, self.unit, config.training.epochs, context.rank != 0)
@@ -150,11 +150,11 @@ class Training:
             self.context.say(line)
         if initial_rows is None and self.config.model.initial_rows == "gaussian":
             initial_rows = _gaussian_rows
-        if initial_rows is not None and getattr(self.checkpointer, "resumed", None) is None:
+        if initial_rows is not None and not self.checkpointer.is_resumed:
             begun = time.perf_counter()
             with self.phase("model"):
                 fill_initial_rows(initial_rows, self.train_state, self.columns, self.config, self.context)
-            self.start_seconds = time.perf_counter() - begun
+            self.initial_rows_seconds = time.perf_counter() - begun
         with self.phase(self.checkpointer.phase):
             self.checkpointer.begin(self.train_state)
         # A row may have expired since it was written: evaluation, which is no step, needs the time too.
@@ -311,7 +311,7 @@ class Training:
                 best.epoch,
                 number,
                 has_stopped,
-                start_seconds=self.start_seconds,
+                initial_rows_seconds=self.initial_rows_seconds,
             )
         self.callbacks.on_end(run)
         return run
