@@ -6,9 +6,9 @@
 A training follows a file with --follow_data, and a server follows the training. Ratings of a drifting world
 are appended, a chunk at a time. Three models predict each chunk before it is appended: the served one, one
 that was trained in epochs on all ratings before the last "night", for which the others wait, and the one from
-the beginning, which never learned again. All get the user histories until then. Then the time is measured
-until the served model has learned the chunk; and of several chunks at once, the ratings a second. Prints each
-figure beside its bar.
+the beginning, which never learned again. All get the features of user and movie, and the history of the user
+before each rating. Then the time is measured until the served model has learned the chunk; and of several
+chunks at once, the ratings a second. Prints each figure beside its bar.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from common import DOCS, EXAMPLE, bar, describe, finish, make_parser, mean, origin, table, train
 from online_quality import Lines
 
@@ -66,7 +67,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 def follow(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Seconds until each chunk was learned, errors of the three models on it, and the rate of a burst."""
     write_synthetic(folder / "world", flags.ratings, seed=0, world=DriftingWorld())
-    lines = Lines(folder / "world")
+    lines, features = Lines(folder / "world"), read_features(folder / "world")
     # The rest is history; windows are whole chunks.
     begin = (flags.ratings // flags.chunk - flags.chunks - flags.burst) * flags.chunk
     lines.write_oldest(begin, folder / "data")
@@ -80,7 +81,7 @@ def follow(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if number % flags.night == 0:
                 models[NIGHTLY] = retrained(lines, folder, begin)
             rows = lines.rows[begin : begin + flags.chunk]
-            found = predicted(models, lines.rows[:begin], rows)
+            found = predicted(models, lines.rows[: begin + flags.chunk], begin, *features)
             begin += flags.chunk
             errors.append({"minute": (time.monotonic() - start) / 60, **found})
             append(folder / "data" / lines.name, rows)
@@ -132,25 +133,46 @@ def wait_until(follower: Follower, position: int) -> float:
         time.sleep(LOOK_EVERY)
 
 
-def predicted(models: dict[str, ServedModel], known: list[bytes], rows: list[bytes]) -> dict[str, float]:
-    """RMSE of each model on some ratings; known: the ratings before them, for the user histories."""
-    (user, movie, stars), before = fields_of(rows), fields_of(known)
-    mine = [np.flatnonzero(before[0] == each)[-HISTORY:] for each in user]
+def predicted(
+    models: dict[str, ServedModel],
+    rows: list[bytes],
+    begin: int,
+    users: pd.DataFrame,
+    movies: pd.DataFrame,
+) -> dict[str, float]:
+    """RMSE of each model on the ratings from a position on, each with its user's history until then.
+
+    users, movies: see `read_features`.
+    """
+    user, movie, stars = np.array([row.split(b"::")[:3] for row in rows]).astype(np.int64).T
+    mine = [np.flatnonzero(user[:place] == user[place])[-HISTORY:] for place in range(begin, len(rows))]
     values = {
-        "user": user.tolist(),
-        "movie": movie.tolist(),
-        "history": [before[1][places].tolist() for places in mine],
-        "history_ratings": [before[2][places].tolist() for places in mine],
+        "user": user[begin:].tolist(),
+        "movie": movie[begin:].tolist(),
+        **users.loc[user[begin:]].to_dict("list"),
+        **movies.loc[movie[begin:]].to_dict("list"),
+        "history": [movie[places].tolist() for places in mine],
+        "history_ratings": [stars[places].tolist() for places in mine],
     }
     return {
-        name: math.sqrt(np.square(model.score(values).numpy() - stars).mean())
+        name: math.sqrt(np.square(model.score(values).numpy() - stars[begin:]).mean())
         for name, model in models.items()
     }
 
 
-def fields_of(rows: list[bytes]) -> np.ndarray:
-    """User, movie and stars of ratings, int64 [3, n]."""
-    return np.array([row.split(b"::")[:3] for row in rows]).astype(np.int64).T
+def read_features(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Features of the users and of the movies of a world, by id."""
+
+    def lines_of(name: str) -> list[list[str]]:
+        return [line.split("::") for line in (folder / name).read_text("latin-1").splitlines()]
+
+    users = pd.DataFrame(lines_of("users.dat")).iloc[:, :4]
+    users.columns = pd.Index(["user", "gender", "age", "occupation"])
+    users = users.astype({"user": int, "age": int}).set_index("user")
+    lines = lines_of("movies.dat")
+    movies = pd.DataFrame({"year": [int(title[-5:-1]) for _, title, _ in lines]})
+    movies["genres"] = [genres.split("|") for *_, genres in lines]
+    return users, movies.set_index(pd.Index([int(movie) for movie, *_ in lines]))
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
