@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "time_buckets": "config",
     "datasets": "errors files config runtime workers ids time_buckets compiled",
     "models": "config datasets.schema",
-    "sharding": "errors config runtime datasets models ids",
+    "sharding": "errors config runtime datasets models ids compiled",
     "training.progress": "files",
     "checkpoint.format": "errors files training.progress",
     "checkpoint.folder": "errors files runtime.console checkpoint.format",
