@@ -1,23 +1,27 @@
-"""Compare a model that is trained online with one that is retrained each night, on ratings by time.
+"""Compare a model that is trained online with one that is retrained from time to time, on ratings by time.
 
     python benchmarks/online_quality.py --real FOLDER... --write     docs/online_quality.json: half an hour
-    python benchmarks/online_quality.py --sets drifting --nights 2   some sets, by the start of their names
+    python benchmarks/online_quality.py --sets drifting --spans 2    some sets, by the start of their names
 
-    set              window       night
-    folders, --real  1 day        30 days
-    ml-100k          1 hour       1 day
-    drifting world   256 ratings  5,120 ratings
+    set              windows of the stream       retrained every
+    folders, --real  1 day, 30 days              30 days
+    ml-100k          1 hour, 1 day               1 day
+    drifting world   256 ratings, 5,120 ratings  5,120 ratings
 
-All models predict the same ratings, those of the last nights, with the default flags of their kind:
+All models predict the same ratings, those of the last spans between two retrainings:
 
-    online              a stream: each window is predicted, and then learned
-    retrained           each night from scratch, on all ratings before; it predicts those until the next night
-    trained once        on all ratings before the first of these nights
-    biases, each night  of users and items, fitted when a model is retrained
+    online        a stream: each window is predicted, and then learned. In the longer windows it learns as
+                  often as the other model is retrained
+    retrained     from scratch on all ratings before, of which one in a hundred is for validation; it predicts
+                  those of the next span
+    trained once  on all ratings before the first of these spans
+    biases        of users and items, fitted when the model is retrained
 
-A feature of an event, such as the user history, may come from any earlier event in all models. CPU seconds
-are those of the commands with start and preparation: of the whole stream, and of these nights alone. Prints
-each figure beside its bar. Needs recbole of requirements-dev.txt for ml-100k.
+All have default flags, and one seed: the retrained ones those of `--preset rating`, whose initial rows are
+solved for, and a stream those without a preset. The features of a rating, such as the user history, come from
+all ratings before it. CPU seconds are those of the commands, with start and preparation, for each thousand
+ratings that they predict. Prints each figure beside its bar. Needs recbole of requirements-dev.txt for
+ml-100k.
 """
 
 from __future__ import annotations
@@ -41,18 +45,18 @@ from recsuite.datasets.movielens.source import OF_20M, files_in
 from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
 
 PAGE = DOCS / "dynamic.md"
-ONLINE, RETRAINED, ONCE, BIASES = "online", "retrained", "trained once", "biases, each night"
+ONLINE, RETRAINED, ONCE, BIASES = "online", "retrained", "trained once", "biases"
 NUM_RATINGS = 50_000
 
 
 @dataclass(frozen=True)
 class OnlineSet:
-    """Set in order of time. window, night: of the flag --window; a night is a multiple of a window."""
+    """Set in order of time. windows: values of --window; span: between retrainings, a multiple of each."""
 
     name: str
     data: Path
-    window: str
-    night: str
+    windows: tuple[str, str]
+    span: str
 
 
 def main() -> None:
@@ -60,7 +64,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--real", type=Path, nargs="+", default=[], help="folders of MovieLens files")
     parser.add_argument("--sets", nargs="+", default=[""], help="starts of names (default: all)")
-    parser.add_argument("--nights", type=int, default=40, help="at most so many (default: 40)")
+    parser.add_argument("--spans", type=int, default=40, help="at most so many (default: 40)")
     parser.add_argument("--ratings", type=int, default=NUM_RATINGS, help="of the drifting world")
     finish("online_quality", parser.parse_args(), measure, judge, render, PAGE, mark="online quality")
 
@@ -75,9 +79,9 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 def online_sets(flags: argparse.Namespace) -> Iterator[OnlineSet]:
     """All sets; those that are not real ones have to be written."""
     for data in flags.real:
-        yield OnlineSet(data.resolve().name, data, "1d", "30d")
-    yield OnlineSet("ml-100k", Path("ml-100k"), "1h", "1d")
-    yield OnlineSet("drifting world", Path("drifting"), "256", "5120")
+        yield OnlineSet(data.resolve().name, data, ("1d", "30d"), "30d")
+    yield OnlineSet("ml-100k", Path("ml-100k"), ("1h", "1d"), "1d")
+    yield OnlineSet("drifting world", Path("drifting"), ("256", "5120"), "5120")
 
 
 def written(each: OnlineSet, flags: argparse.Namespace, folder: Path) -> Path:
@@ -97,30 +101,33 @@ def compare(each: OnlineSet, flags: argparse.Namespace, folder: Path) -> dict[st
     """Train and test each model on a set."""
     data = written(each, flags, folder)
     lines = Lines(data)
-    begins = lines.begins_of(each.night)
-    nights = [*begins[max(len(begins) // 2, len(begins) - flags.nights) :], len(lines.rows)]
-    judged, last = nights[0], nights[-1]
-    columns, rmses, seconds = folder / f"columns {each.name}", {}, {}
-    stream = ("--stream", "--vocabulary", "dynamic", "--capacity", 100_000, "--window", each.window)
-    before = cpu_seconds()
-    windows = train("--data_path", data, "--cache_dir", columns, *stream)["windows"]
-    seconds[ONLINE] = cpu_seconds() - before
-    rmses[ONLINE] = rmse_from(windows, judged)
+    begins, last = lines.begins_of(each.span), len(lines.rows)
+    spans = [*begins[max(len(begins) // 2, len(begins) - flags.spans) :], last]
+    first, columns = spans[0], folder / f"columns {each.name}"
+    stream = ("--stream", "--vocabulary", "dynamic", "--capacity", 100_000, "--duplicates", "keep")
+    online = []
+    for window in each.windows:
+        before = cpu_seconds()
+        report = train("--data_path", data, "--cache_dir", columns, *stream, "--window", window)
+        seconds = cpu_seconds() - before
+        error = rmse_of(report["windows"], first, last)
+        online.append({"window": window, "rmse": error, "cpu_seconds": seconds})
     before, found = cpu_seconds(), []
-    for begin, end in itertools.pairwise(nights):
+    for begin, end in itertools.pairwise(spans):
         found.append((end - begin, *retrain(lines, folder, begin, end)))
         print(f"{each.name}: {end:,} of {last:,} ratings", file=sys.stderr, flush=True)
-    seconds[RETRAINED] = cpu_seconds() - before
-    rmses[RETRAINED] = rmse((number, error) for number, error, _ in found)
-    rmses[ONCE], _ = retrain(lines, folder, judged, last)
-    rmses[BIASES] = rmse((number, error) for number, _, error in found)
+    seconds = cpu_seconds() - before
     return {
         "data": each.name,
-        "window": each.window,
-        "night": each.night,
-        "nights": len(nights) - 1,
-        "ratings": {"all": last, "judged": last - judged},
-        "rmse": rmses,
+        "span": each.span,
+        "spans": len(spans) - 1,
+        "ratings": {"all": last, "judged": last - first},
+        "online": online,
+        "rmse": {
+            RETRAINED: rmse((number, error) for number, error, _ in found),
+            ONCE: retrain(lines, folder, first, last)[0],
+            BIASES: rmse((number, error) for number, _, error in found),
+        },
         "cpu_seconds": seconds,
     }
 
@@ -137,20 +144,17 @@ def rmse(parts: Iterable[tuple[int, float]]) -> float:
     return math.sqrt(sum(squares) / sum(numbers))
 
 
-def rmse_from(windows: list[dict[str, Any]], position: int) -> float:
-    """RMSE of the windows of a stream from a position on.
+def rmse_of(windows: list[dict[str, Any]], first: int, last: int) -> float:
+    """RMSE of the windows of a stream from a position on; last: the number of all ratings.
 
     Raises:
-        RuntimeError: when no window begins there.
+        RuntimeError: when no window begins there, or ratings are missing.
     """
-    end, judged = 0, []
-    for window in windows:
-        if end >= position:
-            judged.append((window["events"], window["progressive"]["rmse"]))
-        end += window["events"]
-    if sum(number for number, _ in judged) != end - position:
-        raise RuntimeError(f"no window begins at rating {position:,}")
-    return rmse(judged)
+    ends = [0, *itertools.accumulate(window["events"] for window in windows)]
+    if first not in ends or ends[-1] != last:
+        raise RuntimeError(f"windows of {ends[-1]:,} ratings, of {last:,}; one must begin at {first:,}")
+    judged = windows[ends.index(first) :]
+    return rmse((window["events"], window["progressive"]["rmse"]) for window in judged)
 
 
 def retrain(lines: Lines, folder: Path, begin: int, end: int) -> tuple[float, float]:
@@ -201,30 +205,43 @@ def time_of(row: bytes) -> int:
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Bar: the online model is better than the retrained one."""
-    found = [(each["data"], each["rmse"][ONLINE], each["rmse"][RETRAINED]) for each in result["sets"]]
     return [
-        bar(f"{name}, RMSE online", online, other, f"{online:.4f}", f"{other:.4f}, {RETRAINED}", at_most=True)
-        for name, online, other in found
+        bar(
+            f"{each['data']}, window {online['window']}, RMSE online",
+            online["rmse"],
+            each["rmse"][RETRAINED],
+            f"{online['rmse']:.4f}",
+            f"{each['rmse'][RETRAINED]:.4f}, {RETRAINED}",
+            at_most=True,
+        )
+        for each in result["sets"]
+        for online in each["online"]
     ]
 
 
 def render(result: dict[str, Any]) -> str:
-    """Table with a row for each set."""
-    models = (ONLINE, RETRAINED, ONCE, BIASES)
-    heads = ["RMSE", "window", "night", "nights", "ratings", *models, "CPU s, online", "CPU s, retrained"]
-    lines = [
-        [
-            each["data"],
-            each["window"],
-            each["night"],
-            str(each["nights"]),
-            f"{each['ratings']['judged']:,}",
-            *(f"{each['rmse'][name]:.4f}" for name in models),
-            *(f"{each['cpu_seconds'][name]:,.0f}" for name in (ONLINE, RETRAINED)),
-        ]
-        for each in result["sets"]
-    ]
+    """Table with a row for each set and model."""
+    heads = ["set", "model", "RMSE", "CPU s for 1,000 ratings"]
+    lines = []
+    for each in result["sets"]:
+        ratings, span, other = each["ratings"], in_words(each["span"]), each["rmse"]
+        name = f"{each['data']}, {ratings['judged']:,} ratings in {each['spans']} spans"
+        for online in each["online"]:
+            cost = 1000 * online["cpu_seconds"] / ratings["all"]
+            window = in_words(online["window"])
+            lines.append([name, f"{ONLINE}, learns every {window}", f"{online['rmse']:.4f}", f"{cost:.1f}"])
+        cost = 1000 * each["cpu_seconds"] / ratings["judged"]
+        lines.append([name, f"{RETRAINED} every {span}", f"{other[RETRAINED]:.4f}", f"{cost:.1f}"])
+        lines.append([name, ONCE, f"{other[ONCE]:.4f}", ""])
+        lines.append([name, f"{BIASES}, fitted every {span}", f"{other[BIASES]:.4f}", ""])
     return f"{table(heads, lines)}\n\n{origin(result)}."
+
+
+def in_words(span: str) -> str:
+    """Window or span for readers, as "30 days" or "256 ratings"."""
+    units = {"d": "days", "h": "hours"}
+    number, unit = (span[:-1], units[span[-1]]) if span[-1] in units else (f"{int(span):,}", "ratings")
+    return unit.removesuffix("s") if number == "1" else f"{number} {unit}"
 
 
 if __name__ == "__main__":

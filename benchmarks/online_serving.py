@@ -4,11 +4,11 @@
     python benchmarks/online_serving.py --ratings 3000 --chunks 4 --chunk 128 --burst 2
 
 A training follows a file with --follow_data, and a server follows the training. Ratings of a drifting world
-are appended, a chunk at a time. Three models predict each chunk before it is appended: the served one, one
-that was trained in epochs on all ratings before the last "night", for which the others wait, and the one from
-the beginning, which never learned again. All get the features of user and movie, and the history of the user
-before each rating. Then the time is measured until the served model has learned the chunk; and of several
-chunks at once, the ratings a second. Prints each figure beside its bar.
+are appended, a chunk at a time. Three models predict each chunk before it is appended: the served one; one
+that is trained in epochs on all ratings each night, after so many chunks, while the others wait; and the
+served one of the beginning, which learns no more. All get the features of user and movie, and the history of
+the user before each rating. Then the time is measured until the served model has learned the chunk; and of
+several chunks at once, the ratings a second. Prints each figure beside its bar.
 """
 
 from __future__ import annotations

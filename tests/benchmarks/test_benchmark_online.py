@@ -28,9 +28,11 @@ def test_all_models_are_judged_by_the_same_ratings(tmp_path: Path) -> None:
     short = ("--sets", "drifting", "--ratings", 12_000)
     found, _ = measured("online_quality", tmp_path, *short)
     (only,) = found["sets"]
-    # Nights of 5,120 ratings: the first of them is only learned.
-    assert only["nights"] == 2
+    # Spans of 5,120 ratings: the first of them is only learned.
+    assert only["spans"] == 2
     assert only["ratings"] == {"all": 12_000, "judged": 12_000 - 5_120}
-    assert set(only["rmse"]) == {"online", "retrained", "trained once", "biases, each night"}
-    assert all(0.8 < error < 1.6 for error in only["rmse"].values())
-    assert all(seconds > 0 for seconds in only["cpu_seconds"].values())
+    assert [online["window"] for online in only["online"]] == ["256", "5120"]
+    assert set(only["rmse"]) == {"retrained", "trained once", "biases"}
+    errors = [*only["rmse"].values(), *(online["rmse"] for online in only["online"])]
+    assert all(0.8 < error < 1.6 for error in errors)
+    assert all(seconds > 0 for seconds in (only["cpu_seconds"], only["online"][0]["cpu_seconds"]))

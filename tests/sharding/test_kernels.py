@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from recsuite.sharding.kernels import distinct
+from recsuite.sharding.cpu_tables import distinct
 from recsuite.sharding.table_rules import RowWiseAdagrad, TableRule
 
 LEAST, MOST = -(2**63), 2**63 - 1

@@ -70,7 +70,8 @@ class Checkpointer:
         config: Config,
         context: RuntimeContext,
     ) -> None:
-        self.resumed, self.is_resumed = resumed, resumed is not None
+        self.resumed = resumed
+        self.is_resumed = resumed is not None
         # Known before `begin`: from here on the workers make batches while the trainer builds the model that
         # `begin` restores.
         self.start = Progress() if resumed is None else read_manifest(resumed.folder).progress

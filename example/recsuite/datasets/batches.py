@@ -191,7 +191,7 @@ class EventBatches:
     ) -> tuple[np.ndarray, ...]:
         """Labels and weights of a `Batch`, and those of the labels after the first.
 
-        weight: of an event.
+        weight: of each event.
         """
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         labels[: len(events)], labels[len(events) :] = events["label"], 0

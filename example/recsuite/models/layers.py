@@ -124,9 +124,9 @@ class _BiasedProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_sum: torch.Tensor, of_products: torch.Tensor) -> tuple[torch.Tensor, ...]:
         users, items = ctx.saved_tensors
-        of_each = of_products + of_sum.unsqueeze(1)
-        of_each[:, 0] = of_products[:, 0]
-        of_users, of_items = of_each * items, of_each * users
+        of_both = of_products + of_sum.unsqueeze(1)
+        of_both[:, 0] = of_products[:, 0]
+        of_users, of_items = of_both * items, of_both * users
         of_users[:, 0] += of_sum
         of_items[:, 0] += of_sum
         return of_users, of_items

@@ -45,7 +45,6 @@ from recsuite.models.rows import SharedRows
 from recsuite.runtime.process import profiler_range
 from recsuite.sharding.dynamic import NO_ROW, BucketPlacement, DynamicSpec, DynamicTable, rows_per_rank
 from recsuite.sharding.exchange import Exchange, open_exchange
-from recsuite.sharding.kernels import distinct
 from recsuite.sharding.recommender import of_tables
 from recsuite.sharding.table_rules import TableRule
 
@@ -292,6 +291,32 @@ def learn(layout: TableLayout, request: LookupRequest, gradients: torch.Tensor) 
             there = (rows >= 0).nonzero().view(-1)
             rows, sums = rows[there], sums[there]
         part.group.learn(rows, sums)
+
+
+class Distinct(NamedTuple):
+    """Distinct keys, ascending, int64.
+
+    inverse: for each key its index among them, int64 [n], as in torch.unique; order: the keys in ascending
+    order, equal keys in input order, int32 [n]; starts: the start of each distinct key in that order, int32.
+    """
+
+    keys: torch.Tensor
+    inverse: torch.Tensor
+    order: torch.Tensor
+    starts: torch.Tensor
+
+
+def distinct(keys: torch.Tensor) -> Distinct:
+    """Return the distinct keys of an int64 tensor [n], n < 2^31."""
+    # Not at the top: this module is imported on a GPU too.
+    from recsuite.sharding.kernels import sort_keys
+
+    number = len(keys)
+    found, inverse = torch.empty_like(keys), torch.empty_like(keys)
+    order, starts = (torch.empty(number, dtype=torch.int32) for _ in range(2))
+    arrays = (each.numpy() for each in (keys.contiguous(), found, inverse, order, starts))
+    count = sort_keys(*arrays) if number else 0
+    return Distinct(found[:count], inverse, order, starts[:count])
 
 
 def _summed(

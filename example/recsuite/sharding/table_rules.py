@@ -29,7 +29,6 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 
 from recsuite.config.sections import require
-from recsuite.sharding.kernels import update_by_adagrad
 
 # Global batch at which a rule uses exactly its `lr`.
 REFERENCE_BATCH = 4096
@@ -159,12 +158,15 @@ class RowWiseAdagrad(Adagrad):
     def update(
         self, weights: Tensor, state: State, rows: Tensor, gradients: Tensor, rate: Tensor, number: int
     ) -> None:
-        """See `TableRule`; the default rule, and for that reason compiled."""
-        if type(self).step is not RowWiseAdagrad.step:
+        """See `TableRule`; compiled, because it is the default rule."""
+        if type(self) is not RowWiseAdagrad:
             super().update(weights, state, rows, gradients, rate, number)
-        else:
-            sums, numbers = state["momentum1"].numpy(), (np.float32(rate), np.float32(self.eps))
-            update_by_adagrad(weights.numpy(), sums, rows.numpy(), gradients.numpy(), *numbers)
+            return
+        # Not at the top: this module is imported on a GPU too.
+        from recsuite.sharding.kernels import update_by_adagrad
+
+        sums, numbers = state["momentum1"].numpy(), (np.float32(float(rate)), np.float32(self.eps))
+        update_by_adagrad(weights.numpy(), sums, rows.numpy(), gradients.numpy(), *numbers)
 
 
 @dataclass(frozen=True)

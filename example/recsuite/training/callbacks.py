@@ -160,7 +160,7 @@ class CheckpointerProtocol(Protocol):
     Collective.
 
     phase: the one of `PHASES` in which its time counts; run: see `Callback.on_begin`, the same on every rank
-    if there are checkpoints; is_resumed: True if it restores a checkpoint, so that no initial rows are made.
+    if there are checkpoints; is_resumed: True if the training continues from a checkpoint.
     """
 
     phase: str

@@ -465,7 +465,7 @@ class TrainingPass(Pass):
 
 
 def _gaussian_rows(columns: Columns, config: ModelConfig, seed: int) -> Mapping[str, np.ndarray]:
-    # Not at the top: only rank 0 needs numba.
+    # Not at the top: only rank 0 makes the rows, and a GPU needs no numba otherwise.
     from recsuite.training.gaussian import gaussian_rows
 
     return gaussian_rows(columns, config, seed)
