@@ -129,10 +129,18 @@ def test_ranks_share_the_global_batch_of_one_rank(columns: Columns, config: Conf
 
 
 def test_an_event_has_the_weight_1_in_a_window_of_any_size(columns: Columns, config: Config) -> None:
-    for number in (1, 7, 2 * config.loader.batch_size):
-        batch = EventBatches(columns, config, 0, 1)[Request("train", 0, 0, window=(100, 100 + number))]
-        num_real = min(number, config.loader.batch_size)
-        assert batch.weights.tolist() == [1.0] * num_real + [0.0] * (config.loader.batch_size - num_real)
+    size = config.loader.batch_size
+    # Also in the second step of a window, in a resumed one, and on the second of two ranks.
+    for number, step, first, rank, world_size, num_real in (
+        (1, 0, 0, 0, 1, 1),
+        (2 * size, 0, 0, 0, 1, size),
+        (size + 7, 1, 0, 0, 1, 7),
+        (size + 7, 0, size, 0, 1, 7),
+        (size + 7, 0, 0, 1, 2, 7),
+    ):
+        request = Request("train", 0, step, first, window=(100, 100 + number))
+        batch = EventBatches(columns, config, rank, world_size)[request]
+        assert batch.weights.tolist() == [1.0] * num_real + [0.0] * (size - num_real)
 
 
 def test_weights_make_the_mean_over_ranks_the_mean_over_real_rows(columns: Columns, config: Config) -> None:
