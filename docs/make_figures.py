@@ -93,9 +93,11 @@ def summary() -> str:
     rows = [
         *_sequences(),
         *_ratings(),
+        _online(),
         _loads(),
         (
-            "seconds from new events to a served model that learned them: median, 99th percentile",
+            f"seconds from a window of {served['chunk']} events to a served model that learned it: median, 99th "
+            "percentile",
             f"**{middle:.1f}**, **{slowest:.1f}**",
             served,
         ),
@@ -144,6 +146,15 @@ def _ratings() -> list[tuple[str, str, dict[str, Any]]]:
         )
         rows.append((what, f"**{mine:.3f}**, {min(myfm):.3f}", found))
     return rows
+
+
+def _online() -> tuple[str, str, dict[str, Any]]:
+    """Return the error of a model that is trained online, beside that of a retrained one."""
+    found = _read("online_quality")
+    (each,) = (each for each in found["sets"] if each["data"] == "ml-100k")
+    online = {one["window"]: one["rmse"] for one in each["online"]}
+    what = "ratings of ml-100k by time, RMSE: learned online each hour, beside retrained each day"
+    return what, f"**{online['1h']:.3f}**, {each['rmse']['retrained']:.3f}", found
 
 
 def _mean(runs: list[dict[str, Any]], part: str, name: str, **wanted: str) -> float:

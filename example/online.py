@@ -1,7 +1,7 @@
 """Train online on the ratings in the order of time, and serve each new model.
 
     python online.py                           a small drifting synthetic data set
-    python online.py --data_path ml-1m         the ratings of a MovieLens folder, replayed by their times
+    python online.py --data_path FOLDER        the ratings of a folder, replayed by their times
     python online.py --window 7d --ttl 180d    further flags are those of example.py
 
 The training is another process: it predicts each window of ratings, trains on it, and writes a delta. This
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Return the flags of this script, and the others, which are those of example.py."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data_path", help="a folder of MovieLens files; synthetic ratings without one")
+    parser.add_argument("--data_path", help="a folder of ratings; synthetic ones without it")
     parser.add_argument(
         "--save_dir", type=local, help="keeps the checkpoints here; without one they are removed"
     )

@@ -198,6 +198,17 @@ def predicted_error(columns: Any, rows: dict[str, np.ndarray]) -> float:
     return float(np.sqrt(np.mean((predicted - events["label"]) ** 2)))
 
 
+@pytest.mark.parametrize("duplicates", ["last", "keep"])
+def test_lists_are_not_tried_where_users_have_items_more_than_once(tmp_path: Path, duplicates: str) -> None:
+    ratings = [(1 + k % 30, 1 + k % 7, 1 + k % 5, 10**9 + k) for k in range(1000)]
+    write_ratings(tmp_path / "ratings", ratings)
+    flags = {"data_path": tmp_path / "ratings", "duplicates": duplicates, "split": "random"}
+    columns = open_columns(
+        parse_args([word for name, value in flags.items() for word in (f"--{name}", str(value))])
+    )
+    assert GaussianModel(columns, D, seed=0).may_have_lists == (duplicates == "last")
+
+
 def test_unknown_users_and_items_begin_with_zero_rows(tmp_path: Path) -> None:
     columns = open_columns(parse_args(write_planted(tmp_path, 40, 20, 200)))
     rows = gaussian_rows(columns, ModelConfig(), seed=0)

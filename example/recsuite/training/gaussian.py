@@ -14,6 +14,7 @@ neighborhood", KDD 2008).
 
 The sums over lists are added to the rows of ids, so the trained model needs no lists. Where choices say
 nothing about labels, lists only add noise: they are used if they lower the error on the validation events.
+They are not tried if a user has an item more than once (`--duplicates keep`).
 
 Shapes: n events, d numbers in a row; owners are users or items; number 0 of a row is its bias.
 """
@@ -539,6 +540,9 @@ class GaussianModel:
         for unknowns in (self.users, self.items):
             unknowns.side.covariances[:, range(d), range(d)] = FIRST_VARIANCE
         self.noise, self.sweeps = 1.0, 0
+        pairs = events[USER].astype(np.int64) * columns.num_items + events[ITEM]
+        # `solve_lists` requires that a list has an item once; with repeated ones it would diverge.
+        self.may_have_lists = columns.num_validation > 0 and len(np.unique(pairs)) == len(pairs)
 
     def events(self, split: str) -> np.ndarray:
         """Return the records of the events of a split."""
@@ -625,7 +629,7 @@ def gaussian_rows(columns: Columns, config: ModelConfig, seed: int) -> dict[str,
     with stage("solving for the rows", MOST_SWEEPS, "sweeps") as done:
         model, lists, change = GaussianModel(columns, d, seed), "", 1.0
         while model.sweeps < MOST_SWEEPS and (model.sweeps <= SWEEPS_ALONE or change > LEAST_CHANGE):
-            if model.sweeps == SWEEPS_ALONE and columns.num_validation:
+            if model.sweeps == SWEEPS_ALONE and model.may_have_lists:
                 lists = " with all items of each user" if model.try_lists() else ""
             change = model.sweep()
             done(model.sweeps)
