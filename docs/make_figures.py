@@ -96,8 +96,8 @@ def summary() -> str:
         _online(),
         _loads(),
         (
-            f"seconds from a window of {served['chunk']} events to a served model that learned it: median, 99th "
-            "percentile",
+            f"seconds from a window of {served['chunk']} events to a served model that learned it: median, "
+            "99th percentile",
             f"**{middle:.1f}**, **{slowest:.1f}**",
             served,
         ),
