@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ import pytest
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.documents import PAGES, README, blocks, commands, short_form
-from tests.support.launch import ROOT, python, read_json, run_command, succeeded
+from tests.support.launch import (
+    ROOT,
+    free_port,
+    python,
+    read_json,
+    run_command,
+    started,
+    succeeded,
+    wait_for,
+)
 from tests.support.quick_python import quick_python
 
 Lines = tuple[str, ...]
@@ -29,6 +39,7 @@ REAL = Path(os.environ.get("MOVIELENS_DATA", ROOT.parent / "shared" / "data" / "
 WALKTHROUGH = (
     "RDZV_ENDPOINT=first-machine:29400 ./run.sh dump --resume --dump_every 100 --save_dir /shared/dumps"
 )
+FOLLOWED = "--data_path FOLDER --save_dir dumps --stream --follow_data --vocabulary dynamic --capacity 10000"
 # Added to a training whose claim needs no more.
 SHORT = " --epochs 1"
 RANKED = re.compile(r"\| rank \| title +\| +\w+ \|")
@@ -102,6 +113,17 @@ def follows_a_stream(lines: Lines, clone: Path) -> None:
     output = succeeded(shell(lines, clone))
     assert re.search(r"dynamic tables: user \d+ rows", output)
     assert re.search(r"\| predicted before learned, \d+ windows", output)
+
+
+def learns_and_serves_a_stream(lines: Lines, clone: Path) -> None:
+    training, server = lines
+    (data,) = (clone / "data").iterdir()
+    command = ["bash", "-ec", training.replace("FOLDER", str(data))]
+    with started(command, cwd=clone, env={"VARIANT": "cpu"}) as trainer:
+        wait_for(trainer, "waiting for more ratings")
+        served = [sys.executable, "-u", *server.split()[1:], "--port", str(free_port())]
+        with started(served, cwd=clone) as serving:
+            wait_for(serving, "serving dumps at http://")
 
 
 def meets_other_machines(lines: Lines, clone: Path) -> None:
@@ -327,6 +349,7 @@ CHECKS: dict[str, Check] = {
     "NPROC=3 ./run.sh --epochs 1": trains,
     "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": meets_other_machines,
     "./run.sh --vocabulary dynamic --capacity 10000 --stream --window 30d": follows_a_stream,
+    f"./run.sh inc_dump {FOLLOWED}": learns_and_serves_a_stream,
     "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
     "./run.sh --data_path ~/shop": trains_on_own_tables,
     "./run.sh dump --epochs 4": lives,
@@ -388,6 +411,7 @@ LONG = (
     "./run.sh dump --resume --dump_every 100",
     "./run.sh inc_dump --dump_every 50",
     "./run.sh load dumps --until 100",
+    f"./run.sh inc_dump {FOLLOWED}",
     "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out",
     "./run.sh export served --checkpoint latest",
     "./run.sh setup",
