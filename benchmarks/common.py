@@ -204,7 +204,7 @@ def train(
 
 
 def training_seconds(report: dict[str, Any]) -> float:
-    """Seconds of the epochs of a training, and of the start before them if the report has them."""
+    """Seconds of the epochs of a training, and of making its initial rows."""
     seconds: float = sum(epoch["seconds"] for epoch in report["epochs"])
     return seconds + report.get("initial_rows_seconds", 0.0)
 

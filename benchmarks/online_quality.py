@@ -33,8 +33,9 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,17 @@ NUM_RATINGS = 50_000
 
 @dataclass(frozen=True)
 class OnlineSet:
-    """Set in order of time. windows: values of --window; span: between retrainings, a multiple of each."""
+    """Set in order of time.
+
+    windows: values of --window; span: between retrainings, a multiple of each; write: writes the folder of
+    the data, None where it exists.
+    """
 
     name: str
     data: Path
     windows: tuple[str, str]
     span: str
+    write: Callable[[Path], object] | None = None
 
 
 def main() -> None:
@@ -72,43 +78,41 @@ def main() -> None:
 def measure(flags: argparse.Namespace) -> dict[str, Any]:
     """Errors and seconds of each model on each set."""
     with tempfile.TemporaryDirectory() as folder:
-        sets = [each for each in online_sets(flags) if each.name.startswith(tuple(flags.sets))]
-        return {**describe(), "sets": [compare(each, flags, Path(folder)) for each in sets]}
+        sets = online_sets(flags, Path(folder))
+        chosen = [each for each in sets if each.name.startswith(tuple(flags.sets))]
+        return {**describe(), "sets": [compare(each, flags.spans, Path(folder)) for each in chosen]}
 
 
-def online_sets(flags: argparse.Namespace) -> Iterator[OnlineSet]:
-    """All sets; those that are not real ones have to be written."""
+def online_sets(flags: argparse.Namespace, folder: Path) -> Iterator[OnlineSet]:
+    """All sets; folder: of those that are written."""
     for data in flags.real:
         yield OnlineSet(data.resolve().name, data, ("1d", "30d"), "30d")
-    yield OnlineSet("ml-100k", Path("ml-100k"), ("1h", "1d"), "1d")
-    yield OnlineSet("drifting world", Path("drifting"), ("256", "5120"), "5120")
+    yield OnlineSet("ml-100k", folder / "ml-100k", ("1h", "1d"), "1d", write_ml_100k)
+    write = partial(write_synthetic, num_ratings=flags.ratings, seed=0, world=DriftingWorld())
+    yield OnlineSet("drifting world", folder / "drifting", ("256", "5120"), "5120", write)
 
 
-def written(each: OnlineSet, flags: argparse.Namespace, folder: Path) -> Path:
-    """Folder of a set."""
-    place = folder / each.data
-    if each.data == Path("ml-100k"):
-        # Only here: the other functions of this file need no requirements-dev.txt.
-        from peers import write_movielens_100k
+def write_ml_100k(folder: Path) -> None:
+    """Write ml-100k into a new folder."""
+    # Not at the top: the other functions of this file need no requirements-dev.txt.
+    from peers import write_movielens_100k
 
-        write_movielens_100k(place)
-    elif each.data == Path("drifting"):
-        write_synthetic(place, flags.ratings, seed=0, world=DriftingWorld())
-    return place
+    write_movielens_100k(folder)
 
 
-def compare(each: OnlineSet, flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train and test each model on a set."""
-    data = written(each, flags, folder)
-    lines = Lines(data)
+def compare(each: OnlineSet, most_spans: int, folder: Path) -> dict[str, Any]:
+    """Train and test each model on a set, in at most so many spans."""
+    if each.write is not None:
+        each.write(each.data)
+    lines = Lines(each.data)
     begins, last = lines.begins_of(each.span), len(lines.rows)
-    spans = [*begins[max(len(begins) // 2, len(begins) - flags.spans) :], last]
+    spans = [*begins[max(len(begins) // 2, len(begins) - most_spans) :], last]
     first, columns = spans[0], folder / f"columns {each.name}"
     stream = ("--stream", "--vocabulary", "dynamic", "--capacity", 100_000, "--duplicates", "keep")
     online = []
     for window in each.windows:
         before = cpu_seconds()
-        report = train("--data_path", data, "--cache_dir", columns, *stream, "--window", window)
+        report = train("--data_path", each.data, "--cache_dir", columns, *stream, "--window", window)
         seconds = cpu_seconds() - before
         error = rmse_of(report["windows"], first, last)
         online.append({"window": window, "rmse": error, "cpu_seconds": seconds})

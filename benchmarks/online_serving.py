@@ -31,8 +31,10 @@ from common import DOCS, EXAMPLE, bar, describe, finish, make_parser, mean, orig
 from online_quality import Lines
 
 from recsuite.checkpoint.folder import LATEST
+from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
+from recsuite.datasets.source import locate, read
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 
@@ -162,17 +164,9 @@ def predicted(
 
 def read_features(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Features of the users and of the movies of a world, by id."""
-
-    def lines_of(name: str) -> list[list[str]]:
-        return [line.split("::") for line in (folder / name).read_text("latin-1").splitlines()]
-
-    users = pd.DataFrame(lines_of("users.dat")).iloc[:, :4]
-    users.columns = pd.Index(["user", "gender", "age", "occupation"])
-    users = users.astype({"user": int, "age": int}).set_index("user")
-    lines = lines_of("movies.dat")
-    movies = pd.DataFrame({"year": [int(title[-5:-1]) for _, title, _ in lines]})
-    movies["genres"] = [genres.split("|") for *_, genres in lines]
-    return users, movies.set_index(pd.Index([int(movie) for movie, *_ in lines]))
+    config = Config.of(data_path=str(folder)).data
+    raw = read(locate(config, seed=0), config)
+    return raw.users.set_index("user_id"), raw.items.set_index("movie_id").drop(columns="title")
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:

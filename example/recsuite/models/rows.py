@@ -224,12 +224,12 @@ class _FeatureSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         found, names = ctx.found, ctx.names
-        sizes = {name: len(each.places) for name, each in found.items()}
         num_rows, dim = ctx.num_rows, gradient.size(1)
         if len(names) == 1 and found[names[0]].is_single and names[0] not in ctx.weights:
             # Each value has the gradient of its event.
             of_rows = gradient.new_zeros(num_rows, dim).index_add_(0, found[names[0]].places, gradient)
             return of_rows, None, None, None
+        sizes = {name: len(each.places) for name, each in found.items()}
         # If few values are outside the sum, giving these the weight 0 is faster than sorting them out.
         by_row = 2 * sum(sizes[name] for name in names) > sum(sizes.values())
         # Blocks of B gradients, in which each value finds that of its event: the gradient, and for each list
