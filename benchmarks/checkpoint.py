@@ -279,7 +279,7 @@ def measure_dumps(settings: CheckpointSettings, config: Config, context: Runtime
     # Untrained: bytes and seconds do not depend on the values of rows.
     state = build_train_state(columns, config, context)
     checkpointer = Checkpointer(None, "benchmark", columns, config, context)
-    checkpointer.begin(state)
+    checkpointer.begin(state, checkpointer.start)
     shard = all_gather_object(lambda: sum(len(array) for array in _shard_bytes(checkpointer.writer.tables)))
     write = checkpointer.writer.write_full
     memory = {"while steps wait": peak_memory(lambda: write(checkpointer.start), max(shard))}
@@ -287,7 +287,7 @@ def measure_dumps(settings: CheckpointSettings, config: Config, context: Runtime
     found = {"shard bytes": shard, **rounds.measure()}
     config = config.replaced(inc_dump=False, async_dump=True)
     beside = Checkpointer(None, "benchmark", columns, config, context)
-    beside.begin(state)
+    beside.begin(state, beside.start)
     found["beside"] = steps_beside(beside, state, columns, config, context, rounds.progress())
 
     def write_beside() -> None:

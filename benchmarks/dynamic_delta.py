@@ -252,7 +252,7 @@ def _started(
     if fill is not None:
         fill(dynamic_rows(state.model)[TABLE])
     checkpointer = Checkpointer(None, "benchmark", columns, config, context)
-    checkpointer.begin(state)
+    checkpointer.begin(state, checkpointer.start)
     return checkpointer
 
 

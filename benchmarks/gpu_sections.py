@@ -1000,7 +1000,7 @@ def checkpoint_rates(rows: int, folder: Path, context: RuntimeContext) -> Any:
         state = build_train_state(columns, config, context)
     checkpointer = Checkpointer(None, "benchmark", columns, config, context)
     Path(config.checkpoint.save_dir).mkdir()
-    checkpointer.begin(state)
+    checkpointer.begin(state, checkpointer.start)
     synchronize(context.device)
     began = time.perf_counter()
     checkpointer.writer.write_full(checkpointer.start)

@@ -236,7 +236,7 @@ def test_a_model_whose_loss_is_not_a_number_is_not_written(trained: Trained, los
     before = sorted(trained.folder.iterdir())
     config = trained.config.replaced(dump=True, resume=True, keep=1)
     with checkpointing(trained.columns, config, trained.context) as checkpointer:
-        checkpointer.begin(trained.train_state)
+        checkpointer.begin(trained.train_state, checkpointer.start)
         with pytest.raises(UserError, match=rf"The loss is {loss} at step 5: the training diverged"):
             tell(checkpointer, Progress(5, 0, 5), loss)
     assert sorted(trained.folder.iterdir()) == before
@@ -265,7 +265,7 @@ def test_late_writes_of_an_old_attempt_do_not_reach_the_next_one(
             contextlib.suppress(UserError),
             checkpointing(trained.columns, config, trained.context) as checkpointer,
         ):
-            checkpointer.begin(trained.train_state)
+            checkpointer.begin(trained.train_state, checkpointer.start)
             tell(checkpointer, Progress(5, 0, 5))
     final = trained.folder / f"{kind}-000000005"
     assert newest_in(trained.folder) == final
@@ -303,7 +303,7 @@ def test_a_model_with_invalid_weights_is_not_written(
     before = sorted(trained.folder.iterdir())
     config = trained.config.replaced(dump=True, inc_dump=increments, resume=True, keep=1)
     with checkpointing(trained.columns, config, trained.context) as checkpointer:
-        checkpointer.begin(trained.train_state)
+        checkpointer.begin(trained.train_state, checkpointer.start)
         tensors = tensors_of(trained.train_state)
         (tensor,) = local_parts(tensors[name])
         kept = tensor[1].clone()

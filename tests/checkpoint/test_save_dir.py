@@ -598,6 +598,17 @@ def test_an_untrained_checkpoint_is_used_only_by_its_name(tmp_path: Path, checkp
     )
 
 
+def test_validated_initial_rows_are_the_best_until_an_epoch_is_better(tmp_path: Path) -> None:
+    first = publish_at(tmp_path, 0, Progress(best=0.9))
+    assert links_in(tmp_path) == {BEST: first.name}
+    assert chosen_chain(tmp_path).folder == first
+    refused(lambda: chosen_chain(tmp_path, LATEST), "holds only step-000000000, which is untrained")
+    publish_at(tmp_path, 10, Progress(10, 1, best=0.9, epochs_since_best=1))
+    assert links_in(tmp_path) == {BEST: first.name, LATEST: "step-000000010"}
+    publish_at(tmp_path, 20, Progress(20, 2, best=0.8))
+    assert links_in(tmp_path) == {BEST: "step-000000020", LATEST: "step-000000020"}
+
+
 def test_publishing_over_an_existing_checkpoint_fails_and_keeps_it(tmp_path: Path) -> None:
     final = publish_dump(tmp_path, 10, keep=2)
     with pytest.raises(OSError, match="not empty"):

@@ -309,6 +309,7 @@ def test_a_refusal_of_damage_names_a_checkpoint_that_can_be_read(trained: Traine
         (Progress(1_234, 3, 0, 0.87654), "latest", "latest: step 1,234"),
         (Progress(1_234, 3, 0, 0.87654), "", "step 1,234"),
         (Progress(), "", "step 0, untrained"),
+        (Progress(best=0.87654), "best", "best: epoch 0, validation RMSE 0.8765 (step 0, initial rows)"),
     ],
 )
 def test_which_checkpoint_was_taken_is_reported(progress: Progress, asked: str, words: str) -> None:
@@ -475,6 +476,22 @@ def test_a_follower_changes_to_a_new_run_after_its_validation(trained: Trained, 
     assert (follower.model.run, follower.model.progress.step) == ("another", 8)
     publish_linked(trained, 10, save_dir, "another", digest_of(full_checkpoints_in(save_dir)[1] / MANIFEST))
     assert follower.refresh()
+
+
+def test_a_follower_changes_to_the_initial_rows_of_a_new_run_if_they_were_validated(
+    trained: Trained, tmp_path: Path
+) -> None:
+    save_dir = copied(trained.save_dir, tmp_path / "dumps", 10)
+    follower = Follower(save_dir)
+    archive_checkpoints(save_dir)
+    making = save_dir / ".making-0"
+    shutil.copytree(state(trained.save_dir, 0), making)
+    write_manifest(
+        making, dataclasses.replace(read_manifest(making), run="another", progress=Progress(best=0.5))
+    )
+    publish(making, save_dir / f"step-{0:09d}", keep=9)
+    assert follower.refresh()
+    assert (follower.model.run, follower.model.progress.step) == ("another", 0)
 
 
 def test_an_untrained_checkpoint_is_served_only_by_its_name(trained: Trained, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_small_scale_is_moved_into_the_tables_without_changing_a_bit(
 def test_after_a_scale_was_moved_into_the_tables_the_next_checkpoint_is_full(trained: Trained) -> None:
     config = trained.config.replaced(resume=True, inc_dump=True)
     with checkpointing(trained.columns, config, trained.context) as checkpointer:
-        checkpointer.begin(trained.train_state)
+        checkpointer.begin(trained.train_state, checkpointer.start)
         checkpointer.on_rescale()
         tell(checkpointer, Progress(5, 0, 5))
         tell(checkpointer, Progress(6, 0, 6))

@@ -200,7 +200,7 @@ def begin_checkpointer(
         with writing(folder):
             pass
     checkpointer = Checkpointer(None, "run", columns, config.replaced(**settings), context)
-    checkpointer.begin(train_state)
+    checkpointer.begin(train_state, checkpointer.start)
     if kind == "dump":
         checkpointer.writer.write_full(Progress())
     return checkpointer

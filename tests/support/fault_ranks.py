@@ -138,7 +138,7 @@ def dump_with_faults(
     try:
         with checkpointing(columns, config, context) as checkpointer:
             write_all(train_state, 0)
-            checkpointer.begin(train_state)
+            checkpointer.begin(train_state, checkpointer.start)
             for step in range(1, last + 1):
                 faults.fault = fault_of.get(step) if is_last else None
                 write_all(train_state, step)

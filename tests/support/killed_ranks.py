@@ -131,7 +131,7 @@ class Rank:
         while True:
             with checkpointing(self.columns, self.config, self.context) as checkpointer:
                 self.say(began=leftovers(Path(self.config.checkpoint.save_dir)))
-                checkpointer.begin(self.train_state)
+                checkpointer.begin(self.train_state, checkpointer.start)
                 self._dump_steps(checkpointer, 3 if folding else 10**9)
             compact(self.train_state, self.columns, alone, self.context)
 

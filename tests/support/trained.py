@@ -58,7 +58,7 @@ def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
     for increments, steps in ((False, (1, 2)), (True, (3, 4))):
         config = config.replaced(resume=True, inc_dump=increments)
         with checkpointing(columns, config, context) as checkpointer:
-            checkpointer.begin(train_state)
+            checkpointer.begin(train_state, checkpointer.start)
             for step in steps:
                 write_step(tensors, step)
                 if config.checkpoint.inc_dump:
@@ -69,4 +69,4 @@ def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
 
 def resume(trained: Trained) -> None:
     with checkpointing(trained.columns, trained.config, trained.context) as checkpointer:
-        checkpointer.begin(trained.train_state)
+        checkpointer.begin(trained.train_state, checkpointer.start)

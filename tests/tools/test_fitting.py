@@ -301,7 +301,9 @@ def strange() -> tuple[pandas.DataFrame, recsuite.FittedModel]:
             "age": FeatureColumn("event", "age_days(user.joined)", "number", "dense"),
         },
     )
+    # The labels are exactly those of the initial rows, and the test would use these.
     flags = {**FLAGS, "epochs": 3, "batch_size": 32, "test_fraction": 0.1, "duplicates": "keep"}
+    flags["initial_rows"] = "random"
     return events, recsuite.fit(events, schema=schema, **flags)
 
 
@@ -386,7 +388,7 @@ def test_the_same_call_on_two_ranks_gives_every_rank_the_same_model(tmp_path: Pa
     assert found[0] == found[1]
     assert len(found[0]["best"][0]) == 4
     # The table of results, by one of them.
-    assert output.count("| this model, epoch 1 ") == output.count("| global mean ") == 1
+    assert output.count("| this model, ") == output.count("| global mean ") == 1
     assert found[0]["mistake"] == "The schema nope.toml is not a file; give the path of a schema.toml."
 
 

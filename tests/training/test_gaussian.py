@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from recsuite.training import gaussian
 from recsuite.training.gaussian import GaussianModel, Rows, Unknowns, gaussian_rows
 from recsuite.training.loop import Training
 from tests.support.csv_ratings import write_ratings
-from tests.support.launch import EXAMPLE, succeeded, torchrun
+from tests.support.launch import EXAMPLE, read_json, succeeded, torchrun
 from tests.support.published import tensors_of
 
 D, NOISE = 4, 0.7
@@ -277,6 +278,34 @@ def test_one_and_three_processes_begin_with_the_same_rows_and_a_resumed_one_with
     assert np.abs(found[1]["tables.user.weight"][1:]).sum(axis=1).min() > 0
     again = ("--epochs", "2", "--resume", "--dump", "--save_dir", tmp_path / "1")
     assert "Gaussian model" not in succeeded(torchrun(1, EXAMPLE, *flags, *again, timeout=120))
+
+
+def test_the_test_and_a_load_use_the_initial_rows_if_no_epoch_is_better(tmp_path: Path) -> None:
+    flags = [*write_planted(tmp_path, 60, 30, 900), "--lr", "5", "--epochs", "2"]
+    reports = {}
+    # In memory, in a folder of checkpoints, and resumed from the initial rows after a kill.
+    for name, more in (
+        ("memory", ()),
+        ("folder", ("--dump", "--save_dir", tmp_path / "folder")),
+        ("resumed", ("--dump", "--resume", "--save_dir", tmp_path / "resumed")),
+    ):
+        if name == "resumed":
+            first = full_checkpoints_in(tmp_path / "folder")[0]
+            shutil.copytree(first, tmp_path / "resumed" / first.name)
+        folder = tmp_path / f"report-{name}"
+        output = succeeded(torchrun(2, EXAMPLE, *flags, *more, "--report_dir", folder, timeout=120))
+        assert "the test uses the initial rows: no epoch was better" in output
+        reports[name] = read_json(folder / "metrics.json")
+    memory = reports["memory"]
+    assert all(report["test"] == memory["test"] for report in reports.values())
+    assert memory["test_epoch"] == 0
+    assert memory["initial"]["rmse"] < min(epoch["validation"]["rmse"] for epoch in memory["epochs"])
+    assert reports["folder"]["initial"] == memory["initial"]
+    # Another process measured it.
+    assert reports["resumed"]["initial"] == {}
+    data = ("--data_path", tmp_path / "ratings", "--split", "random")
+    loaded = succeeded(torchrun(3, EXAMPLE, "--load", "--save_dir", tmp_path / "folder", *data))
+    assert f"{memory['test']['rmse']:.4f}" in loaded
 
 
 def test_a_stream_refuses_the_start() -> None:

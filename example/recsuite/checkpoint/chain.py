@@ -214,7 +214,8 @@ def requested_kind(folder: Path, checkpoint: str, until: int = -1) -> str:
 def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> CheckpointChain:
     """Return the chain of a folder like `chain_at`, but of a save_dir the best checkpoint.
 
-    With LATEST, or without a best one, it is the newest one. An untrained checkpoint is never chosen.
+    With LATEST, or without a best one, it is the newest one. An untrained checkpoint is not chosen, unless
+    its initial rows are the best.
 
     Raises:
         UserError: see `chain_at`, and when nothing was learned yet.
@@ -224,8 +225,8 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
     folder = folder.resolve()
     if not requested_kind(folder, checkpoint, until):
         return chain_at(folder, until)
-    newest = newest_in(folder)
-    if newest is not None and step_of(newest) == 0:
+    newest, best = newest_in(folder), best_in(folder) if checkpoint == BEST else None
+    if newest is not None and best is None and step_of(newest) == 0:
         raise UserError(
             f"{folder} holds only {newest.name}, which is untrained; wait for the next checkpoint, or give "
             "that folder."
@@ -233,7 +234,6 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
     # Without any checkpoint, `chain_at` raises the error.
     if checkpoint == LATEST or newest is None:
         return chain_at(folder)
-    best = best_in(folder)
     if best is None:
         say(f"{folder} has no validated checkpoint yet, so the newest is used, {newest.name}")
     return chain_at(best or newest)

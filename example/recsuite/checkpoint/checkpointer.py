@@ -97,8 +97,8 @@ class Checkpointer:
         # Only changed rows are in a delta, and checking all rows of large tables costs far more.
         return self.writer.next_is_delta
 
-    def begin(self, train_state: ShardedModel) -> None:
-        """Restore the resumed checkpoint, or write a full checkpoint if deltas need one to build on."""
+    def begin(self, train_state: ShardedModel, progress: Progress) -> None:
+        """Restore the resumed checkpoint, or write a full one of initial rows or for deltas to build on."""
         if self.resumed is not None:
             restore(self.resumed, train_state, self.columns, self.context)
         self.writer = CheckpointWriter(
@@ -106,8 +106,8 @@ class Checkpointer:
         )
         # Any delta needs a full checkpoint to build on. A resumed training has one, and continues its chain:
         # a server that follows it need not notice that the trainer was restarted.
-        if self.config.checkpoint.inc_dump and self.resumed is None:
-            self.writer.write_full(self.start)
+        if self.resumed is None and (self.config.checkpoint.inc_dump or progress.is_best):
+            self.writer.write_full(progress)
 
     def on_step(self, step: Step) -> None:
         """Write a checkpoint if one is due; after a signal on any rank, write one and raise SystemExit.

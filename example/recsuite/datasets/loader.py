@@ -85,7 +85,8 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
             WorkerError: when a worker raises, dies or is silent for --worker_timeout seconds.
         """
         requests = iter(self.sampler)
-        if self._undecided:
+        # Not for the validation of initial rows, which comes first: its steps are shorter.
+        if self._undecided and self.sampler.split == "train":
             return self._try_out(requests)
         return self._rest(requests)
 

@@ -119,6 +119,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,
         "initial_rows_seconds": run.initial_rows_seconds,
+        "initial": finite(run.initial),
         "epochs": [] if run.is_stream else [epoch_report(epoch) for epoch in run.epochs],
         **(_windows(run) if run.is_stream else {}),
     }

@@ -92,7 +92,7 @@ def _of_report(name: str, report: dict[str, Any]) -> RunReport:
 
     # A resumed run may have tested weights of an epoch that is not in its report.
     tested = [epoch for epoch in report["epochs"] if epoch["epoch"] == report["test_epoch"]]
-    validation = value_in(tested[0]["validation"]) if tested else None
+    validation = value_in(tested[0]["validation"] if tested else report.get("initial", {}))
     events = f"{data['num_test']:,} {report['events']} in the test"
     # Each event of a stream is predicted before the training on it.
     test = "--stream" if config.get("stream") else f"--split {printable(config['split'])}, {events}"

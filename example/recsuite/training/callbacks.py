@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from recsuite.runtime.console import stage
@@ -96,7 +96,8 @@ class Run:
     was already complete; test: of the weights after epoch `test_epoch`, the best one by validation;
     num_epochs: finished epochs; stopped_early: true if --patience ended it; is_stream: true for a stream: its
     epochs are windows, and the test is that of all their predictions; num_empty: windows without events,
-    which were skipped; initial_rows_seconds: of making the initial rows of the tables, see `Training.shard`.
+    which were skipped; initial_rows_seconds, initial: of the initial rows of the tables, the time to make
+    them and their validation metrics, see `Training.shard`; empty without such rows or in a resumed training.
 
         def on_end(self, run: rs.Run) -> None:
             print(run.test_epoch, run.test["rmse"])
@@ -112,10 +113,13 @@ class Run:
     is_stream: bool = False
     num_empty: int = 0
     initial_rows_seconds: float = 0.0
+    initial: Metrics = field(default_factory=dict)
 
     @property
     def validation(self) -> Metrics:
         """Validation metrics of the tested weights; empty if another process had them."""
+        if self.test_epoch == 0:
+            return self.initial
         return next((each.validation for each in self.epochs if each.number == self.test_epoch), {})
 
 
@@ -179,8 +183,11 @@ class CheckpointerProtocol(Protocol):
     def saves_changes(self) -> bool:
         """Return True if the next checkpoint has only the rows that changed since the last one."""
 
-    def begin(self, train_state: ShardedModel) -> None:
-        """Restore the train state at `start`."""
+    def begin(self, train_state: ShardedModel, progress: Progress) -> None:
+        """Restore the train state at `start`, or keep it if it is validated initial rows.
+
+        progress: `start`, with the result of that validation, if any.
+        """
 
     def on_step(self, step: Step) -> None:
         """Handle a finished step that does not end its epoch; may end the process."""

@@ -100,6 +100,7 @@ class Training:
         self.progress = self.checkpointer.start
         self.unit = data.columns.schema.labels
         self.initial_rows_seconds = 0.0
+        self.initial: Metrics = {}
         self.part: TrainingPass
         self.epochs: list[Epoch] = []
         bar = ProgressBar(self.columns.num_train, self.unit, config.training.epochs, context.rank != 0)
@@ -135,7 +136,8 @@ class Training:
         [n], which returns a number; shown with those of the task. One with the name of the main metric
         replaces it, and chooses the best epoch. initial_rows: called on rank 0, unless the training is
         resumed, with the columns, the flags of the model and the seed; returns rows of tables, by their
-        names, float32 [rows, at most D]. The other numbers and tables stay as drawn.
+        names, float32 [rows, at most D]. The other numbers and tables stay as drawn. In epochs they count as
+        epoch 0: they are validated, and the test uses them if no epoch is better.
 
         Raises:
             UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
@@ -155,13 +157,25 @@ class Training:
             with self.phase("model"):
                 fill_initial_rows(initial_rows, self.train_state, self.columns, self.config, self.context)
             self.initial_rows_seconds = time.perf_counter() - begun
+            self._validate_initial_rows()
         with self.phase(self.checkpointer.phase):
-            self.checkpointer.begin(self.train_state)
+            self.checkpointer.begin(self.train_state, self.progress)
         # A row may have expired since it was written: evaluation, which is no step, needs the time too.
         start_clock(self.train_state.tables, self.progress)
         # A tracker of one rank may refuse, and then all ranks end with its message.
         raise_on_all(lambda: self.callbacks.on_begin(self.progress, self.checkpointer.run))
         return self.train_state
+
+    def _validate_initial_rows(self) -> None:
+        """Validate the initial rows as epoch 0, if there are validation events. Collective: every rank."""
+        if self.windows is not None or self.columns.num_validation == 0:
+            return
+        start_clock(self.train_state.tables, self.progress)
+        self._make_evaluator()
+        with self.phase("evaluation"):
+            self.initial = self.evaluator.validate(self.train_state.model, 0)
+        self.progress = self._judged(self.initial)
+        self.context.say(f"epoch 0, the initial rows: {describe_validation(self.initial, self.task)}")
 
     def run(self) -> Run:
         """Train with the model of the task. Collective: every rank.
@@ -312,6 +326,7 @@ class Training:
                 number,
                 has_stopped,
                 initial_rows_seconds=self.initial_rows_seconds,
+                initial=self.initial,
             )
         self.callbacks.on_end(run)
         return run
@@ -421,6 +436,11 @@ class Training:
             )
             return progress
         wanted = progress.epoch - progress.epochs_since_best
+        if best.epoch == 0:
+            self.context.say(
+                f"the test uses the initial rows: no epoch was better on the validation {self.unit}"
+            )
+            return best
         lost = f" that is still there; epoch {wanted} was better, but its checkpoint is gone"
         self.context.say(
             f"the test uses the weights of epoch {best.epoch}, the best on the validation "
@@ -486,16 +506,21 @@ def with_validation(progress: Progress, value: float, task: WorkerTask) -> Progr
 
 def describe_epoch(epoch: Epoch, task: WorkerTask, unit: str, config: TrainingConfig) -> str:
     """Describe an epoch in one line; unit: the noun for events."""
-    validation = ", ".join(
-        f"{label} {format_metric(epoch.validation[name])}"
-        for name, label in task.labels_for(epoch.validation).items()
-        if name in task.epoch_metrics or name not in task.metrics
-    )
     return (
         f"epoch {epoch.number}/{config.epochs}: train loss {epoch.train_loss:.4f}, "
-        f"validation {validation}, {epoch.seconds:.1f} s, {epoch.events_per_second:,.0f} {unit}/s, "
-        f"data wait {epoch.data_wait:.1%}"
+        f"{describe_validation(epoch.validation, task)}, {epoch.seconds:.1f} s, "
+        f"{epoch.events_per_second:,.0f} {unit}/s, data wait {epoch.data_wait:.1%}"
     )
+
+
+def describe_validation(metrics: Metrics, task: WorkerTask) -> str:
+    """Describe the metrics of a validation that are shown after each epoch."""
+    shown = (
+        f"{label} {format_metric(metrics[name])}"
+        for name, label in task.labels_for(metrics).items()
+        if name in task.epoch_metrics or name not in task.metrics
+    )
+    return f"validation {', '.join(shown)}"
 
 
 def describe_early_stop(progress: Progress, task: WorkerTask, config: TrainingConfig) -> str:

@@ -96,7 +96,8 @@ class Progress:
     def is_best(self) -> bool:
         """True if no checkpoint before this one was better.
 
-        Without validation, each one counts as better than those before it, once an epoch has ended.
+        Without validation, each one counts as better than those before it, once an epoch has ended. With it,
+        validated initial rows count as an epoch.
         """
         if self.best is None:
             return self.epoch > 0
@@ -105,4 +106,6 @@ class Progress:
 
 def describe_step(progress: Progress) -> str:
     """Return a text with the step of a training."""
-    return f"step {progress.step:,}" if progress.step else "step 0, untrained"
+    if progress.step == 0:
+        return "step 0, untrained" if progress.best is None else "step 0, initial rows"
+    return f"step {progress.step:,}"

@@ -164,12 +164,14 @@ class InMemoryBest(CheckpointerProtocol):
         """Return the dense weights, without optimizer state."""
         return self._dense
 
-    def begin(self, train_state: ShardedModel) -> None:
+    def begin(self, train_state: ShardedModel, progress: Progress) -> None:
         """See `CheckpointerProtocol`."""
         state = train_state.model.state_dict()
         # The tensors themselves.
         self._dense = {name: value for name, value in state.items() if not isinstance(value, ShardedTensor)}
         self._tables = train_state.tables
+        if progress.is_best:
+            self._keep(progress)
 
     def on_step(self, step: Step) -> None:
         """No-op: the best weights are those at the end of an epoch."""

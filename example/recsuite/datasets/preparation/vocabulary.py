@@ -26,6 +26,7 @@ from recsuite.datasets.preparation.arrays import (
     write_records,
 )
 from recsuite.datasets.schema import DENSE, EVENT, UNKNOWN_ROW, Codes, Events, Feature, Schema, Table
+from recsuite.datasets.tables.derived import USER_DAY
 from recsuite.errors import UserError
 from recsuite.files import typed
 from recsuite.ids import UNKNOWN_ID, check_distinct, check_kind, ids_of
@@ -189,7 +190,9 @@ def features_of_events(
     for feature in _features_of(EVENT, schema):
         values = events.features.get(feature.column)
         if values is None or written.lacks(feature):
-            written.left_out.append(feature.name)
+            # The days of users are computed; a note says already why there are none.
+            if values is not None or feature.column != USER_DAY:
+                written.left_out.append(feature.name)
         elif isinstance(values, Codes):
             table = _add_codes(written, feature, values, order[:num_train])
             own.features.append(_encoded(folder, values.codes, order, table.__getitem__))
