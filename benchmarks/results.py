@@ -47,8 +47,11 @@ def draw(runs: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    epochs, name = report["epochs"], report["main_metric"]
-    numbers, values = zip(*((each["epoch"], each["validation"][name]) for each in epochs), strict=True)
+    name = report["main_metric"]
+    # The initial rows are epoch 0.
+    points = [(0, report["initial"])] * bool(report["initial"])
+    points += [(each["epoch"], each["validation"]) for each in report["epochs"]]
+    numbers, values = zip(*((epoch, metrics[name]) for epoch, metrics in points), strict=True)
     axes.plot(numbers, values, "o-", color="C0", label="validation, after the epoch")
     best, test = report["test_epoch"], report["test"][name]
     label = f"test, after epoch {best}: {test:.4f}"

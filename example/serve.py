@@ -90,7 +90,7 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
     from recsuite.serving.served import Follower
 
     with bound(flags.host, flags.port) as port:
-        wait_for_first(flags.save_dir)
+        wait_for_first(flags.save_dir, flags.checkpoint)
         follower = Follower(flags.save_dir, checkpoint=flags.checkpoint, model=model)
         tell(follower.model, flags)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)

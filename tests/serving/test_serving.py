@@ -46,6 +46,7 @@ from recsuite.files import digest_of, sealed
 from recsuite.serving import request
 from recsuite.serving import served as serving
 from recsuite.serving.export import MODEL, export
+from recsuite.serving.followers import _has_learned
 from recsuite.serving.reader import ModelChange, read_change
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
@@ -490,8 +491,13 @@ def test_a_follower_changes_to_the_initial_rows_of_a_new_run_if_they_were_valida
         making, dataclasses.replace(read_manifest(making), run="another", progress=Progress(best=0.5))
     )
     publish(making, save_dir / f"step-{0:09d}", keep=9)
+    latest = Follower(trained.save_dir, checkpoint="latest")
+    latest.save_dir = save_dir
+    assert not latest.refresh()
     assert follower.refresh()
     assert (follower.model.run, follower.model.progress.step) == ("another", 0)
+    assert _has_learned(save_dir, "best")
+    assert not _has_learned(save_dir, "latest")
 
 
 def test_an_untrained_checkpoint_is_served_only_by_its_name(trained: Trained, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from recsuite.config.sections import ModelConfig
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
+from recsuite.monitoring.results import read_report
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training import gaussian
 from recsuite.training.gaussian import GaussianModel, Rows, Unknowns, gaussian_rows
@@ -294,15 +295,15 @@ def test_the_test_and_a_load_use_the_initial_rows_if_no_epoch_is_better(tmp_path
             shutil.copytree(first, tmp_path / "resumed" / first.name)
         folder = tmp_path / f"report-{name}"
         output = succeeded(torchrun(2, EXAMPLE, *flags, *more, "--report_dir", folder, timeout=120))
-        assert "the test uses the initial rows: no epoch was better" in output
+        assert "the test uses the initial rows, the best on the validation ratings" in output
         reports[name] = read_json(folder / "metrics.json")
     memory = reports["memory"]
     assert all(report["test"] == memory["test"] for report in reports.values())
     assert memory["test_epoch"] == 0
     assert memory["initial"]["rmse"] < min(epoch["validation"]["rmse"] for epoch in memory["epochs"])
-    assert reports["folder"]["initial"] == memory["initial"]
-    # Another process measured it.
-    assert reports["resumed"]["initial"] == {}
+    assert reports["resumed"]["initial"] == reports["folder"]["initial"] == memory["initial"]
+    run = read_report(tmp_path / "report-memory" / "metrics.json", "memory")
+    assert run.validation == memory["initial"]["rmse"]
     data = ("--data_path", tmp_path / "ratings", "--split", "random")
     loaded = succeeded(torchrun(3, EXAMPLE, "--load", "--save_dir", tmp_path / "folder", *data))
     assert f"{memory['test']['rmse']:.4f}" in loaded

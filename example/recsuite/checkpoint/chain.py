@@ -214,8 +214,8 @@ def requested_kind(folder: Path, checkpoint: str, until: int = -1) -> str:
 def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> CheckpointChain:
     """Return the chain of a folder like `chain_at`, but of a save_dir the best checkpoint.
 
-    With LATEST, or without a best one, it is the newest one. An untrained checkpoint is not chosen, unless
-    its initial rows are the best.
+    With LATEST, or without a best one, it is the newest one. A checkpoint of step 0 is chosen only with BEST,
+    and if its initial rows were validated.
 
     Raises:
         UserError: see `chain_at`, and when nothing was learned yet.

@@ -52,7 +52,8 @@ from recsuite.training.weights import check_finite, check_no_invalid_weights, de
 
 
 class Checkpointer:
-    """Writer of checkpoints at the end of every epoch, every --dump_every steps, and on SIGTERM.
+    """Writer of checkpoints of validated initial rows, after every epoch, every --dump_every steps, and on
+    SIGTERM.
 
     With --inc_dump the first one is full, and the others are deltas: changes since the one before. With
     --dump too, the end of an epoch gets a full one. It implements `callbacks.CheckpointerProtocol`. resumed:
@@ -284,7 +285,9 @@ def _check_continues(
 
 def _check_kind(chain: CheckpointChain, progress: Progress, config: Config) -> None:
     # Before its first window a stream has no progress yet.
-    is_stream = progress.stream is not None or (progress.step == 0 and config.stream.stream)
+    is_stream = progress.stream is not None or (
+        progress.step == 0 and progress.best is None and config.stream.stream
+    )
     if is_stream != config.stream.stream:
         was, given = ("a stream", "without") if is_stream else ("epochs", "with")
         raise UserError(

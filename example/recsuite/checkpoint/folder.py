@@ -2,7 +2,7 @@
 
     save_dir/
         latest -> delta-000000900    the newest checkpoint, once there was a step
-        best -> step-000000784       the best one on the validation ratings, once an epoch ended
+        best -> step-000000784       the best one on the validation ratings, once one was validated
         step-000000784/              a full checkpoint after this many steps
         delta-000000900/             a delta: changes since the checkpoint before it
         .making-delta-000001000-9f86d081c3a2/

@@ -191,8 +191,8 @@ class DataConfig(Section):
     # Validation events are not trained on, and a hundredth of them is enough for early stopping.
     validation_fraction: float = flag(
         0.01,
-        "Share of the remaining ratings that is used for validation after every epoch instead of training; 0 "
-        "means no validation and no early stopping.",
+        "Share of the remaining ratings that is used for validation instead of training, of initial rows and "
+        "after every epoch; 0 means no validation and no early stopping.",
     )
     bad_rows: str = flag(
         "error",
@@ -757,7 +757,9 @@ NEWEST = "newest"
 class CheckpointConfig(Section):
     """Writing and loading of checkpoints."""
 
-    dump: bool = flag(False, "Train, and write a full checkpoint to --save_dir after every epoch.")
+    dump: bool = flag(
+        False, "Train, and write a full checkpoint of initial rows and after every epoch to --save_dir."
+    )
     inc_dump: bool = flag(
         False,
         "Train, and write deltas to --save_dir: first a full checkpoint, then deltas with the rows that "

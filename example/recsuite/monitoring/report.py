@@ -66,7 +66,8 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
         context.say(describe_no_epochs_left(run, config.training))
     elif context.rank == 0 and config.monitoring.report_dir:
         write_report(run, seconds, config, context)
-    print_results(f"epoch {run.test_epoch}", run.test, run.columns, config, context, run.validation)
+    when = f"epoch {run.test_epoch}" if run.test_epoch else "initial rows"
+    print_results(when, run.test, run.columns, config, context, run.validation)
 
 
 def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:

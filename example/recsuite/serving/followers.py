@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from recsuite.checkpoint.folder import newest_in, step_of
+from recsuite.checkpoint.folder import BEST, best_in, newest_in, step_of
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.errors import UserError, printable, with_script_name
 from recsuite.runtime.console import say
@@ -26,18 +26,23 @@ POLL_SECONDS, LONGEST_PAUSE = 1.0, 10.0
 Answer = TypeVar("Answer")
 
 
-def wait_for_first(save_dir: Path) -> None:
-    """Wait for the first checkpoint of a training, which may not have started; SIGINT ends the wait."""
-    if not _has_learned(save_dir):
+def wait_for_first(save_dir: Path, checkpoint: str = BEST) -> None:
+    """Wait for the first checkpoint of a training, which may not have started; SIGINT ends the wait.
+
+    checkpoint: see `Follower`.
+    """
+    if not _has_learned(save_dir, checkpoint):
         say(f"waiting for the first checkpoint in {save_dir}")
-    while not _has_learned(save_dir):
+    while not _has_learned(save_dir, checkpoint):
         time.sleep(POLL_SECONDS)
 
 
-def _has_learned(save_dir: Path) -> bool:
-    """Return True if there is a checkpoint after step 0."""
+def _has_learned(save_dir: Path, checkpoint: str) -> bool:
+    """Return True if there is a checkpoint after step 0, or validated initial rows and the best is wanted."""
     newest = newest_in(save_dir)
-    return newest is not None and step_of(newest) > 0
+    if newest is None or step_of(newest) > 0:
+        return newest is not None
+    return checkpoint == BEST and best_in(save_dir) is not None
 
 
 def follow(follower: Follower, stop: threading.Event, show: Callable[[], None] = lambda: None) -> None:

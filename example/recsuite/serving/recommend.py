@@ -314,7 +314,7 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker | None =
     checkpoint = config.checkpoint.checkpoint
     # A `Follower` refuses a folder without a trained checkpoint.
     if follows:
-        wait_for_first(save_dir)
+        wait_for_first(save_dir, checkpoint)
     follower = Follower(save_dir, checkpoint=checkpoint, model=maker) if follows else None
     model = follower.model if follower else ServedModel.open(save_dir, checkpoint, model=maker)
     # Before the data are read, so that files that come meanwhile are read again.

@@ -379,7 +379,7 @@ class Follower:
         """Load newer checkpoints, and return True if there were any. Call it from one thread.
 
         Deltas are applied in place. A new base is loaded as a whole. A new run is loaded as a whole once its
-        first epoch, or its initial rows, were validated.
+        first epoch ended, or if its validated initial rows are the best and the best is followed.
 
         Raises:
             UserError: when what is newer cannot be read; the model stays at the last checkpoint that could.
@@ -411,8 +411,8 @@ class Follower:
             for delta in chain.deltas[follows.sequence - 1 :]:
                 self.model.apply(delta)
         elif newest.run != self.model.run:
-            # The first checkpoints of a new training are worse than the model that is served.
-            if newest.progress.epoch > 0 or newest.progress.best is not None:
+            # Before its first validation a new training is worse than the model that is served.
+            if newest.progress.epoch > 0 or (newest.progress.is_best and self.checkpoint == BEST):
                 self.model.replace(read_snapshot(chain, self.model.snapshot.maker))
         # Never an older one: the model may have started from a newer export.
         elif newest.progress.step >= self.model.progress.step:

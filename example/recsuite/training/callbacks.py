@@ -96,8 +96,8 @@ class Run:
     was already complete; test: of the weights after epoch `test_epoch`, the best one by validation;
     num_epochs: finished epochs; stopped_early: true if --patience ended it; is_stream: true for a stream: its
     epochs are windows, and the test is that of all their predictions; num_empty: windows without events,
-    which were skipped; initial_rows_seconds, initial: of the initial rows of the tables, the time to make
-    them and their validation metrics, see `Training.shard`; empty without such rows or in a resumed training.
+    which were skipped; initial_rows_seconds, initial: the time to make the initial rows of the tables, and
+    their validation metrics, see `Training.shard`; 0 and {} where there are none.
 
         def on_end(self, run: rs.Run) -> None:
             print(run.test_epoch, run.test["rmse"])
@@ -153,7 +153,10 @@ class Callback:
         """Handle a finished step. Called between steps, so it should not wait for the device."""
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """Handle a finished epoch: trained, checked, validated and, if configured, in a checkpoint."""
+        """Handle a finished epoch: trained, checked, validated and, if configured, in a checkpoint.
+
+        Not called for initial rows, see `Run.initial`.
+        """
 
     def on_end(self, run: Run) -> None:
         """Handle the end of the training, after the test. Not called if it failed or a signal ended it."""

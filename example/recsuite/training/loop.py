@@ -111,7 +111,8 @@ class Training:
             self.windows = StreamWindows(data, config, context)
             self.lines = WindowLog(self.task, self.unit, context)
             self.stream = self.windows.begin(self.progress.stream)
-        # The workers start on the first batches, while the model is built.
+        # The workers start on the first batches, while the model is built. Initial rows are validated before,
+        # and then the workers begin again.
         has_more = (
             self.stream.is_under_way if self.windows else has_epochs_left(self.progress, config.training)
         )
@@ -137,7 +138,8 @@ class Training:
         replaces it, and chooses the best epoch. initial_rows: called on rank 0, unless the training is
         resumed, with the columns, the flags of the model and the seed; returns rows of tables, by their
         names, float32 [rows, at most D]. The other numbers and tables stay as drawn. In epochs they count as
-        epoch 0: they are validated, and the test uses them if no epoch is better.
+        epoch 0: they are validated as by `validate`, and the test uses them if no epoch is better; not
+        without validation events or with dynamic tables, which are still empty.
 
         Raises:
             UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
@@ -167,10 +169,10 @@ class Training:
         return self.train_state
 
     def _validate_initial_rows(self) -> None:
-        """Validate the initial rows as epoch 0, if there are validation events. Collective: every rank."""
-        if self.windows is not None or self.columns.num_validation == 0:
+        """Validate the initial rows as epoch 0, see `shard`. Collective: every rank."""
+        has_dynamic = any(table.feature.is_dynamic for table in self.columns.tables)
+        if self.windows is not None or self.columns.num_validation == 0 or has_dynamic:
             return
-        start_clock(self.train_state.tables, self.progress)
         self._make_evaluator()
         with self.phase("evaluation"):
             self.initial = self.evaluator.validate(self.train_state.model, 0)
@@ -314,6 +316,10 @@ class Training:
                 self.context.say(describe_early_stop(self.progress, self.task, self.config.training))
             with self.phase(self.checkpointer.phase):
                 best = self.restore_best_weights()
+            if best.epoch == 0 and not self.initial and self.columns.num_validation:
+                # The process that validated them ended, and this one was resumed.
+                with self.phase("evaluation"):
+                    self.initial = self.evaluator.validate(self.train_state.model, 0)
             # Only now: no choice may depend on the test.
             with self.phase("evaluation"):
                 test = self.evaluator.test(self.train_state.model, best.epoch)
@@ -436,16 +442,10 @@ class Training:
             )
             return progress
         wanted = progress.epoch - progress.epochs_since_best
-        if best.epoch == 0:
-            self.context.say(
-                f"the test uses the initial rows: no epoch was better on the validation {self.unit}"
-            )
-            return best
         lost = f" that is still there; epoch {wanted} was better, but its checkpoint is gone"
-        self.context.say(
-            f"the test uses the weights of epoch {best.epoch}, the best on the validation "
-            f"{self.unit}{lost if best.epoch < wanted else ''}"
-        )
+        which = f"weights of epoch {best.epoch}" if best.epoch else "initial rows"
+        lost = lost if best.epoch < wanted else ""
+        self.context.say(f"the test uses the {which}, the best on the validation {self.unit}{lost}")
         return best
 
 
