@@ -20,6 +20,8 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
        ./run.sh compact [FLAGS...]   merge deltas into one full checkpoint
        ./run.sh export PATH [FLAGS...]     write the best one into the new folder PATH, for a server
        ./run.sh recommend --user ID [FLAGS...]  print what the best checkpoint recommends
+       ./run.sh score --users all --output PATH [FLAGS...]   write what it recommends to all users into Parquet
+                                     files; "score --help" lists the flags
        ./run.sh schema PATH [FLAGS...]     write what the columns of your own tables in PATH seem to mean
                                      into a schema.toml beside them, for you to correct
        ./run.sh report RUN...        print a table of runs side by side, each a --report_dir or a folder of such
@@ -274,6 +276,15 @@ alone() {
   exec "$venv/bin/python" "$here/example/example.py" "$@"
 }
 
+# score FLAGS...: its script checks the flags, which are not those of the example.
+score() {
+  read_launch
+  set_up
+  set_environment
+  if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then nproc=1; fi
+  exec "$venv/bin/python" -m recsuite.launcher --standalone --nproc_per_node="$nproc" "$here/example/score.py" "$@"
+}
+
 # report RUN...: needs no flags of the example, and no launch.
 report() {
   set_up
@@ -316,6 +327,10 @@ prepare() {
     case "$flag" in -h | --help) exit 0 ;; esac
   done
   set_up
+  set_environment
+}
+
+set_environment() {
   # The example sets its own threads; without this torchrun prints a banner about them.
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
   # The CPU wheel of fbgemm has no kernels for a GPU that torch may see.
@@ -361,7 +376,7 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | dump | inc_dump | load | compact | export | recommend | schema | report | doctor | setup | test | soak | lint | docs)
+    train | dump | inc_dump | load | compact | export | recommend | score | schema | report | doctor | setup | test | soak | lint | docs)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
@@ -381,6 +396,7 @@ main() {
     dump | inc_dump | compact) train "--$command" "$@" ;;
     load | export | schema) with_path "$command" "$@" ;;
     recommend) alone --recommend "$@" ;;
+    score) score "$@" ;;
     report) report "$@" ;;
     doctor) doctor "$@" ;;
     test) run_tests "$@" ;;

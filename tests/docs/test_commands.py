@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from recsuite.config.parser import parse_args
@@ -211,6 +212,13 @@ def recommends(lines: Lines, clone: Path) -> None:
     ]
 
 
+def scores_all_users(lines: Lines, clone: Path) -> None:
+    output = succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", *lines), clone))
+    found = pandas.read_parquet(clone / "recs.parquet")
+    assert f"scored {found['user_id'].nunique()} users in " in output
+    assert found.groupby("user_id")["rank"].apply(list).map(lambda ranks: ranks == [*range(1, 21)]).all()
+
+
 def run_python(script: str, clone: Path) -> list[Any]:
     """The value of each line of a script's output."""
     output = succeeded(python(script, cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
@@ -364,6 +372,7 @@ CHECKS: dict[str, Check] = {
     # quality.md
     "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out": ranks_and_recommends,
     # serving.md
+    "./run.sh score --users all --k 20 --output recs.parquet": scores_all_users,
     "./run.sh export served --checkpoint latest": publishes_deltas,
     # several_machines.md
     f"NNODES=2 {WALKTHROUGH}": meets_other_machines,

@@ -127,6 +127,11 @@ class ServedModel:
         return self._snapshot.age
 
     @property
+    def data(self) -> TrainingFeatures | None:
+        """Data that features and histories come from, see `tell`."""
+        return self._data
+
+    @property
     def longest_history(self) -> int:
         """Maximum number of items in a history that the data add to one pair, see `score`."""
         return self._data.longest if self._data else 0
@@ -190,7 +195,6 @@ class ServedModel:
         with self._lock:
             return self._catalogue.items(self._snapshot)
 
-    @torch.inference_mode()
     def recommend(
         self,
         users: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
@@ -222,6 +226,24 @@ class ServedModel:
             UserError: as `score`; for a k below 1, for lists that are not one for each user, and for an
                 approximate search among candidates, of a model that is not for ranking, or without faiss.
         """
+        items, places, scores = self.best(users, k, events, exclude, candidates, approximate)
+        return items.named(places, scores)
+
+    @torch.inference_mode()
+    def best(
+        self,
+        users: Sequence[Any] | Mapping[str, Sequence[Any]] | None,
+        k: int,
+        events: Sequence[Sequence[tuple[Any, float]]] | None = None,
+        exclude: str | Sequence[Any] | None = AS_TRAINED,
+        candidates: Sequence[Any] | None = None,
+        approximate: bool = False,
+    ) -> tuple[Items, torch.Tensor, torch.Tensor]:
+        """Return what `recommend` does as tensors: the items, places int64 [U, K] and scores float32 [U, K].
+
+        K is at most k. A place is a position in `Items.ids`, or -1 where fewer items are left. The arguments
+        and errors are those of `recommend`.
+        """
         schema = self._snapshot.schema
         check_k(k, schema)
         if not isinstance(users, Mapping):
@@ -240,7 +262,7 @@ class ServedModel:
         else:
             places = top_items(items.head, vectors, items.vectors, k, left_out)
         places, scores = ranked(items.head, vectors, items.vectors, places)
-        return items.named(places[:, :k], scores[:, :k])
+        return items, places[:, :k], scores[:, :k]
 
     def _completed(self, values: Any, events: Any = None) -> Any:
         """Return values with the features and histories that the data have for users and items given by ids.

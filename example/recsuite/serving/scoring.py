@@ -1,0 +1,252 @@
+"""Scores of many users, or of many pairs of a user and an item, as a folder of Parquet files.
+
+    recs.parquet/
+        part-00000000.parquet    the first block of users, or of pairs
+        part-00000001.parquet
+        _job.json                what is scored: checkpoint, k, input
+        _complete                written when all parts are there
+
+Rank r of W scores the blocks r, r + W, ..., and each file appears in one rename. So any number of ranks
+writes the same files, and a run that was interrupted continues with those that are missing. Readers of
+Parquet take the folder as one table, and skip names that begin with "_".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.csv
+import pyarrow.dataset
+import pyarrow.parquet
+
+from recsuite.checkpoint.format import digest_of_manifest
+from recsuite.datasets.schema import EVENT, ITEM, USER
+from recsuite.errors import UserError, printable
+from recsuite.files import digest_of, digest_of_bytes, explained, flush, remove, replace_file, replacing
+from recsuite.serving.request import check_k
+from recsuite.serving.served import ServedModel
+
+# Users or pairs of one file at most: a rank holds the histories and scores of one block.
+BLOCK = 4096
+JOB, COMPLETE, PART = "_job.json", "_complete", "part-{:08d}.parquet"
+RANK, SCORE = "rank", "score"
+# Endings of files, and their formats as pyarrow calls them.
+FORMATS = {".parquet": "parquet", ".csv": "csv", ".arrow": "ipc", ".feather": "ipc", ".jsonl": "json"}
+
+
+@dataclass
+class Counts:
+    """Counts of one rank: rows that it scored, and users and items among them that were in no training."""
+
+    rows: int = 0
+    unknown: dict[str, int] = field(default_factory=dict)
+
+
+class BatchScoring:
+    """Scores of the k best items of users, or of pairs, for a folder.
+
+    model: to which the data of its training were given (`ServedModel.open(..., data_path=...)`); path: a file
+    of users, with the column of their ids, or of pairs, with those of both, called as in the data; None for
+    all users of the data. k: items for each user; None for pairs.
+
+    Raises:
+        UserError: for a k below 1, and for a file that cannot be read.
+    """
+
+    def __init__(self, model: ServedModel, path: Path | None, k: int | None) -> None:
+        self.model, self.path, self.k = model, path, k
+        self.schema = model.snapshot.schema
+        if k is not None:
+            check_k(k, self.schema)
+        # Names of features by their columns, which the file must have.
+        entities = (USER, ITEM) if k is None else (USER,)
+        self.ids = {self.schema.column_of(entity): self.schema.name_of(entity) for entity in entities}
+        self.counts = Counts(unknown=dict.fromkeys(self.ids.values(), 0))
+        if path is not None:
+            self._check_file(path)
+
+    @property
+    def noun(self) -> str:
+        """Plural of what is scored."""
+        return "pairs" if self.k is None else f"{self.schema.user}s"
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        if self.path is None:
+            return len(self._all_users())
+        return int(self._opened(self.path).count_rows())
+
+    def _all_users(self) -> list[Any]:
+        assert self.model.data is not None
+        return self.model.data.users.ids
+
+    def _check_file(self, path: Path) -> None:
+        if path.suffix not in FORMATS:
+            raise UserError(f"{path} must end in one of {', '.join(FORMATS)}; convert it to one of these.")
+        with explained(f"Cannot read {path}", "give another file"):
+            path.open("rb").close()
+        found = self._opened(path).schema
+        missing = [column for column in self.ids if column not in found.names]
+        if missing:
+            raise UserError(
+                f"{path} has the columns {printable(', '.join(found.names))}, and no {missing[0]}; name the "
+                "columns of ids as in the data."
+            )
+        if self.k is None and SCORE in found.names:
+            raise UserError(f"{path} has a column {SCORE} already; leave it out.")
+
+    def _opened(self, path: Path) -> pyarrow.dataset.Dataset:
+        kind: Any = FORMATS[path.suffix]
+        if kind == "csv":
+            # "007" may be an id.
+            types = {column: _type_of(self.model, name) for column, name in self.ids.items()}
+            kind = pyarrow.dataset.CsvFileFormat(
+                convert_options=pyarrow.csv.ConvertOptions(column_types=types)
+            )
+        try:
+            return pyarrow.dataset.dataset(path, format=kind)
+        except (pyarrow.ArrowInvalid, OSError) as error:
+            raise UserError(f"Cannot read {path}: {_reason(error)}. Fix: give another file.") from None
+
+    def job(self) -> dict[str, Any]:
+        """Return what is scored; two runs with an equal one write the same files."""
+        all_users = json.dumps(self._all_users()).encode() if self.path is None else b""
+        rows = digest_of(self.path) if self.path else digest_of_bytes(all_users)
+        snapshot = self.model.snapshot
+        return {
+            "model": digest_of_manifest(snapshot.folder),
+            "step": snapshot.manifest.progress.step,
+            "rows": rows,
+            "k": self.k,
+            "block": BLOCK,
+        }
+
+    def blocks(self) -> Iterator[pyarrow.Table]:
+        """Yield the rows in tables of at most BLOCK, the same ones on every rank.
+
+        Raises:
+            UserError: when the file is damaged, or has values that are no ids.
+        """
+        if self.path is None:
+            (column,), ids = self.ids, self._all_users()
+            for first in range(0, len(ids), BLOCK):
+                yield pyarrow.table({column: ids[first : first + BLOCK]})
+            return
+        try:
+            for batch in self._opened(self.path).to_batches(batch_size=BLOCK):
+                if batch.num_rows:
+                    yield pyarrow.Table.from_batches([batch])
+        except pyarrow.ArrowInvalid as error:
+            raise UserError(f"Cannot read {self.path}: {_reason(error)}. Fix: correct the file.") from None
+
+    def write(self, folder: Path, rank: int, world_size: int, done: Callable[[int], None]) -> Counts:
+        """Write the files of this rank that are missing; return the counts of those. Not collective.
+
+        done: called with the number of rows that were passed over so far.
+
+        Raises:
+            UserError: see `blocks`; and when a file cannot be written.
+        """
+        passed = 0
+        for number, block in enumerate(self.blocks()):
+            part = folder / PART.format(number)
+            if number % world_size == rank and not part.exists():
+                table = self.scored(block)
+                advice = "make room, and start again: it continues with this file"
+                with explained(f"Cannot write {part}", advice), replacing(part) as aside:
+                    pyarrow.parquet.write_table(table, aside)
+                    flush(aside)
+                self.counts.rows += len(block)
+            passed += len(block)
+            done(passed)
+        return self.counts
+
+    def scored(self, block: pyarrow.Table) -> pyarrow.Table:
+        """Return the rows with their scores: a row for each of the k items of each user, or for each pair."""
+        ids = {name: block[column].to_pylist() for column, name in self.ids.items()}
+        for name, given in ids.items():
+            known = self.model.snapshot.known(name, given)
+            self.counts.unknown[name] += len(given) - int(known.sum())
+        if self.k is None:
+            return self._with_scores(block, ids)
+        items, places, scores = self.model.best(ids[self.schema.user], self.k)
+        user, rank = (places >= 0).nonzero(as_tuple=True)
+        found = {
+            RANK: pyarrow.array(rank.numpy() + 1, pyarrow.int32()),
+            self.schema.column_of(ITEM): pyarrow.array(items.ids).take(
+                pyarrow.array(places[user, rank].numpy())
+            ),
+            SCORE: pyarrow.array(scores[user, rank].numpy()),
+        }
+        users = block.select([self.schema.column_of(USER)]).take(pyarrow.array(user.numpy()))
+        for name, values in found.items():
+            users = users.append_column(name, values)
+        return users
+
+    def _with_scores(self, block: pyarrow.Table, ids: dict[str, list[Any]]) -> pyarrow.Table:
+        values: dict[str, Any] = dict(ids)
+        # Features of the event, such as a device, by their names or columns.
+        for feature in self.model.snapshot.features:
+            column = feature.name if feature.name in block.column_names else feature.column
+            if feature.entity == EVENT and column in block.column_names:
+                values[feature.name] = block[column].to_pylist()
+        scores = self.model.score(values).numpy()
+        if scores.ndim == 1:
+            return block.append_column(SCORE, pyarrow.array(scores))
+        for name, each in zip(self.schema.label_names, scores.T, strict=True):
+            block = block.append_column(f"{SCORE}_{name}", pyarrow.array(np.ascontiguousarray(each)))
+        return block
+
+
+def _reason(error: Exception) -> str:
+    # pyarrow puts the name of the file before it, several times.
+    return printable(str(error).rpartition("Invalid: ")[2].rstrip("."))
+
+
+def _type_of(model: ServedModel, name: str) -> pyarrow.DataType:
+    return pyarrow.string() if model.snapshot.kind_of(name) is str else pyarrow.int64()
+
+
+def described(everyones: Sequence[Counts], folder: Path, seconds: float, noun: str) -> str:
+    """Describe in one line what all ranks have written into a folder; noun: of a row, plural."""
+    rows = sum(counts.rows for counts in everyones)
+    unknown = {name: sum(counts.unknown[name] for counts in everyones) for name in everyones[0].unknown}
+    new = ", ".join(f"{number:,} of the {name}" for name, number in unknown.items() if number)
+    ends = f"{folder} is complete" + (f"; in no training: {new}" if new else "")
+    rate = f" in {seconds:.1f} s, {rows / seconds:,.0f} {noun}/s" if rows else ""
+    return f"scored {rows:,} {noun}{rate}; {ends}"
+
+
+def begin(folder: Path, job: dict[str, Any]) -> None:
+    """Prepare a folder for the files of a job, some of which may be there already. Call on rank 0.
+
+    Raises:
+        UserError: when it holds anything else, or cannot be written.
+    """
+    with explained(f"Cannot write to {folder}", "give another --output"):
+        written = folder / JOB
+        is_ours = written.is_file() or not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        if not is_ours:
+            raise UserError(f"{folder} exists already, and holds no scores; give another --output.")
+        if written.is_file() and json.loads(written.read_text()) != job:
+            raise UserError(
+                f"{folder} holds scores of another model, input or --k; give another --output, or remove it."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        # Of a rank that was killed.
+        for path in folder.glob(".part-*"):
+            remove(path)
+        replace_file(written, json.dumps(job, indent=1).encode())
+
+
+def end(folder: Path) -> None:
+    """Mark a folder as complete. Call on rank 0, after all ranks have written their files."""
+    with explained(f"Cannot write to {folder}"):
+        flush(folder)
+        replace_file(folder / COMPLETE, b"")

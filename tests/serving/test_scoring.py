@@ -1,0 +1,178 @@
+"""Batch scoring: the same files from any number of processes, the server's scores, and work that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from recsuite.errors import UserError
+from recsuite.serving import scoring
+from recsuite.serving.scoring import COMPLETE, JOB, BatchScoring, begin, described, end
+from recsuite.serving.served import ServedModel
+from tests.support.launch import ROOT, python, succeeded, torchrun
+
+SCORE = ROOT / "example" / "score.py"
+
+
+@pytest.fixture(scope="module")
+def model(trained_folder: Path, synthetic_folder: Path) -> ServedModel:
+    return ServedModel.open(trained_folder / "dumps", data_path=synthetic_folder)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "BLOCK", 7)
+
+
+def write(batch: BatchScoring, folder: Path, world_size: int = 1) -> pandas.DataFrame:
+    """Score in a folder, as this many ranks do, and return all rows."""
+    begin(folder, batch.job())
+    for rank in range(world_size):
+        batch.write(folder, rank, world_size, lambda done: None)
+    end(folder)
+    return pandas.read_parquet(folder)
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in folder.glob("part-*")}
+
+
+def test_any_number_of_ranks_writes_what_is_recommended(model: ServedModel, tmp_path: Path) -> None:
+    assert model.data is not None
+    users = model.data.users.ids
+    parts = {
+        number: write(BatchScoring(model, None, 5), tmp_path / str(number), number) for number in (1, 2, 3)
+    }
+    pandas.testing.assert_frame_equal(parts[1], parts[2])
+    pandas.testing.assert_frame_equal(parts[1], parts[3])
+    assert len(inodes(tmp_path / "3")) == -(-len(users) // 7)
+    found = parts[1]
+    assert [*found.columns] == ["user_id", "rank", "movie_id", "score"]
+    wanted = model.recommend(users, 5)
+    flat = [
+        (user, rank, *pair)
+        for user, pairs in zip(users, wanted, strict=True)
+        for rank, pair in enumerate(pairs, start=1)
+    ]
+    assert [*found.iloc[:, :3].itertuples(index=False, name=None)] == [each[:3] for each in flat]
+    np.testing.assert_allclose(found["score"], [each[3] for each in flat], atol=1e-6)
+
+
+def test_pairs_get_the_scores_of_a_request_and_keep_their_columns(model: ServedModel, tmp_path: Path) -> None:
+    assert model.data is not None
+    users, movies = model.data.users.ids, model.data.items.ids
+    draw = np.random.default_rng(0)
+    pairs = pandas.DataFrame(
+        {
+            "note": [f"row {row}" for row in range(50)],
+            "movie_id": draw.choice(movies, 50),
+            "user_id": draw.choice(users, 50),
+        }
+    )
+    for ending in ("csv", "parquet", "feather", "jsonl"):
+        path = tmp_path / f"pairs.{ending}"
+        if ending == "csv":
+            pairs.to_csv(path, index=False)
+        elif ending == "jsonl":
+            pairs.to_json(path, orient="records", lines=True)
+        else:
+            getattr(pairs, f"to_{ending}")(path)
+        found = write(BatchScoring(model, path, None), tmp_path / ending, 2)
+        pandas.testing.assert_frame_equal(found[[*pairs.columns]], pairs)
+        wanted = model.score({"user": pairs["user_id"].tolist(), "movie": pairs["movie_id"].tolist()})
+        np.testing.assert_allclose(found["score"], wanted, atol=1e-6)
+
+
+def test_an_interrupted_run_writes_only_what_is_missing(model: ServedModel, tmp_path: Path) -> None:
+    batch, folder = BatchScoring(model, None, 3), tmp_path / "recs"
+    whole, before = write(batch, folder), inodes(folder)
+    # As a kill leaves it: two parts are missing, and one of them is half written.
+    for number in (1, 2):
+        (folder / f"part-{number:08d}.parquet").unlink()
+    (folder / ".part-00000001.parquet.99").write_bytes(b"half")
+    (folder / COMPLETE).unlink()
+    again = BatchScoring(model, None, 3)
+    pandas.testing.assert_frame_equal(write(again, folder, 2), whole)
+    after = inodes(folder)
+    assert {name for name in before if before[name] != after[name]} <= {
+        "part-00000001.parquet",
+        "part-00000002.parquet",
+    }
+    assert again.counts.rows == 14
+    assert not (folder / ".part-00000001.parquet.99").exists()
+
+
+def test_a_folder_of_other_scores_or_files_is_refused_and_kept(model: ServedModel, tmp_path: Path) -> None:
+    folder, foreign = tmp_path / "recs", tmp_path / "mine"
+    write(BatchScoring(model, None, 3), folder)
+    before = inodes(folder), (folder / JOB).read_text()
+    with pytest.raises(UserError, match="holds scores of another model, input or --k; give another --output"):
+        begin(folder, BatchScoring(model, None, 4).job())
+    assert before == (inodes(folder), (folder / JOB).read_text())
+    foreign.mkdir()
+    (foreign / "notes.txt").touch()
+    for taken in (foreign, foreign / "notes.txt"):
+        with pytest.raises(UserError, match="exists already, and holds no scores; give another --output"):
+            begin(taken, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "k", "words"),
+    [
+        (
+            "users.csv",
+            "user\n1\n",
+            5,
+            "has the columns user, and no user_id; name the columns of ids",
+        ),
+        ("users.txt", "1\n", 5, "must end in one of .parquet, .csv, .arrow, .feather, .jsonl"),
+        ("users.csv", "user_id\nx\n", 5, "Cannot read .*users.csv: In CSV column #0: .*'x'"),
+        ("users.csv", "", 5, "Cannot read .*users.csv"),
+        ("users.parquet", "no parquet", 5, "Cannot read .*users.parquet"),
+        ("pairs.csv", "user_id,movie_id,score\n1,2,3\n", None, "has a column score already; leave it out"),
+        ("users.csv", "user_id\n1\n", 0, "k must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_a_file_that_cannot_be_scored_is_refused_with_one_sentence(
+    model: ServedModel, tmp_path: Path, name: str, text: str, k: int | None, words: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=words) as caught:
+        write(BatchScoring(model, tmp_path / name, k), tmp_path / "recs")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_refused(model: ServedModel, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Cannot read .*gone.csv: No such file or directory"):
+        BatchScoring(model, tmp_path / "gone.csv", 5)
+
+
+def test_unknown_users_and_items_are_counted(model: ServedModel, tmp_path: Path) -> None:
+    pairs = pandas.DataFrame({"user_id": [1, 10**9, 10**9 + 1], "movie_id": [10**9, 1, 1]})
+    pairs.to_parquet(tmp_path / "pairs.parquet")
+    batch = BatchScoring(model, tmp_path / "pairs.parquet", None)
+    write(batch, tmp_path / "scored")
+    line = described([batch.counts], tmp_path / "scored", 2.0, batch.noun)
+    assert line.startswith("scored 3 pairs in 2.0 s, 2 pairs/s; ")
+    assert line.endswith("is complete; in no training: 2 of the user, 1 of the movie")
+
+
+def test_the_script_scores_on_two_processes_goes_on_and_refuses_on_all(
+    trained_folder: Path, synthetic_folder: Path, tmp_path: Path
+) -> None:
+    flags: tuple[Any, ...] = ("--save_dir", trained_folder / "dumps", "--data_path", synthetic_folder)
+    output = tmp_path / "recs.parquet"
+    two = succeeded(torchrun(2, SCORE, *flags, "--users", "all", "--k", 5, "--output", output))
+    assert two.count("titles and ratings are those of") == two.count("is complete") == 1
+    again = succeeded(python(SCORE, *flags, "--users", "all", "--k", 5, "--output", output))
+    assert "scored 0 users; " in again
+    one = tmp_path / "one.parquet"
+    succeeded(python(SCORE, *flags, "--users", "all", "--k", 5, "--output", one))
+    pandas.testing.assert_frame_equal(pandas.read_parquet(one), pandas.read_parquet(output))
+    mistaken = torchrun(2, SCORE, *flags, "--users", "all", "--k", 6, "--output", output)
+    assert mistaken.returncode
+    assert mistaken.stderr.count(f"score.py: {output} holds scores of another model, input or --k") == 1
