@@ -16,7 +16,8 @@ usage() {
 usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the flags
        ./run.sh dump [FLAGS...]      train, and write a full checkpoint to --save_dir after every epoch
        ./run.sh inc_dump [FLAGS...]  train, and write deltas: the rows that changed
-       ./run.sh load [PATH] [FLAGS...]     evaluate the best checkpoint in --save_dir, or that in PATH
+       ./run.sh load [PATH] [FLAGS...]     evaluate the best checkpoint in --save_dir, or that in PATH; also
+                                     called evaluate
        ./run.sh compact [FLAGS...]   merge deltas into one full checkpoint
        ./run.sh export PATH [FLAGS...]     write the best one into the new folder PATH, for a server
        ./run.sh recommend --user ID [FLAGS...]  print what the best checkpoint recommends
@@ -376,7 +377,7 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | dump | inc_dump | load | compact | export | recommend | score | schema | report | doctor | setup | test | soak | lint | docs)
+    train | dump | inc_dump | load | evaluate | compact | export | recommend | score | schema | report | doctor | setup | test | soak | lint | docs)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
@@ -395,6 +396,7 @@ main() {
     train) train "$@" ;;
     dump | inc_dump | compact) train "--$command" "$@" ;;
     load | export | schema) with_path "$command" "$@" ;;
+    evaluate) with_path load "$@" ;;
     recommend) alone --recommend "$@" ;;
     score) score "$@" ;;
     report) report "$@" ;;

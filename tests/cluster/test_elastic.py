@@ -112,7 +112,7 @@ def test_remaining_machines_continue_from_the_last_checkpoint(
     for said in ("2 ranks on 2 machines", "1 rank on 1 machine"):
         started = rf"launcher: restarting the ranks: attempt [2-9] .*, with {said} of --nnodes 1:2\n"
         assert re.search(started, output), output
-    assert "this model, epoch " in output
+    assert "this model, " in output
     assert machines[0].processes() == []
     (killed, again), (lost, repeated) = training.interruptions()
     print(f"rank killed: {killed:.1f} s without a step, {again} ratings repeated")
@@ -172,4 +172,4 @@ def test_without_the_machine_of_the_rendezvous_all_ranks_end_in_time_and_the_tra
     assert time.monotonic() - start < TIMEOUT + 35
     elsewhere = [word.replace("node-0:", "node-1:") for word in training.command()]
     again = machines[1].start(elsewhere)
-    assert "this model, epoch " in again.succeeded(90)
+    assert "this model, " in again.succeeded(90)

@@ -293,7 +293,7 @@ def is_run_by_the_test_of_the_script(lines: Lines, clone: Path) -> None:
 
 def walks_from_a_table_to_recommendations(lines: Lines, clone: Path) -> None:
     """All blocks of the page, in their order."""
-    make, train, change, recommend = commands(YOUR_DATA)
+    make, train, change, segments, recommend = commands(YOUR_DATA)
     assert make == lines
     succeeded(shell(make, clone))
     first = succeeded(shell(train, clone))
@@ -309,6 +309,9 @@ def walks_from_a_table_to_recommendations(lines: Lines, clone: Path) -> None:
         assert reached["all"] < model[0] < reached["without_numbers"] < dict(rows(output))["biases"][0]
     assert 'input = "dense"' in (clone / "shop" / "schema.toml").read_text()
     assert len([*(clone / "shop" / ".columns").glob("time-*")]) == 2
+    output = succeeded(shell(segments, clone))
+    assert re.search(r"^\| test ratings by country +\|", output, re.MULTILINE)
+    assert re.search(r"^\| 20 to 99 +\|", output, re.MULTILINE)
     output = succeeded(shell(recommend, clone))
     assert re.search(r"^user 38aa04f2-\S+ rated \d+ items, and liked most:$", output, re.MULTILINE)
     assert RANKED.search(output)
@@ -398,6 +401,7 @@ CHECKS: dict[str, Check] = {
     # your_data.md
     "./run.sh setup": walks_from_a_table_to_recommendations,
     "./run.sh schema shop": is_a_step_of_the_walk,
+    "./run.sh evaluate --data_path shop --by country,history_length": is_a_step_of_the_walk,
     'sed -i \'s/input = "buckets"/input = "dense"/\' shop/schema.toml': is_a_step_of_the_walk,
     (
         "./run.sh recommend --data_path shop --user 38aa04f2-8767-4060-a484-a93f487beb49"

@@ -219,7 +219,7 @@ def test_a_sigterm_to_one_pod_ends_all_after_a_checkpoint_and_new_pods_finish(
     assert [pod.returncode for pod in started_pods] == [0, 0], output
     assert re.search(r"loaded .*dumps/(step|delta)-", output)
     assert "[RANK 0] ranks: 2 on cpu, 1 of them on this machine" in output
-    assert "this model, epoch" in output
+    assert "this model, " in output
 
 
 def checkpoints_in(save_dir: Path) -> set[str]:
@@ -291,7 +291,7 @@ def test_a_slurm_job_is_queued_again_after_a_sigterm_and_finishes(image: Image, 
     assert process.returncode == TERMINATED, output
     assert requeued.read_text().split() == [env["SLURM_JOB_ID"]]
     output = succeeded(run_command([*command, *SHORT], **job))
-    assert "this model, epoch" in output
+    assert "this model, " in output
     assert requeued.read_text().split() == [env["SLURM_JOB_ID"]]
 
 

@@ -208,7 +208,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     evaluation.SCORES_AT_ONCE, sharding.INIT_STD, usual = 2**13, std, sharding.INIT_STD
     train_state, input_pipeline = build(columns, config, context)
     sharding.INIT_STD = usual
-    evaluator = RankingEvaluator(input_pipeline, columns, context)
+    evaluator = RankingEvaluator(input_pipeline, columns, context, evaluation.Users(columns, []))
     ranks = {split: evaluator.ranks(train_state.model, split, 0).tolist() for split in ("validation", "test")}
     vectors = {}
     for split in ("validation", "test", "catalogue"):

@@ -21,7 +21,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.export import write_export
 from recsuite.serving.served import ServedModel
-from recsuite.training.evaluation import RankingEvaluator
+from recsuite.training.evaluation import RankingEvaluator, Users
 from recsuite.training.loop import Training
 from recsuite.training.steps import InputPipeline
 from tests.support.launch import EXAMPLE, succeeded, torchrun
@@ -104,7 +104,9 @@ def trained(
         with checkpointing(data.columns, config, context) as checkpointer:
             loop = Training(data, config, context, checkpointer)
             loop.run()
-        evaluator = RankingEvaluator(InputPipeline(data.loader), data.columns, context)
+        evaluator = RankingEvaluator(
+            InputPipeline(data.loader), data.columns, context, Users(data.columns, [])
+        )
         loop.train_state.model.eval()
         with torch.no_grad():
             _, scores = evaluator._embed(loop.train_state.model, "test", 0)

@@ -108,7 +108,7 @@ def test_four_workers_train_on_one_core_with_64_descriptors_and_a_tiny_shared_me
     with tiny_shared_memory() as within, cores(1):
         output = succeeded(python(LIMITED, 64, EXAMPLE, *flags, env=place.env, within=within))
     assert "4 data workers on this machine share 1 core with the ranks" in output
-    assert "this model, epoch " in output
+    assert "this model, " in output
     place.check_nothing_is_left()
 
 

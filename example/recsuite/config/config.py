@@ -189,6 +189,7 @@ class Config:
                 f"--task {model.task} cannot be used with --stream, which does not hold all training events",
             )
             require(model.initial_rows == "random", "--initial_rows gaussian cannot be used with --stream")
+            require(not self.monitoring.by, "--by cannot be used with --stream, which has no test")
             require(data.is_default("day_feature"), "--day_feature cannot be used with --stream")
         require(not model.reads_order or data.history > 0, "--task sequence requires --history above 0")
         if model.learns_history_weights:

@@ -865,6 +865,11 @@ class MonitoringConfig(Section):
         "Check the packages, the device, the memory and the data on this machine; trains nothing.",
     )
     report_dir: str = flag("", "Folder that gets metrics.json; empty means no report.")
+    by: str = flag(
+        "",
+        "Features with one value, separated by commas, by whose values the test is also measured; "
+        "history_length is the number of training ratings of the user.",
+    )
     profile: int = flag(
         0,
         "Training steps that rank 0 records with PyTorch's profiler after a warm-up, for a table of the "

@@ -44,7 +44,8 @@ CHUNK = 2**20
 class Measured(dict[str, float]):
     """Metrics, their number of cases, and the ends of the 95 % bootstrap interval of each.
 
-    parts: KNOWN and NEW to the metrics of these cases alone, if there are both. new_users, new_items: shares
+    parts: KNOWN and NEW to the metrics of these cases alone, if there are both; segments: name to value to
+    the metrics of its cases, see `datasets.segments`. new_users, new_items: shares
     of the cases whose user, or item, has no training event.
     """
 
@@ -56,6 +57,7 @@ class Measured(dict[str, float]):
         super().__init__(metrics)
         self.cases, self.intervals = cases, dict(intervals or {})
         self.parts: dict[str, Measured] = {}
+        self.segments: dict[str, dict[str, Measured]] = {}
 
 
 def finite(metrics: Metrics) -> dict[str, float | None]:

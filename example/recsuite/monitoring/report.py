@@ -117,6 +117,13 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             part.strip("/"): {"cases": metrics.cases, **finite(metrics)}
             for part, metrics in getattr(run.test, "parts", {}).items()
         },
+        "segments": {
+            name: {
+                value: {"cases": found.cases, **finite(found), "intervals": _intervals(found)}
+                for value, found in of_values.items()
+            }
+            for name, of_values in getattr(run.test, "segments", {}).items()
+        },
         "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,
         "initial_rows_seconds": run.initial_rows_seconds,
@@ -172,6 +179,8 @@ def print_results(
     for sentence in describe_leaks(columns):
         context.say(sentence)
     context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
+    for name, segments in getattr(test, "segments", {}).items():
+        context.say(segments_table(columns, task, name, segments), tagged=False)
     for sentence in (
         *describe_better_baselines(columns, task, test),
         *describe_difference(columns, task, test, validation or {}, config.data.split),
@@ -242,6 +251,18 @@ def results_table(
         rows["oracle (knows the true parameters)"] = _shown(labels, oracle)
     heading = [f"{of} {columns.schema.labels}", *labels.values()]
     return markdown_table([heading, *([name, *row] for name, row in rows.items())])
+
+
+def segments_table(columns: Columns, task: WorkerTask, name: str, segments: Mapping[str, Measured]) -> str:
+    """Return a table of the test metrics of segments. name: of the segments."""
+    labels, main = task.labels_for({}), task.main_metric
+    heading = [f"test {columns.schema.labels} by {name}", "number", *labels.values()]
+    heading.append(f"{task.main_label}, 95 % interval")
+    rows = [
+        [value, f"{found.cases:,}", *_shown(labels, found), _interval(found, main)]
+        for value, found in segments.items()
+    ]
+    return markdown_table([heading, *rows])
 
 
 def _shown(labels: Mapping[str, str], metrics: Metrics) -> list[str]:

@@ -66,6 +66,7 @@ class Flags(TypedDict, total=False):
     top: int
     follow: bool
     report_dir: str | Path
+    by: str
     profile: int
     tensorboard: bool
     seed: int

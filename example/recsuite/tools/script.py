@@ -438,7 +438,8 @@ def report_test(
     from recsuite.training.steps import InputPipeline
     from recsuite.training.stream import report_rest_of_stream
 
-    evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
+    pipeline, by = InputPipeline(data.loader), config.monitoring.by
+    evaluator = make_evaluator(pipeline, data.columns, config.model, context, by)
     if config.stream.stream:
         report_rest_of_stream(evaluator, model.model, progress, data.columns, context)
         return

@@ -31,6 +31,7 @@ from recsuite.datasets.metrics import (
     never_found,
 )
 from recsuite.datasets.schema import HISTORY, ITEM, USER, YES_NO
+from recsuite.datasets.segments import segments_of
 from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext
@@ -61,21 +62,36 @@ class Evaluator(Protocol):
 
 
 def make_evaluator(
-    input_pipeline: InputPipeline, columns: Columns, config: ModelConfig, context: RuntimeContext
+    input_pipeline: InputPipeline,
+    columns: Columns,
+    config: ModelConfig,
+    context: RuntimeContext,
+    by: str = "",
 ) -> Evaluator:
-    """Return the evaluator of the configured task. Not collective."""
+    """Return the evaluator of the configured task. Not collective.
+
+    by: names of segments of the test, separated by commas, see `segments_of`.
+
+    Raises:
+        UserError: for a segment that cannot be.
+    """
+    users = Users(columns, [name.strip() for name in by.split(",") if name.strip()])
     task = TASKS[config.task]
     if task.evaluation == "ranks":
         if columns.schema.more_labels:
             context.say(f"a ranking measures no {' and no '.join(columns.schema.label_names[1:])}")
-        return RankingEvaluator(input_pipeline, columns, context)
-    return PredictionEvaluator(task, input_pipeline, columns, context)
+        return RankingEvaluator(input_pipeline, columns, context, users)
+    return PredictionEvaluator(task, input_pipeline, columns, context, users)
 
 
 class Users:
-    """Users of the events of splits, and the events with a user, or an item, of the training."""
+    """Users of the events of splits, and the events with a user, or an item, of the training.
 
-    def __init__(self, columns: Columns) -> None:
+    by: names of segments of the test.
+    """
+
+    def __init__(self, columns: Columns, by: list[str]) -> None:
+        self._segments = segments_of(columns, "test", by)
         rows = columns.column("rows")
         has_trained = (np.diff(columns.column(f"{HISTORY}_offsets")) > 0, columns.column("item_counts") > 0)
         self.of: dict[str, np.ndarray] = {}
@@ -95,13 +111,17 @@ class Users:
         return found
 
     def with_parts(self, of_some: Callable[[Any], Measured]) -> Measured:
-        """Return the metrics of the test, with those of the users with and without a training event.
+        """Return the metrics of the test, of its segments, and of users with and without a training event.
 
         of_some: the metrics of some of the cases, bool [cases] or a slice.
         """
         found, is_known = self.described(of_some(slice(None)), "test"), self._is_known["test"][0]
         if is_known.any() and not is_known.all():
             found.parts = {KNOWN: of_some(is_known), NEW: of_some(~is_known)}
+        found.segments = {
+            segments.name: {value: of_some(mask) for value, mask in segments.masks().items()}
+            for segments in self._segments
+        }
         return found
 
 
@@ -109,7 +129,12 @@ class PredictionEvaluator:
     """Evaluator of predicted labels."""
 
     def __init__(
-        self, task: WorkerTask, input_pipeline: InputPipeline, columns: Columns, context: RuntimeContext
+        self,
+        task: WorkerTask,
+        input_pipeline: InputPipeline,
+        columns: Columns,
+        context: RuntimeContext,
+        users: Users,
     ) -> None:
         self.task = task
         self.input_pipeline = input_pipeline
@@ -122,7 +147,7 @@ class PredictionEvaluator:
             else columns.labels(split)
             for split in ("validation", "test")
         }
-        self.users = Users(columns)
+        self.users = users
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`."""
@@ -326,7 +351,9 @@ class RankingEvaluator:
     the last bits of a product depend on the number of ranks, the rounded score does not.
     """
 
-    def __init__(self, input_pipeline: InputPipeline, columns: Columns, context: RuntimeContext) -> None:
+    def __init__(
+        self, input_pipeline: InputPipeline, columns: Columns, context: RuntimeContext, users: Users
+    ) -> None:
         self.input_pipeline = input_pipeline
         self.context = context
         # Both splits now: the training may outlive the files.
@@ -334,7 +361,7 @@ class RankingEvaluator:
             split: RankedCases(columns, input_pipeline.loader.dataset, split)
             for split in ("validation", "test")
         }
-        self.users, self.num_items = Users(columns), columns.num_items
+        self.users, self.num_items = users, columns.num_items
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`."""

@@ -237,7 +237,10 @@ class Training:
 
     def _make_evaluator(self) -> None:
         # It maps its columns now: like the loader, it does not need the files later.
-        self.evaluator = make_evaluator(self.input_pipeline, self.columns, self.config.model, self.context)
+        by = self.config.monitoring.by
+        self.evaluator = make_evaluator(
+            self.input_pipeline, self.columns, self.config.model, self.context, by
+        )
 
     def _begin_pass(self) -> bool:
         """Prepare the next pass, for a stream with a prediction of it; return False if there is none."""

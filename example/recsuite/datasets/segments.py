@@ -1,0 +1,99 @@
+"""Segments of the events of a split, by a feature or the length of the user history, for metrics of each."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.schema import BUCKETS, EVENT, HISTORY, USER, Feature
+from recsuite.errors import UserError, printable
+
+# Name of the segments by the number of the user's training events, and their lower bounds.
+HISTORY_LENGTH, BOUNDS = "history_length", (0, 1, 5, 20, 100)
+# Values with a segment of their own, the most frequent ones; ranges of a number.
+MOST_VALUES, RANGES = 10, 4
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Segments by one name. values: texts; codes: position of each event's value in them, int64 [events]."""
+
+    name: str
+    values: tuple[str, ...]
+    codes: np.ndarray
+
+    def masks(self) -> dict[str, np.ndarray]:
+        """Return a mask of the events of each value that has some, bool [events]."""
+        masks = {value: self.codes == code for code, value in enumerate(self.values)}
+        return {value: mask for value, mask in masks.items() if mask.any()}
+
+
+def segments_of(columns: Columns, split: str, names: Sequence[str]) -> list[Segments]:
+    """Return segments of the events of a split. names: of features with one value, or HISTORY_LENGTH.
+
+    Raises:
+        UserError: for any other name.
+    """
+    positions = columns.range_of(split)
+    events = columns.column("rows")[positions.start : positions.stop]
+    single = [table.feature for table in columns.tables if not table.feature.multi]
+    known = {feature.name: feature for feature in single if feature.entity != HISTORY}
+    vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())
+    found = []
+    for name in names:
+        if name == HISTORY_LENGTH:
+            found.append(_by_length(columns, events))
+        elif name in known:
+            rows = _rows_of(columns, events, known[name], single)
+            found.append(_by_value(name, rows, vocabulary[name], known[name].number == BUCKETS))
+        else:
+            raise UserError(
+                f"--by {printable(name)} is no feature with one value; give some of "
+                f"{', '.join([HISTORY_LENGTH, *known])}."
+            )
+    return found
+
+
+def _by_length(columns: Columns, events: np.ndarray) -> Segments:
+    lengths = np.diff(columns.column(f"{HISTORY}_offsets"))[events[USER]]
+    # The first range is 0 alone.
+    ranges = [f"{low} to {high - 1}" for low, high in itertools.pairwise(BOUNDS[1:])]
+    values = ("0", *ranges, f"{BOUNDS[-1]} or more")
+    return Segments(HISTORY_LENGTH, values, np.searchsorted(BOUNDS, lengths, side="right") - 1)
+
+
+def _rows_of(columns: Columns, events: np.ndarray, feature: Feature, single: Sequence[Feature]) -> np.ndarray:
+    """Return the table row of a feature of each event, int32 [events]."""
+    place = [each.name for each in single if each.entity == feature.entity].index(feature.name)
+    if feature.entity == EVENT:
+        return np.asarray(events["features"][:, place])
+    of_entity = columns.column(f"{columns.schema.name_of(feature.entity)}_features")["features"][:, place]
+    return np.asarray(of_entity[events[feature.entity]])
+
+
+def _by_value(name: str, rows: np.ndarray, known: Any, is_number: bool) -> Segments:
+    """Return the segments of values with these table rows. known: of the feature, from vocabulary.json."""
+    if is_number:
+        edges = known["edges"]
+        if not edges:
+            return Segments(name, ("unknown", "any"), np.minimum(rows, 1))
+        # A few ranges of equal numbers of training values, instead of all buckets.
+        kept = edges[:: -(-len(edges) // RANGES)][1:] if len(edges) >= RANGES else edges
+        texts = [f"below {kept[0]:g}", *(f"{low:g} to {high:g}" for low, high in itertools.pairwise(kept))]
+        lowest = np.array([-np.inf, *edges])[np.maximum(rows, 1) - 1]
+        codes = np.where(rows == 0, 0, 1 + np.searchsorted(kept, lowest, side="right"))
+        return Segments(name, ("unknown", *texts, f"{kept[-1]:g} or more"), codes)
+    counts = np.bincount(rows, minlength=len(known) + 1)
+    order = np.argsort(-counts, kind="stable")
+    common, others = order[:MOST_VALUES], order[MOST_VALUES:][counts[order[MOST_VALUES:]] > 0]
+    code_of = np.full(len(counts), len(common))
+    code_of[common] = np.arange(len(common))
+    texts = ["unknown" if row == 0 else printable(known[row - 1]) for row in common]
+    return Segments(name, (*texts, f"{len(others):,} others"), code_of[rows])
