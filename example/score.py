@@ -62,13 +62,22 @@ def score(flags: argparse.Namespace, model: ModelMaker | None = None) -> int:
         logging.getLogger(LOGGER).setLevel(logging.WARNING)
     try:
         with showing_progress():
+            # First: the model and the data may take long to read.
+            raise_on_all(lambda: scoring.check_free(flags.output))
             batch = raise_on_all(lambda: opened(flags, model))
-            raise_on_all(lambda: None if context.rank else scoring.begin(flags.output, batch.job()))
+            if line := batch.describe_inputs():
+                context.say(line)
+            partial = all_gather_object(
+                lambda: None if context.rank else scoring.begin(flags.output, batch.job())
+            )[0]
+            if partial is None:
+                context.say(f"{flags.output} is complete already: nothing was scored")
+                return 0
             begun = time.monotonic()
             with stage("scoring", batch.count(), batch.noun, quiet=context.rank != 0) as done:
-                batch.write(flags.output, context.rank, context.world_size, done)
+                batch.write(partial, context.rank, context.world_size, done)
             counts = all_gather_object(lambda: batch.counts)
-            raise_on_all(lambda: None if context.rank else scoring.end(flags.output))
+            raise_on_all(lambda: None if context.rank else scoring.end(partial, flags.output))
         context.say(scoring.described(counts, flags.output, time.monotonic() - begun, batch.noun))
     finally:
         rs.cleanup_runtime()

@@ -84,7 +84,8 @@ def test_days_that_have_one_event_each_are_skipped_and_reported(config: Config) 
     write_ratings(Path(config.data.data_path), ratings)
     columns = open_columns(config)
     assert [note for note in columns.notes if "day" in note] == [
-        "skipped the days of --day_feature user: 240 events have 240 of them"
+        "--day_feature user has no effect: the 240 events are of 240 days of users, so most would have a row "
+        "of their own"
     ]
     assert "user_day" not in [table.name for table in columns.tables]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from recsuite.errors import UserError
 from recsuite.serving import scoring
-from recsuite.serving.scoring import COMPLETE, JOB, BatchScoring, begin, described, end
+from recsuite.serving.scoring import JOB, BatchScoring, begin, described, end
 from recsuite.serving.served import ServedModel
 from tests.support.launch import ROOT, python, succeeded, torchrun
 
@@ -30,10 +31,11 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(batch: BatchScoring, folder: Path, world_size: int = 1) -> pandas.DataFrame:
     """Score in a folder, as this many ranks do, and return all rows."""
-    begin(folder, batch.job())
+    partial = begin(folder, batch.job())
+    assert partial is not None
     for rank in range(world_size):
-        batch.write(folder, rank, world_size, lambda done: None)
-    end(folder)
+        batch.write(partial, rank, world_size, lambda done: None)
+    end(partial, folder)
     return pandas.read_parquet(folder)
 
 
@@ -83,6 +85,8 @@ def test_pairs_get_the_scores_of_a_request_and_keep_their_columns(model: ServedM
             getattr(pairs, f"to_{ending}")(path)
         found = write(BatchScoring(model, path, None), tmp_path / ending, 2)
         pandas.testing.assert_frame_equal(found[[*pairs.columns]], pairs)
+        line = BatchScoring(model, path, None).describe_inputs()
+        assert line == "scores depend on the columns user_id, movie_id, not on note"
         wanted = model.score({"user": pairs["user_id"].tolist(), "movie": pairs["movie_id"].tolist()})
         np.testing.assert_allclose(found["score"], wanted, atol=1e-6)
 
@@ -91,10 +95,10 @@ def test_an_interrupted_run_writes_only_what_is_missing(model: ServedModel, tmp_
     batch, folder = BatchScoring(model, None, 3), tmp_path / "recs"
     whole, before = write(batch, folder), inodes(folder)
     # As a kill leaves it: two parts are missing, and one of them is half written.
+    partial = folder.rename(tmp_path / ".recs.partial")
     for number in (1, 2):
-        (folder / f"part-{number:08d}.parquet").unlink()
-    (folder / ".part-00000001.parquet.99").write_bytes(b"half")
-    (folder / COMPLETE).unlink()
+        (partial / f"part-{number:08d}.parquet").unlink()
+    (partial / ".part-00000001.parquet.99").write_bytes(b"half")
     again = BatchScoring(model, None, 3)
     pandas.testing.assert_frame_equal(write(again, folder, 2), whole)
     after = inodes(folder)
@@ -102,17 +106,42 @@ def test_an_interrupted_run_writes_only_what_is_missing(model: ServedModel, tmp_
         "part-00000001.parquet",
         "part-00000002.parquet",
     }
-    assert again.counts.rows == 14
-    assert not (folder / ".part-00000001.parquet.99").exists()
+    assert (again.counts.rows, again.counts.there) == (14, batch.counts.rows - 14)
+    assert {path.name for path in folder.iterdir()} == {*before, JOB}
+
+
+def test_what_another_job_left_unfinished_is_not_used(model: ServedModel, tmp_path: Path) -> None:
+    other, wanted = BatchScoring(model, None, 3), BatchScoring(model, None, 4)
+    partial = begin(tmp_path / "recs", other.job())
+    assert partial is not None
+    other.write(partial, 0, 1, lambda done: None)
+    found = write(wanted, tmp_path / "recs")
+    assert found["rank"].max() == 4
+    assert wanted.counts.there == 0
+
+
+def test_changed_data_are_another_job(
+    trained_folder: Path, synthetic_folder: Path, model: ServedModel, tmp_path: Path
+) -> None:
+    write(BatchScoring(model, None, 3), tmp_path / "recs")
+    shutil.copytree(synthetic_folder, tmp_path / "data", ignore=shutil.ignore_patterns(".columns"))
+    ratings = tmp_path / "data" / "ratings.dat"
+    *lines, last = ratings.read_text().splitlines()
+    user, movie, stars, time = last.split("::")
+    ratings.write_text("\n".join([*lines, f"{user}::{movie}::{1 + int(stars) % 5}::{time}"]) + "\n")
+    changed = ServedModel.open(trained_folder / "dumps", data_path=tmp_path / "data")
+    with pytest.raises(UserError, match="holds scores of another model, data, input or --k"):
+        begin(tmp_path / "recs", BatchScoring(changed, None, 3).job())
 
 
 def test_a_folder_of_other_scores_or_files_is_refused_and_kept(model: ServedModel, tmp_path: Path) -> None:
     folder, foreign = tmp_path / "recs", tmp_path / "mine"
     write(BatchScoring(model, None, 3), folder)
     before = inodes(folder), (folder / JOB).read_text()
-    with pytest.raises(UserError, match="holds scores of another model, input or --k; give another --output"):
+    with pytest.raises(UserError, match="holds scores of another model, data, input or --k; give another"):
         begin(folder, BatchScoring(model, None, 4).job())
     assert before == (inodes(folder), (folder / JOB).read_text())
+    assert begin(folder, BatchScoring(model, None, 3).job()) is None
     foreign.mkdir()
     (foreign / "notes.txt").touch()
     for taken in (foreign, foreign / "notes.txt"):
@@ -134,6 +163,8 @@ def test_a_folder_of_other_scores_or_files_is_refused_and_kept(model: ServedMode
         ("users.csv", "", 5, "Cannot read .*users.csv"),
         ("users.parquet", "no parquet", 5, "Cannot read .*users.parquet"),
         ("pairs.csv", "user_id,movie_id,score\n1,2,3\n", None, "has a column score already; leave it out"),
+        ("users.csv", "user_id\n", 5, "There is no row to score; give a file with some"),
+        ("users.csv", "user_id,x\n1,2\n,3\n", 5, "has a row without user_id; remove it"),
         ("users.csv", "user_id\n1\n", 0, "k must be a whole number of at least 1, got 0"),
     ],
 )
@@ -156,9 +187,9 @@ def test_unknown_users_and_items_are_counted(model: ServedModel, tmp_path: Path)
     pairs.to_parquet(tmp_path / "pairs.parquet")
     batch = BatchScoring(model, tmp_path / "pairs.parquet", None)
     write(batch, tmp_path / "scored")
-    line = described([batch.counts], tmp_path / "scored", 2.0, batch.noun)
+    line = described([batch.counts], Path("scored"), 2.0, batch.noun)
     assert line.startswith("scored 3 pairs in 2.0 s, 2 pairs/s; ")
-    assert line.endswith("is complete; in no training: 2 of the user, 1 of the movie")
+    assert line.endswith("; 2 with an unknown user, 1 with an unknown movie; scored is complete")
 
 
 def test_the_script_scores_on_two_processes_goes_on_and_refuses_on_all(
@@ -169,10 +200,10 @@ def test_the_script_scores_on_two_processes_goes_on_and_refuses_on_all(
     two = succeeded(torchrun(2, SCORE, *flags, "--users", "all", "--k", 5, "--output", output))
     assert two.count("titles and ratings are those of") == two.count("is complete") == 1
     again = succeeded(python(SCORE, *flags, "--users", "all", "--k", 5, "--output", output))
-    assert "scored 0 users; " in again
+    assert f"{output} is complete already: nothing was scored" in again
     one = tmp_path / "one.parquet"
     succeeded(python(SCORE, *flags, "--users", "all", "--k", 5, "--output", one))
     pandas.testing.assert_frame_equal(pandas.read_parquet(one), pandas.read_parquet(output))
     mistaken = torchrun(2, SCORE, *flags, "--users", "all", "--k", 6, "--output", output)
     assert mistaken.returncode
-    assert mistaken.stderr.count(f"score.py: {output} holds scores of another model, input or --k") == 1
+    assert mistaken.stderr.count(f"score.py: {output} holds scores of another model, data, input or --k") == 1

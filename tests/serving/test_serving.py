@@ -195,7 +195,7 @@ def test_missing_and_unseen_values_count_as_unknown(model: ServedModel) -> None:
         ({"user": torch.tensor([1])}, r"user takes values of type int, not tensor\(1\)"),
         ({"gender": [1]}, "gender takes values of type str, not 1"),
         ({3: [1]}, "There is no feature 3; the model has"),
-        ([("user", [1])], "There is no feature nothing; the model has"),
+        ([("user", [1])], "A dictionary from features to lists of values is required, got a list; the model"),
     ],
 )
 def test_values_that_do_not_belong_together_are_refused(

@@ -6,6 +6,7 @@ was in the training and, unless --seen allows it, the user has not had it.
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import threading
@@ -34,6 +35,7 @@ from recsuite.datasets.schema import (
 )
 from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, format_duration, printable
+from recsuite.files import digest_of_bytes
 from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.console import say
 from recsuite.serving.followers import follow, wait_for_first
@@ -51,7 +53,7 @@ class UserEvents:
     def __init__(self, raw: RawData) -> None:
         events = raw.events
         order = np.lexsort([events.time, events.user])
-        self._columns = tuple(column[order] for column in (events.item, events.label, events.time))
+        self.columns = tuple(column[order] for column in (events.item, events.label, events.time))
         counts = np.bincount(events.user, minlength=len(raw.users))
         self._ends = np.concatenate([[0], np.cumsum(counts)])
 
@@ -64,7 +66,7 @@ class UserEvents:
         before this time, in seconds since 1970.
         """
         first, end = self._ends[place : place + 2] if place >= 0 else (0, 0)
-        items, labels, times = (column[first:end] for column in self._columns)
+        items, labels, times = (column[first:end] for column in self.columns)
         number = len(times) if before is None else int(np.searchsorted(times, before))
         last = slice(0 if longest is None else max(0, number - longest), number)
         return items[last], labels[last], times[last]
@@ -121,6 +123,12 @@ class TrainingFeatures:
             KnownFeatures(raw.items, schema, ITEM),
         )
         self._events = UserEvents(raw)
+
+    def digest(self) -> str:
+        """Return a digest of all of it."""
+        features = json.dumps([self.users.values, self.items.values], default=str).encode()
+        parts = [features, *(np.ascontiguousarray(column).tobytes() for column in self._events.columns)]
+        return digest_of_bytes("".join(map(digest_of_bytes, parts)).encode())
 
     def of_users(
         self,

@@ -3,17 +3,18 @@
     recs.parquet/
         part-00000000.parquet    the first block of users, or of pairs
         part-00000001.parquet
-        _job.json                what is scored: checkpoint, k, input
-        _complete                written when all parts are there
+        _job.json                what is scored: checkpoint, data, input, k
 
 Rank r of W scores the blocks r, r + W, ..., and each file appears in one rename. So any number of ranks
-writes the same files, and a run that was interrupted continues with those that are missing. Readers of
-Parquet take the folder as one table, and skip names that begin with "_".
+writes the same files, and a run that was interrupted continues with those that are missing. Until all are
+there, the folder is called `.recs.parquet.partial`. Readers of Parquet take the folder as one table, and skip
+names that begin with "_".
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ from recsuite.serving.served import ServedModel
 
 # Users or pairs of one file at most: a rank holds the histories and scores of one block.
 BLOCK = 4096
-JOB, COMPLETE, PART = "_job.json", "_complete", "part-{:08d}.parquet"
+JOB, PART = "_job.json", "part-{:08d}.parquet"
 RANK, SCORE = "rank", "score"
 # Endings of files, and their formats as pyarrow calls them.
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".arrow": "ipc", ".feather": "ipc", ".jsonl": "json"}
@@ -42,9 +43,12 @@ FORMATS = {".parquet": "parquet", ".csv": "csv", ".arrow": "ipc", ".feather": "i
 
 @dataclass
 class Counts:
-    """Counts of one rank: rows that it scored, and users and items among them that were in no training."""
+    """Counts of one rank: rows that it scored, rows whose file was there already, and unknown users and items
+    among the former.
+    """
 
     rows: int = 0
+    there: int = 0
     unknown: dict[str, int] = field(default_factory=dict)
 
 
@@ -68,6 +72,8 @@ class BatchScoring:
         entities = (USER, ITEM) if k is None else (USER,)
         self.ids = {self.schema.column_of(entity): self.schema.name_of(entity) for entity in entities}
         self.counts = Counts(unknown=dict.fromkeys(self.ids.values(), 0))
+        # Columns of pairs by the features of the event that they hold, such as a device.
+        self.inputs: dict[str, str] = {}
         if path is not None:
             self._check_file(path)
 
@@ -88,7 +94,10 @@ class BatchScoring:
 
     def _check_file(self, path: Path) -> None:
         if path.suffix not in FORMATS:
-            raise UserError(f"{path} must end in one of {', '.join(FORMATS)}; convert it to one of these.")
+            raise UserError(
+                f"{path} must end in one of {', '.join(FORMATS)}; convert it to one of these, or give "
+                "--users all."
+            )
         with explained(f"Cannot read {path}", "give another file"):
             path.open("rb").close()
         found = self._opened(path).schema
@@ -98,8 +107,23 @@ class BatchScoring:
                 f"{path} has the columns {printable(', '.join(found.names))}, and no {missing[0]}; name the "
                 "columns of ids as in the data."
             )
-        if self.k is None and SCORE in found.names:
+        if self.k is not None:
+            return
+        if SCORE in found.names:
             raise UserError(f"{path} has a column {SCORE} already; leave it out.")
+        for feature in self.model.snapshot.features:
+            name = feature.name if feature.name in found.names else feature.column
+            if feature.entity == EVENT and name in found.names:
+                self.inputs[feature.name] = name
+
+    def describe_inputs(self) -> str:
+        """Describe in one line the columns of pairs that count, and those that do not; "" for users."""
+        if self.k is not None or self.path is None:
+            return ""
+        used = [*self.ids, *self.inputs.values()]
+        others = [name for name in self._opened(self.path).schema.names if name not in used]
+        ignored = f", not on {printable(', '.join(others))}" if others else ""
+        return f"scores depend on the columns {', '.join(used)}{ignored}"
 
     def _opened(self, path: Path) -> pyarrow.dataset.Dataset:
         kind: Any = FORMATS[path.suffix]
@@ -119,9 +143,12 @@ class BatchScoring:
         all_users = json.dumps(self._all_users()).encode() if self.path is None else b""
         rows = digest_of(self.path) if self.path else digest_of_bytes(all_users)
         snapshot = self.model.snapshot
+        assert self.model.data is not None
         return {
             "model": digest_of_manifest(snapshot.folder),
             "step": snapshot.manifest.progress.step,
+            # Histories, and items that a user had, come from there.
+            "data": self.model.data.digest(),
             "rows": rows,
             "k": self.k,
             "block": BLOCK,
@@ -156,7 +183,9 @@ class BatchScoring:
         passed = 0
         for number, block in enumerate(self.blocks()):
             part = folder / PART.format(number)
-            if number % world_size == rank and not part.exists():
+            if number % world_size == rank and part.exists():
+                self.counts.there += len(block)
+            elif number % world_size == rank:
                 table = self.scored(block)
                 advice = "make room, and start again: it continues with this file"
                 with explained(f"Cannot write {part}", advice), replacing(part) as aside:
@@ -169,6 +198,9 @@ class BatchScoring:
 
     def scored(self, block: pyarrow.Table) -> pyarrow.Table:
         """Return the rows with their scores: a row for each of the k items of each user, or for each pair."""
+        for column in self.ids:
+            if block[column].null_count:
+                raise UserError(f"{self.path} has a row without {column}; remove it, and start again.")
         ids = {name: block[column].to_pylist() for column, name in self.ids.items()}
         for name, given in ids.items():
             known = self.model.snapshot.known(name, given)
@@ -190,13 +222,8 @@ class BatchScoring:
         return users
 
     def _with_scores(self, block: pyarrow.Table, ids: dict[str, list[Any]]) -> pyarrow.Table:
-        values: dict[str, Any] = dict(ids)
-        # Features of the event, such as a device, by their names or columns.
-        for feature in self.model.snapshot.features:
-            column = feature.name if feature.name in block.column_names else feature.column
-            if feature.entity == EVENT and column in block.column_names:
-                values[feature.name] = block[column].to_pylist()
-        scores = self.model.score(values).numpy()
+        told = {name: block[column].to_pylist() for name, column in self.inputs.items()}
+        scores = self.model.score({**ids, **told}).numpy()
         if scores.ndim == 1:
             return block.append_column(SCORE, pyarrow.array(scores))
         for name, each in zip(self.schema.label_names, scores.T, strict=True):
@@ -215,38 +242,62 @@ def _type_of(model: ServedModel, name: str) -> pyarrow.DataType:
 
 def described(everyones: Sequence[Counts], folder: Path, seconds: float, noun: str) -> str:
     """Describe in one line what all ranks have written into a folder; noun: of a row, plural."""
-    rows = sum(counts.rows for counts in everyones)
-    unknown = {name: sum(counts.unknown[name] for counts in everyones) for name in everyones[0].unknown}
-    new = ", ".join(f"{number:,} of the {name}" for name, number in unknown.items() if number)
-    ends = f"{folder} is complete" + (f"; in no training: {new}" if new else "")
+    rows, there = (sum(getattr(counts, name) for counts in everyones) for name in ("rows", "there"))
     rate = f" in {seconds:.1f} s, {rows / seconds:,.0f} {noun}/s" if rows else ""
-    return f"scored {rows:,} {noun}{rate}; {ends}"
+    before = f"; {there:,} were there already" if there else ""
+    unknown = {name: sum(counts.unknown[name] for counts in everyones) for name in everyones[0].unknown}
+    new = ", ".join(f"{number:,} with an unknown {name}" for name, number in unknown.items() if number)
+    return f"scored {rows:,} {noun}{rate}{before}{new and f'; {new}'}; {folder} is complete"
 
 
-def begin(folder: Path, job: dict[str, Any]) -> None:
-    """Prepare a folder for the files of a job, some of which may be there already. Call on rank 0.
+def check_free(output: Path) -> None:
+    """Refuse an output that is no folder of scores. Reads no model, so it can come first.
 
     Raises:
-        UserError: when it holds anything else, or cannot be written.
+        UserError: when it exists and is anything else.
     """
-    with explained(f"Cannot write to {folder}", "give another --output"):
-        written = folder / JOB
-        is_ours = written.is_file() or not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-        if not is_ours:
-            raise UserError(f"{folder} exists already, and holds no scores; give another --output.")
-        if written.is_file() and json.loads(written.read_text()) != job:
-            raise UserError(
-                f"{folder} holds scores of another model, input or --k; give another --output, or remove it."
-            )
-        folder.mkdir(parents=True, exist_ok=True)
+    with explained(f"Cannot read {output}", "give another --output"):
+        if output.exists() and not (output / JOB).is_file():
+            raise UserError(f"{output} exists already, and holds no scores; give another --output.")
+
+
+def begin(output: Path, job: dict[str, Any]) -> Path | None:
+    """Return the folder to write the files of a job into, or None if they are all there. Call on rank 0.
+
+    A folder of another job that was not finished is removed.
+
+    Raises:
+        UserError: when `output` holds other scores, or cannot be written.
+    """
+    check_free(output)
+    partial = output.with_name(f".{output.name}.partial")
+    with explained(f"Cannot write to {output.parent}", "give another --output"):
+        if output.exists():
+            if json.loads((output / JOB).read_text()) != job:
+                raise UserError(
+                    f"{output} holds scores of another model, data, input or --k; give another --output, or "
+                    "remove it."
+                )
+            return None
+        written = partial / JOB
+        if partial.exists() and not (written.is_file() and json.loads(written.read_text()) == job):
+            remove(partial)
+        partial.mkdir(parents=True, exist_ok=True)
         # Of a rank that was killed.
-        for path in folder.glob(".part-*"):
+        for path in partial.glob(".part-*"):
             remove(path)
         replace_file(written, json.dumps(job, indent=1).encode())
+    return partial
 
 
-def end(folder: Path) -> None:
-    """Mark a folder as complete. Call on rank 0, after all ranks have written their files."""
-    with explained(f"Cannot write to {folder}"):
-        flush(folder)
-        replace_file(folder / COMPLETE, b"")
+def end(partial: Path, output: Path) -> None:
+    """Give the folder its name. Call on rank 0, after all ranks have written their files.
+
+    Raises:
+        UserError: when it cannot, or when there is no file.
+    """
+    if not any(partial.glob("part-*")):
+        raise UserError("There is no row to score; give a file with some.")
+    with explained(f"Cannot write {output}"):
+        flush(partial)
+        os.rename(partial, output)

@@ -504,8 +504,13 @@ class Snapshot:
             UserError: see `ServedModel.score`.
         """
         allowed = self.names_of(entities)
-        if not isinstance(values, Mapping) or not values or not values.keys() <= {*allowed}:
-            found = sorted(map(str, values.keys() - allowed)) if isinstance(values, Mapping) else []
+        if not isinstance(values, Mapping):
+            raise UserError(
+                f"A dictionary from features to lists of values is required, got a {type(values).__name__}; "
+                f"the model has {', '.join(allowed)}."
+            )
+        if not values or not values.keys() <= {*allowed}:
+            found = sorted(map(str, values.keys() - allowed))
             odd = printable(", ".join(found)) or "nothing"
             raise UserError(f"There is no feature {odd}; the model has {', '.join(allowed)}.")
         lengths = {name: length_of(name, given, self.schema) for name, given in values.items()}

@@ -146,7 +146,8 @@ def add_user_days(raw: RawData, schema: Schema, folder: Path | None) -> None:
     known = np.unique(np.concatenate([np.unique(keys(part)) for part in chunks(number, *columns)]))
     if len(known) > MOST_DAYS * number:
         raw.skipped.append(
-            f"skipped the days of --day_feature {schema.user}: {number:,} events have {len(known):,} of them"
+            f"--day_feature {schema.user} has no effect: the {number:,} events are of {len(known):,} days of "
+            f"{schema.user}s, so most would have a row of their own"
         )
         return
     codes = np.empty(number, np.int32) if folder is None else temporary(folder, number, np.int32)
