@@ -16,6 +16,8 @@ usage() {
 usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the flags
        ./run.sh dump [FLAGS...]      train, and write a full checkpoint to --save_dir after every epoch
        ./run.sh inc_dump [FLAGS...]  train, and write deltas: the rows that changed
+       ./run.sh retrain --data_path PATH [FLAGS...]   train on newer data into the folder models, and promote
+                                     the new model only if it is better; "retrain --help" lists its flags
        ./run.sh load [PATH] [FLAGS...]     evaluate the best checkpoint in --save_dir, or that in PATH; also
                                      called evaluate
        ./run.sh compact [FLAGS...]   merge deltas into one full checkpoint
@@ -286,6 +288,14 @@ score() {
   exec "$venv/bin/python" -m recsuite.launcher --standalone --nproc_per_node="$nproc" "$here/example/score.py" "$@"
 }
 
+# retrain FLAGS...: it launches the script that fits the data.
+retrain() {
+  read_launch
+  set_up
+  set_environment
+  exec "$venv/bin/python" -m recsuite.tools.retrain --nproc_per_node="$nproc" "$@"
+}
+
 # report RUN...: needs no flags of the example, and no launch.
 report() {
   set_up
@@ -377,7 +387,7 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | dump | inc_dump | load | evaluate | compact | export | recommend | score | schema | report | doctor | setup | test | soak | lint | docs)
+    train | retrain | dump | inc_dump | load | evaluate | compact | export | recommend | score | schema | report | doctor | setup | test | soak | lint | docs)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
@@ -399,6 +409,7 @@ main() {
     evaluate) with_path load "$@" ;;
     recommend) alone --recommend "$@" ;;
     score) score "$@" ;;
+    retrain) retrain "$@" ;;
     report) report "$@" ;;
     doctor) doctor "$@" ;;
     test) run_tests "$@" ;;

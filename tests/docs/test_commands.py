@@ -219,6 +219,20 @@ def scores_all_users(lines: Lines, clone: Path) -> None:
     assert found.groupby("user_id")["rank"].apply(list).map(lambda ranks: ranks == [*range(1, 21)]).all()
 
 
+def promotes_and_serves(lines: Lines, clone: Path) -> None:
+    """The second command serves what the first one promoted."""
+    train, serve = lines
+    make = f"{sys.executable} benchmarks/shop.py shop"
+    few = f"{train} --epochs 1 --batch_size 2048"
+    output = succeeded(shell((make, few, few), clone, NPROC="1"))
+    assert "promoted models/run-000001: it is the first" in output
+    assert re.search(r"promoted? .*run-000002: test RMSE [\d.]+ and [\d.]+, new and promoted", output)
+    port = free_port()
+    command = shlex.split(f"{serve} --port {port}")
+    with started([sys.executable, *command[1:]], cwd=clone) as server:
+        wait_for(server, "serving models/promoted at")
+
+
 def run_python(script: str, clone: Path) -> list[Any]:
     """The value of each line of a script's output."""
     output = succeeded(python(script, cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
@@ -377,6 +391,9 @@ CHECKS: dict[str, Check] = {
     # serving.md
     "./run.sh score --users all --k 20 --output recs.parquet": scores_all_users,
     "./run.sh export served --checkpoint latest": publishes_deltas,
+    # every_week.md
+    "./run.sh retrain --data_path shop": promotes_and_serves,
+    "kubectl apply -f deploy/shared_folder.yaml -f deploy/cronjob.yaml": names_what_is_there,
     # several_machines.md
     f"NNODES=2 {WALKTHROUGH}": meets_other_machines,
     f"NNODES=1:2 MAX_RESTARTS=3 {WALKTHROUGH}": meets_other_machines,

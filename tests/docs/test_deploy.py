@@ -30,6 +30,7 @@ from tests.support.quick_python import quick_python
 
 DEPLOY = ROOT / "deploy"
 SCHEMAS = {
+    "CronJob": "IoK8sApiBatchV1CronJob",
     "Job": "IoK8sApiBatchV1Job",
     "PersistentVolumeClaim": "IoK8sApiCoreV1PersistentVolumeClaim",
     "Service": "IoK8sApiCoreV1Service",

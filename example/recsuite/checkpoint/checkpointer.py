@@ -38,11 +38,14 @@ from recsuite.checkpoint.folder import (
 from recsuite.checkpoint.format import CONFIG, Manifest, read_manifest
 from recsuite.checkpoint.recorded import LEARNING_FLAGS, TABLE_FLAGS, read_recorded
 from recsuite.checkpoint.restore import restore
+from recsuite.checkpoint.warm import start_from
 from recsuite.checkpoint.writer import CheckpointWriter
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.streams import check_prefix
 from recsuite.errors import UserError, counted
+from recsuite.files import local
+from recsuite.models.tasks import TASKS
 from recsuite.runtime.ending import Termination, exit_status_of_signal
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.training.callbacks import Epoch, Step
@@ -72,7 +75,8 @@ class Checkpointer:
         context: RuntimeContext,
     ) -> None:
         self.resumed = resumed
-        self.is_resumed = resumed is not None
+        self.warm_start = "" if resumed else config.checkpoint.warm_start
+        self.is_resumed = resumed is not None or bool(self.warm_start)
         # Known before `begin`: from here on the workers make batches while the trainer builds the model that
         # `begin` restores.
         self.start = Progress() if resumed is None else read_manifest(resumed.folder).progress
@@ -99,9 +103,15 @@ class Checkpointer:
         return self.writer.next_is_delta
 
     def begin(self, train_state: ShardedModel, progress: Progress) -> None:
-        """Restore the resumed checkpoint, or write a full one of initial rows or for deltas to build on."""
+        """Restore the resumed checkpoint or that of --warm_start, or write a full one of initial rows or for
+        deltas to build on.
+        """
         if self.resumed is not None:
             restore(self.resumed, train_state, self.columns, self.context)
+        elif self.warm_start:
+            start_from(
+                local(self.warm_start), train_state, self.columns, TASKS[self.config.model.task], self.context
+            )
         self.writer = CheckpointWriter(
             train_state, self.run, self.resumed, self.columns, self.config, self.context
         )

@@ -126,8 +126,11 @@ class Config:
             require(not (self.data.rebuild and flags[mode]), f"--rebuild cannot be used with --{mode}")
         serves = bool(flags["export"] or flags["recommend"])
         trains = "train" in self.modes and not serves
-        for name in ("follow_data", "report_dir", "profile", "tensorboard"):
+        for name in ("follow_data", "profile", "tensorboard"):
             require(trains or not flags[name], f"--{name} requires a training; give --train too")
+        for name in ("report_dir", "by"):
+            measures = (trains or flags["load"]) and not serves
+            require(measures or not flags[name], f"--{name} requires a training or --load; give one of them")
         section = self.checkpoint
         require(
             bool(section.load) or serves or section.is_default("checkpoint"),
@@ -190,6 +193,7 @@ class Config:
             )
             require(model.initial_rows == "random", "--initial_rows gaussian cannot be used with --stream")
             require(not self.monitoring.by, "--by cannot be used with --stream, which has no test")
+            require(not self.checkpoint.warm_start, "--warm_start is not for --stream; give --resume")
             require(data.is_default("day_feature"), "--day_feature cannot be used with --stream")
         require(not model.reads_order or data.history > 0, "--task sequence requires --history above 0")
         if model.learns_history_weights:

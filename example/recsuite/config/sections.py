@@ -789,6 +789,17 @@ class CheckpointConfig(Section):
         choices=("best", "latest"),
     )
     save_dir: str = flag("dumps", "Folder of the checkpoints, the same for all ranks.")
+    warm_start: str = flag(
+        "",
+        "Checkpoint, or folder of checkpoints, of an earlier training on older data with the same features: "
+        "a new training begins with its rows and dense part.",
+    )
+    other_data: bool = flag(
+        False,
+        "Evaluate the checkpoint of --load on data other than those of its training, such as newer ones: "
+        "rows are found by their raw values, and new values count as unknown.",
+        requires=("load", True),
+    )
     dump_every: int = flag(
         0, "Steps between checkpoints within an epoch; 0 means only at the end of an epoch.", least=0
     )
@@ -822,7 +833,7 @@ class CheckpointConfig(Section):
         """
         super().validate()
         # An unused flag would be ignored in silence.
-        for name in ("dump_every", "keep", "async_dump"):
+        for name in ("dump_every", "keep", "async_dump", "warm_start"):
             require(
                 self.writes or (self.compact and name == "keep") or self.is_default(name),
                 f"--{name} requires --dump, --inc_dump or --resume",
@@ -864,7 +875,9 @@ class MonitoringConfig(Section):
         False,
         "Check the packages, the device, the memory and the data on this machine; trains nothing.",
     )
-    report_dir: str = flag("", "Folder that gets metrics.json; empty means no report.")
+    report_dir: str = flag(
+        "", "Folder that gets metrics.json of a training, or test.json of --load; empty means no report."
+    )
     by: str = flag(
         "",
         "Features with one value, separated by commas, by whose values the test is also measured; "

@@ -83,6 +83,35 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
         replace_file(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
 
 
+def write_test(test: Metrics, columns: Columns, config: Config) -> None:
+    """Write the test of a checkpoint as test.json into --report_dir, in one rename. Call on rank 0.
+
+    Raises:
+        UserError: when the folder cannot be written.
+    """
+    from recsuite.models.tasks import TASKS
+
+    folder, main = Path(config.monitoring.report_dir), TASKS[config.model.task].main_metric
+    report = {"config": config.flags, "digest": columns.digest, "main_metric": main, **_measured(test)}
+    with explained(f"Cannot write the report to {folder}", "give another --report_dir"):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / "test.json", json.dumps(report, indent=1, allow_nan=False).encode())
+
+
+def _measured(test: Metrics) -> dict[str, Any]:
+    """Return the test metrics with those of its segments."""
+    return {
+        "test": finite(test),
+        "segments": {
+            name: {
+                value: {"cases": found.cases, **finite(found), "intervals": _intervals(found)}
+                for value, found in of_values.items()
+            }
+            for name, of_values in getattr(test, "segments", {}).items()
+        },
+    }
+
+
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
     # Imported here: a task imports torch, which is slow, and the report's folder is checked before.
     from recsuite.models.tasks import TASKS
@@ -105,24 +134,19 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "tables": {table.name: table.rows for table in columns.tables if table.rows},
             "notes": columns.notes,
         },
+        # Of the events and their split.
+        "digest": columns.digest,
         "plan": run.plan.splitlines(),
         # Display names of the events and the metrics, for a table that imports no task.
         "events": columns.schema.labels,
         "metrics": task.labels_for(run.test),
         "main_metric": task.main_metric,
         "baselines": {name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
-        "test": finite(run.test),
+        **_measured(run.test),
         "intervals": {"test": _intervals(run.test), "validation": _intervals(run.validation)},
         "test_parts": {
             part.strip("/"): {"cases": metrics.cases, **finite(metrics)}
             for part, metrics in getattr(run.test, "parts", {}).items()
-        },
-        "segments": {
-            name: {
-                value: {"cases": found.cases, **finite(found), "intervals": _intervals(found)}
-                for value, found in of_values.items()
-            }
-            for name, of_values in getattr(run.test, "segments", {}).items()
         },
         "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,

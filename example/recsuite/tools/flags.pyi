@@ -59,6 +59,8 @@ class Flags(TypedDict, total=False):
     until: int
     checkpoint: str
     save_dir: str | Path
+    warm_start: str
+    other_data: bool
     dump_every: int
     keep: int
     async_dump: bool

@@ -17,6 +17,7 @@ from recsuite.config.parser import check_read, parse_given, present_words, unrea
 from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
 from recsuite.config.sections import DataConfig, require
 from recsuite.errors import BrokenLaunchError, UserError
+from recsuite.files import local
 from recsuite.runtime.console import end_when_pipe_closes, say, showing_progress, stage
 from recsuite.runtime.ending import (
     identify_lost_peers,
@@ -415,6 +416,12 @@ def restore(
     from recsuite.training.state import build_train_state
 
     train_state = build_train_state(data.columns, config, context, model, **others)
+    if config.checkpoint.other_data:
+        from recsuite.checkpoint.warm import start_from
+        from recsuite.models.tasks import TASKS
+
+        folder, task = local(config.checkpoint.folder_to_load), TASKS[config.model.task]
+        return train_state, start_from(folder, train_state, data.columns, task, context).progress
     restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
     return train_state, restored.progress
 
@@ -432,7 +439,7 @@ def report_test(
         model, progress = rs.restore(data, args, runtime, make_model)
         rs.report_test(model, progress, data, args, runtime)
     """
-    from recsuite.monitoring.report import print_results
+    from recsuite.monitoring.report import print_results, write_test
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import describe_step
     from recsuite.training.steps import InputPipeline
@@ -445,6 +452,8 @@ def report_test(
         return
     test = evaluator.test(model.model, progress.epoch)
     print_results(describe_step(progress), test, data.columns, config, context)
+    if context.rank == 0 and config.monitoring.report_dir:
+        write_test(test, data.columns, config)
 
 
 def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:

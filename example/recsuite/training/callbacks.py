@@ -167,7 +167,7 @@ class CheckpointerProtocol(Protocol):
     Collective.
 
     phase: the one of `PHASES` in which its time counts; run: see `Callback.on_begin`, the same on every rank
-    if there are checkpoints; is_resumed: True if the training continues from a checkpoint.
+    if there are checkpoints; is_resumed: True if the rows are those of a checkpoint.
     """
 
     phase: str

@@ -1,0 +1,146 @@
+"""A checkpoint on other data than those of its training, such as newer ones: to evaluate it there, or to
+begin a new training with its rows and its dense part (warm start).
+
+Rows are found by their raw values, because other data give them other numbers. A new value gets the row of
+unknown values; values that are gone are dropped. Features that only one side has are named: here they stay
+as drawn, there they are left out. The state of the optimizers comes along; the steps and their
+learning rates begin anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recsuite.checkpoint.chain import check_whole, chosen_chain, describe_choice, with_suggestion
+from recsuite.checkpoint.format import VOCABULARY, Manifest
+from recsuite.checkpoint.restore import check_tables
+from recsuite.checkpoint.shards import RowReader, check_shard_files, reading
+from recsuite.checkpoint.writer import dense_of, features_of
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.schema import UNKNOWN_ROW
+from recsuite.errors import UserError, printable
+from recsuite.models.tasks import WorkerTask
+from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, raise_on_all
+from recsuite.sharding.table import EmbeddingTable
+from recsuite.training.state import ShardedModel
+
+
+class RenumberedRows:
+    """Rows of a checkpoint under the numbers that other data give to their raw values; a `RowSource`.
+
+    places: table to the row in the checkpoint of each row, int64 [rows].
+    """
+
+    def __init__(self, reader: RowReader, places: Mapping[str, np.ndarray]) -> None:
+        self._reader, self._places = reader, places
+        # Ids of dynamic tables are the same in all data.
+        self.rows_of_ids, self.unknown_row, self.record = (
+            reader.rows_of_ids,
+            reader.unknown_row,
+            reader.record,
+        )
+
+    def fill_rows(self, table: str, slots: Mapping[str, torch.Tensor], first: int = 0) -> None:
+        """See `RowSource`."""
+        for slot, target in slots.items():
+            shape, _ = self._reader.manifests[-1].tensors[f"tables.{table}.{slot}"]
+            # One slot after the other, because each is read as a whole.
+            whole = torch.empty(shape, dtype=target.dtype)
+            self._reader.fill_rows(table, {slot: whole})
+            target.copy_(whole[torch.from_numpy(self._places[table][first : first + len(target)])])
+
+
+def start_from(
+    folder: Path, train_state: ShardedModel, columns: Columns, task: WorkerTask, context: RuntimeContext
+) -> Manifest:
+    """Give a model the rows and the dense part of the best checkpoint in a folder, and print a line about it.
+    Collective: every rank.
+
+    Raises:
+        UserError: on every rank, when there is none, or it is damaged or of another model; the model is as
+            it was.
+    """
+    chain = broadcast_from_rank0(lambda: with_suggestion(folder, lambda: chosen_chain(folder)))
+    manifests: list[Manifest] = raise_on_all(lambda: check_whole(chain, context.rank, context.world_size))
+    manifest = manifests[-1]
+    dense = {name: value.detach() for name, value in dense_of(train_state).items()}
+    tables = {name: table for name, table in train_state.tables.items() if name in manifest.features}
+    raise_on_all(lambda: _check(chain.folder, manifest, train_state, columns, dense, tables))
+    raise_on_all(lambda: [*map(check_shard_files, chain.folders, manifests)])
+    reader = RowReader(chain.folders, manifests)
+    raise_on_all(lambda: check_tables(chain.folder, reader, tables))
+    places = raise_on_all(lambda: _places(chain.base, columns, tables))
+    with reading(chain.folder):
+        reader.fill(dense)
+        source, scale = RenumberedRows(reader, places), float(train_state.row_scale)
+        for table in tables.values():
+            table.load(source, scale)
+    new = {name: int((rows[1:] == UNKNOWN_ROW).sum()) for name, rows in places.items()}
+    shown = ", ".join(f"{number:,} of {name}" for name, number in new.items() if number)
+    chosen = describe_choice(manifest.progress, "best", task.main_label)
+    lines = [f"began with {chain.folder}, {chosen}", f"new values, as unknown: {shown or 'none'}"]
+    for where, names in (
+        ("there, left out", manifest.features.keys() - train_state.tables.keys()),
+        ("here, as drawn", train_state.tables.keys() - manifest.features.keys()),
+    ):
+        lines += [f"features only {where}: {printable(', '.join(sorted(names)))}"] if names else []
+    context.say("; ".join(lines))
+    return manifest
+
+
+def _check(
+    folder: Path,
+    manifest: Manifest,
+    train_state: ShardedModel,
+    columns: Columns,
+    dense: Mapping[str, torch.Tensor],
+    tables: Mapping[str, EmbeddingTable],
+) -> None:
+    """Refuse a checkpoint of another model or optimizer, or with another feature of the same name."""
+    fix = "give the flags, schema and script of its training, or train without it"
+    if manifest.optimizer != train_state.optimizer_name:
+        raise UserError(
+            f"{folder} was trained with {manifest.optimizer}, and this program has "
+            f"{train_state.optimizer_name}; {fix}."
+        )
+    theirs, ours = manifest.features, features_of(columns)
+    for name in theirs.keys() & ours.keys():
+        if theirs[name] != ours[name]:
+            raise UserError(f"{folder} has the feature {name} as {printable(theirs[name])}; {fix}.")
+    shapes = {name: list(value.shape) for name, value in dense.items()}
+    for name, table in tables.items():
+        # The number of rows may differ, the width must not.
+        shapes |= {f"tables.{name}.{slot}": [-1, *value.size()[1:]] for slot, value in table.tensors.items()}
+    for name, shape in shapes.items():
+        found = manifest.tensors.get(name, ([], ""))[0]
+        if [-1, *found[1:]] != [-1, *shape[1:]] or (name in dense and found != shape):
+            raise UserError(
+                f"{folder} has {found or 'nothing'} for {name}, and this model has {shape}; {fix}."
+            )
+
+
+def _places(folder: Path, columns: Columns, tables: Mapping[str, EmbeddingTable]) -> dict[str, np.ndarray]:
+    """Return for each table with numbers the row in a checkpoint of each of its rows, int64 [rows]."""
+    theirs, ours = (json.loads((each / VOCABULARY).read_bytes()) for each in (folder, Path(columns.folder)))
+    names = {
+        table.name: columns.schema.vocabulary_of(table.name)
+        for table in columns.tables
+        if table.name in tables and table.rows and not table.feature.is_dynamic
+    }
+    return {table: _places_of(theirs[name], ours[name]) for table, name in names.items()}
+
+
+def _places_of(theirs: Any, ours: Any) -> np.ndarray:
+    """Return the rows of the same raw values. theirs, ours: of one feature, as in vocabulary.json."""
+    if isinstance(ours, list):
+        row_of = {value: row for row, value in enumerate(theirs, start=1)}
+        return np.array([UNKNOWN_ROW, *(row_of.get(value, UNKNOWN_ROW) for value in ours)], np.int64)
+    # Of a number: the range that holds the lowest value of each range; the first one has none.
+    rows = np.searchsorted(theirs["edges"], ours["edges"], side="right") + 1
+    return np.array([UNKNOWN_ROW, 1, *rows], np.int64)

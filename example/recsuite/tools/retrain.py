@@ -1,0 +1,194 @@
+"""A new model on newer data, promoted only if it is better than the one that is served.
+
+    ./run.sh retrain --data_path shop --save_dir models
+
+    models/
+        promoted -> run-000001     what servers follow: a folder of checkpoints
+        run-000001/                checkpoints of a training; report/, its metrics; verdict.json
+        run-000002/
+
+Each call trains in a new run, and tests the promoted model on the same newest events. A training begins with
+the rows and the dense part of the promoted model, unless its own initial rows are solved for. The link
+changes in one rename, after everything else is written; whatever fails or is killed before leaves it as it
+was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from recsuite.checkpoint.folder import set_link
+from recsuite.config.config import sections
+from recsuite.config.parser import parse_given
+from recsuite.config.presets import with_preset
+from recsuite.errors import UserError
+from recsuite.files import explained, local, replace_file
+from recsuite.monitoring.results import lower_is_better
+from recsuite.runtime.console import say
+from recsuite.tools.choose_script import SCRIPTS, fitting_command
+from recsuite.tools.script import exit_status
+
+PROMOTED, VERDICT, LOCK = "promoted", "verdict.json", ".retrain.lock"
+# Of a clone; an installed library has no scripts.
+SCRIPTS_FOLDER = Path(__file__).resolve().parents[2]
+RUN = re.compile(r"run-(\d{6})")
+# Flags that this program sets itself.
+RESERVED = {"train", "dump", "inc_dump", "load", "resume", "stream", "warm_start", "report_dir", "other_data"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Retrain, and return the exit status: that of a training that failed, else 0."""
+    return exit_status(lambda: retrain(*parse(sys.argv[1:] if argv is None else argv)))
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags of this program, and those of the training.
+
+    Raises:
+        UserError: for a flag of the training that this program sets.
+    """
+    parser = argparse.ArgumentParser(prog="./run.sh retrain", description=__doc__.split("\n")[0])
+    parser.add_argument("--save_dir", type=local, default=Path("models"), help="folder of the runs: models")
+    parser.add_argument("--margin", type=float, default=0.0, help="by how much the new one must be better: 0")
+    parser.add_argument("--keep_runs", type=int, default=4, help="runs to keep beside the promoted one: 4")
+    parser.add_argument("--nproc_per_node", default="1", help=argparse.SUPPRESS)
+    flags, others = parser.parse_known_args(argv)
+    config, given = parse_given(others)
+    if set_here := sorted(given & RESERVED):
+        raise UserError(f"--{set_here[0]} is set by retrain itself; leave it out.")
+    if not (config.data.data_path or config.data.dataset):
+        raise UserError("retrain requires the data as they are now; give --data_path or --dataset.")
+    return flags, others
+
+
+def retrain(flags: argparse.Namespace, others: list[str]) -> int:
+    """Train in a new run, compare, and promote."""
+    folder: Path = flags.save_dir
+    with explained(f"Cannot write to --save_dir {folder}", "give another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UserError(f"Another retrain is at work in {folder}; wait for it.") from None
+    with lock:
+        remove_unfinished(folder)
+        run = folder / f"run-{max([0, *map(number_of, runs_in(folder))]) + 1:06d}"
+        promoted = (folder / PROMOTED).resolve() if (folder / PROMOTED).exists() else None
+        script, *words = fitting_command(others)
+        for task, name in SCRIPTS.items():
+            # It trains the same model, and does nothing after it.
+            if script == name:
+                script, words = "example.py", ["--task", task, *words]
+        training = [*words, "--dump", "--save_dir", str(run), "--report_dir", str(run / "report")]
+        if promoted and not has_solved_rows(words):
+            training += ["--warm_start", str(promoted)]
+        if status := launch(flags, script, training):
+            say(f"the training failed with status {status}: {described(promoted)}")
+            return status
+        if promoted is None:
+            verdict = {"is_better": True, "reason": "it is the first"}
+        else:
+            test = ["--load", str(promoted), "--other_data", *data_words(words)]
+            if status := launch(flags, script, [*test, "--report_dir", str(run / "before")]):
+                say(f"the test of the promoted model failed with status {status}: {described(promoted)}")
+                return status
+            verdict = compare(run / "report" / "metrics.json", run / "before" / "test.json", flags.margin)
+        replace_file(run / VERDICT, json.dumps(verdict, indent=1).encode())
+        if verdict["is_better"]:
+            set_link(run, PROMOTED)
+            say(f"promoted {run}: {verdict['reason']}")
+        else:
+            say(f"did not promote {run}: {verdict['reason']}; {described(promoted)}")
+        remove_old(folder, flags.keep_runs)
+    return 0
+
+
+def compare(new: Path, old: Path, margin: float) -> dict[str, Any]:
+    """Return whether a new model is better than an old one on the same events, and why.
+
+    new, old: the reports of a training and of a load; margin: by how much it must be better.
+
+    Raises:
+        UserError: when the two were tested on different events.
+    """
+    theirs, ours = json.loads(old.read_text()), json.loads(new.read_text())
+    if theirs["digest"] != ours["digest"]:
+        raise UserError("The data changed while the models were compared. Fix: run retrain again.")
+    name = ours["main_metric"]
+    values = ours["test"][name], theirs["test"][name]
+    label, (now, before) = ours["metrics"][name], values
+    shown = " and ".join("undefined" if value is None else f"{value:.4f}" for value in values)
+    reason = f"test {label} {shown}, new and promoted, on the same {ours['data']['num_test']:,} newest events"
+    gain = None if None in values else (before - now if lower_is_better(name) else now - before)
+    if margin:
+        reason += f", with a margin of {margin:g}"
+    is_better = now is not None and (gain is None or gain > margin)
+    return {"is_better": is_better, "reason": reason, "metric": name, "new": now, "promoted": before}
+
+
+def launch(flags: argparse.Namespace, script: str, words: Sequence[str]) -> int:
+    """Run a script on the processes of this machine; return its status."""
+    launcher = ("-m", "recsuite.launcher", "--standalone", f"--nproc_per_node={flags.nproc_per_node}")
+    return subprocess.run([sys.executable, *launcher, str(SCRIPTS_FOLDER / script), *words]).returncode
+
+
+def has_solved_rows(words: Sequence[str]) -> bool:
+    """Return True if a training with these flags solves for its initial rows: better than old ones."""
+    return with_preset(*parse_given([*words])).model.initial_rows == "gaussian"
+
+
+def data_words(words: Sequence[str]) -> list[str]:
+    """Return the flags of the data among some flags, as words of a command line."""
+    config, given = parse_given([*words])
+    names = [field.name for field in fields(sections()["data"]) if field.name in given]
+    return [f"--{name}={config.flags[name]}" for name in names]
+
+
+def described(promoted: Path | None) -> str:
+    """Describe what is served."""
+    return f"{promoted} stays promoted" if promoted else "nothing is promoted yet"
+
+
+def number_of(run: Path) -> int:
+    """Return the number of a run."""
+    found = RUN.fullmatch(run.name)
+    assert found is not None
+    return int(found[1])
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders of runs, the oldest first."""
+    return sorted(path for path in folder.iterdir() if RUN.fullmatch(path.name) and not path.is_symlink())
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove runs without a verdict, which were killed or failed; call it with the lock."""
+    for run in runs_in(folder):
+        if not (run / VERDICT).exists():
+            say(f"removing {run}, which was not finished")
+            shutil.rmtree(run)
+
+
+def remove_old(folder: Path, keep: int) -> None:
+    """Remove the oldest runs but `keep`, and never the promoted one; call it with the lock."""
+    promoted = (folder / PROMOTED).resolve()
+    others = [run for run in runs_in(folder) if run.resolve() != promoted]
+    for run in others[: max(0, len(others) - keep)]:
+        say(f"removing {run}, see --keep_runs")
+        shutil.rmtree(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""A new model each week: promoted if it is better, and whatever goes wrong leaves the old one served."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from recsuite.errors import UserError
+from recsuite.serving.served import Follower, ServedModel
+from recsuite.tools.retrain import PROMOTED, VERDICT, compare, parse
+from tests.support.launch import EXAMPLE, python, read_json, started, succeeded, torchrun
+
+USERS, ITEMS, RATINGS = 120, 60, 6_000
+SMALL = ("--epochs", "2", "--batch_size", "512")
+
+
+def shop() -> pandas.DataFrame:
+    """Ratings of three weeks; a third of the items is new in each week."""
+    draw = np.random.default_rng(0)
+    week = np.arange(RATINGS) * 3 // RATINGS
+    item = (draw.random(RATINGS) * (week + 1) * ITEMS / 3).astype(int)
+    user = draw.integers(0, USERS, RATINGS)
+    u, v = draw.normal(size=(USERS, 2)), draw.normal(size=(ITEMS, 2))
+    stars = 3 + (u[user] * v[item]).sum(axis=1) + 0.3 * draw.normal(size=RATINGS)
+    seconds = 1_767_225_600 + week * 604_800 + draw.integers(0, 604_800, RATINGS)
+    frame = pandas.DataFrame(
+        {
+            "customer": [f"c{each:03d}" for each in user],
+            "product": [f"p{each:02d}" for each in item],
+            "stars": stars.clip(1, 5).round(1),
+            "when": pandas.to_datetime(seconds, unit="s"),
+            "price": 5.0 + item,
+        }
+    )
+    return frame.sort_values("when", ignore_index=True)
+
+
+SCHEMA = """
+[user]
+column = "customer"
+[item]
+column = "product"
+[label]
+kind = "rating"
+column = "stars"
+lowest = 1.0
+highest = 5.0
+liked = 4.0
+[timestamp]
+column = "when"
+[features.price]
+of = "item"
+column = "price"
+kind = "number"
+input = "buckets"
+"""
+
+
+def write_weeks(folder: Path, number: int, frame: pandas.DataFrame | None = None) -> Path:
+    """Write the events of the first weeks, as a shop has them on a Monday."""
+    frame = shop() if frame is None else frame
+    folder.mkdir(exist_ok=True)
+    frame.head(len(frame) * number // 3).to_parquet(folder / "events.parquet")
+    (folder / "schema.toml").write_text(SCHEMA)
+    return folder
+
+
+def retrain(data: Path, models: Path, *flags: object, **options: Any) -> Any:
+    words = ("--nproc_per_node", 1, "--save_dir", models, "--data_path", data, *SMALL, *flags)
+    return python("-m", "recsuite.tools.retrain", *words, timeout=200, **options)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data of two weeks and the model of the first."""
+    folder = tmp_path_factory.mktemp("weeks")
+    output = succeeded(retrain(write_weeks(folder / "shop", 1), folder / "models"))
+    assert f"promoted {folder / 'models' / 'run-000001'}: it is the first" in output
+    write_weeks(folder / "shop", 2)
+    return folder
+
+
+@pytest.fixture
+def weeks(first: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(first, tmp_path / "weeks", symlinks=True))
+
+
+def promoted(weeks: Path) -> str:
+    return (weeks / "models" / PROMOTED).resolve().name
+
+
+def test_a_better_model_is_promoted_and_followed(weeks: Path) -> None:
+    models = weeks / "models"
+    follower = Follower(models / PROMOTED)
+    before = follower.model.run
+    output = succeeded(retrain(weeks / "shop", models))
+    assert promoted(weeks) == "run-000002"
+    verdict = read_json(models / "run-000002" / VERDICT)
+    assert verdict["new"] < verdict["promoted"]
+    assert f"test RMSE {verdict['new']:.4f} and {verdict['promoted']:.4f}, new and promoted" in output
+    assert follower.refresh()
+    assert follower.model.run != before
+    # The first week's model knows no item of the second week, and is measured by what it is served with.
+    assert not ServedModel.open(models / "run-000001").knows("item", "p39")
+    assert follower.model.knows("item", "p39")
+
+
+def test_a_worse_model_is_not_promoted(weeks: Path) -> None:
+    frame = shop()
+    # A bad week: what the training sees is noise, and the newest events are right.
+    known = frame.index < len(frame) * 2 // 3 * 0.8
+    frame.loc[known, "stars"] = np.random.default_rng(1).integers(1, 6, known.sum()).astype(float)
+    output = succeeded(retrain(write_weeks(weeks / "shop", 2, frame), weeks / "models"))
+    assert promoted(weeks) == "run-000001"
+    assert f"did not promote {weeks / 'models' / 'run-000002'}: test RMSE " in output
+    assert f"{weeks / 'models' / 'run-000001'} stays promoted" in output
+    assert not read_json(weeks / "models" / "run-000002" / VERDICT)["is_better"]
+
+
+@pytest.mark.soak
+def test_a_ranking_begins_with_the_rows_of_the_promoted_model(weeks: Path) -> None:
+    ranking = ("--task", "ranking", "--split", "time", "--margin", "-1", "--keep_runs", "0")
+    shutil.rmtree(weeks / "models")
+    succeeded(retrain(write_weeks(weeks / "shop", 1), weeks / "models", *ranking))
+    output = succeeded(retrain(write_weeks(weeks / "shop", 2), weeks / "models", *ranking))
+    assert f"began with {weeks / 'models' / 'run-000001'}" in output
+    assert "new values, as unknown: " in output
+    assert "promoted" in output
+    # Only the promoted run is left.
+    assert [path.name for path in (weeks / "models").glob("run-*")] == [promoted(weeks)] == ["run-000002"]
+
+
+def test_what_fails_or_is_killed_leaves_the_promoted_model(weeks: Path) -> None:
+    models = weeks / "models"
+    failed = retrain(weeks / "shop", models, "--lr", "1e30")
+    assert failed.returncode == 2
+    assert "the training failed with status 2" in failed.stderr + failed.stdout
+    assert promoted(weeks) == "run-000001"
+    words = ("--nproc_per_node", 1, "--save_dir", models, "--data_path", weeks / "shop", *SMALL)
+    with started([sys.executable, "-m", "recsuite.tools.retrain", *map(str, words)]) as process:
+        deadline = time.monotonic() + 90
+        while not [*(models / "run-000002").glob("step-*")] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    assert promoted(weeks) == "run-000001"
+    ServedModel.open(models / PROMOTED)
+    output = succeeded(retrain(weeks / "shop", models))
+    assert f"removing {models / 'run-000002'}, which was not finished" in output
+    assert promoted(weeks) == "run-000002"
+
+
+def report(folder: Path, name: str, value: float | None, digest: str = "x", metric: str = "rmse") -> Path:
+    path = folder / name
+    content = {"main_metric": metric, "metrics": {metric: metric.upper()}, "test": {metric: value}}
+    path.write_text(json.dumps({**content, "digest": digest, "data": {"num_test": 7}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "margin", "metric", "is_better"),
+    [
+        (0.8, 0.9, 0.0, "rmse", True),
+        (0.9, 0.9, 0.0, "rmse", False),
+        (0.89, 0.9, 0.02, "rmse", False),
+        (0.2, 0.1, 0.05, "ndcg", True),
+        (0.1, 0.2, 0.0, "ndcg", False),
+        (0.95, 0.9, -0.1, "rmse", True),
+        (None, 0.9, 0.0, "rmse", False),
+        (0.9, None, 0.0, "rmse", True),
+    ],
+)
+def test_better_is_better_by_more_than_the_margin(
+    tmp_path: Path, new: float | None, old: float | None, margin: float, metric: str, is_better: bool
+) -> None:
+    now, before = report(tmp_path, "new", new, metric=metric), report(tmp_path, "old", old, metric=metric)
+    assert compare(now, before, margin)["is_better"] == is_better
+
+
+def test_models_tested_on_different_events_are_not_compared(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="The data changed while the models were compared"):
+        compare(report(tmp_path, "new", 1.0, "x"), report(tmp_path, "old", 1.0, "y"), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--dataset", "ml-100k", "--resume"), "--resume is set by retrain itself; leave it out."),
+        (("--epochs", "3"), "retrain requires the data as they are now; give --data_path or --dataset."),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(words: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(words)
+    assert str(caught.value) == sentence
+
+
+# --- a checkpoint on other data ---
+
+
+def test_a_checkpoint_on_newer_data_predicts_as_it_is_served(weeks: Path) -> None:
+    run, data = weeks / "models" / "run-000001", weeks / "shop"
+    found = []
+    for ranks in (1, 3):
+        load = ("--load", run, "--other_data", "--data_path", data, "--report_dir", weeks / str(ranks))
+        output = succeeded(torchrun(ranks, EXAMPLE, *load))
+        assert "new values, as unknown: " in output
+        found.append(read_json(weeks / str(ranks) / "test.json")["test"])
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    refused = torchrun(2, EXAMPLE, "--load", run, "--data_path", data)
+    assert re.search("was trained (on other data|with other features) than", refused.stderr)
+
+
+def test_features_of_one_side_alone_are_named_and_another_dense_part_is_refused(weeks: Path) -> None:
+    schema, models = weeks / "shop" / "schema.toml", weeks / "models"
+    flags = ("--data_path", weeks / "shop", "--dump", "--save_dir", weeks / "new", *SMALL)
+    start = ("--initial_rows", "random", "--warm_start", models / PROMOTED)
+    schema.write_text(SCHEMA.replace("features.price", "features.cost"))
+    output = succeeded(python(EXAMPLE, *flags, *start))
+    assert "features only there, left out: price" in output
+    assert "features only here, as drawn: cost" in output
+    schema.write_text(SCHEMA.replace('"buckets"', '"dense"'))
+    result = python(EXAMPLE, *flags, *start)
+    assert result.returncode == 2
+    assert "has nothing for dense.numbers." in result.stderr
