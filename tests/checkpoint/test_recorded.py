@@ -45,6 +45,9 @@ OF_THE_COMMAND_LINE = (
         "top",
         "follow",
         "follow_data",
+        "warm_start",
+        "other_data",
+        "by",
     ),
     *("pipeline", "timeout", "rebuild", "distribution"),
 )

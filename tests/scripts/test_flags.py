@@ -23,7 +23,7 @@ from tests.support.launch import ROOT, SUPPORT, python, succeeded
 sys.path.append(str(ROOT / "example"))
 SCRIPTS = ("example", "retrieval", "sequential", "ctr", "multitask")
 # Of flags of which half the default, one more or another choice is not allowed; and what a flag needs.
-FOLDERS = ("data_path", "schema", "cache_dir", "report_dir", "export", "save_dir")
+FOLDERS = ("data_path", "schema", "cache_dir", "report_dir", "export", "save_dir", "warm_start")
 VALUES: dict[str, str] = {
     **dict.fromkeys(FOLDERS, "data"),
     **dict.fromkeys(("capacity", "ttl", "half_life", "until", "user", "num_workers"), "9"),
@@ -33,8 +33,8 @@ VALUES: dict[str, str] = {
 }
 WITH = {
     **dict.fromkeys(("window", "follow_data"), "--stream"),
-    **dict.fromkeys(("checkpoint", "until"), "--load"),
-    **dict.fromkeys(("save_dir", "dump_every", "keep", "async_dump"), "--dump"),
+    **dict.fromkeys(("checkpoint", "until", "other_data"), "--load"),
+    **dict.fromkeys(("save_dir", "dump_every", "keep", "async_dump", "warm_start"), "--dump"),
     **dict.fromkeys(("top", "follow"), "--recommend --user 1"),
     **dict.fromkeys(("history_weights", "negatives"), "--task ranking"),
     "day_feature": "--split random",

@@ -228,7 +228,7 @@ def test_features_of_one_side_alone_are_named_and_another_dense_part_is_refused(
     start = ("--initial_rows", "random", "--warm_start", models / PROMOTED)
     schema.write_text(SCHEMA.replace("features.price", "features.cost"))
     output = succeeded(python(EXAMPLE, *flags, *start))
-    assert "features only there, left out: price" in output
+    assert "features only there, omitted: price" in output
     assert "features only here, as drawn: cost" in output
     schema.write_text(SCHEMA.replace('"buckets"', '"dense"'))
     result = python(EXAMPLE, *flags, *start)

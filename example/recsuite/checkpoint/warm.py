@@ -3,7 +3,7 @@ begin a new training with its rows and its dense part (warm start).
 
 Rows are found by their raw values, because other data give them other numbers. A new value gets the row of
 unknown values; values that are gone are dropped. Features that only one side has are named: here they stay
-as drawn, there they are left out. The state of the optimizers comes along; the steps and their
+as drawn, there they are omitted. The state of the optimizers comes along; the steps and their
 learning rates begin anew.
 """
 
@@ -86,7 +86,7 @@ def start_from(
     chosen = describe_choice(manifest.progress, "best", task.main_label)
     lines = [f"began with {chain.folder}, {chosen}", f"new values, as unknown: {shown or 'none'}"]
     for where, names in (
-        ("there, left out", manifest.features.keys() - train_state.tables.keys()),
+        ("there, omitted", manifest.features.keys() - train_state.tables.keys()),
         ("here, as drawn", train_state.tables.keys() - manifest.features.keys()),
     ):
         lines += [f"features only {where}: {printable(', '.join(sorted(names)))}"] if names else []
