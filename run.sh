@@ -279,9 +279,14 @@ alone() {
   exec "$venv/bin/python" "$here/example/example.py" "$@"
 }
 
+one_machine() {
+  ((${nnodes#*:} == 1)) || fail 2 "$1 runs on one machine, and NNODES is $nnodes"
+}
+
 # score FLAGS...: its script checks the flags, which are not those of the example.
 score() {
   read_launch
+  one_machine score
   set_up
   set_environment
   if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then nproc=1; fi
@@ -291,6 +296,7 @@ score() {
 # retrain FLAGS...: it launches the script that fits the data.
 retrain() {
   read_launch
+  one_machine retrain
   set_up
   set_environment
   exec "$venv/bin/python" -m recsuite.tools.retrain --nproc_per_node="$nproc" "$@"

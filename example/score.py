@@ -12,20 +12,27 @@ run that was interrupted continues with the files that are missing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import time
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import recsuite as rs
 from recsuite.config.config import Config
+from recsuite.errors import UserError
 from recsuite.files import local
 from recsuite.runtime.console import LOGGER, showing_progress, stage
-from recsuite.runtime.process import all_gather_object, raise_on_all
+from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node, raise_on_all
 
 if TYPE_CHECKING:
     from recsuite.models.tasks import ModelMaker
     from recsuite.serving.scoring import BatchScoring
+
+# That ranks wait for each other: one may have far more files to write.
+LONGEST = timedelta(days=2)
 
 
 def main(argv: list[str] | None = None, model: ModelMaker | None = None) -> int:
@@ -38,7 +45,8 @@ def main(argv: list[str] | None = None, model: ModelMaker | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the flags of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    kind = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind, allow_abbrev=False)
     parser.add_argument(
         "--save_dir", type=local, default=Path("dumps"), help="where the training wrote: dumps"
     )
@@ -47,13 +55,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     rows = parser.add_mutually_exclusive_group(required=True)
     rows.add_argument("--users", help='"all" those of the data, or a file with the column of their ids')
     rows.add_argument("--pairs", type=local, help="a file with the columns of users and items")
-    parser.add_argument("--k", type=int, default=50, help="items for each user: 50")
+    parser.add_argument("--k", type=int, help="items for each user: 50")
     parser.add_argument("--output", type=local, required=True, help="the folder to write")
-    return parser.parse_args(argv)
+    flags = parser.parse_args(argv)
+    if flags.pairs and flags.k is not None:
+        raise UserError(f"--k {flags.k} is for --users; leave it out with --pairs.")
+    return flags
 
 
 def score(flags: argparse.Namespace, model: ModelMaker | None = None) -> int:
     """Score this rank's share, and wait for the other ranks."""
+    import torch.distributed as dist
+
     from recsuite.serving import scoring
 
     context = rs.init_runtime(Config.of())
@@ -61,27 +74,55 @@ def score(flags: argparse.Namespace, model: ModelMaker | None = None) -> int:
         # Every rank reads the data; one of them says so.
         logging.getLogger(LOGGER).setLevel(logging.WARNING)
     try:
-        with showing_progress():
+        with showing_progress(), contextlib.ExitStack() as stack:
             # First: the model and the data may take long to read.
             raise_on_all(lambda: scoring.check_free(flags.output))
-            batch = raise_on_all(lambda: opened(flags, model))
+            lock = scoring.writing(flags.output)
+            raise_on_all(lambda: None if context.rank else stack.enter_context(lock))
+            # Ranks may have different amounts of work left.
+            group = dist.new_group(backend="gloo", timeout=LONGEST)
+            batch = read_on_all(flags, model, context, group)
             if line := batch.describe_inputs():
                 context.say(line)
-            partial = all_gather_object(
-                lambda: None if context.rank else scoring.begin(flags.output, batch.job())
-            )[0]
+            mine = batch.job()
+            job = all_gather_object(lambda: mine, group)[0]
+            raise_on_all(lambda: check_same(job, mine))
+            partial = all_gather_object(lambda: None if context.rank else scoring.begin(flags.output, job))[0]
             if partial is None:
                 context.say(f"{flags.output} is complete already: nothing was scored")
                 return 0
             begun = time.monotonic()
             with stage("scoring", batch.count(), batch.noun, quiet=context.rank != 0) as done:
                 batch.write(partial, context.rank, context.world_size, done)
-            counts = all_gather_object(lambda: batch.counts)
+            counts = all_gather_object(lambda: batch.counts, group)
             raise_on_all(lambda: None if context.rank else scoring.end(partial, flags.output))
         context.say(scoring.described(counts, flags.output, time.monotonic() - begun, batch.noun))
     finally:
         rs.cleanup_runtime()
     return 0
+
+
+def read_on_all(
+    flags: argparse.Namespace, model: ModelMaker | None, context: RuntimeContext, group: Any
+) -> BatchScoring:
+    """Return what `opened` does. Collective: every rank. group: all ranks, with a long deadline."""
+    found: list[BatchScoring] = []
+    # One rank of a machine first: it may have to parse the tables, and writes files that the others read.
+    work = "read the model and the data", "start with one process first"
+    once_per_node(context, lambda: found.append(opened(flags, model)), LONGEST.total_seconds(), *work)
+    batch: BatchScoring = raise_on_all(lambda: found[0] if found else opened(flags, model), group)
+    return batch
+
+
+def check_same(first: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Refuse ranks that have read different models or data.
+
+    Raises:
+        UserError: names what differs.
+    """
+    for name, value in first.items():
+        if mine[name] != value:
+            raise UserError(f"The {name} changed while the ranks read it. Fix: start again.")
 
 
 def opened(flags: argparse.Namespace, model: ModelMaker | None) -> BatchScoring:
@@ -93,7 +134,8 @@ def opened(flags: argparse.Namespace, model: ModelMaker | None) -> BatchScoring:
     tell(served, flags.data_path, str(flags.save_dir))
     if flags.pairs:
         return BatchScoring(served, flags.pairs, None)
-    return BatchScoring(served, None if flags.users == "all" else local(flags.users), flags.k)
+    k = 50 if flags.k is None else flags.k
+    return BatchScoring(served, None if flags.users == "all" else local(flags.users), k)
 
 
 if __name__ == "__main__":

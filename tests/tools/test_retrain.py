@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -15,9 +16,10 @@ import numpy as np
 import pandas
 import pytest
 
+from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.serving.served import Follower, ServedModel
-from recsuite.tools.retrain import PROMOTED, VERDICT, compare, parse
+from recsuite.tools.retrain import PROMOTED, VERDICT, check_comparable, compare, parse, promoted_in
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded, torchrun
 
 USERS, ITEMS, RATINGS = 120, 60, 6_000
@@ -154,6 +156,10 @@ def test_what_fails_or_is_killed_leaves_the_promoted_model(weeks: Path) -> None:
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
         process.wait(30)
+        # Its training ends with it: the next retrain may use the same folder.
+        while names_of_processes(str(models)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert names_of_processes(str(models)) == []
     assert promoted(weeks) == "run-000001"
     ServedModel.open(models / PROMOTED)
     output = succeeded(retrain(weeks / "shop", models))
@@ -161,10 +167,19 @@ def test_what_fails_or_is_killed_leaves_the_promoted_model(weeks: Path) -> None:
     assert promoted(weeks) == "run-000002"
 
 
-def report(folder: Path, name: str, value: float | None, digest: str = "x", metric: str = "rmse") -> Path:
+def names_of_processes(word: str) -> list[str]:
+    """Command lines with a word in them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode())
+    return [line for line in found if word in line]
+
+
+def report(folder: Path, name: str, value: float | None, metric: str = "rmse") -> Path:
     path = folder / name
     content = {"main_metric": metric, "metrics": {metric: metric.upper()}, "test": {metric: value}}
-    path.write_text(json.dumps({**content, "digest": digest, "data": {"num_test": 7}}))
+    path.write_text(json.dumps({**content, "data": {"num_test": 7}}))
     return path
 
 
@@ -188,15 +203,33 @@ def test_better_is_better_by_more_than_the_margin(
     assert compare(now, before, margin)["is_better"] == is_better
 
 
-def test_models_tested_on_different_events_are_not_compared(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="The data changed while the models were compared"):
-        compare(report(tmp_path, "new", 1.0, "x"), report(tmp_path, "old", 1.0, "y"), 0.0)
+def test_models_that_cannot_be_compared_are_refused_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    flags = {"task": "rating", "test_fraction": 0.1}
+    (tmp_path / "report" / "metrics.json").write_text(json.dumps({"config": flags}))
+    check_comparable(Config.of(test_fraction=0.1), tmp_path)
+    for changes, words in (
+        ({"split": "random"}, "on the newest events, and the split is random"),
+        ({"task": "response", "test_fraction": 0.1}, "is of --task rating, and this training of response"),
+        ({"test_fraction": 0.2}, "has learned; give at most 0.1"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check_comparable(Config.of(**changes), tmp_path)
+    with pytest.raises(UserError, match="must be a link to a run, and is none"):
+        promoted_in(folder_with_promoted(tmp_path))
+
+
+def folder_with_promoted(tmp_path: Path) -> Path:
+    (tmp_path / "models" / PROMOTED).mkdir(parents=True)
+    return tmp_path / "models"
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("--dataset", "ml-100k", "--resume"), "--resume is set by retrain itself; leave it out."),
+        (("--dataset", "ml-100k", "--doctor"), "--doctor is set by retrain itself; leave it out."),
+        (("--dataset", "ml-100k", "--margin", "nan"), "--margin must be a number, got nan."),
         (("--epochs", "3"), "retrain requires the data as they are now; give --data_path or --dataset."),
     ],
 )

@@ -17,9 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsuite.checkpoint.chain import check_whole, chosen_chain, describe_choice, with_suggestion
+from recsuite.checkpoint.chain import (
+    check_whole,
+    chosen_chain,
+    describe_choice,
+    requested_kind,
+    with_suggestion,
+)
+from recsuite.checkpoint.folder import BEST
 from recsuite.checkpoint.format import VOCABULARY, Manifest
-from recsuite.checkpoint.restore import check_tables
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading
 from recsuite.checkpoint.writer import dense_of, features_of
 from recsuite.datasets.columns import Columns
@@ -39,7 +45,7 @@ class RenumberedRows:
 
     def __init__(self, reader: RowReader, places: Mapping[str, np.ndarray]) -> None:
         self._reader, self._places = reader, places
-        # Ids of dynamic tables are the same in all data.
+        # Of dynamic tables, which are refused.
         self.rows_of_ids, self.unknown_row, self.record = (
             reader.rows_of_ids,
             reader.unknown_row,
@@ -57,16 +63,26 @@ class RenumberedRows:
 
 
 def start_from(
-    folder: Path, train_state: ShardedModel, columns: Columns, task: WorkerTask, context: RuntimeContext
+    folder: Path,
+    train_state: ShardedModel,
+    columns: Columns,
+    task: WorkerTask,
+    context: RuntimeContext,
+    checkpoint: str = BEST,
+    until: int = -1,
 ) -> Manifest:
-    """Give a model the rows and the dense part of the best checkpoint in a folder, and print a line about it.
-    Collective: every rank.
+    """Give a model the rows and the dense part of a checkpoint, and print a line about it. Collective: every
+    rank.
+
+    folder, checkpoint, until: see `chosen_chain`.
 
     Raises:
         UserError: on every rank, when there is none, or it is damaged or of another model; the model is as
             it was.
     """
-    chain = broadcast_from_rank0(lambda: with_suggestion(folder, lambda: chosen_chain(folder)))
+    chain = broadcast_from_rank0(
+        lambda: with_suggestion(folder, lambda: chosen_chain(folder, checkpoint, until))
+    )
     manifests: list[Manifest] = raise_on_all(lambda: check_whole(chain, context.rank, context.world_size))
     manifest = manifests[-1]
     dense = {name: value.detach() for name, value in dense_of(train_state).items()}
@@ -74,7 +90,6 @@ def start_from(
     raise_on_all(lambda: _check(chain.folder, manifest, train_state, columns, dense, tables))
     raise_on_all(lambda: [*map(check_shard_files, chain.folders, manifests)])
     reader = RowReader(chain.folders, manifests)
-    raise_on_all(lambda: check_tables(chain.folder, reader, tables))
     places = raise_on_all(lambda: _places(chain.base, columns, tables))
     with reading(chain.folder):
         reader.fill(dense)
@@ -83,13 +98,15 @@ def start_from(
             table.load(source, scale)
     new = {name: int((rows[1:] == UNKNOWN_ROW).sum()) for name, rows in places.items()}
     shown = ", ".join(f"{number:,} of {name}" for name, number in new.items() if number)
-    chosen = describe_choice(manifest.progress, "best", task.main_label)
+    chosen = describe_choice(manifest.progress, requested_kind(folder, checkpoint, until), task.main_label)
     lines = [f"began with {chain.folder}, {chosen}", f"new values, as unknown: {shown or 'none'}"]
     for where, names in (
         ("there, omitted", manifest.features.keys() - train_state.tables.keys()),
         ("here, as drawn", train_state.tables.keys() - manifest.features.keys()),
     ):
         lines += [f"features only {where}: {printable(', '.join(sorted(names)))}"] if names else []
+    rescaled = _rescaled(chain.base, columns)
+    lines += [f"numbers on another scale than there: {', '.join(rescaled)}"] if rescaled else []
     context.say("; ".join(lines))
     return manifest
 
@@ -103,7 +120,12 @@ def _check(
     tables: Mapping[str, EmbeddingTable],
 ) -> None:
     """Refuse a checkpoint of another model or optimizer, or with another feature of the same name."""
-    fix = "give the flags, schema and script of its training, or train without it"
+    fix = "give the flags, schema and script of its training, or begin without it (retrain --cold)"
+    if manifest.dynamic or any(table.record() for table in tables.values()):
+        raise UserError(
+            f"{folder} or this program has dynamic tables, which continue with --resume --stream alone; give "
+            "--vocabulary fixed in both trainings."
+        )
     if manifest.optimizer != train_state.optimizer_name:
         raise UserError(
             f"{folder} was trained with {manifest.optimizer}, and this program has "
@@ -134,6 +156,13 @@ def _places(folder: Path, columns: Columns, tables: Mapping[str, EmbeddingTable]
         if table.name in tables and table.rows and not table.feature.is_dynamic
     }
     return {table: _places_of(theirs[name], ours[name]) for table, name in names.items()}
+
+
+def _rescaled(folder: Path, columns: Columns) -> list[str]:
+    """Return the dense numbers whose scale, which is that of the training events, is not a checkpoint's."""
+    theirs, ours = (json.loads((each / VOCABULARY).read_bytes()) for each in (folder, Path(columns.folder)))
+    names = [feature.name for feature in columns.numbers]
+    return [name for name in names if name in theirs and theirs[name] != ours[name]]
 
 
 def _places_of(theirs: Any, ours: Any) -> np.ndarray:

@@ -31,8 +31,13 @@ class Segments:
 
     def masks(self) -> dict[str, np.ndarray]:
         """Return a mask of the events of each value that has some, bool [events]."""
-        masks = {value: self.codes == code for code, value in enumerate(self.values)}
-        return {value: mask for value, mask in masks.items() if mask.any()}
+        masks: dict[str, np.ndarray] = {}
+        for code, value in enumerate(self.values):
+            mask = self.codes == code
+            # A value may be called as the unknown ones are.
+            if mask.any():
+                masks[value if value not in masks else f"{value} ({code})"] = mask
+        return masks
 
 
 def segments_of(columns: Columns, split: str, names: Sequence[str]) -> list[Segments]:
@@ -86,10 +91,13 @@ def _by_value(name: str, rows: np.ndarray, known: Any, is_number: bool) -> Segme
             return Segments(name, ("unknown", "any"), np.minimum(rows, 1))
         # A few ranges of equal numbers of training values, instead of all buckets.
         kept = edges[:: -(-len(edges) // RANGES)][1:] if len(edges) >= RANGES else edges
-        texts = [f"below {kept[0]:g}", *(f"{low:g} to {high:g}" for low, high in itertools.pairwise(kept))]
+        texts = [
+            f"below {kept[0]:.12g}",
+            *(f"{low:.12g} to {high:.12g}" for low, high in itertools.pairwise(kept)),
+        ]
         lowest = np.array([-np.inf, *edges])[np.maximum(rows, 1) - 1]
         codes = np.where(rows == 0, 0, 1 + np.searchsorted(kept, lowest, side="right"))
-        return Segments(name, ("unknown", *texts, f"{kept[-1]:g} or more"), codes)
+        return Segments(name, ("unknown", *texts, f"{kept[-1]:.12g} or more"), codes)
     counts = np.bincount(rows, minlength=len(known) + 1)
     order = np.argsort(-counts, kind="stable")
     common, others = order[:MOST_VALUES], order[MOST_VALUES:][counts[order[MOST_VALUES:]] > 0]

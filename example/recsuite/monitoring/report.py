@@ -16,8 +16,9 @@ from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.leakage import MOST_LABEL_LEAKAGE
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics, finite
+from recsuite.datasets.schema import ITEM, USER
 from recsuite.errors import counted, format_metric, markdown_table, with_article
-from recsuite.files import explained, replace_file
+from recsuite.files import digest_of_bytes, explained, replace_file
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Epoch, Run, TrainedWindow
@@ -92,10 +93,23 @@ def write_test(test: Metrics, columns: Columns, config: Config) -> None:
     from recsuite.models.tasks import TASKS
 
     folder, main = Path(config.monitoring.report_dir), TASKS[config.model.task].main_metric
-    report = {"config": config.flags, "digest": columns.digest, "main_metric": main, **_measured(test)}
+    report = {
+        "config": config.flags,
+        "test_digest": digest_of_test(columns),
+        "main_metric": main,
+        **_measured(test),
+    }
     with explained(f"Cannot write the report to {folder}", "give another --report_dir"):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "test.json", json.dumps(report, indent=1, allow_nan=False).encode())
+
+
+def digest_of_test(columns: Columns) -> str:
+    """Return a digest of users, items and labels of the test events."""
+    positions = columns.range_of("test")
+    events = columns.column("rows")[positions.start : positions.stop]
+    parts = [np.ascontiguousarray(events[name]).tobytes() for name in (USER, ITEM, "label")]
+    return digest_of_bytes("".join(map(digest_of_bytes, parts)).encode())
 
 
 def _measured(test: Metrics) -> dict[str, Any]:
@@ -134,8 +148,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "tables": {table.name: table.rows for table in columns.tables if table.rows},
             "notes": columns.notes,
         },
-        # Of the events and their split.
-        "digest": columns.digest,
+        "test_digest": digest_of_test(columns),
         "plan": run.plan.splitlines(),
         # Display names of the events and the metrics, for a table that imports no task.
         "events": columns.schema.labels,

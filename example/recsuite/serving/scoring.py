@@ -13,6 +13,7 @@ names that begin with "_".
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.parquet
+from filelock import FileLock, Timeout
 
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, ITEM, USER
@@ -86,7 +88,8 @@ class BatchScoring:
         """Return the number of rows."""
         if self.path is None:
             return len(self._all_users())
-        return int(self._opened(self.path).count_rows())
+        with _reading(self.path):
+            return int(self._opened(self.path).count_rows())
 
     def _all_users(self) -> list[Any]:
         assert self.model.data is not None
@@ -133,10 +136,8 @@ class BatchScoring:
             kind = pyarrow.dataset.CsvFileFormat(
                 convert_options=pyarrow.csv.ConvertOptions(column_types=types)
             )
-        try:
+        with _reading(path):
             return pyarrow.dataset.dataset(path, format=kind)
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            raise UserError(f"Cannot read {path}: {_reason(error)}. Fix: give another file.") from None
 
     def job(self) -> dict[str, Any]:
         """Return what is scored; two runs with an equal one write the same files."""
@@ -165,12 +166,14 @@ class BatchScoring:
             for first in range(0, len(ids), BLOCK):
                 yield pyarrow.table({column: ids[first : first + BLOCK]})
             return
-        try:
-            for batch in self._opened(self.path).to_batches(batch_size=BLOCK):
-                if batch.num_rows:
-                    yield pyarrow.Table.from_batches([batch])
-        except pyarrow.ArrowInvalid as error:
-            raise UserError(f"Cannot read {self.path}: {_reason(error)}. Fix: correct the file.") from None
+        batches = self._opened(self.path).to_batches(batch_size=BLOCK)
+        while True:
+            with _reading(self.path):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            if batch.num_rows:
+                yield pyarrow.Table.from_batches([batch])
 
     def write(self, folder: Path, rank: int, world_size: int, done: Callable[[int], None]) -> Counts:
         """Write the files of this rank that are missing; return the counts of those. Not collective.
@@ -231,9 +234,15 @@ class BatchScoring:
         return block
 
 
-def _reason(error: Exception) -> str:
-    # pyarrow puts the name of the file before it, several times.
-    return printable(str(error).rpartition("Invalid: ")[2].rstrip("."))
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise a UserError for a file that pyarrow cannot read."""
+    try:
+        yield
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        # pyarrow puts the name of the file before it, several times.
+        reason = printable(str(error).rpartition("Invalid: ")[2].rstrip("."))
+        raise UserError(f"Cannot read {path}: {reason}. Fix: correct the file, or give another.") from None
 
 
 def _type_of(model: ServedModel, name: str) -> pyarrow.DataType:
@@ -259,6 +268,24 @@ def check_free(output: Path) -> None:
     with explained(f"Cannot read {output}", "give another --output"):
         if output.exists() and not (output / JOB).is_file():
             raise UserError(f"{output} exists already, and holds no scores; give another --output.")
+
+
+@contextlib.contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Hold the lock of an output against other scorings. Call on rank 0.
+
+    Raises:
+        UserError: when another one writes it, or the folder cannot be written.
+    """
+    with explained(f"Cannot write to {output.parent}", "give another --output"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(output.with_name(f".{output.name}.lock"), timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UserError(f"Another process is scoring into {output}; wait for it.") from None
+    with lock:
+        yield
 
 
 def begin(output: Path, job: dict[str, Any]) -> Path | None:

@@ -17,34 +17,39 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from recsuite.checkpoint.folder import set_link
-from recsuite.config.config import sections
+from recsuite.checkpoint.recorded import DATA_FLAGS, NAME_FLAGS
+from recsuite.config.config import ALONE, TRAINING, Config
 from recsuite.config.parser import parse_given
 from recsuite.config.presets import with_preset
 from recsuite.errors import UserError
 from recsuite.files import explained, local, replace_file
 from recsuite.monitoring.results import lower_is_better
 from recsuite.runtime.console import say
+from recsuite.runtime.host import die_with_parent
 from recsuite.tools.choose_script import SCRIPTS, fitting_command
-from recsuite.tools.script import exit_status
+from recsuite.tools.script import exit_status, run_script
 
 PROMOTED, VERDICT, LOCK = "promoted", "verdict.json", ".retrain.lock"
 # Of a clone; an installed library has no scripts.
 SCRIPTS_FOLDER = Path(__file__).resolve().parents[2]
 RUN = re.compile(r"run-(\d{6})")
 # Flags that this program sets itself.
-RESERVED = {"train", "dump", "inc_dump", "load", "resume", "stream", "warm_start", "report_dir", "other_data"}
+RESERVED = {
+    *(*ALONE, *TRAINING, "compact", "load", "resume", "stream"),
+    *("warm_start", "report_dir", "other_data"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,13 +63,17 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         UserError: for a flag of the training that this program sets.
     """
-    parser = argparse.ArgumentParser(prog="./run.sh retrain", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="./run.sh retrain", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--save_dir", type=local, default=Path("models"), help="folder of the runs: models")
     parser.add_argument("--margin", type=float, default=0.0, help="by how much the new one must be better: 0")
     parser.add_argument("--keep_runs", type=int, default=4, help="runs to keep beside the promoted one: 4")
+    parser.add_argument("--cold", action="store_true", help="begin without the rows of the promoted model")
     parser.add_argument("--nproc_per_node", default="1", help=argparse.SUPPRESS)
     flags, others = parser.parse_known_args(argv)
     config, given = parse_given(others)
+    if not math.isfinite(flags.margin):
+        raise UserError(f"--margin must be a number, got {flags.margin}.")
     if set_here := sorted(given & RESERVED):
         raise UserError(f"--{set_here[0]} is set by retrain itself; leave it out.")
     if not (config.data.data_path or config.data.dataset):
@@ -85,14 +94,17 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
     with lock:
         remove_unfinished(folder)
         run = folder / f"run-{max([0, *map(number_of, runs_in(folder))]) + 1:06d}"
-        promoted = (folder / PROMOTED).resolve() if (folder / PROMOTED).exists() else None
+        promoted = promoted_in(folder)
         script, *words = fitting_command(others)
         for task, name in SCRIPTS.items():
             # It trains the same model, and does nothing after it.
             if script == name:
                 script, words = "example.py", ["--task", task, *words]
+        config = with_preset(*parse_given(words))
+        check_comparable(config, promoted)
         training = [*words, "--dump", "--save_dir", str(run), "--report_dir", str(run / "report")]
-        if promoted and not has_solved_rows(words):
+        # Solved rows are better than old ones.
+        if promoted and not flags.cold and config.model.initial_rows != "gaussian":
             training += ["--warm_start", str(promoted)]
         if status := launch(flags, script, training):
             say(f"the training failed with status {status}: {described(promoted)}")
@@ -100,11 +112,16 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
         if promoted is None:
             verdict = {"is_better": True, "reason": "it is the first"}
         else:
-            test = ["--load", str(promoted), "--other_data", *data_words(words)]
+            data = data_words(run / "report" / "metrics.json")
+            test = ["--load", str(promoted), "--other_data", *data]
             if status := launch(flags, script, [*test, "--report_dir", str(run / "before")]):
                 say(f"the test of the promoted model failed with status {status}: {described(promoted)}")
                 return status
-            verdict = compare(run / "report" / "metrics.json", run / "before" / "test.json", flags.margin)
+            reports = run / "report" / "metrics.json", run / "before" / "test.json"
+            if tested(reports[0]) != tested(reports[1]):
+                say(f"the data changed during the training, call retrain again: {described(promoted)}")
+                return 1
+            verdict = compare(*reports, flags.margin)
         replace_file(run / VERDICT, json.dumps(verdict, indent=1).encode())
         if verdict["is_better"]:
             set_link(run, PROMOTED)
@@ -119,13 +136,8 @@ def compare(new: Path, old: Path, margin: float) -> dict[str, Any]:
     """Return whether a new model is better than an old one on the same events, and why.
 
     new, old: the reports of a training and of a load; margin: by how much it must be better.
-
-    Raises:
-        UserError: when the two were tested on different events.
     """
     theirs, ours = json.loads(old.read_text()), json.loads(new.read_text())
-    if theirs["digest"] != ours["digest"]:
-        raise UserError("The data changed while the models were compared. Fix: run retrain again.")
     name = ours["main_metric"]
     values = ours["test"][name], theirs["test"][name]
     label, (now, before) = ours["metrics"][name], values
@@ -141,19 +153,63 @@ def compare(new: Path, old: Path, margin: float) -> dict[str, Any]:
 def launch(flags: argparse.Namespace, script: str, words: Sequence[str]) -> int:
     """Run a script on the processes of this machine; return its status."""
     launcher = ("-m", "recsuite.launcher", "--standalone", f"--nproc_per_node={flags.nproc_per_node}")
-    return subprocess.run([sys.executable, *launcher, str(SCRIPTS_FOLDER / script), *words]).returncode
+    command = [sys.executable, *launcher, str(SCRIPTS_FOLDER / script), *words]
+    # Else a killed retrain would release its lock, and its training would go on in the run of the next one.
+    return subprocess.run(command, preexec_fn=die_with_parent).returncode
 
 
-def has_solved_rows(words: Sequence[str]) -> bool:
-    """Return True if a training with these flags solves for its initial rows: better than old ones."""
-    return with_preset(*parse_given([*words])).model.initial_rows == "gaussian"
+def promoted_in(folder: Path) -> Path | None:
+    """Return the promoted run, or None if there is none.
+
+    Raises:
+        UserError: when its name is no link.
+    """
+    link = folder / PROMOTED
+    if link.exists() and not link.is_symlink():
+        raise UserError(f"{link} must be a link to a run, and is none; move it away.")
+    if link.is_symlink() and not link.exists():
+        say(f"{link} names {link.resolve().name}, which is gone")
+    return link.resolve() if link.exists() else None
 
 
-def data_words(words: Sequence[str]) -> list[str]:
-    """Return the flags of the data among some flags, as words of a command line."""
-    config, given = parse_given([*words])
-    names = [field.name for field in fields(sections()["data"]) if field.name in given]
-    return [f"--{name}={config.flags[name]}" for name in names]
+def check_comparable(config: Config, promoted: Path | None) -> None:
+    """Refuse a training that cannot be compared with the promoted model, before it begins.
+
+    Raises:
+        UserError: when the test is not of newest events that the promoted model has not learned, or another
+            metric.
+    """
+    if config.data.split != "time":
+        raise UserError(
+            f"retrain compares models on the newest events, and the split is {config.data.split}; give data "
+            "with times, and no other --split."
+        )
+    report = promoted and promoted / "report" / "metrics.json"
+    if report is None or not report.is_file():
+        return
+    before, now = json.loads(report.read_text())["config"], config.flags
+    if before["task"] != now["task"]:
+        raise UserError(
+            f"{promoted} is of --task {before['task']}, and this training of {now['task']}; give another "
+            "--save_dir."
+        )
+    if now["test_fraction"] > before["test_fraction"]:
+        raise UserError(
+            f"With --test_fraction {now['test_fraction']} the test has events that {promoted} has learned; "
+            f"give at most {before['test_fraction']}."
+        )
+
+
+def tested(report: Path) -> str:
+    """Return the digest of the test events of a report."""
+    return str(json.loads(report.read_text())["test_digest"])
+
+
+def data_words(report: Path) -> list[str]:
+    """Return the flags of the data and their split in a report: the promoted model may have had others."""
+    flags = json.loads(report.read_text())["config"]
+    names = ("data_path", "cache_dir", *NAME_FLAGS, *DATA_FLAGS)
+    return [f"--{name}={flags[name]}" for name in names if name != "stream" and flags.get(name, "") != ""]
 
 
 def described(promoted: Path | None) -> str:
@@ -191,4 +247,4 @@ def remove_old(folder: Path, keep: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

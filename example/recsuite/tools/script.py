@@ -420,8 +420,9 @@ def restore(
         from recsuite.checkpoint.warm import start_from
         from recsuite.models.tasks import TASKS
 
-        folder, task = local(config.checkpoint.folder_to_load), TASKS[config.model.task]
-        return train_state, start_from(folder, train_state, data.columns, task, context).progress
+        section, task = config.checkpoint, TASKS[config.model.task]
+        found = (data.columns, task, context, section.checkpoint, section.until)
+        return train_state, start_from(local(section.folder_to_load), train_state, *found).progress
     restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
     return train_state, restored.progress
 
