@@ -229,6 +229,7 @@ def folder_with_promoted(tmp_path: Path) -> Path:
     [
         (("--dataset", "ml-100k", "--resume"), "--resume is set by retrain itself; leave it out."),
         (("--dataset", "ml-100k", "--doctor"), "--doctor is set by retrain itself; leave it out."),
+        (("--dataset", "ml-100k", "--keep_runs", "-1"), "--keep_runs must be at least 0, got -1."),
         (("--dataset", "ml-100k", "--margin", "nan"), "--margin must be a number, got nan."),
         (("--epochs", "3"), "retrain requires the data as they are now; give --data_path or --dataset."),
     ],

@@ -74,6 +74,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     config, given = parse_given(others)
     if not math.isfinite(flags.margin):
         raise UserError(f"--margin must be a number, got {flags.margin}.")
+    if flags.keep_runs < 0:
+        raise UserError(f"--keep_runs must be at least 0, got {flags.keep_runs}.")
     if set_here := sorted(given & RESERVED):
         raise UserError(f"--{set_here[0]} is set by retrain itself; leave it out.")
     if not (config.data.data_path or config.data.dataset):
@@ -86,13 +88,16 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
     folder: Path = flags.save_dir
     with explained(f"Cannot write to --save_dir {folder}", "give another folder"):
         folder.mkdir(parents=True, exist_ok=True)
+        # Else a folder that is called like a run may be another program's.
+        is_ours = (folder / LOCK).exists()
         lock = FileLock(folder / LOCK, timeout=0)
         try:
             lock.acquire()
         except Timeout:
             raise UserError(f"Another retrain is at work in {folder}; wait for it.") from None
     with lock:
-        remove_unfinished(folder)
+        if is_ours:
+            remove_unfinished(folder)
         run = folder / f"run-{max([0, *map(number_of, runs_in(folder))]) + 1:06d}"
         promoted = promoted_in(folder)
         script, *words = fitting_command(others)
