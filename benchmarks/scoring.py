@@ -1,7 +1,7 @@
 """Measure batch scoring of all users: rate, memory, and equality with `ServedModel.recommend`.
 
-    python benchmarks/scoring.py [--write]                    one million users, 100,000 items: ten minutes
-    python benchmarks/scoring.py --users 10000 --items 5000   smaller
+    python benchmarks/scoring.py [--write]                    one million users, 100,000 items: half an hour
+    python benchmarks/scoring.py --users 100000             two minutes
 
 Draws clicks on items of skewed popularity, trains a ranking model for one epoch, and scores all users.
 """
@@ -39,6 +39,7 @@ from common import (
 
 from recsuite.serving.served import ServedModel
 
+PAGE = DOCS / "serving.md"
 EVENTS_PER_USER, K, PARTS_COMPARED = 4, 50, 2
 # Of scores: sums in another order round differently.
 TOLERANCE = 1e-6
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=1_000_000)
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--ranks", type=int, default=2, help="processes")
-    finish("scoring", parser.parse_args(), measure, judge, render, DOCS / "serving.md")
+    finish("scoring", parser.parse_args(), measure, judge, render, PAGE)
 
 
 def measure(flags: argparse.Namespace) -> dict[str, Any]:
@@ -141,13 +142,13 @@ def render(result: dict[str, Any]) -> str:
         "processes",
         "seconds",
         "users per second",
-        "GiB of a process",
-        "GiB written",
+        "MiB of a process",
+        "MiB written",
     )
     rate = result["users"] / result["seconds"]
-    gib = (f"{result[name] / 2**30:.1f}" for name in ("peak_bytes", "file_bytes"))
+    mib = (f"{result[name] / 2**20:,.0f}" for name in ("peak_bytes", "file_bytes"))
     sizes = (f"{result['users']:,}", f"{result['items']:,}", f"{result['k']}", f"{result['ranks']}")
-    shown = table(heads, [(*sizes, f"{result['seconds']:.0f}", f"**{rate:,.0f}**", *gib)], left=())
+    shown = table(heads, [(*sizes, f"{result['seconds']:.0f}", f"**{rate:,.0f}**", *mib)], left=())
     return f"{shown}\n\nMeasured on {origin(result['about'])}."
 
 

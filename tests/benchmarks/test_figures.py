@@ -30,6 +30,7 @@ TABLES = [
     ("multitask_auc", "multitask_auc", "multitask"),
     ("nearest", "nearest", "nearest"),
     ("recommend", "recommend", "limits"),
+    ("scoring", "scoring", "scoring"),
     ("ingest", "ingest_texts", "ingest_texts"),
     ("ingest", "ingest_numbers", "ingest_numbers"),
 ]

@@ -188,7 +188,7 @@ def test_unknown_users_and_items_are_counted(model: ServedModel, tmp_path: Path)
     batch = BatchScoring(model, tmp_path / "pairs.parquet", None)
     write(batch, tmp_path / "scored")
     line = described([batch.counts], Path("scored"), 2.0, batch.noun)
-    assert line.startswith("scored 3 pairs in 2.0 s, 2 pairs/s; ")
+    assert line.startswith("scored 3 pairs in 2.00 s, 2 pairs/s; ")
     assert line.endswith("; 2 with an unknown user, 1 with an unknown movie; scored is complete")
 
 

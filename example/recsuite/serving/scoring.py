@@ -252,7 +252,7 @@ def _type_of(model: ServedModel, name: str) -> pyarrow.DataType:
 def described(everyones: Sequence[Counts], folder: Path, seconds: float, noun: str) -> str:
     """Describe in one line what all ranks have written into a folder; noun: of a row, plural."""
     rows, there = (sum(getattr(counts, name) for counts in everyones) for name in ("rows", "there"))
-    rate = f" in {seconds:.1f} s, {rows / seconds:,.0f} {noun}/s" if rows else ""
+    rate = f" in {seconds:.2f} s, {rows / seconds:,.0f} {noun}/s" if rows else ""
     before = f"; {there:,} were there already" if there else ""
     unknown = {name: sum(counts.unknown[name] for counts in everyones) for name in everyones[0].unknown}
     new = ", ".join(f"{number:,} with an unknown {name}" for name, number in unknown.items() if number)
