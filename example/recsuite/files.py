@@ -77,22 +77,36 @@ def explained(what: str, advice: str = "") -> Iterator[None]:
         raise UserError(f"{what}: {reason_of(error)}.{advice and f' Fix: {advice}.'}") from error
 
 
-@contextlib.contextmanager
-def locked(path: Path, doing: str, deadline: float) -> Iterator[None]:
-    """Hold a lock on this file against all other processes. The file is not removed.
+def locked(path: Path, doing: str, deadline: float) -> contextlib.AbstractContextManager[None]:
+    """Hold a lock on this file against all other processes, see `held`.
 
     Raises:
         UserError: when another process keeps it for `deadline` seconds; `doing` says what it does meanwhile.
     """
+    return held(
+        path, f"Another process has been {doing} for {deadline:.0f} s; end it and start again.", deadline
+    )
+
+
+@contextlib.contextmanager
+def held(path: Path, refusal: str, deadline: float = 0) -> Iterator[None]:
+    """Hold a lock on this file against all other processes. The file is not removed. The system releases the
+    lock when its process dies.
+
+    Raises:
+        UserError: with the sentence `refusal`, when another process keeps it for `deadline` seconds.
+    """
     from filelock import FileLock, Timeout
 
+    lock = FileLock(path, timeout=deadline)
     try:
-        with FileLock(path, timeout=deadline):
-            yield
+        lock.acquire()
     except Timeout:
-        raise UserError(
-            f"Another process has been {doing} for {deadline:.0f} s; end it and start again."
-        ) from None
+        raise UserError(refusal) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -163,11 +177,14 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def digest_of_bytes(content: bytes) -> str:
-    """Digest of bytes in memory, as in `FileEntry`."""
+def digest_of_bytes(*contents: Any) -> str:
+    """Digest of bytes in memory, or of several contiguous buffers one after the other, as in `FileEntry`."""
     import xxhash
 
-    return xxhash.xxh3_128_hexdigest(content)
+    digest = xxhash.xxh3_128()
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def flushed(path: Path) -> FileEntry:

@@ -176,11 +176,9 @@ def names_of_processes(word: str) -> list[str]:
     return [line for line in found if word in line]
 
 
-def report(folder: Path, name: str, value: float | None, metric: str = "rmse") -> Path:
-    path = folder / name
+def report(value: float | None, metric: str) -> dict[str, Any]:
     content = {"main_metric": metric, "metrics": {metric: metric.upper()}, "test": {metric: value}}
-    path.write_text(json.dumps({**content, "data": {"num_test": 7}}))
-    return path
+    return {**content, "data": {"num_test": 7}}
 
 
 @pytest.mark.parametrize(
@@ -197,10 +195,9 @@ def report(folder: Path, name: str, value: float | None, metric: str = "rmse") -
     ],
 )
 def test_better_is_better_by_more_than_the_margin(
-    tmp_path: Path, new: float | None, old: float | None, margin: float, metric: str, is_better: bool
+    new: float | None, old: float | None, margin: float, metric: str, is_better: bool
 ) -> None:
-    now, before = report(tmp_path, "new", new, metric=metric), report(tmp_path, "old", old, metric=metric)
-    assert compare(now, before, margin)["is_better"] == is_better
+    assert compare(report(new, metric), report(old, metric), margin)["is_better"] == is_better
 
 
 def test_models_that_cannot_be_compared_are_refused_before_the_training(tmp_path: Path) -> None:

@@ -75,8 +75,7 @@ class Checkpointer:
         context: RuntimeContext,
     ) -> None:
         self.resumed = resumed
-        self.warm_start = "" if resumed else config.checkpoint.warm_start
-        self.is_resumed = resumed is not None or bool(self.warm_start)
+        self.is_resumed = resumed is not None or bool(config.checkpoint.warm_start)
         # Known before `begin`: from here on the workers make batches while the trainer builds the model that
         # `begin` restores.
         self.start = Progress() if resumed is None else read_manifest(resumed.folder).progress
@@ -108,10 +107,9 @@ class Checkpointer:
         """
         if self.resumed is not None:
             restore(self.resumed, train_state, self.columns, self.context)
-        elif self.warm_start:
-            start_from(
-                local(self.warm_start), train_state, self.columns, TASKS[self.config.model.task], self.context
-            )
+        elif folder := self.config.checkpoint.warm_start:
+            task = TASKS[self.config.model.task]
+            start_from(local(folder), train_state, self.columns, task, self.context)
         self.writer = CheckpointWriter(
             train_state, self.run, self.resumed, self.columns, self.config, self.context
         )

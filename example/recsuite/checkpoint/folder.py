@@ -28,11 +28,9 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from recsuite.checkpoint.format import MANIFEST, read_manifest
 from recsuite.errors import UserError
-from recsuite.files import explained, flush, reason_of
+from recsuite.files import explained, flush, held, reason_of
 from recsuite.runtime.console import say
 
 # At least nine digits, so that a listing is in order.
@@ -160,29 +158,21 @@ def writing(save_dir: Path) -> Iterator[None]:
     Raises:
         UserError: when another one writes, or the folder cannot be written.
     """
-    with tidying(save_dir):
-        save_dir.mkdir(parents=True, exist_ok=True)
-        # Checked before this trainer makes the lock file: without one, files here may not be a trainer's.
-        is_ours = (save_dir / LOCK).is_file()
-        # The system releases the lock when its process dies, so a killed trainer does not keep it. No wait,
-        # because a training may take days.
-        lock = FileLock(save_dir / LOCK, timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise UserError(
-                f"Another training writes its checkpoints to {save_dir}; wait for it, or give another "
-                "--save_dir."
-            ) from None
-    try:
+    refusal = (
+        f"Another training writes its checkpoints to {save_dir}; wait for it, or give another --save_dir."
+    )
+    with contextlib.ExitStack() as stack:
         with tidying(save_dir):
+            save_dir.mkdir(parents=True, exist_ok=True)
+            # Checked before this trainer makes the lock file: without one, files here may not be a trainer's.
+            is_ours = (save_dir / LOCK).is_file()
+            # No wait, because a training may take days.
+            stack.enter_context(held(save_dir / LOCK, refusal))
             # Only with the lock: before, an unfinished folder may be of a trainer that is still running.
             for path in list(save_dir.iterdir()):
                 if LEFTOVER.fullmatch(path.name):
                     _remove_leftover(path, is_ours)
         yield
-    finally:
-        lock.release()
 
 
 def _remove_leftover(path: Path, is_ours: bool) -> None:

@@ -10,7 +10,7 @@ learning rates begin anew.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +37,25 @@ from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.state import ShardedModel
 
 
-class RenumberedRows:
-    """Rows of a checkpoint under the numbers that other data give to their raw values; a `RowSource`.
+class RenumberedRows(RowReader):
+    """Reader of rows by the numbers that other data give to their raw values.
 
     places: table to the row in the checkpoint of each row, int64 [rows].
     """
 
-    def __init__(self, reader: RowReader, places: Mapping[str, np.ndarray]) -> None:
-        self._reader, self._places = reader, places
-        # Of dynamic tables, which are refused.
-        self.rows_of_ids, self.unknown_row, self.record = (
-            reader.rows_of_ids,
-            reader.unknown_row,
-            reader.record,
-        )
+    def __init__(
+        self, folders: Sequence[Path], manifests: Sequence[Manifest], places: Mapping[str, np.ndarray]
+    ) -> None:
+        super().__init__(folders, manifests)
+        self._places = places
 
     def fill_rows(self, table: str, slots: Mapping[str, torch.Tensor], first: int = 0) -> None:
-        """See `RowSource`."""
+        """See `RowReader`."""
         for slot, target in slots.items():
-            shape, _ = self._reader.manifests[-1].tensors[f"tables.{table}.{slot}"]
+            shape, _ = self.manifests[-1].tensors[f"tables.{table}.{slot}"]
             # One slot after the other, because each is read as a whole.
             whole = torch.empty(shape, dtype=target.dtype)
-            self._reader.fill_rows(table, {slot: whole})
+            super().fill_rows(table, {slot: whole})
             target.copy_(whole[torch.from_numpy(self._places[table][first : first + len(target)])])
 
 
@@ -89,13 +86,17 @@ def start_from(
     tables = {name: table for name, table in train_state.tables.items() if name in manifest.features}
     raise_on_all(lambda: _check(chain.folder, manifest, train_state, columns, dense, tables))
     raise_on_all(lambda: [*map(check_shard_files, chain.folders, manifests)])
-    reader = RowReader(chain.folders, manifests)
-    places = raise_on_all(lambda: _places(chain.base, columns, tables))
+    theirs, ours = (
+        json.loads((each / VOCABULARY).read_bytes()) for each in (chain.base, Path(columns.folder))
+    )
+    # A history has the rows of items.
+    known = {name: columns.schema.vocabulary_of(name) for name in tables}
+    places = {name: _places_of(theirs[of], ours[of]) for name, of in known.items()}
+    reader = RenumberedRows(chain.folders, manifests, places)
     with reading(chain.folder):
         reader.fill(dense)
-        source, scale = RenumberedRows(reader, places), float(train_state.row_scale)
         for table in tables.values():
-            table.load(source, scale)
+            table.load(reader, float(train_state.row_scale))
     new = {name: int((rows[1:] == UNKNOWN_ROW).sum()) for name, rows in places.items()}
     shown = ", ".join(f"{number:,} of {name}" for name, number in new.items() if number)
     chosen = describe_choice(manifest.progress, requested_kind(folder, checkpoint, until), task.main_label)
@@ -105,7 +106,9 @@ def start_from(
         ("here, as drawn", train_state.tables.keys() - manifest.features.keys()),
     ):
         lines += [f"features only {where}: {printable(', '.join(sorted(names)))}"] if names else []
-    rescaled = _rescaled(chain.base, columns)
+    # The scale is that of the training events.
+    numbers = [feature.name for feature in columns.numbers]
+    rescaled = [name for name in numbers if name in theirs and theirs[name] != ours[name]]
     lines += [f"numbers on another scale than there: {', '.join(rescaled)}"] if rescaled else []
     context.say("; ".join(lines))
     return manifest
@@ -145,24 +148,6 @@ def _check(
             raise UserError(
                 f"{folder} has {found or 'nothing'} for {name}, and this model has {shape}; {fix}."
             )
-
-
-def _places(folder: Path, columns: Columns, tables: Mapping[str, EmbeddingTable]) -> dict[str, np.ndarray]:
-    """Return for each table with numbers the row in a checkpoint of each of its rows, int64 [rows]."""
-    theirs, ours = (json.loads((each / VOCABULARY).read_bytes()) for each in (folder, Path(columns.folder)))
-    names = {
-        table.name: columns.schema.vocabulary_of(table.name)
-        for table in columns.tables
-        if table.name in tables and table.rows and not table.feature.is_dynamic
-    }
-    return {table: _places_of(theirs[name], ours[name]) for table, name in names.items()}
-
-
-def _rescaled(folder: Path, columns: Columns) -> list[str]:
-    """Return the dense numbers whose scale, which is that of the training events, is not a checkpoint's."""
-    theirs, ours = (json.loads((each / VOCABULARY).read_bytes()) for each in (folder, Path(columns.folder)))
-    names = [feature.name for feature in columns.numbers]
-    return [name for name in names if name in theirs and theirs[name] != ours[name]]
 
 
 def _places_of(theirs: Any, ours: Any) -> np.ndarray:

@@ -108,8 +108,7 @@ def digest_of_test(columns: Columns) -> str:
     """Return a digest of users, items and labels of the test events."""
     positions = columns.range_of("test")
     events = columns.column("rows")[positions.start : positions.stop]
-    parts = [np.ascontiguousarray(events[name]).tobytes() for name in (USER, ITEM, "label")]
-    return digest_of_bytes("".join(map(digest_of_bytes, parts)).encode())
+    return digest_of_bytes(*(np.ascontiguousarray(events[name]) for name in (USER, ITEM, "label")))
 
 
 def _measured(test: Metrics) -> dict[str, Any]:

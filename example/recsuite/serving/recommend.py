@@ -127,8 +127,7 @@ class TrainingFeatures:
     def digest(self) -> str:
         """Return a digest of all of it."""
         features = json.dumps([self.users.values, self.items.values], default=str).encode()
-        parts = [features, *(np.ascontiguousarray(column).tobytes() for column in self._events.columns)]
-        return digest_of_bytes("".join(map(digest_of_bytes, parts)).encode())
+        return digest_of_bytes(features, *map(np.ascontiguousarray, self._events.columns))
 
     def of_users(
         self,

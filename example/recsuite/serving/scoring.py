@@ -26,12 +26,11 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.parquet
-from filelock import FileLock, Timeout
 
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, ITEM, USER
 from recsuite.errors import UserError, printable
-from recsuite.files import digest_of, digest_of_bytes, explained, flush, remove, replace_file, replacing
+from recsuite.files import digest_of, digest_of_bytes, explained, flush, held, remove, replace_file, replacing
 from recsuite.serving.request import check_k
 from recsuite.serving.served import ServedModel
 
@@ -89,7 +88,7 @@ class BatchScoring:
         if self.path is None:
             return len(self._all_users())
         with _reading(self.path):
-            return int(self._opened(self.path).count_rows())
+            return int(self._dataset.count_rows())
 
     def _all_users(self) -> list[Any]:
         assert self.model.data is not None
@@ -103,7 +102,8 @@ class BatchScoring:
             )
         with explained(f"Cannot read {path}", "give another file"):
             path.open("rb").close()
-        found = self._opened(path).schema
+        self._dataset = self._opened(path)
+        found = self._dataset.schema
         missing = [column for column in self.ids if column not in found.names]
         if missing:
             raise UserError(
@@ -124,7 +124,7 @@ class BatchScoring:
         if self.k is not None or self.path is None:
             return ""
         used = [*self.ids, *self.inputs.values()]
-        others = [name for name in self._opened(self.path).schema.names if name not in used]
+        others = [name for name in self._dataset.schema.names if name not in used]
         ignored = f", not on {printable(', '.join(others))}" if others else ""
         return f"scores depend on the columns {', '.join(used)}{ignored}"
 
@@ -166,7 +166,7 @@ class BatchScoring:
             for first in range(0, len(ids), BLOCK):
                 yield pyarrow.table({column: ids[first : first + BLOCK]})
             return
-        batches = self._opened(self.path).to_batches(batch_size=BLOCK)
+        batches = self._dataset.to_batches(batch_size=BLOCK)
         while True:
             with _reading(self.path):
                 batch = next(batches, None)
@@ -277,14 +277,11 @@ def writing(output: Path) -> Iterator[None]:
     Raises:
         UserError: when another one writes it, or the folder cannot be written.
     """
-    with explained(f"Cannot write to {output.parent}", "give another --output"):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(output.with_name(f".{output.name}.lock"), timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise UserError(f"Another process is scoring into {output}; wait for it.") from None
-    with lock:
+    refusal = f"Another process is scoring into {output}; wait for it."
+    with contextlib.ExitStack() as stack:
+        with explained(f"Cannot write to {output.parent}", "give another --output"):
+            output.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(output.with_name(f".{output.name}.lock"), refusal))
         yield
 
 

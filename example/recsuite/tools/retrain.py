@@ -16,6 +16,7 @@ was.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import re
@@ -26,15 +27,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from recsuite.checkpoint.folder import set_link
 from recsuite.checkpoint.recorded import DATA_FLAGS, NAME_FLAGS
 from recsuite.config.config import ALONE, TRAINING, Config
 from recsuite.config.parser import parse_given
 from recsuite.config.presets import with_preset
 from recsuite.errors import UserError
-from recsuite.files import explained, local, replace_file
+from recsuite.files import explained, held, local, replace_file
 from recsuite.monitoring.results import lower_is_better
 from recsuite.runtime.console import say
 from recsuite.runtime.host import die_with_parent
@@ -86,16 +85,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def retrain(flags: argparse.Namespace, others: list[str]) -> int:
     """Train in a new run, compare, and promote."""
     folder: Path = flags.save_dir
-    with explained(f"Cannot write to --save_dir {folder}", "give another folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-        # Else a folder that is called like a run may be another program's.
-        is_ours = (folder / LOCK).exists()
-        lock = FileLock(folder / LOCK, timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise UserError(f"Another retrain is at work in {folder}; wait for it.") from None
-    with lock:
+    with contextlib.ExitStack() as stack:
+        with explained(f"Cannot write to --save_dir {folder}", "give another folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+            # Else a folder that is called like a run may be another program's.
+            is_ours = (folder / LOCK).exists()
+            stack.enter_context(held(folder / LOCK, f"Another retrain is at work in {folder}; wait for it."))
         if is_ours:
             remove_unfinished(folder)
         run = folder / f"run-{max([0, *map(number_of, runs_in(folder))]) + 1:06d}"
@@ -117,16 +112,17 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
         if promoted is None:
             verdict = {"is_better": True, "reason": "it is the first"}
         else:
-            data = data_words(run / "report" / "metrics.json")
+            new = json.loads((run / "report" / "metrics.json").read_text())
+            data = data_words(new["config"])
             test = ["--load", str(promoted), "--other_data", *data]
             if status := launch(flags, script, [*test, "--report_dir", str(run / "before")]):
                 say(f"the test of the promoted model failed with status {status}: {described(promoted)}")
                 return status
-            reports = run / "report" / "metrics.json", run / "before" / "test.json"
-            if tested(reports[0]) != tested(reports[1]):
+            old = json.loads((run / "before" / "test.json").read_text())
+            if new["test_digest"] != old["test_digest"]:
                 say(f"the data changed during the training, call retrain again: {described(promoted)}")
                 return 1
-            verdict = compare(*reports, flags.margin)
+            verdict = compare(new, old, flags.margin)
         replace_file(run / VERDICT, json.dumps(verdict, indent=1).encode())
         if verdict["is_better"]:
             set_link(run, PROMOTED)
@@ -137,17 +133,16 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
     return 0
 
 
-def compare(new: Path, old: Path, margin: float) -> dict[str, Any]:
+def compare(new: dict[str, Any], old: dict[str, Any], margin: float) -> dict[str, Any]:
     """Return whether a new model is better than an old one on the same events, and why.
 
     new, old: the reports of a training and of a load; margin: by how much it must be better.
     """
-    theirs, ours = json.loads(old.read_text()), json.loads(new.read_text())
-    name = ours["main_metric"]
-    values = ours["test"][name], theirs["test"][name]
-    label, (now, before) = ours["metrics"][name], values
+    name = new["main_metric"]
+    values = now, before = new["test"][name], old["test"][name]
+    label = new["metrics"][name]
     shown = " and ".join("undefined" if value is None else f"{value:.4f}" for value in values)
-    reason = f"test {label} {shown}, new and promoted, on the same {ours['data']['num_test']:,} newest events"
+    reason = f"test {label} {shown}, new and promoted, on the same {new['data']['num_test']:,} newest events"
     gain = None if None in values else (before - now if lower_is_better(name) else now - before)
     if margin:
         reason += f", with a margin of {margin:g}"
@@ -205,14 +200,8 @@ def check_comparable(config: Config, promoted: Path | None) -> None:
         )
 
 
-def tested(report: Path) -> str:
-    """Return the digest of the test events of a report."""
-    return str(json.loads(report.read_text())["test_digest"])
-
-
-def data_words(report: Path) -> list[str]:
-    """Return the flags of the data and their split in a report: the promoted model may have had others."""
-    flags = json.loads(report.read_text())["config"]
+def data_words(flags: dict[str, Any]) -> list[str]:
+    """Return the flags of the data and their split among others: the promoted model may differ."""
     names = ("data_path", "cache_dir", *NAME_FLAGS, *DATA_FLAGS)
     return [f"--{name}={flags[name]}" for name in names if name != "stream" and flags.get(name, "") != ""]
 

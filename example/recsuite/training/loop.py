@@ -145,6 +145,7 @@ class Training:
             UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
                 damaged or of another model.
         """
+        self._make_evaluator()
         with self.phase("model"), stage("building the model", quiet=self.context.rank != 0):
             self.train_state = build_train_state(
                 self.columns, self.config, self.context, maker, loss, tables, dense, metrics
@@ -173,7 +174,6 @@ class Training:
         has_dynamic = any(table.feature.is_dynamic for table in self.columns.tables)
         if self.windows is not None or self.columns.num_validation == 0 or has_dynamic:
             return
-        self._make_evaluator()
         with self.phase("evaluation"):
             self.initial = self.evaluator.validate(self.train_state.model, 0)
         self.progress = self._judged(self.initial)
@@ -225,7 +225,6 @@ class Training:
 
         Ends the previous pass if it was not ended.
         """
-        self._make_evaluator()
         while self._begin_pass():
             part = TrainingPass(self)
             yield part
