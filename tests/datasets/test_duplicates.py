@@ -115,7 +115,8 @@ def test_the_weights_of_clicks_add_up_but_for_those_after_the_first(how: str, ad
 def test_by_default_the_first_of_repeated_clicks_and_the_last_of_repeated_ratings_count(
     flags: dict[str, Any], kind: str, how: str
 ) -> None:
-    assert DataConfig(**flags).duplicates_of(kind) == how
+    assert DataConfig(**flags).duplicates_of(kind, has_types=False) == how
+    assert DataConfig().duplicates_of(kind, has_types=True) == "keep"
 
 
 def test_events_without_users_and_items_repeat_nothing_and_nothing_is_reported(tmp_path: Path) -> None:

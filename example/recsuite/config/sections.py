@@ -214,8 +214,8 @@ class DataConfig(Section):
     duplicates: str = flag(
         "auto",
         "Which of several events of one user and one item to keep: the last, the first, their mean with the "
-        "time of the last, or all of them (keep). auto keeps the first for clicks and counts if the test is "
-        "newer than the training, and otherwise the last.",
+        "time of the last, or all of them (keep). auto keeps all if the events have several types, the first "
+        "for clicks and counts if the test is newer than the training, and otherwise the last.",
         choices=("auto", "last", "first", "mean", "keep"),
     )
     seen: str = flag(
@@ -238,17 +238,19 @@ class DataConfig(Section):
         choices=("none", "user"),
     )
 
-    @property
-    def keeps_repeats(self) -> bool:
-        """True if all events of a (user, item) pair are kept. --split files keeps test files unchanged."""
-        return self.duplicates == "keep" or self.split == "files"
+    def duplicates_of(self, label_kind: str, has_types: bool) -> str:
+        """Return which event of a (user, item) pair to keep, for a kind of label in `schema.LABEL_KINDS`.
 
-    def duplicates_of(self, label_kind: str) -> str:
-        """Return which event of a (user, item) pair to keep, for a kind of label in `schema.LABEL_KINDS`."""
-        if self.keeps_repeats:
+        has_types: True if the events have several types.
+        """
+        # Test files are kept unchanged.
+        if self.split == "files":
             return "keep"
         if self.duplicates != "auto":
             return self.duplicates
+        # What was bought after a view is often bought again.
+        if has_types:
+            return "keep"
         return "first" if label_kind in ("clicks", "count") and not self.is_unordered else "last"
 
     @property

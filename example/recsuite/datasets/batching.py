@@ -493,11 +493,12 @@ def _had(
     distinct, inverse = np.unique(items, return_inverse=True)
     # Place of each item among the given ones, from 1 on; 0 for all others. The whole cost is one look-up for
     # each item of the user histories: nothing is sorted or searched.
-    place_of = np.zeros(num_items, np.int32)
+    place_of = np.zeros(num_items + 1, np.int32)
     place_of[distinct] = np.arange(1, len(distinct) + 1)
     starts = read(f"{HISTORY}_offsets").take(events[USER])
     counts = ends - starts
-    places = place_of.take(read("seen").take(places_of(starts, counts)))
+    # Below 0 for events of the context. The last entry is 0.
+    places = place_of[np.maximum(read("seen").take(places_of(starts, counts)), -1)]
     there = np.flatnonzero(places)
     rows = np.searchsorted(counts.cumsum(), there, side="right")
     found = np.zeros((len(events), len(distinct)), bool)
@@ -623,9 +624,14 @@ class EventFeatures:
         return found
 
     def trained_items(self) -> np.ndarray:
-        """Positions of the items with training events, int32."""
+        """Positions of the items with training events, int32; with several types of events, of any type."""
         if self._trained is None:
-            self._trained = np.flatnonzero(self.column("item_counts")).astype(np.int32)
+            counts = self.column("item_counts")
+            if self.schema.event_types:
+                own = self.column(f"{self.schema.item}_features")["features"]
+                place = self.schema.place_of(ITEM, [table.feature for table in self.tables])
+                counts = own[:, place] != UNKNOWN_ROW
+            self._trained = np.flatnonzero(counts).astype(np.int32)
         return self._trained
 
     def find_order(

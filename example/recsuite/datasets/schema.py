@@ -88,7 +88,9 @@ class Schema:
     the column with the title of an item; it need not belong to a feature. label: the noun for the predicted
     label; lowest_label, highest_label: its range; liked_label: from here on an item counts as liked;
     label_kind: one of LABEL_KINDS; answer: the name of a yes of YES_NO; seen: EXCLUDE or ALLOW. more_labels:
-    further labels of an event; all other fields describe the first label.
+    further labels of an event; all other fields describe the first label. event_types: the types of events,
+    if there are several: the predicted one, and those that are only in histories. In a history the label of
+    an event is the position of its type, from 1 on.
     """
 
     features: tuple[Feature, ...]
@@ -103,6 +105,7 @@ class Schema:
     answer: str = "yes"
     seen: str = field(default=EXCLUDE, metadata=OPTIONAL)
     more_labels: tuple[Label, ...] = field(default=(), metadata=OPTIONAL)
+    event_types: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         """Refuse features without the one that identifies users, or items.
@@ -198,9 +201,10 @@ def record_of(schema: Schema, features: Sequence[Feature]) -> dict[str, Any]:
     # Sums of floats in another order are rounded differently, and so would be the scores of a served model.
     recorded = [plain(schema.recorded(feature)) for feature in features]
     found = {**dataclasses.asdict(schema), "features": recorded}
-    # Files of data with one label stay as they were in versions without further labels.
-    if not schema.more_labels:
-        del found["more_labels"]
+    # Files of data with one label and one type of event stay as they were in earlier versions.
+    for name in ("more_labels", "event_types"):
+        if not found[name]:
+            del found[name]
     return found
 
 
@@ -300,7 +304,8 @@ class RawData:
     `official_test` and `official_validation` mark the events of a split given by the files, bool [events].
     `oracle` holds predicted labels, and `oracle_ranks` ranks of the items among those that the user had not
     had before, float32 [events]. `skipped` describes what was skipped, `num_skipped` is the number of skipped
-    events. `events_per_file` has the files in the order of their events.
+    events. `events_per_file` has the files in the order of their events. `context` are the events that are
+    only in histories, see `Schema.event_types`.
     """
 
     events: Events
@@ -311,5 +316,6 @@ class RawData:
     skipped: list[str] = field(default_factory=list)
     num_skipped: int = 0
     events_per_file: dict[str, int] = field(default_factory=dict)
+    context: Events | None = None
     oracle_ranks: np.ndarray | None = None
     official_validation: np.ndarray | None = None

@@ -117,7 +117,7 @@ def read(source: TableSource, config: DataConfig, folder: Path | None = None) ->
     from recsuite.datasets.preparation.splits import settle
 
     # Here, so that not every family of data sets has to do it.
-    how = config.duplicates_of(source.schema.label_kind)
+    how = config.duplicates_of(source.schema.label_kind, bool(source.schema.event_types))
     raw = settle(source.read(), how, source.schema, folder)
     if config.day_feature != "none" and source.has_times:
         add_user_days(raw, source.schema, folder)

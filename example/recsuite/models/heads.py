@@ -236,7 +236,7 @@ class TwoTower(ProductHead):
     """Product model that adds an MLP of the user's factors to them. A history counts whatever its labels.
 
     num_places: the number of items of a history that have a learned weight each, see `Recency`; 0 for equal
-    weights. With learned weights there is an MLP only if it has hidden layers.
+    weights. With learned weights there is an MLP only if it has hidden layers. num_types: see `Recency`.
     """
 
     def __init__(
@@ -245,11 +245,12 @@ class TwoTower(ProductHead):
         embedding_dim: int,
         mlp_dims: Sequence[int],
         num_places: int = 0,
+        num_types: int = 1,
     ) -> None:
         super().__init__(features, embedding_dim)
         widths = [embedding_dim - 1, *mlp_dims, embedding_dim - 1]
         self.tower = nn.Sequential() if num_places and not mlp_dims else make_mlp(widths)
-        self.recency = Recency(num_places) if num_places else None
+        self.recency = Recency(num_places, num_types) if num_places else None
         self.takes_ages = self.recency is not None
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:

@@ -170,8 +170,13 @@ class Ranking(WorkerTask):
     def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
         """See `WorkerTask`."""
         # Without the mean: a number added to every score changes no rank.
-        num_places = data.history if args.learns_history_weights else 0
-        return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places)
+        num_places, types = data.history if args.learns_history_weights else 0, data.schema.event_types
+        require(
+            not types or num_places > 0,
+            f"Events of several types ({', '.join(types)}) require --history_weights learned, got "
+            f"{args.history_weights}",
+        )
+        return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places, max(1, len(types)))
 
     def make_loss(self, data: TrainingData) -> SampledSoftmax:
         """See `WorkerTask`."""

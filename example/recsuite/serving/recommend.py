@@ -48,13 +48,20 @@ if TYPE_CHECKING:
 
 
 class UserEvents:
-    """Events of each user, the oldest first: positions of items, labels and times."""
+    """Events of each user, the oldest first: positions of items, labels and times.
+
+    With several types of events they include the context, and the label is the position of the type.
+    """
 
     def __init__(self, raw: RawData) -> None:
-        events = raw.events
-        order = np.lexsort([events.time, events.user])
-        self.columns = tuple(column[order] for column in (events.item, events.label, events.time))
-        counts = np.bincount(events.user, minlength=len(raw.users))
+        events = [raw.events] if raw.context is None else [raw.events, raw.context]
+        user, item, label, time = (
+            np.concatenate([getattr(each, name) for each in events])
+            for name in ("user", "item", "label", "time")
+        )
+        order = np.lexsort([time, user])
+        self.columns = tuple(column[order] for column in (item, label, time))
+        counts = np.bincount(user, minlength=len(raw.users))
         self._ends = np.concatenate([[0], np.cumsum(counts)])
 
     def of(
@@ -117,7 +124,7 @@ class TrainingFeatures:
     """
 
     def __init__(self, raw: RawData, schema: Schema, longest: int) -> None:
-        self.longest, self._shown = longest, schema.shown
+        self.longest, self._shown, self._has_types = longest, schema.shown, bool(schema.event_types)
         self.users, self.items = (
             KnownFeatures(raw.users, schema, USER),
             KnownFeatures(raw.items, schema, ITEM),
@@ -163,8 +170,14 @@ class TrainingFeatures:
         return [[self.items.ids[place] for place in self.events(user)[0].tolist()] for user in users]
 
     def events(self, user: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return all events of a user, see `UserEvents.of`."""
-        return self._events.of(self.users.places.get(user, -1))
+        """Return all events of a user without the context, see `UserEvents.of`."""
+        items, labels, times = self._events.of(self.users.places.get(user, -1))
+        is_event = labels == 1 if self._has_types else np.ones(len(labels), bool)
+        return items[is_event], labels[is_event], times[is_event]
+
+    def has_history(self, user: Any) -> bool:
+        """Return True if a user has an event of any type."""
+        return len(self._events.of(self.users.places.get(user, -1), 1)[0]) > 0
 
     def of_items(self, snapshot: Snapshot, items: Sequence[Any] | None = None) -> dict[str, list[Any]]:
         """Return the features of some items, or of all items, that a model takes."""
@@ -237,7 +250,7 @@ class Viewer:
     def is_known_to(self, model: ServedModel) -> bool:
         """Return True if the user was in a model's training, or has a history that the model takes."""
         return model.knows(self.schema.user, self.id) or (
-            model.snapshot.takes_history and len(self.labels) > 0
+            model.snapshot.takes_history and self.features.has_history(self.id)
         )
 
     def unseen(self, model: ServedModel) -> np.ndarray:

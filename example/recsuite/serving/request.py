@@ -146,6 +146,8 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
                 "as many."
             )
     flat = [rating for given in ratings for rating in given]
+    if schema.event_types:
+        return torch.tensor([_place_of_type(each, schema) for each in flat], dtype=torch.float32)
     lowest, highest = schema.shown(schema.lowest_label), schema.shown(schema.highest_label)
     # NaN is in no range.
     strange = values_of_other_type(numbers.Real, flat) or [
@@ -157,6 +159,19 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
             f"{highest:g}, as the training saw them."
         )
     return torch.tensor([schema.learned(float(rating)) for rating in flat], dtype=torch.float32)
+
+
+def _place_of_type(given: Any, schema: Schema) -> float:
+    """Return the position of a type of events, from 1 on, given by its name or position."""
+    types = schema.event_types
+    places = {name: place for place, name in enumerate(types, 1)}
+    place: Any = places.get(given) if isinstance(given, str) else given
+    if values_of_other_type(numbers.Real, [place]) or place not in places.values():
+        raise UserError(
+            f"{HISTORY_RATINGS} has {printable(repr(given))}; give the type of each event, one of "
+            f"{', '.join(types)}."
+        )
+    return float(place)
 
 
 def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
@@ -238,7 +253,12 @@ def lists_of(
     exclude = rule_of(exclude, schema)
     if exclude is None or (isinstance(exclude, str) and exclude == SEEN):
         nothing: list[list[Any]] = [[]] * num_users
-        return nothing if exclude is None else values.get(HISTORY, nothing)
+        if exclude is None or HISTORY not in values or not schema.event_types:
+            return nothing if exclude is None else values.get(HISTORY, nothing)
+        # Items of other events, such as views, were not had.
+        pairs = zip(values[HISTORY], values.get(HISTORY_RATINGS, nothing), strict=True)
+        own = (1, schema.event_types[0])
+        return [[item for item, given in zip(*mine, strict=True) if given in own] for mine in pairs]
     if isinstance(exclude, (str, bytes, Mapping)) or not isinstance(exclude, Sequence):
         raise UserError(
             f'exclude takes "{SEEN}", None, or a list of {schema.items} for each {schema.user}, and got '

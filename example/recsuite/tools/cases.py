@@ -113,16 +113,18 @@ def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Reques
     before = columns.column("history_before")[positions].astype(np.int64)
     begins, ends = offsets[rows["user"]], offsets[rows["user"] + 1]
     starts = np.maximum(begins, before - longest)
-    ids = raw.items[schema.column_of(ITEM)].to_numpy()
+    ids, items = raw.items[schema.column_of(ITEM)].to_numpy(), np.where(seen < 0, ~seen, seen)
     read = [slice(start, end) for start, end in zip(starts.tolist(), before.tolist(), strict=True)]
     users = KnownFeatures(raw.users, schema, USER).values
     values = {name: [column[user] for user in rows["user"].tolist()] for name, column in users.items()}
-    values[HISTORY] = [ids[seen[part]].tolist() for part in read]
+    values[HISTORY] = [ids[items[part]].tolist() for part in read]
     labels = [np.ascontiguousarray(history[part, 1]).view(np.float32) for part in read]
     values[HISTORY_RATINGS] = [[schema.shown(label) for label in of_event.tolist()] for of_event in labels]
     values[HISTORY_AGES] = [
         np.maximum(time - history_time[part], 0).tolist() for time, part in zip(times, read, strict=True)
     ]
     ends = ends if schema.excludes_seen else begins
-    had = [ids[seen[begin:end]].tolist() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    lists = (seen[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
+    # Those of the context are below 0.
+    had = [ids[each[each >= 0]].tolist() for each in lists]
     return RequestCases(values, had, ids[rows["item"]].tolist())

@@ -206,7 +206,7 @@ def test_the_kind_of_a_count_can_be_corrected_alone() -> None:
     ("before", "after", "sentence"),
     [
         ("[weight]", "[weigt]", '[weigt] is not a known section; did you mean "weight"?'),
-        ("[weight]", "[extra]", "[extra] is not a known section; known are features, files, item"),
+        ("[weight]", "[extra]", "[extra] is not a known section; known are events, features, files, item"),
         (
             'column = "confidence"',
             'column1 = "c"',

@@ -18,7 +18,7 @@ from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, with_flags
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
-from recsuite.errors import UserError
+from recsuite.errors import UserError, printable
 from recsuite.files import (
     digest_of_bytes,
     explained,
@@ -65,6 +65,12 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
         # A stream has one part, and keeps every event.
         data = dataclasses.replace(data, split=STREAM, duplicates="keep")
     source = with_flags(locate(data, seed), config.tables, data)
+    if source.schema.event_types and (config.stream.stream or config.model.reads_order):
+        flag = "--stream" if config.stream.stream else f"--task {config.model.task}"
+        raise UserError(
+            f"{flag} does not support events of several types, and [events] of schema.toml has "
+            f"{', '.join(map(printable, source.schema.event_types))}. Fix: remove {flag}, or the section."
+        )
     known = stream_state if config.stream.stream else None
     if known is not None and not source.has_times:
         raise UserError("The events have no times, so --stream has no order to follow; remove it.")

@@ -19,6 +19,8 @@ from recsuite.datasets.preparation.arrays import chunks, counts_of, highest, rel
 
 # Values of the first axis of the arguments of `list_events`: lists for the training, and for the test.
 TRAINING, TEST = 0, 1
+# The last of the parts in which `list_events` takes events: those that are only in histories.
+CONTEXT = 3
 # Approximate number of events of a range of users, and of repeated events at a time.
 RANGE_EVENTS = 2**20
 
@@ -95,20 +97,21 @@ def list_events(
 ) -> int:
     """Find the places of at most `most` events in the lists of their owners, in the order of time.
 
-    Events are stored as training, validation and test, each in the order of time. Validation events are in
-    the lists for the test only, test events in none.
+    Events are stored as training, validation, test and context, each in the order of time. Validation events
+    are in the lists for the test only, test events in none, and events of the context in all of them.
 
     Returns the largest number of older events in a list.
 
-    cursors, ends: int64 [3], next event of each part, and its end. offsets: int64 [2, owners + 1], begins of
+    cursors, ends: int64 [4], next event of each part, and its end. offsets: int64 [2, owners + 1], begins of
     the lists. next_place, first_place: int64 [2, owners], next free place in a list of an owner, and that of
-    its first event of the time `newest`. Results by event, int32: end of the list that an event sees; place
-    before which it comes; and its own place in both lists, [2, events], if it is in them.
+    its first event of the time `newest`. Results by event, int32: end of the list that an event sees, and
+    place before which it comes, of all but the context; and its own place in both lists, [2, events], if it
+    is in them.
     """
     longest = 0
     for _ in range(most):
         part = -1
-        for other in range(3):
+        for other in range(4):
             if cursors[other] < ends[other] and (part < 0 or time[cursors[other]] < time[cursors[part]]):
                 part = other
         if part < 0:
@@ -121,13 +124,14 @@ def list_events(
             newest[owner] = time[event]
             for kind in range(2):
                 first_place[kind, owner] = next_place[kind, owner]
-        seen = TEST if part == 2 else TRAINING
-        end[event] = first_place[seen, owner]
-        longest = max(longest, end[event] - offsets[seen, owner])
-        before[event] = next_place[seen, owner]
+        if part != CONTEXT:
+            seen = TEST if part == 2 else TRAINING
+            end[event] = first_place[seen, owner]
+            longest = max(longest, end[event] - offsets[seen, owner])
+            before[event] = next_place[seen, owner]
         for kind in range(2):
             place[kind, event] = next_place[kind, owner]
-            next_place[kind, owner] += part <= kind
+            next_place[kind, owner] += part <= kind or part == CONTEXT
     return longest
 
 
@@ -177,6 +181,9 @@ def rank_by_popularity(
         popularity = np.empty(offsets[user + 1] - offsets[user], counts.dtype)
         number = 0
         for item in seen[offsets[user] : offsets[user + 1]]:
+            # Of the context, see `histories`.
+            if item < 0:
+                continue
             if had[item] != user:
                 popularity[number] = counts[item]
                 number += 1

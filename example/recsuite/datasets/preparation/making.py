@@ -165,7 +165,7 @@ def _write_columns(
     item_counts = counts_of(stored.item[:num_train], len(raw.items))
     np.save(folder / "item_counts.npy", item_counts.astype(np.int32))
     rows, progress = _rows_of_items(folder, written, schema), _done(reached, "histories")
-    ends, longest = write_histories(folder, stored, rows, sizes, progress)
+    ends, longest = write_histories(folder, stored, rows, sizes, progress, raw.context)
     fields = {"user": stored.user, "item": stored.item, "label": stored.label, "history_end": ends, **weight}
     write_records(folder / "rows.npy", fields, own)
     del ends, weight, fields, own
@@ -225,10 +225,16 @@ def _write_features(
 
     stream_state: of a stream, with the vocabulary of its earlier columns.
     """
-    entities = {
-        entity: (frame, np.flatnonzero(counts_of(column[:num_train], len(frame))))
+    is_trained = {
+        entity: counts_of(column[:num_train], len(frame)) > 0
         for entity, frame, column in ((USER, raw.users, stored.user), (ITEM, raw.items, stored.item))
     }
+    if raw.context is not None:
+        # An item that was only viewed needs a row too: histories hold it.
+        is_old = raw.context.time <= stored.time[:num_train].max()
+        is_trained[ITEM][raw.context.item[is_old]] = True
+    frames = {USER: raw.users, ITEM: raw.items}
+    entities = {name: (frames[name], np.flatnonzero(trained)) for name, trained in is_trained.items()}
     written = write_features(folder, entities, schema, stream_state.known if stream_state else {})
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
     write_vocabulary(folder, written)

@@ -90,7 +90,7 @@ def settle(raw: RawData, how: str, schema: Schema, folder: Path | None = None) -
         f"(--duplicates {how}{'; keep counts all' if how != 'keep' else ''})"
     )
     raw = dataclasses.replace(raw, events=events, skipped=[*raw.skipped, note])
-    return raw if how == "keep" else _only(raw, is_left)
+    return raw if how == "keep" else only(raw, is_left)
 
 
 def _with_weights(events: Events) -> Events:
@@ -163,7 +163,7 @@ def rule_for_seen(
     """
     if config.seen != "auto":
         return config.seen, []
-    if not config.keeps_repeats or is_stream:
+    if config.duplicates_of(schema.label_kind, bool(schema.event_types)) != "keep" or is_stream:
         return EXCLUDE, []
     num_repeats = 0
     for repeated in repeated_events(user, item):
@@ -181,7 +181,7 @@ def rule_for_seen(
     ]
 
 
-def _only(raw: RawData, is_left: np.ndarray) -> RawData:
+def only(raw: RawData, is_left: np.ndarray) -> RawData:
     """Return the data set with the marked events only."""
     return dataclasses.replace(
         raw,
@@ -229,7 +229,7 @@ def split(
             f"no {schema.label} is for validation: no validation after each epoch, and no early stopping"
         )
     # With any other value of --duplicates no pair has several events.
-    if config.keeps_repeats:
+    if config.duplicates_of(schema.label_kind, bool(schema.event_types)) == "keep":
         in_file = np.zeros(number, bool)
         in_file[by_time[is_test]] = True
         notes += describe_leak(raw.events, in_file, schema, folder)

@@ -28,6 +28,7 @@ from recsuite.datasets.tables.schema_file import (
     MOST_FEATURES,
     NUMBER,
     USERS,
+    EventTypes,
     FeatureColumn,
     ItemColumn,
     LabelColumn,
@@ -86,6 +87,23 @@ TIME_OF_EVENT = re.compile(
     r"unix|epoch|utc|local|server|start|begin|access|log|[a-z]+ed(?=at$))*(timestamp|datetime|time|date|ts|at)+"
     r"(utc|gmt|unix|ms|us|ns|sec|seconds|millis|micros|nanos)*"
 )
+# Columns with the types of events, and words for the predicted type, the first match first. A type that takes
+# back another one is no context.
+TYPES = ("type", "event", "action", "behavior", "behaviour", "interaction", "activity")
+TARGETS = (
+    "purchase",
+    "buy",
+    "order",
+    "transaction",
+    "checkout",
+    "conversion",
+    "book",
+    "play",
+    "like",
+    "click",
+)
+TAKES_BACK = ("remove", "removed", "refund", "return", "returned", "cancel", "cancelled", "delete", "dislike")
+MOST_TYPES = 12
 # Words for dates that are properties of users and items.
 OTHER_DATES = {"birth", "born", "release", "released", "publication", "published", "expiry", "due"}
 # Beside a word for a label: "is_click", "play_count", "user_rating".
@@ -514,7 +532,7 @@ MOST_CHARACTERS = 40
 class ColumnRoles:
     """Columns of the events with a role, and the label. Empty: there is none.
 
-    notes: sentences on unusual labels.
+    types: types of the events, if there are several; notes: sentences on unusual labels.
     """
 
     user: str
@@ -524,11 +542,14 @@ class ColumnRoles:
     timestamp: str = ""
     notes: tuple[str, ...] = ()
     of_labels: frozenset[str] = frozenset()
+    types: EventTypes | None = None
 
     @property
     def columns(self) -> set[str]:
         """Set of all columns with a role."""
-        return {self.user, self.item, self.label.column, self.weight, self.timestamp, *self.of_labels} - {""}
+        types = self.types.type if self.types else ""
+        roles = {self.user, self.item, self.label.column, self.weight, self.timestamp, types}
+        return (roles | self.of_labels) - {""}
 
 
 def roles_of(
@@ -581,7 +602,24 @@ def roles_of(
         # A scale or drop written by hand already defines the valid labels.
         is_given = bool({"drop", "lowest", "highest"} & by_hand.keys())
         found, notes = _drop_off_scale(found, contents[found.column], is_given)
-    return ColumnRoles(user, item, found, weight, timestamp, notes, of_labels)
+    types = _event_types(rest, given.get("events", {})) if found.kind == CLICKS and timestamp else None
+    if types and not found.noun:
+        found = replace(found, noun="_".join(words_of(types.target)))
+    return ColumnRoles(user, item, found, weight, timestamp, notes, of_labels, types)
+
+
+def _event_types(contents: Mapping[str, Content], given: Mapping[str, Any]) -> EventTypes | None:
+    """Return the types of events in a column with few texts, one of which is a known target; or the given."""
+    if given:
+        return EventTypes(**given) if {"type", "target"} <= given.keys() else None
+    for name, content in contents.items():
+        if content.kind != "text" or not 2 <= content.distinct <= MOST_TYPES or not has_word(name, TYPES):
+            continue
+        for target in TARGETS:
+            if found := next((text for text in content.texts if has_word(text, (target, f"{target}d"))), ""):
+                others = (text for text in content.texts if text != found and not has_word(text, TAKES_BACK))
+                return EventTypes(name, found, tuple(others))
+    return None
 
 
 def _id_column(
@@ -988,6 +1026,7 @@ def guess(
         label=roles.label,
         weight=WeightColumn(roles.weight) if roles.weight else None,
         timestamp=TimestampColumn(roles.timestamp, time.time_format or "iso") if time else None,
+        events=roles.types,
         features=features,
     )
     missing = [_of_missing(contents[EVENTS][column], len(events)) for column in (roles.user, roles.item)]

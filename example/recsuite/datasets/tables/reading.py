@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.preparation.arrays import chunks, release, temporary
+from recsuite.datasets.preparation.arrays import chunks, gather, release, temporary, where
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
@@ -89,11 +89,13 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
             raise UserError(f"{tables.events[0]} holds no event: there is no row below its header.")
         with stage("bringing the tables together"):
             raw = _Reading(schema, wanted, by_role, reading, notes).raw_data()
+        sizes = {tables.name_of(part.file): part.num_rows for part in by_role[EVENTS]}
+        raw = dataclasses.replace(raw, events_per_file=sizes)
+        raw = _with_split_of_files(raw) if config.split == "files" else raw
+        raw = _by_type(raw, schema, reading) if schema.events else raw
     # Arrow keeps memory that it has freed; sorting the events needs it.
     pyarrow.default_memory_pool().release_unused()
-    sizes = {tables.name_of(part.file): part.num_rows for part in by_role[EVENTS]}
-    raw = dataclasses.replace(raw, events_per_file=sizes)
-    return _with_split_of_files(raw) if config.split == "files" else raw
+    return raw
 
 
 def _with_split_of_files(raw: RawData) -> RawData:
@@ -112,6 +114,59 @@ def _with_split_of_files(raw: RawData) -> RawData:
     }
     validation = marks["validation"] if "validation" in parts.values() else None
     return dataclasses.replace(raw, official_test=marks["test"], official_validation=validation)
+
+
+def _by_type(raw: RawData, schema: TableSchema, folder: Path) -> RawData:
+    """Keep the events of the target as events, and those of the context types as context.
+
+    Raises:
+        UserError: when no event has one of these types.
+    """
+    # Compiles loops, which reading other tables does not need.
+    from recsuite.datasets.preparation.splits import only
+
+    types, events = schema.events, raw.events
+    assert types is not None
+    column = events.features[types.type]
+    assert isinstance(column, Codes)
+    if all(feature.column != types.type for feature in schema.features.values()):
+        del events.features[types.type]
+    names, codes = (
+        (types.target, *types.context),
+        {str(value): code for code, value in enumerate(column.values)},
+    )
+    if missing := [name for name in names if name not in codes]:
+        raise UserError(
+            f"No event has the {types.type} {printable(missing[0])}, which [events] of schema.toml names. "
+            f"Fix: name one of {printable(', '.join(codes))}."
+        )
+    # The last entry is that of code -1, a missing type.
+    place_of = np.zeros(len(column.values) + 1, np.int8)
+    place_of[[codes[name] for name in names]] = np.arange(1, len(names) + 1)
+    found = np.empty(len(column.codes), np.int8)
+    for part in chunks(len(found), column.codes):
+        found[part] = place_of[column.codes[part]]
+    numbers, places = np.bincount(found, minlength=len(names) + 1).tolist(), where(found > 1)
+    user, item, label, time = (
+        gather(values, places, temporary(folder, len(places), values.dtype))
+        for values in (events.user, events.item, found.astype(np.float32), events.time)
+    )
+    listed = [
+        f"{number:,} of type {printable(name)}" for name, number in zip(names, numbers[1:], strict=True)
+    ]
+    notes = [f"events: {listed[0]}; in histories also {', '.join(listed[1:]) or 'none'}"]
+    if numbers[0]:
+        notes.append(
+            f"skipped {counted(numbers[0], 'event')} of other types than {printable(', '.join(names))}"
+        )
+    kept = only(raw, found == 1)
+    return dataclasses.replace(
+        kept,
+        context=Events(user, item, label, time),
+        skipped=[*raw.skipped, *notes],
+        # Those of the context are not skipped.
+        num_skipped=raw.num_skipped + numbers[0],
+    )
 
 
 def gathered(blocks: Iterable[np.ndarray], number: int, dtype: str, folder: Path) -> np.ndarray:

@@ -8,6 +8,7 @@ The file has these sections; all but [user], [item] and [label] are optional:
     [label]             the predicted column, and the ends of its scale; one [[label]] each for several
     [weight]            the column with the weights of the events
     [timestamp]         the column with their times
+    [events]            the column with their types, such as view and purchase
     [features.NAME]     a property of users, items or events; one section for each
 """
 
@@ -98,10 +99,14 @@ class Files:
     constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # Lists from TOML become tuples.
-        for name, value in vars(self).items():
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
+        _freeze_lists(self)
+
+
+def _freeze_lists(section: object) -> None:
+    """Replace the lists of TOML in a section by tuples."""
+    for name, value in vars(section).items():
+        if isinstance(value, list):
+            object.__setattr__(section, name, tuple(value))
 
 
 @dataclass(frozen=True)
@@ -202,6 +207,22 @@ class TimestampColumn:
 
 
 @dataclass(frozen=True)
+class EventTypes:
+    """Column of the events with their types, such as view, cart and purchase.
+
+    target: the type that is predicted; context: the types that are only in user histories. Events of other
+    types are skipped.
+    """
+
+    type: str
+    target: str
+    context: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _freeze_lists(self)
+
+
+@dataclass(frozen=True)
 class FeatureColumn:
     """Property of a user, an item or an event.
 
@@ -232,6 +253,7 @@ class TableSchema:
     files: Files = Files()
     weight: WeightColumn | None = None
     timestamp: TimestampColumn | None = None
+    events: EventTypes | None = None
     features: dict[str, FeatureColumn] = field(default_factory=dict)
     more_labels: tuple[LabelColumn, ...] = ()
 
@@ -272,6 +294,7 @@ class TableSchema:
             label_kind=self.label.kind,
             **({"answer": self.label.column} if self.label.kind == YES_NO else {}),
             more_labels=tuple(Label(each.key, each.kind) for each in self.more_labels),
+            event_types=(self.events.target, *self.events.context) if self.events else (),
         )
 
     def _features_of(self, entity: str) -> list[Feature]:
@@ -372,6 +395,8 @@ def check_columns(schema: TableSchema, columns: Mapping[str, Sequence[str]], pla
         column = getattr(getattr(schema, section), "column", "")
         if column:
             check_column(place.at(section), "column", column, (EVENTS,), columns)
+    if schema.events:
+        check_column(place.at("events"), "type", schema.events.type, (EVENTS,), columns)
     for number, label in enumerate(schema.more_labels, 2):
         for key in ("column", "weight"):
             if column := getattr(label, key):
@@ -457,6 +482,8 @@ def validate(
     _check_more_labels(place, schema)
     if schema.timestamp:
         _check_time_format(place.at("timestamp"), schema.timestamp.format)
+    if schema.events:
+        _check_events(place.at("events"), schema)
     _check_features(place, schema)
     if columns is not None:
         check_columns(schema, columns, place)
@@ -464,12 +491,21 @@ def validate(
 
 def sections_of(schema: TableSchema) -> dict[str, object]:
     """Return the sections of a schema, by their names in the file."""
-    sections = {
-        name: getattr(schema, name) for name in ("files", "user", "item", "label", "weight", "timestamp")
-    }
+    sections = {name: getattr(schema, name) for name in SECTIONS}
     labels = {f"label {number}": label for number, label in enumerate(schema.more_labels, 2)}
     features = {f"features.{name}": feature for name, feature in schema.features.items()}
     return {name: section for name, section in (sections | labels | features).items() if section is not None}
+
+
+def _check_events(place: SchemaPlace, schema: TableSchema) -> None:
+    types = schema.events
+    assert types is not None
+    if schema.label.kind != CLICKS:
+        raise place.fault(f'requires kind = "{CLICKS}" under [label], got "{schema.label.kind}"')
+    if schema.timestamp is None:
+        raise place.fault("requires [timestamp]: a history has the events before another one")
+    if types.target in types.context:
+        raise place.wrong("context", types.target, "is the target too; remove it here")
 
 
 def can_be_named(column: str) -> bool:
@@ -744,6 +780,12 @@ TIMESTAMP_TEXT = """
 # When an event happened. format: iso (2026-11-20, 2026-11-20T08:30:00+01:00), unix (seconds since 1970),
 # unix_ms, unix_us, unix_ns or a pattern of strptime such as "%d.%m.%Y %H:%M". Columns of times need none.
 """
+EVENTS_TEXT = """
+# The column with the types of the events, the type to predict (target), and the types that only add to the
+# histories of users (context). Training learns how much an event of each type counts in a history. Events of
+# other types are skipped. To learn from all types alike, remove this section; to weight them yourself, add a
+# column of numbers and name it under [weight].
+"""
 FEATURES_TEXT = """
 # What else is known, a section for each feature; take one out, or add one. The ids of users and items are
 # features already.
@@ -772,6 +814,7 @@ COMMENTS = {
     "label": LABEL,
     "weight": WEIGHT,
     "timestamp": TIMESTAMP_TEXT,
+    "events": EVENTS_TEXT,
 }
 # Separates the lines of the user from the guessed ones.
 ADDED = """\
@@ -905,6 +948,7 @@ SECTIONS = {
     "label": LabelColumn,
     "weight": WeightColumn,
     "timestamp": TimestampColumn,
+    "events": EventTypes,
 }
 FEATURES = "features"
 # A schema with a thousand features and a thousand more as comments has a hundredth of this size.
@@ -1141,11 +1185,12 @@ def _roles(schema: TableSchema, samples: Mapping[str, pa.Table]) -> Iterator[Row
     for of, role, named in ((USER, USERS, schema.user), (ITEM, ITEMS, schema.item)):
         own = f" = {role}.{_short(named.table_column)}" if named.table_column else ""
         yield of, f"{_short(named.column)}{own}", "id", of, _values(samples, of, named.column), ""
-    label, weight, time = schema.label, schema.weight, schema.timestamp
+    label, weight, time, types = schema.label, schema.weight, schema.timestamp, schema.events
     found = [("title", schema.item.title, "text", ITEM)] if schema.item.title else []
     found += [("label", each.column, each.kind, EVENT) for each in (label, *schema.more_labels)]
     found += [("weight", weight.column, NUMBER, EVENT)] if weight else []
     found += [("timestamp", time.column, time.format, EVENT)] if time else []
+    found += [("type", types.type, f"{types.target} wanted", EVENT)] if types else []
     for role, column, kind, of in found:
         yield role, _short(column) or "-", _short(kind), of, _values(samples, of, column), ""
 

@@ -667,6 +667,8 @@ def _of_events(schema: TableSchema) -> list[ColumnSpec]:
         found.append(ColumnSpec(schema.weight.column, WEIGHT, EVENT))
     if schema.timestamp:
         found.append(ColumnSpec(schema.timestamp.column, TIME, EVENT, schema.timestamp.format))
+    if schema.events:
+        found.append(ColumnSpec(schema.events.type, CATEGORY, EVENT))
     return found
 
 

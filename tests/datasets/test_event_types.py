@@ -1,0 +1,188 @@
+"""Events of several types: which are predicted, which are only in histories, and how they are served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from recsuite.config.parser import parse_args
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.source import locate, read
+from recsuite.datasets.tables.guessing import guess
+from recsuite.errors import UserError
+from recsuite.serving.request import SEEN
+from recsuite.serving.served import ServedModel
+from recsuite.tools.cases import cases_of
+from tests.support.launch import ROOT, python, read_json, succeeded
+
+SCHEMA = """
+[user]
+column = "user"
+[item]
+column = "item"
+[label]
+kind = "clicks"
+noun = "purchase"
+[timestamp]
+column = "time"
+format = "unix"
+[events]
+type = "kind"
+target = "buy"
+context = ["view", "cart"]
+"""
+# Of one user, as (type, item), one event in each second; "a" to "e" are in the training.
+EVENTS = [
+    *(
+        ("view", "a"),
+        ("buy", "a"),
+        ("view", "b"),
+        ("cart", "b"),
+        ("refund", "a"),
+        ("buy", "b"),
+        ("view", "c"),
+    ),
+    *(("buy", "a"), ("buy", "d"), ("view", "e"), ("cart", "f"), ("buy", "e")),
+]
+
+
+def write(folder: Path, events: list[tuple[Any, ...]], schema: str = SCHEMA) -> list[str]:
+    """Write events of a user each (the first, if none is named), and return the flags that read them."""
+    rows = [(*event, "u")[:3] for event in events]
+    frame = pandas.DataFrame(rows, columns=["kind", "item", "user"])
+    folder.mkdir(exist_ok=True)
+    frame.assign(time=np.arange(len(frame))).to_parquet(folder / "events.parquet")
+    (folder / "schema.toml").write_text(schema)
+    return ["--data_path", str(folder), "--cache_dir", str(folder / "columns"), "--validation_fraction", "0"]
+
+
+@pytest.fixture
+def columns(tmp_path: Path) -> Columns:
+    return open_columns(parse_args([*write(tmp_path, EVENTS), "--task", "ranking"]))
+
+
+def test_only_the_target_is_split_and_the_context_is_in_histories(columns: Columns) -> None:
+    # Of five purchases the newest fifth is the test.
+    assert (columns.num_train, columns.num_validation, columns.num_test) == (4, 0, 1)
+    ids = np.array(["a", "b", "c", "d", "e", "f"])
+    rows = columns.column("rows")
+    assert [*ids[rows["item"]]] == ["a", "b", "a", "d", "e"]
+    assert columns.column("time").tolist() == [1, 5, 7, 8, 11]
+    listed = columns.column("history")
+    types = listed[:, 1].copy().view(np.float32)
+    items = columns.column("seen")
+    # All but the refund and the test; a view and a cart are no purchases.
+    assert [*ids[np.where(items < 0, ~items, items)]] == [*"aabbbcadef"]
+    assert types.tolist() == [2, 1, 2, 3, 1, 2, 1, 1, 2, 3]
+    assert (items < 0).tolist() == (types > 1).tolist()
+    assert rows["history_end"].tolist() == [1, 4, 6, 7, 10]
+    assert "skipped 1 event of other types than buy, view, cart" in columns.notes
+    assert "events: 5 of type buy; in histories also 4 of type view, 2 of type cart" in columns.notes
+    assert columns.num_skipped == 1
+    # All purchases count, and a fourth of those of the training is repeated.
+    assert columns.schema.seen == "allow"
+
+
+def test_items_that_were_only_viewed_have_rows_if_the_training_knows_them(columns: Columns) -> None:
+    own = columns.column("item_features")["features"][:, columns.place_of("item")]
+    # The view of e and the cart with f are newer than the training.
+    assert (own > 0).tolist() == [True, True, True, True, False, False]
+    assert columns.column("item_counts").tolist() == [2, 1, 0, 1, 0, 0]
+
+
+WRONG = {
+    'column = "kind"': ('type = "kind"', 'type = "kinds"', "kinds"),
+    "no such type": (
+        '"buy"',
+        '"bye"',
+        "No event has the kind bye, which .* name one of buy, cart, refund, view",
+    ),
+    "target in the context": ('["view", ', '["buy", ', 'context = "buy" is the target too'),
+    "another label": ('"clicks"', '"count"\ncolumn = "time"', r'\[events\] requires kind = "clicks"'),
+    "no times": ('[timestamp]\ncolumn = "time"\nformat = "unix"', "", r"\[events\] requires \[timestamp\]"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_wrong_sections_are_refused(fault: str, tmp_path: Path) -> None:
+    before, after, message = WRONG[fault]
+    flags = write(tmp_path, EVENTS, SCHEMA.replace(before, after))
+    with pytest.raises(UserError, match=message):
+        open_columns(parse_args([*flags, "--task", "ranking"]))
+
+
+@pytest.mark.parametrize("flags", [["--task", "sequence"], ["--stream"]])
+def test_what_cannot_read_types_is_refused(flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{flags[0]}.* does not support events of several types"):
+        open_columns(parse_args([*write(tmp_path, EVENTS)[:4], *flags]))
+
+
+def test_types_are_guessed_from_their_names() -> None:
+    import pyarrow
+
+    names = ["view", "addtocart", "transaction", "remove_from_cart"]
+    table = {"visitor": [1, 2] * 20, "item": [*range(20)] * 2, "event": names * 10, "timestamp": range(40)}
+    table["timestamp"] = [1_700_000_000 + second for second in table["timestamp"]]
+    found = guess({"events": pyarrow.table(table)}).schema
+    assert found.events is not None
+    assert (found.events.type, found.events.target) == ("event", "transaction")
+    assert found.events.context == ("view", "addtocart")
+    assert (found.label.kind, found.label.noun) == ("clicks", "transaction")
+    # Without a known target there is nothing to predict.
+    table["event"] = ["left", "right"] * 20
+    assert guess({"events": pyarrow.table(table)}).schema.events is None
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of users who buy what is in the cart; a view says nothing."""
+    folder, draw = tmp_path_factory.mktemp("types"), np.random.default_rng(0)
+    events = []
+    for _ in range(2_500):
+        user, viewed = draw.integers(300), [f"i{item}" for item in draw.choice(40, 3, replace=False)]
+        events += [
+            *(("view", item, user) for item in viewed),
+            ("cart", viewed[1], user),
+            ("buy", viewed[1], user),
+        ]
+    flags = write(folder / "data", events)[:4]
+    script = ROOT / "example" / "retrieval.py"
+    small = ("--embedding_dim", 32, "--batch_size", 64, "--negatives", 40, "--num_workers", 0)
+    words = (*flags, *small, "--train", "--dump", "--save_dir", folder / "dumps", "--report_dir", folder)
+    succeeded(python(script, *words, timeout=200))
+    return folder
+
+
+def test_the_cart_counts_more_than_views_and_is_served_as_it_was_tested(trained: Path) -> None:
+    measured = read_json(trained / "metrics.json")["test"]
+    # By the three views alone, the item would be any of them: NDCG (1 + 0.63 + 0.5) / 3 = 0.71 at most.
+    assert measured["ndcg_at_10"] > 0.8
+    flags = ["--data_path", str(trained / "data"), "--cache_dir", str(trained / "data" / "columns")]
+    config = parse_args([*flags, "--task", "ranking"])
+    raw = read(locate(config.data, 0), config.data)
+    cases = cases_of(open_columns(config), raw, "test", 50)
+    model = ServedModel.open(trained / "dumps")
+    served = cases.metrics(lambda values, k, exclude: model.recommend(values, k, exclude=exclude))
+    assert served["ndcg_at_10"] == pytest.approx(measured["ndcg_at_10"], abs=1e-6)
+
+
+def test_requests_name_the_types_of_events(trained: Path) -> None:
+    model = ServedModel.open(trained / "dumps")
+    mine = [("i3", "buy"), ("i1", "view"), ("i2", "cart")]
+    by_name = model.recommend(events=[mine], exclude=None)
+    assert by_name == model.recommend(events=[[("i3", 1), ("i1", 2), ("i2", 3)]], exclude=None)
+    assert by_name[0][0][0] == "i2"
+    left = model.recommend(events=[mine], k=40, exclude=SEEN)
+    # What was bought is excluded, and nothing else.
+    assert {item for item, _ in by_name[0]} - {item for item, _ in left[0]} <= {"i3"}
+    assert len(left[0]) == 39
+    for wrong in ("viewed", 4, 1.5, None):
+        with pytest.raises(
+            UserError, match=r"history_ratings has .*; give the type of each event, one of buy, "
+        ):
+            model.recommend(events=[[("i1", wrong)]])
