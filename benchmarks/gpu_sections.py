@@ -234,7 +234,7 @@ def rows_drawn_on_device() -> Iterator[None]:
         yield
 
 
-def _fill_on_device(model: Any, seed: int, specs: Any = ()) -> None:
+def _fill_on_device(model: Any, seed: int, specs: Any = (), equal: Any = ()) -> None:
     from torch.distributed._shard.sharded_tensor import ShardedTensor
 
     from recsuite.sharding.plan import INIT_STD

@@ -32,7 +32,7 @@ class ClickModel(nn.Module):
     def __init__(self, data: rs.ModelData, args: rs.ModelConfig) -> None:
         super().__init__()
         self.names = data.names("event")
-        self.num_numbers = sum(not feature.has_table for feature in data.features)
+        self.num_numbers = sum(feature.width for feature in data.features if not feature.has_table)
         self.bias = nn.Parameter(torch.tensor(data.mean_label).clamp(1e-4, 1 - 1e-4).logit())
 
     def inputs(self, rows: rs.FeatureRows, batch: rs.Inputs) -> tuple[torch.Tensor, torch.Tensor]:

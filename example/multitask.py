@@ -58,7 +58,7 @@ class MMoE(nn.Module):
     def __init__(self, data: rs.ModelData, args: rs.ModelConfig) -> None:
         super().__init__()
         self.names, self.ids = data.names("user", "item", "event"), [*data.schema.ids]
-        num_numbers = sum(not feature.has_table for feature in data.features)
+        num_numbers = sum(feature.width for feature in data.features if not feature.has_table)
         width = (len(self.names) + 1) * args.embedding_dim + 2 * num_numbers
         labels, hidden = data.schema.label_names, args.mlp_dims
         self.experts = nn.ModuleList(rs.make_mlp([width, *hidden]) for _ in range(EXPERTS))

@@ -176,12 +176,16 @@ def test_requests_name_the_types_of_events(trained: Path) -> None:
     mine = [("i3", "buy"), ("i1", "view"), ("i2", "cart")]
     by_name = model.recommend(events=[mine], exclude=None)
     assert by_name == model.recommend(events=[[("i3", 1), ("i1", 2), ("i2", 3)]], exclude=None)
-    assert by_name[0][0][0] == "i2"
+    # One second after the cart, as in the training.
+    of_user = {"history": [["i3", "i1", "i2"]], "history_ratings": [["buy", "view", "cart"]]}
+    ((best, _), *_), *_ = model.recommend({**of_user, "history_ages": [[60, 2, 1]]}, exclude=None)
+    assert best == "i2"
     left = model.recommend(events=[mine], k=40, exclude=SEEN)
     # What was bought is excluded, and nothing else.
     assert {item for item, _ in by_name[0]} - {item for item, _ in left[0]} <= {"i3"}
     assert len(left[0]) == 39
-    for wrong in ("viewed", 4, 1.5, None):
+    wrongs: tuple[Any, ...] = ("viewed", 4, 1.5, None)
+    for wrong in wrongs:
         with pytest.raises(
             UserError, match=r"history_ratings has .*; give the type of each event, one of buy, "
         ):

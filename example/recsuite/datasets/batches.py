@@ -73,7 +73,7 @@ class EventBatches:
         self.seed = config.runtime.seed
         self.rank = rank
         self.world_size = world_size
-        self.numbers = columns.numbers
+        self.num_numbers = columns.num_numbers
         self._user_place = columns.place_of(USER)
         self.features = EventFeatures(columns, config.data)
         longest = config.data.history if config.model.reads_order else 0
@@ -83,7 +83,7 @@ class EventBatches:
     def batch_bytes(self) -> int:
         """Most bytes that a batch can take: the longest list of every feature in every row."""
         most_negatives = self.model.num_negatives(self.num_items)
-        sizes = len(self.numbers), self.batch_size, self.model, most_negatives, len(self.schema.more_labels)
+        sizes = self.num_numbers, self.batch_size, self.model, most_negatives, len(self.schema.more_labels)
         return largest_batch(self.tables, *sizes)
 
     def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
@@ -131,7 +131,7 @@ class EventBatches:
             found = found.behind(features.find_items(negatives))
         values, lengths = features.join(num_rows, found.single, found.lists, empty)
         labels, weights, *more = self._labels_and_weights(events, self._weight_of(request), trains, empty)
-        numbers = empty((num_rows, len(self.numbers)), np.float32)
+        numbers = empty((num_rows, self.num_numbers), np.float32)
         numbers[num_real:] = 0
         np.concatenate(found.numbers, axis=1, out=numbers[:num_real])
         seen_bits = self._had(events if trains else events[:0], read_positions, negatives, empty)

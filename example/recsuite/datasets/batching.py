@@ -624,14 +624,9 @@ class EventFeatures:
         return found
 
     def trained_items(self) -> np.ndarray:
-        """Positions of the items with training events, int32; with several types of events, of any type."""
+        """Positions of the items with training events, int32."""
         if self._trained is None:
-            counts = self.column("item_counts")
-            if self.schema.event_types:
-                own = self.column(f"{self.schema.item}_features")["features"]
-                place = self.schema.place_of(ITEM, [table.feature for table in self.tables])
-                counts = own[:, place] != UNKNOWN_ROW
-            self._trained = np.flatnonzero(counts).astype(np.int32)
+            self._trained = np.flatnonzero(self.column("item_counts")).astype(np.int32)
         return self._trained
 
     def find_order(

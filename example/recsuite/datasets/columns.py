@@ -144,6 +144,11 @@ class Columns:
         names = ["label", *(f"label_{place}" for place in range(2, len(self.schema.label_names) + 1))]
         return np.stack([rows[name] for name in names], axis=1)
 
+    @property
+    def num_numbers(self) -> int:
+        """Number of dense numbers of an event, its user and its item, with those of vectors."""
+        return sum(feature.width for feature in self.numbers)
+
     def column(self, name: str) -> np.ndarray:
         """Column, mapped from disk."""
         return np.load(Path(self.folder) / f"{name}.npy", mmap_mode="r")

@@ -47,7 +47,8 @@ class Feature:
     name: the key in the KeyedJaggedTensor and the name of the table; entity: USER, ITEM, EVENT or HISTORY;
     column: of the parsed files, with raw values that are hashable and of one type (lists of them if multi,
     floats if it is a number); number: "" for categories; BUCKETS, with a table row for each quantile of the
-    training; or DENSE, an input of the dense part; ids: one of IDS.
+    training; or DENSE, an input of the dense part; ids: one of IDS; width: numbers of a dense input, 1 unless
+    it is a vector.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Feature:
     multi: bool = False
     number: str = ""
     ids: str = field(default=VOCABULARY, metadata=OPTIONAL)
+    width: int = field(default=1, metadata=OPTIONAL)
 
     @property
     def is_dynamic(self) -> bool:

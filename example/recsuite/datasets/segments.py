@@ -1,4 +1,4 @@
-"""Segments of the events of a split, by a feature or the length of the user history, for metrics of each."""
+"""Segments of the events of a split, by a feature or a number of training events, for metrics of each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import BUCKETS, EVENT, HISTORY, USER, Feature
+from recsuite.datasets.schema import BUCKETS, EVENT, HISTORY, ITEM, USER, Feature
 from recsuite.errors import UserError, printable
 
-# Name of the segments by the number of the user's training events, and their lower bounds.
-HISTORY_LENGTH, BOUNDS = "history_length", (0, 1, 5, 20, 100)
+# Names of the segments by the number of training events of the user, and of the item, and their lower bounds.
+HISTORY_LENGTH, ITEM_EVENTS, BOUNDS = "history_length", "item_events", (0, 1, 5, 20, 100)
 # Values with a segment of their own, the most frequent ones; ranges of a number.
 MOST_VALUES, RANGES = 10, 4
 
@@ -41,7 +41,8 @@ class Segments:
 
 
 def segments_of(columns: Columns, split: str, names: Sequence[str]) -> list[Segments]:
-    """Return segments of the events of a split. names: of features with one value, or HISTORY_LENGTH.
+    """Return segments of the events of a split. names: of features with one value, HISTORY_LENGTH, or
+    ITEM_EVENTS.
 
     Raises:
         UserError: for any other name.
@@ -54,24 +55,26 @@ def segments_of(columns: Columns, split: str, names: Sequence[str]) -> list[Segm
     found = []
     for name in names:
         if name == HISTORY_LENGTH:
-            found.append(_by_length(columns, events))
+            lengths = np.diff(columns.column(f"{HISTORY}_offsets"))
+            found.append(_by_number(name, lengths[events[USER]]))
+        elif name == ITEM_EVENTS:
+            found.append(_by_number(name, columns.column("item_counts")[events[ITEM]]))
         elif name in known:
             rows = _rows_of(columns, events, known[name], single)
             found.append(_by_value(name, rows, vocabulary[name], known[name].number == BUCKETS))
         else:
             raise UserError(
                 f"--by {printable(name)} is no feature with one value; give some of "
-                f"{', '.join([HISTORY_LENGTH, *known])}."
+                f"{', '.join([HISTORY_LENGTH, ITEM_EVENTS, *known])}."
             )
     return found
 
 
-def _by_length(columns: Columns, events: np.ndarray) -> Segments:
-    lengths = np.diff(columns.column(f"{HISTORY}_offsets"))[events[USER]]
+def _by_number(name: str, numbers: np.ndarray) -> Segments:
     # The first range is 0 alone.
     ranges = [f"{low} to {high - 1}" for low, high in itertools.pairwise(BOUNDS[1:])]
     values = ("0", *ranges, f"{BOUNDS[-1]} or more")
-    return Segments(HISTORY_LENGTH, values, np.searchsorted(BOUNDS, lengths, side="right") - 1)
+    return Segments(name, values, np.searchsorted(BOUNDS, numbers, side="right") - 1)
 
 
 def _rows_of(columns: Columns, events: np.ndarray, feature: Feature, single: Sequence[Feature]) -> np.ndarray:

@@ -14,7 +14,15 @@ import torch
 from torch import nn
 
 from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Feature
-from recsuite.models.layers import NumberLayers, PairMLP, Recency, biased_products, make_mlp, repeated
+from recsuite.models.layers import (
+    NumberLayers,
+    PairMLP,
+    Recency,
+    VectorProjection,
+    biased_products,
+    make_mlp,
+    repeated,
+)
 from recsuite.models.rows import FeatureRows, Inputs, Weight
 
 # The entities whose features make the vector of a user and of an item. Features of the event, such as the
@@ -82,19 +90,26 @@ class DenseNumbers(nn.ModuleDict):
     def __init__(self, features: Sequence[Feature], embedding_dim: int) -> None:
         super().__init__()
         # In the order of the batch.
-        dense = [feature.entity for feature in features if not feature.has_table]
+        dense = [each for each in features if not each.has_table for _ in range(each.width)]
         for side, entities in SIDES.items():
-            places = [place for place, entity in enumerate(dense) if entity in entities]
+            mine = [place for place, each in enumerate(dense) if each.entity in entities]
+            places = [place for place in mine if dense[place].width == 1]
             # No layers without numbers: a checkpoint of such a model has none.
             if places:
                 self[side] = NumberLayers(places, embedding_dim)
+            for each in dict.fromkeys(dense[place] for place in mine if dense[place].width > 1):
+                of_vector = [place for place in mine if dense[place] == each]
+                self[each.name] = VectorProjection(of_vector, embedding_dim, each.entity)
 
     def added(self, vectors: torch.Tensor, batch: Inputs, side: str) -> torch.Tensor:
         """Return vectors of a side, float32 [B, D], plus the output of its layers for dense numbers.
 
         side: "user" or "item".
         """
-        return vectors + self[side](batch.numbers) if side in self else vectors
+        for name, layers in self.items():
+            if side in (name, getattr(layers, "entity", "")):
+                vectors = vectors + layers(batch.numbers)
+        return vectors
 
 
 class Head(TwoSided):

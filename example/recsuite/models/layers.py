@@ -157,6 +157,25 @@ class NumberLayers(nn.Module):
         return vectors
 
 
+class VectorProjection(nn.Module):
+    """Linear projection of the vectors of B users or items, such as embeddings of images, to D numbers.
+
+    places: of the numbers of the vectors among all dense numbers; entity: USER or ITEM. It is zero at first;
+    see `training.weights.project_rows` for how it learns.
+    """
+
+    def __init__(self, places: Sequence[int], embedding_dim: int, entity: str) -> None:
+        super().__init__()
+        self.places, self.entity = list(places), entity
+        self.linear = nn.Linear(len(places), embedding_dim, bias=False)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return float32 [B, D], of all dense numbers, float32 [B, numbers]; zero for a missing vector."""
+        vectors: torch.Tensor = self.linear(numbers[:, self.places[0] : self.places[-1] + 1].nan_to_num())
+        return vectors
+
+
 def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Return the mean of each list of rows times weights, float32 [B, D], zero for an empty list."""
     lengths = lengths.to(torch.int64)

@@ -114,7 +114,7 @@ class FeatureRows:
                 has = ", ".join(known)
                 raise KeyError(
                     f"There is no feature {name!r} with embedding rows. Fix: give one of {has}; a dense "
-                    "feature has no rows, but a column of batch.numbers, in the order of the features."
+                    "feature has no rows, but columns of batch.numbers, in the order of the features."
                 )
 
     def _shared(self, names: Sequence[str]) -> SharedRows | None:

@@ -133,7 +133,7 @@ class TrainingFeatures:
 
     def digest(self) -> str:
         """Return a digest of all of it."""
-        features = json.dumps([self.users.values, self.items.values], default=str).encode()
+        features = json.dumps([self.users.values, self.items.values], default=np.ndarray.tolist).encode()
         return digest_of_bytes(features, *map(np.ascontiguousarray, self._events.columns))
 
     def of_users(

@@ -104,12 +104,14 @@ def ids_of_values(name: str, values: Sequence[Any]) -> np.ndarray:
     return ids
 
 
-def numbers_of(name: str, given: Sequence[Any]) -> np.ndarray:
-    """Return numbers as float64 [n], with NaN for None.
+def numbers_of(name: str, given: Sequence[Any], width: int = 1) -> np.ndarray:
+    """Return numbers as float64 [n], with NaN for None; of vectors as float64 [n, width].
 
     Raises:
-        UserError: for what is not a number, or infinite.
+        UserError: for what is not a number, or infinite, and for a vector of another length.
     """
+    if width > 1:
+        return _vectors_of(name, given, width)
     strange = values_of_other_type(numbers.Real, given, type(None))
     try:
         # numpy converts None to NaN.
@@ -120,6 +122,20 @@ def numbers_of(name: str, given: Sequence[Any]) -> np.ndarray:
     if strange or np.isinf(found).any():
         odd = strange[0] if strange else found[np.isinf(found)][0]
         raise UserError(f"The feature {name} takes numbers, and got {printable(repr(odd))}.")
+    return found
+
+
+def _vectors_of(name: str, given: Sequence[Any], width: int) -> np.ndarray:
+    found = np.full((len(given), width), np.nan)
+    for place, vector in enumerate(given):
+        if isinstance(vector, np.ndarray) and vector.shape == (width,):
+            # Of the data, and checked by the reader.
+            found[place] = vector
+        elif vector is not None:
+            if isinstance(vector, str) or not isinstance(vector, Sequence) or len(vector) != width:
+                got = printable(repr(vector))[:80]
+                raise UserError(f"The feature {name} takes lists of {width} numbers, and got {got}.")
+            found[place] = numbers_of(name, vector)
     return found
 
 

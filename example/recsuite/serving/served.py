@@ -200,7 +200,7 @@ class ServedModel:
         users: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
         k: int = 10,
         *,
-        events: Sequence[Sequence[tuple[Any, float]]] | None = None,
+        events: Sequence[Sequence[tuple[Any, float | str]]] | None = None,
         exclude: str | Sequence[Any] | None = AS_TRAINED,
         candidates: Sequence[Any] | None = None,
         approximate: bool = False,
@@ -214,13 +214,13 @@ class ServedModel:
         users: U raw ids, or users' features as `score` takes them, also a history and features of the coming
         event. A user who was not in the training is unknown. For users given by ids, the data add the rest
         (see `open`).
-        events: for each user pairs of item and label, the oldest first: another form of a history, which is
-        enough without users. As in `score`, all of it counts, even if longer than the --history of training.
-        exclude: "seen" for the items that each user had, None for no items, a list of raw ids for each user,
-        or "as_trained": "seen" unless the training allowed such items (--seen). candidates: raw ids of the
-        only items that may be recommended, for all users; without it all items. In both, ids that were not in
-        the training are ignored.
-        approximate: search an index of faiss instead of all items, see `recall`; deltas update it.
+        events: for each user pairs of item and label (or type of the event), the oldest first: another form
+        of a history, which is enough without users. As in `score`, all of it counts, even if longer than the
+        --history of training. exclude: "seen" for the items that each user had, None for no items, a list of
+        raw ids for each user, or "as_trained": "seen" unless the training allowed such items (--seen).
+        candidates: raw ids of the only items that may be recommended, for all users; without it all items. In
+        both, ids that were not in the training are ignored. approximate: search an index of faiss instead of
+        all items, see `recall`; deltas update it.
 
         Raises:
             UserError: as `score`; for a k below 1, for lists that are not one for each user, and for an
@@ -234,7 +234,7 @@ class ServedModel:
         self,
         users: Sequence[Any] | Mapping[str, Sequence[Any]] | None,
         k: int,
-        events: Sequence[Sequence[tuple[Any, float]]] | None = None,
+        events: Sequence[Sequence[tuple[Any, float | str]]] | None = None,
         exclude: str | Sequence[Any] | None = AS_TRAINED,
         candidates: Sequence[Any] | None = None,
         approximate: bool = False,

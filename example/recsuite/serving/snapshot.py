@@ -531,15 +531,17 @@ class Snapshot:
         """
         size = len(next(iter(values.values())))
         columns = [
-            self._encoded(feature, values.get(feature.name), size)
+            self._encoded(feature, values.get(feature.name), size).view(size, feature.width)
             for feature in self.features
             if not feature.has_table
         ]
-        return torch.stack(columns, dim=1) if columns else torch.empty(size, 0)
+        return torch.cat(columns, dim=1) if columns else torch.empty(size, 0)
 
     def _encoded(self, feature: Feature, given: Sequence[Any] | None, size: int) -> torch.Tensor:
-        """Return a number feature as the model takes it: table rows, int64 [B], or inputs, float32 [B]."""
-        numbers = numbers_of(feature.name, [None] * size if given is None else given)
+        """Return a number feature as the model takes it: table rows, int64 [B], or inputs, float32 [B] or
+        [B, width].
+        """
+        numbers = numbers_of(feature.name, [None] * size if given is None else given, feature.width)
         return torch.from_numpy(self.encodings[feature.name].encode(numbers))
 
     def _find(self, feature: Feature, given: Sequence[Any] | None, size: int) -> FoundKeys:

@@ -224,6 +224,12 @@ class StaticTable(EmbeddingTable):
             mine = rows[self.first : self.first + len(self._weight)]
             self._weight[:, : mine.size(1)] = mine.to(self._weight)
 
+    def subtract(self, rows: torch.Tensor) -> None:
+        """Subtract numbers from all rows of this rank, float32 [n, D]."""
+        if self._weight is not None:
+            self._weight.sub_(rows)
+            self.mark(torch.arange(len(rows), device=rows.device))
+
     def track_changes(self) -> None:
         """Mark changed rows from now on, a byte for each row."""
         if self._weight is not None:

@@ -63,6 +63,7 @@ from recsuite.training.weights import (
     check_no_invalid_weights,
     describe_invalid_weights,
     fill_initial_rows,
+    project_rows,
 )
 
 
@@ -159,6 +160,7 @@ class Training:
             begun = time.perf_counter()
             with self.phase("model"):
                 fill_initial_rows(initial_rows, self.train_state, self.columns, self.config, self.context)
+                project_rows(self.train_state, self.columns)
             self.initial_rows_seconds = time.perf_counter() - begun
             self._validate_initial_rows()
         with self.phase(self.checkpointer.phase):
@@ -389,6 +391,8 @@ class Training:
         part.wait = _largest(self.input_pipeline.seconds_waited / part.seconds, self.context)
         step, epoch = self.progress.step + len(part.losses), self.progress.epoch + 1
         self.progress = dataclasses.replace(self.progress, step=step, epoch=epoch, samples=0)
+        if self.windows is None:
+            project_rows(self.train_state, self.columns)
 
     def end_pass(self, part: TrainingPass, validation: Metrics) -> None:
         """Save the results of a pass, and call the callbacks; see `TrainingPass.end`."""

@@ -1,4 +1,4 @@
-"""Weights of a model: initial rows, checks that weights are finite and within limits, and a copy of the best.
+"""Weights of a model: initial rows, projections of vectors, checks of their size, and a copy of the best.
 
 Dense tensors are given by name, tables as `EmbeddingTable`. A row is the contents of its table times the
 model's `row_scale`.
@@ -19,11 +19,13 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, OptimizerConfig, TrainingConfig, require
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.schema import HISTORY, ITEM, UNKNOWN_ROW, USER
 from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.errors import UserError
+from recsuite.models.layers import VectorProjection
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node
-from recsuite.sharding.table import EmbeddingTable, RowSlots, largest_of
+from recsuite.sharding.table import EmbeddingTable, RowSlots, StaticTable, largest_of
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, has_epochs_left
@@ -89,6 +91,57 @@ def fill_initial_rows(
         rows = found.get(name, torch.empty(shape)).to(context.device)
         dist.broadcast(rows, src=0)
         train_state.tables[name].set_rows(rows)
+
+
+# Events that weigh as much as the rows of other items in `project_rows`, and weight of a zero projection.
+PRIOR_EVENTS, RIDGE = 10.0, 1.0
+
+
+@torch.no_grad()
+def project_rows(train_state: ShardedModel, columns: Columns) -> None:
+    """Move what vectors tell from the rows of users and items to the projections of vectors. Collective.
+
+    A row learns all that is known of an item, so a projection beside it learns nothing, and an item without a
+    row has nothing. So the rows are regressed on the vectors. The result is added to the projection and
+    subtracted from the rows: predictions for known items stay as they are, to rounding, and new ones get
+    those of their vectors (after Agarwal and Chen, "Regression-based Latent Factor Models", 2009). Rows of
+    dynamic tables stay.
+    """
+    for projection in train_state.head.modules():
+        if not isinstance(projection, VectorProjection):
+            continue
+        table = train_state.tables[columns.schema.name_of(projection.entity)]
+        if not isinstance(table, StaticTable):
+            continue
+        weight = projection.linear.weight
+        vectors, counts = (part.to(weight) for part in _vectors_of_rows(columns, projection))
+        rows = table.export().get("weight", weight.new_zeros(0, len(weight)))
+        mine = vectors[table.first : table.first + len(rows)]
+        shares = (counts / (counts + PRIOR_EVENTS)).unsqueeze(1)
+        weighed = (shares * vectors).t()
+        products = weighed[:, table.first : table.first + len(rows)] @ rows * train_state.row_scale
+        dist.all_reduce(products)
+        ridge = RIDGE * torch.eye(len(products), device=weight.device)
+        found = torch.linalg.solve(weighed @ vectors + ridge, products)
+        table.subtract(mine @ found / train_state.row_scale)
+        weight.add_(found.t())
+
+
+def _vectors_of_rows(columns: Columns, projection: VectorProjection) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the vector of each row of a table, float32 [rows, numbers], and its training events, [rows]."""
+    name = columns.schema.name_of(projection.entity)
+    records, rows = columns.column(f"{name}_features"), next(t.rows for t in columns.tables if t.name == name)
+    # Among the dense numbers of all entities those of users come first.
+    before = sum(feature.width for feature in columns.numbers if feature.entity == USER)
+    first = projection.places[0] - (before if projection.entity == ITEM else 0)
+    own = records["features"][:, columns.place_of(projection.entity)]
+    vectors, counts = np.zeros((rows, len(projection.places)), np.float32), np.zeros(rows, np.float32)
+    vectors[own] = np.nan_to_num(records["numbers"][:, first : first + len(projection.places)])
+    of_users = np.diff(columns.column(f"{HISTORY}_offsets"))
+    counts[own] = columns.column("item_counts") if projection.entity == ITEM else of_users
+    # Several items have the unknown row.
+    vectors[UNKNOWN_ROW], counts[UNKNOWN_ROW] = 0, 0
+    return torch.from_numpy(vectors), torch.from_numpy(counts)
 
 
 def describe_invalid_weights(

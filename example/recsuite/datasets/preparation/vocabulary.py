@@ -168,9 +168,11 @@ def write_features(
             if feature.column not in frame or written.lacks(feature):
                 written.left_out.append(feature.name)
             elif feature.number:
-                values = frame[feature.column].to_numpy(np.float64)
-                encoding = _add_number(written, feature, values[trained])
-                _kind_of(encoding, own).append(encoding.encode(values))
+                column = frame[feature.column]
+                values = column.to_numpy(np.float64) if feature.width == 1 else np.stack(column.tolist())
+                # One scale for all numbers of a vector.
+                encoding = _add_number(written, feature, values[trained].reshape(-1))
+                _kind_of(encoding, own).extend(np.atleast_2d(encoding.encode(values).T))
             elif feature.multi:
                 own.lists.append(_add_lists(folder, written, feature, frame[feature.column], trained))
             else:

@@ -1,8 +1,9 @@
-"""Derived features of an event: hour, weekday, age of its item or user, and day of its user."""
+"""Derived features: hour, weekday, age of the item or user, day of the user of an event; parts of texts."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
 
 TIMESTAMP = "timestamp"
 HOUR, WEEKDAY, AGE_DAYS = "hour", "weekday", "age_days"
+# Lists of the parts of a text.
+WORDS, LEVELS = TEXTS = ("words", "levels")
 # Functions, as written in a schema.
 FUNCTIONS = {
     HOUR: "hour(timestamp)",
     WEEKDAY: "weekday(timestamp)",
     AGE_DAYS: "age_days(item.COLUMN) or age_days(user.COLUMN)",
+    WORDS: "words(COLUMN)",
+    LEVELS: "levels(COLUMN)",
 }
 # Not available in a schema, see --day_feature.
 USER_DAY = f"user_day({TIMESTAMP})"
@@ -56,8 +61,15 @@ class Derived:
         return self.argument.partition(".")[2] if self.of else ""
 
     @property
+    def is_text(self) -> bool:
+        """True for a list of the parts of a text of a user or an item; the argument is its column."""
+        return self.function in TEXTS
+
+    @property
     def fits(self) -> bool:
         """True if the function accepts this argument."""
+        if self.is_text:
+            return bool(self.argument)
         return bool(self.column) if self.function == AGE_DAYS else self.argument == TIMESTAMP
 
 
@@ -95,6 +107,20 @@ def age_days(time: np.ndarray, day: np.ndarray) -> np.ndarray:
     NaN.
     """
     return (time // SECONDS_PER_DAY - day).astype("float32")
+
+
+def parts_of_text(text: str | None, function: str) -> list[str]:
+    """Return the words of a text in lower case, or the levels of a path; none of a missing text.
+
+    parts_of_text("Home > Kitchen", LEVELS)               # ["Home", "Home > Kitchen"]
+    """
+    if text is None:
+        return []
+    if function == WORDS:
+        # A word that stands twice counts once.
+        return list(dict.fromkeys(re.findall(r"\w+", str(text).lower())))
+    names = [name for part in str(text).split(">") if (name := part.strip())]
+    return [*itertools.accumulate(names, lambda path, name: f"{path} > {name}")]
 
 
 def user_days(users: Sequence[Any], time: np.ndarray) -> list[str]:

@@ -28,6 +28,7 @@ from recsuite.datasets.tables.schema_file import (
     MOST_FEATURES,
     NUMBER,
     USERS,
+    VECTOR,
     EventTypes,
     FeatureColumn,
     ItemColumn,
@@ -224,11 +225,12 @@ TRIED, LEAST_TIMES = 200, 0.5
 class Content:
     """Content of a column.
 
-    kind: "number", "comma" (numbers with a decimal comma), "flag" (true and false), "text", "time", "list" or
-    "other". size: number of values that are not missing. distinct: number of distinct values. numbers:
-    float64, the finite ones of numbers and flags. values: the distinct values, in order of appearance.
-    time_format: format of a timestamp, empty if it is none; numbers may have one too. separator: between
-    entries of lists in texts. codes: of a column of texts or numbers, see `encoded`.
+    kind: "number", "comma" (numbers with a decimal comma), "flag" (true and false), "text", "time", "list",
+    "vector" (lists of floats, whose lengths are its numbers) or "other". size: number of values that are not
+    missing. distinct: number of distinct values. numbers: float64, the finite ones of numbers and flags.
+    values: the distinct values, in order of appearance. time_format: format of a timestamp, empty if it is
+    none; numbers may have one too. separator: between entries of lists in texts. codes: of a column of texts
+    or numbers, see `encoded`.
     """
 
     name: str
@@ -295,6 +297,10 @@ def content_of(name: str, column: pa.ChunkedArray) -> Content:
         return _of_numbers(name, "number", column)
     column = column.drop_null()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if pa.types.is_floating(kind.value_type):
+            # Its numbers are the lengths.
+            lengths = pc.unique(pc.list_value_length(column)).to_numpy(zero_copy_only=False)
+            return Content(name, "vector", len(column), len(column), lengths[lengths > 0])
         return Content(name, "list", len(column), len(column), np.empty(0))
     if pa.types.is_boolean(kind):
         return _of_numbers(name, "flag", column)
@@ -415,6 +421,8 @@ def hours_of(content: Content) -> np.ndarray:
 
 # With fewer distinct whole numbers than this, they are classes.
 FEW_NUMBERS = 10
+# In a path of categories, such as Home > Kitchen.
+PATH = " > "
 # Names of pandas' index in a written table.
 INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 # A property that differs for nearly every user or item carries no more information than the id. With fewer
@@ -442,6 +450,10 @@ def feature_of(
     kind = kind_of(content)
     # A list of an event cannot be a list feature, but its text can be a category.
     kind = CATEGORY if of == EVENT and kind == LIST else kind
+    if kind == VECTOR:
+        return FeatureColumn(of, content.name, kind, length=int(content.numbers.max(initial=0))), why
+    if content.kind == "text" and of in ENTITIES and all(PATH in text for text in content.texts):
+        return FeatureColumn(of, f"levels({content.name})", LIST), why
     return FeatureColumn(of, content.name, kind, separator=content.separator or "|"), why
 
 
@@ -449,6 +461,8 @@ def kind_of(content: Content) -> str:
     """Return the kind of a column's values: category, list or number."""
     if content.kind == "list":
         return LIST
+    if content.kind == "vector":
+        return VECTOR
     if content.kind != "number" or has_word(content.name, CODES):
         return CATEGORY
     return CATEGORY if content.is_whole and content.distinct <= FEW_NUMBERS else NUMBER
@@ -462,8 +476,10 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
         return "it is the index that pandas wrote, and numbers the rows"
     if content.kind == "comma":
         return "it holds numbers with decimal commas, which are not read; write them with points"
-    if content.kind == "other":
+    if content.kind == "other" or (content.kind == "vector" and of == EVENT):
         return "values of its type are not read"
+    if content.kind == "vector":
+        return "" if len(content.numbers) == 1 else "its lists of numbers have several lengths"
     # Also the day of a partition: the first rows may be of one day, which then looks like a user property.
     if content.distinct == 1 and content.kind != "list":
         return "it has one value"

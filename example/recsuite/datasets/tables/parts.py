@@ -43,7 +43,7 @@ from recsuite.datasets.tables.formats import (
     names_of,
     opened,
 )
-from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER
+from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, VECTOR
 from recsuite.datasets.tables.values import DATE, DROPPED, ColumnSpec, beyond_int64, indices_of
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import (
@@ -245,7 +245,7 @@ def make_part(
         files = [stack.enter_context((aside / f"{place}.bin").open("wb")) for place in range(len(wanted))]
         writer = _Writer(source, wanted, files, pool)
         columns = list(dict.fromkeys(each.column for each in wanted))
-        optional = {each.column for each in wanted if each.kind in (CATEGORY, LIST, NUMBER, DATE)}
+        optional = {each.column for each in wanted if each.kind in (CATEGORY, LIST, NUMBER, VECTOR, DATE)}
         for batch in ahead(batches(source, columns, optional), pool):
             writer.add(batch)
             if not skip:
@@ -299,7 +299,7 @@ class _Writer:
                 )
             else:
                 values = each.values if is_whole else each.values[is_good]
-                self.files[place].write(values.astype(self.wanted[place].dtype, copy=False).data)
+                self.files[place].write(values.astype(self.wanted[place].dtype.base, copy=False).data)
         self.num_rows += int(is_good.sum())
 
     def _note_bad(self, batch: FileBatch, is_good: np.ndarray, faults: list[np.ndarray]) -> None:

@@ -34,6 +34,7 @@ from recsuite.datasets.tables.derived import (
     dates_name,
     derived,
     hour,
+    parts_of_text,
     weekday,
 )
 from recsuite.datasets.tables.files import Tables, columns_of, split_part
@@ -44,6 +45,7 @@ from recsuite.datasets.tables.schema_file import (
     EVENTS,
     LIST,
     NUMBER,
+    VECTOR,
     LabelColumn,
     TableSchema,
 )
@@ -314,6 +316,22 @@ def property_of(
     return column, int(taken.varied.sum()), num_others
 
 
+def vectors_of(
+    wanted: ColumnSpec, parts: Sequence[Part], entity: Sequence[np.ndarray], key: ColumnSpec, number: int
+) -> list[np.ndarray]:
+    """Return the vector of each user or item, float32 [length], of NaN if it has none; the last row counts.
+
+    Arguments as for `property_of`.
+    """
+    found = np.full((number, wanted.length), np.nan, np.float32)
+    for order, part in enumerate(parts):
+        for rows in chunks(part.num_rows):
+            vectors = part.column(wanted, rows)
+            is_there = ~np.isnan(vectors[:, 0])
+            found[entity[order][part.column(key, rows)][is_there]] = vectors[is_there]
+    return list(found)
+
+
 def _decoded(known: list[Any], codes: np.ndarray, is_list: bool, is_untyped: bool) -> np.ndarray:
     """Return the values of codes, None for -1; int64 if all are whole numbers and none is missing."""
     if is_list:
@@ -455,14 +473,22 @@ class _Reading:
                         columns[dates_name(entity.name, wanted.column)] = values
                     else:
                         columns[wanted.column] = values
+        for feature in self.schema.features.values():
+            call = derived(feature.column)
+            if call and call.is_text and feature.of == entity.name:
+                columns[feature.column] = [
+                    parts_of_text(text, call.function) for text in columns[call.argument]
+                ]
         if entity.name == ITEM:
             columns[self.schema.title_column] = _titles(columns.get(self.schema.item.title), ids)
         return pandas.DataFrame(columns)
 
-    def _property(self, entity: _Entity, role: str, wanted: ColumnSpec) -> np.ndarray:
+    def _property(self, entity: _Entity, role: str, wanted: ColumnSpec) -> Any:
         time = self._wanted(TIME) if role == EVENTS else None
         number = len(entity.ids.values)
         parts, places, key = self.parts[role], entity.places[role], entity.keys[role]
+        if wanted.kind == VECTOR:
+            return vectors_of(wanted, parts, places, key, number)
         found, num_varied, num_others = property_of(wanted, parts, places, key, number, time)
         if num_varied:
             newest, others = "newest" if time else "last", counted(num_others, "row")
@@ -563,7 +589,7 @@ class _Reading:
         time, places = events.time, {USER: events.user, ITEM: events.item}
         for feature in self.schema.features.values():
             call = derived(feature.column)
-            if call is not None:
+            if call is not None and not call.is_text:
                 events.features[feature.column] = self._derived(
                     call, feature.kind == NUMBER, time, places, entities
                 )

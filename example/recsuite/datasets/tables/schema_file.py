@@ -63,7 +63,9 @@ if TYPE_CHECKING:
 EVENTS, USERS, ITEMS = "events", "users", "items"
 # Name of the file, beside the data.
 FILENAME = "schema.toml"
-CATEGORY, LIST, NUMBER = "category", "list", "number"
+CATEGORY, LIST, NUMBER, VECTOR = "category", "list", "number", "vector"
+# Largest length of a vector, and smallest.
+LONGEST_VECTOR, SHORTEST_VECTOR = 2**14, 2
 # Formats of times: texts, and numbers since 1970, with the number of units in a second.
 ISO, UNITS = "iso", {"unix": 1, "unix_ms": 10**3, "unix_us": 10**6, "unix_ns": 10**9}
 # Entries of `LabelColumn.drop`, between its commas.
@@ -227,9 +229,9 @@ class FeatureColumn:
     """Property of a user, an item or an event.
 
     of: "user", "item" or "event". column: a column of the users', items' or events' table, or a derived one,
-    such as hour(timestamp). kind: category, list or number. input: of a number, buckets or dense. separator:
-    between the entries of a list in a text; lists of typed files have none. ids: of a category or a list, see
-    `UserColumn`.
+    such as hour(timestamp). kind: category, list, number or vector. input: of a number, buckets or dense.
+    separator: between the entries of a list in a text; lists of typed files have none. ids: of a category or
+    a list, see `UserColumn`. length: of a vector, its numbers.
     """
 
     of: str
@@ -238,6 +240,7 @@ class FeatureColumn:
     input: str = BUCKETS
     separator: str = "|"
     ids: str = VOCABULARY
+    length: int = 1
 
 
 @dataclass(frozen=True)
@@ -299,14 +302,22 @@ class TableSchema:
 
     def _features_of(self, entity: str) -> list[Feature]:
         return [
-            Feature(name, entity, feature.column, feature.kind == LIST, _input_of(feature), feature.ids)
+            Feature(
+                name,
+                entity,
+                feature.column,
+                feature.kind == LIST,
+                _input_of(feature),
+                feature.ids,
+                feature.length,
+            )
             for name, feature in self.features.items()
             if feature.of == entity
         ]
 
 
 def _input_of(feature: FeatureColumn) -> str:
-    return feature.input if feature.kind == NUMBER else ""
+    return {NUMBER: feature.input, VECTOR: DENSE}.get(feature.kind, "")
 
 
 # Limits of a value and of a list of names in a message.
@@ -417,6 +428,8 @@ def check_columns(schema: TableSchema, columns: Mapping[str, Sequence[str]], pla
     for name, feature in schema.features.items():
         call = derived(feature.column)
         of, column = (call.of, call.column) if call else (feature.of, feature.column)
+        if call and call.is_text:
+            of, column = feature.of, call.argument
         if column:
             check_column(place.at(f"features.{name}"), "column", column, TABLES_OF[of], columns)
 
@@ -438,7 +451,12 @@ def check_column(
     raise place.wrong(key, column, f"{where}; {nearest(column, known)}")
 
 
-TYPES = {"str": (str, "text"), "float": (float, "a number"), "tuple[str, ...]": (tuple, "a list of texts")}
+TYPES = {
+    "str": (str, "text"),
+    "float": (float, "a number"),
+    "int": (int, "a whole number"),
+    "tuple[str, ...]": (tuple, "a list of texts"),
+}
 # Allowed values of keys; other keys take any value of their type.
 CHOICES: dict[tuple[type, str], tuple[str, ...]] = {
     (Files, "encoding"): ("utf-8", "utf-16", "latin-1"),
@@ -450,7 +468,7 @@ CHOICES: dict[tuple[type, str], tuple[str, ...]] = {
     (FeatureColumn, "ids"): IDS,
 }
 TIME_FORMATS = (ISO, *UNITS)
-KINDS = (CATEGORY, LIST, NUMBER)
+KINDS = (CATEGORY, LIST, NUMBER, VECTOR)
 # A name of an embedding table, of files and of keys in requests.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MOST_FEATURES, LONGEST_NAME = 1_000, 1_000
@@ -665,14 +683,22 @@ def _check_kind(place: SchemaPlace, feature: FeatureColumn) -> None:
             "kind", "text", "cannot be learned from: nothing reads texts yet; remove the feature"
         )
     _choose(place, "kind", feature.kind, KINDS)
-    if feature.kind == NUMBER and feature.ids != VOCABULARY:
-        raise place.wrong("ids", feature.ids, f'says nothing where kind = "{NUMBER}"; remove it')
+    if feature.kind in (NUMBER, VECTOR) and feature.ids != VOCABULARY:
+        raise place.wrong("ids", feature.ids, f'says nothing where kind = "{feature.kind}"; remove it')
     if feature.kind == LIST and not feature.separator:
         raise place.wrong(
             "separator", feature.separator, 'is empty; write what is between the entries, such as "|"'
         )
-    if feature.kind == LIST and feature.of == EVENT:
-        raise place.wrong("kind", LIST, "is for users and items; an event has one value of each feature")
+    if feature.kind in (LIST, VECTOR) and feature.of == EVENT:
+        raise place.wrong(
+            "kind", feature.kind, "is for users and items; an event has one value of each feature"
+        )
+    if feature.kind == VECTOR and not SHORTEST_VECTOR <= feature.length <= LONGEST_VECTOR:
+        raise place.wrong(
+            "length",
+            feature.length,
+            f"is not between {SHORTEST_VECTOR} and {LONGEST_VECTOR:,}, the numbers of a vector",
+        )
 
 
 def _check_column(place: SchemaPlace, feature: FeatureColumn, schema: TableSchema) -> None:
@@ -709,6 +735,12 @@ def _check_derived(place: SchemaPlace, feature: FeatureColumn, call: Derived, sc
         )
     if not call.fits:
         raise place.wrong("column", feature.column, f"is not complete; write {FUNCTIONS[call.function]}")
+    if call.is_text:
+        if feature.kind != LIST or feature.of == EVENT:
+            raise place.fault(
+                f'must have kind = "{LIST}" and of = "{ITEM}" or "{USER}", because of {call.function}'
+            )
+        return
     if schema.timestamp is None:
         raise place.wrong(
             "column", feature.column, f"needs the times of events; write a section [{TIMESTAMP}]"
@@ -791,12 +823,15 @@ FEATURES_TEXT = """
 # features already.
 # of: what it is a property of: user, item or event (it differs from event to event).
 # column: a column, or what is computed for each event from its time: hour(timestamp), weekday(timestamp),
-# age_days(item.COLUMN) or age_days(user.COLUMN), the days since the date in that column.
+# age_days(item.COLUMN) or age_days(user.COLUMN), the days since the date in that column; or a list computed
+# from a text of an item or a user: words(COLUMN), such as those of a title, or levels(COLUMN) of a path of
+# categories (A > B > C: A, A > B, and all of it).
 # With labels of kind clicks or count, and with --task ranking, a feature of the event must be known before an
 # item is chosen: what depends on the item, such as its price at that time, gives it away and is refused.
 # kind: category (one of several values), list (several of them; separator: what stands between them in a
-# text) or number (input: buckets learns something of its own for each range of the numbers, dense takes them
-# as they are, on a common scale).
+# text), number (input: buckets learns something of its own for each range of the numbers, dense takes them
+# as they are, on a common scale) or vector (a list of as many numbers as length says, such as the embedding
+# of a text or an image, of which a projection is learned).
 # ids of a category or a list, and of users and items: vocabulary (rows for the values of the training, as
 # where nothing is written) or dynamic (the table takes in values as they come).
 """
@@ -890,6 +925,8 @@ def _keys_of(section: Any) -> dict[str, Any]:
             and (value != key.default or key.name in WRITTEN)
         ):
             found[key.name] = value
+    if isinstance(section, FeatureColumn) and derived(section.column):
+        found.pop("separator", None)
     # The default is not written, so a user who corrects the kind need not remove it.
     if isinstance(section, LabelColumn) and section.kind == COUNT and section.liked == LIKED_COUNT:
         del found["liked"]
@@ -961,7 +998,12 @@ KEYS_OF_KINDS: dict[type, dict[str, tuple[str, ...]]] = {
         CLICKS: (),
         COUNT: ("column", "liked", "drop", "weight"),
     },
-    FeatureColumn: {CATEGORY: ("ids",), LIST: ("separator", "ids"), NUMBER: ("input",)},
+    FeatureColumn: {
+        CATEGORY: ("ids",),
+        LIST: ("separator", "ids"),
+        NUMBER: ("input",),
+        VECTOR: ("length",),
+    },
 }
 # The optional ones of them.
 OPTIONAL = ("liked", "drop", "weight", "separator", "input", "ids")
@@ -1203,7 +1245,8 @@ def _rows_of_features(schema: TableSchema, samples: Mapping[str, pa.Table]) -> I
 
 
 def _kind(feature: FeatureColumn) -> str:
-    return f"{feature.kind} ({feature.input})" if feature.kind == NUMBER else feature.kind
+    more = {NUMBER: f" ({feature.input})", VECTOR: f" ({feature.length})"}
+    return feature.kind + more.get(feature.kind, "")
 
 
 def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:

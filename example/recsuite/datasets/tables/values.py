@@ -36,6 +36,7 @@ from recsuite.datasets.tables.schema_file import (
     NUMBER,
     UNITS,
     USERS,
+    VECTOR,
     LabelColumn,
     TableSchema,
 )
@@ -56,9 +57,10 @@ FAULTS = (
     "is in another unit than",
     "is no label, as drop says",
     "is not a whole number of up to 18 digits",
+    "is not a list of finite numbers, of the length",
 )
 MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE, NO_ANSWER = range(1, 10)
-OTHER_UNIT, DROPPED, NO_WHOLE = 10, 11, 12
+OTHER_UNIT, DROPPED, NO_WHOLE, NO_VECTOR = 10, 11, 12, 13
 # Texts that mean a missing value, for numbers, categories and ids.
 NO_VALUE = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "null", "NULL", "NaN", "nan", "None", "\\N")
 LONGEST_NO_VALUE = max(map(len, NO_VALUE))
@@ -242,6 +244,31 @@ def numbers(column: pyarrow.Array, name: str) -> ParsedValues:
     if not _within(values, *LARGEST):
         faults[np.isinf(values)] = INFINITE
     return ParsedValues(values, faults)
+
+
+def vectors(column: pyarrow.Array, name: str, length: int) -> ParsedValues:
+    """Return float32 [n, length], NaN for a missing vector; any other list is a fault.
+
+    A text is split at blanks, commas, semicolons and bars, without brackets around it.
+    """
+    column = plain(column, name)
+    if types.is_string(column.type):
+        texts = pc.utf8_trim(categories(column, name).values.cast(pyarrow.string()), "[]() ")
+        column = pc.split_pattern_regex(texts, r"[\s,;|]+")
+    if not hasattr(column.type, "value_type"):
+        raise UserError(
+            f"The column {name!r} holds values of the type {column.type}, and no lists of numbers."
+        )
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    entries, faults = numbers(pc.list_flatten(column), name), np.zeros(len(column), np.int8)
+    flat = entries.values.astype(np.float32)
+    is_wrong = ~np.isfinite(flat) | (entries.faults != 0)
+    # An empty list is a missing vector.
+    faults[(lengths != length) & (lengths > 0)] = NO_VECTOR
+    faults[np.repeat(np.arange(len(column)), lengths)[is_wrong]] = NO_VECTOR
+    found = np.full((len(column), length), np.nan, np.float32)
+    found[lengths == length] = flat[np.repeat(lengths == length, lengths)].reshape(-1, length)
+    return ParsedValues(found, faults)
 
 
 def _within(values: np.ndarray, lowest: float, highest: float) -> bool:
@@ -547,7 +574,7 @@ MORE_LABEL, MORE_WEIGHT = "more_label", "more_weight"
 # Form of ids and categories that are whole numbers, also if stored as texts.
 WHOLE = "whole"
 # Types of the kinds that are stored as numbers; all others are codes of their distinct values.
-DTYPES = {NUMBER: "<f8", DATE: "<f8", TIME: "<i8"} | dict.fromkeys(
+DTYPES = {NUMBER: "<f8", DATE: "<f8", TIME: "<i8", VECTOR: "<f4"} | dict.fromkeys(
     (LABEL, WEIGHT, MORE_LABEL, MORE_WEIGHT), "<f4"
 )
 TABLE_OF = {USER: USERS, ITEM: ITEMS}
@@ -557,8 +584,8 @@ TABLE_OF = {USER: USERS, ITEM: ITEMS}
 class ColumnSpec:
     """Column of a file, and the way its values are stored.
 
-    kind: id, category, list, number, date, time, label, weight, more_label or more_weight. of: user, item or
-    event. form: the format of times, the separator of a list, or WHOLE.
+    kind: id, category, list, number, vector, date, time, label, weight, more_label or more_weight. of: user,
+    item or event. form: the format of times, the separator of a list, or WHOLE. length: of a vector.
     """
 
     column: str
@@ -566,6 +593,7 @@ class ColumnSpec:
     of: str
     form: str = ""
     label: LabelColumn | None = None
+    length: int = 1
 
     @property
     def is_coded(self) -> bool:
@@ -575,7 +603,8 @@ class ColumnSpec:
     @property
     def dtype(self) -> np.dtype:
         """Type of the stored column."""
-        return np.dtype(DTYPES.get(self.kind, "<i4"))
+        one = np.dtype(DTYPES.get(self.kind, "<i4"))
+        return np.dtype((one, (self.length,))) if self.kind == VECTOR else one
 
     def parse(self, column: pyarrow.Array) -> ParsedValues:
         """Return the values of a file's column, and their faults.
@@ -593,6 +622,8 @@ class ColumnSpec:
             return found if self.kind == TIME else _days(found)
         if self.kind == LIST:
             return lists(column, self.column, self.form)
+        if self.kind == VECTOR:
+            return vectors(column, self.column, self.length)
         if self.form == WHOLE:
             return wholes(column, self.column)
         of_kinds = {ID: ids, WEIGHT: weights, NUMBER: numbers}
@@ -606,6 +637,8 @@ class ColumnSpec:
             asked = f' "{form}"' if "%" in form else f" {form}"
         elif fault == OFF_SCALE and self.label:
             asked = f" from {self.label.lowest:g} to {self.label.highest:g}"
+        elif fault == NO_VECTOR:
+            asked = f" {self.length}"
         return FAULTS[fault] + asked
 
 
@@ -682,7 +715,10 @@ def _properties(schema: TableSchema) -> list[ColumnSpec]:
         call = derived(feature.column)
         if call is None:
             separator = feature.separator if feature.kind == LIST else ""
-            found.append(ColumnSpec(feature.column, feature.kind, feature.of, separator))
+            length = feature.length
+            found.append(ColumnSpec(feature.column, feature.kind, feature.of, separator, length=length))
+        elif call.is_text:
+            found.append(ColumnSpec(call.argument, CATEGORY, feature.of))
         elif call.of:
             found.append(ColumnSpec(call.column, DATE, call.of, form))
     return found
