@@ -35,7 +35,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from recsuite.datasets.metrics import measure_ranks
+from recsuite.datasets.metrics import measure_ranks, never_found
 
 # Monday, 2026-08-03, 00:00 UTC.
 FIRST_TIME, WEEK, DAY = 1_785_715_200, 7 * 86_400, 86_400
@@ -103,21 +103,21 @@ class State:
     again: dict[int, None] = field(default_factory=dict)
 
 
-def draw_world(rng: np.random.Generator) -> World:
+def draw_world(rng: np.random.Generator, num_users: int, num_items: int) -> World:
     """Draw users and items."""
-    style = rng.standard_normal((NUM_ITEMS, STYLES))
-    first_week = np.zeros(NUM_ITEMS, np.int64)
+    style = rng.standard_normal((num_items, STYLES))
+    first_week = np.zeros(num_items, np.int64)
     # A tenth is new in each of the weeks 2, 3, ...
-    order = rng.permutation(NUM_ITEMS)
+    order = rng.permutation(num_items)
     for week in range(1, 6):
-        first_week[order[(week - 1) * NUM_ITEMS // 10 : week * NUM_ITEMS // 10]] = week
+        first_week[order[(week - 1) * num_items // 10 : week * num_items // 10]] = week
     return World(
-        country=rng.choice(len(COUNTRIES), NUM_USERS, p=list(COUNTRIES.values())),
-        taste=rng.standard_normal((NUM_USERS, STYLES)),
+        country=rng.choice(len(COUNTRIES), num_users, p=list(COUNTRIES.values())),
+        taste=rng.standard_normal((num_users, STYLES)),
         style=style,
-        category=rng.integers(len(CATEGORIES), size=NUM_ITEMS),
-        brand=rng.integers(NUM_BRANDS, size=NUM_ITEMS),
-        fame=rng.standard_normal(NUM_ITEMS),
+        category=rng.integers(len(CATEGORIES), size=num_items),
+        brand=rng.integers(NUM_BRANDS, size=num_items),
+        fame=rng.standard_normal(num_items),
         of_brand=rng.standard_normal((len(COUNTRIES), NUM_BRANDS)),
         first_week=first_week,
     )
@@ -128,8 +128,8 @@ def draw_week(
 ) -> tuple[list[tuple[int, int, str, int]], list[Purchase]]:
     """Draw the events of a week in the order of time, and its purchases; states: of the users, changed."""
     rng = np.random.default_rng([seed, 1, week])
-    number = round(NUM_USERS * SESSIONS_PER_WEEK)
-    users = rng.integers(NUM_USERS, size=number)
+    number = round(len(states) * SESSIONS_PER_WEEK)
+    users = rng.integers(len(states), size=number)
     begins = np.sort(FIRST_TIME + week * WEEK + rng.integers(WEEK - DAY // 4, size=number))
     views = 1 + rng.poisson(VIEWS - 1, number)
     # One draw more for a new item that is bought.
@@ -180,7 +180,7 @@ def oracle_of(world: World, purchases: list[Purchase]) -> dict[str, float]:
     """NDCG@10 on the newest fifth of the purchases, by what is known."""
     purchases = sorted(purchases, key=lambda each: each.time)
     first = len(purchases) - round(TEST_SHARE * len(purchases))
-    counts = np.bincount([each.item for each in purchases[:first]], minlength=NUM_ITEMS)
+    counts = np.bincount([each.item for each in purchases[:first]], minlength=len(world.fame))
     bought: dict[int, set[int]] = {}
     for each in purchases[:first]:
         bought.setdefault(each.user, set()).add(each.item)
@@ -204,7 +204,9 @@ def oracle_of(world: World, purchases: list[Purchase]) -> dict[str, float]:
             ("nothing", counts),
         ):
             rank = int((scores >= scores[each.item]).sum())
-            ranks.setdefault(name, []).append(rank if scores[each.item] >= 0 else NUM_ITEMS + 10)
+            ranks.setdefault(name, []).append(
+                rank if scores[each.item] >= 0 else never_found(len(world.fame))
+            )
     is_cold = counts[[each.item for each in purchases[first:]]] < COLD
     found = {name: np.array(given) for name, given in ranks.items()} | {
         "cold": np.array(ranks["all"])[is_cold]
@@ -212,13 +214,20 @@ def oracle_of(world: World, purchases: list[Purchase]) -> dict[str, float]:
     return {name: round(measure_ranks(given)["ndcg_at_10"], 6) for name, given in found.items()}
 
 
-def write_weeks(folder: Path, weeks: int = 3, seed: int = 0, is_bad: bool = False) -> dict[str, float]:
-    """Write users, items and weeks of events into a folder; return the content of oracle.json.
+def write_weeks(
+    folder: Path,
+    weeks: int = 3,
+    seed: int = 0,
+    is_bad: bool = False,
+    num_users: int = NUM_USERS,
+    num_items: int = NUM_ITEMS,
+) -> dict[str, float]:
+    """Write users, items and weeks of events into a folder; return the content of _oracle.json.
 
     is_bad: the last week has events of random users.
     """
     rng = np.random.default_rng([seed, 0])
-    world, states = draw_world(rng), [State() for _ in range(NUM_USERS)]
+    world, states = draw_world(rng, num_users, num_items), [State() for _ in range(num_users)]
     users, products = _users(rng, world), _items(rng, world)
     folder.mkdir(parents=True, exist_ok=True)
     users.to_parquet(folder / "users.parquet", index=False)
@@ -245,27 +254,29 @@ def write_weeks(folder: Path, weeks: int = 3, seed: int = 0, is_bad: bool = Fals
 
 
 def _users(rng: np.random.Generator, world: World) -> pd.DataFrame:
-    age = rng.integers(18, 80, NUM_USERS).astype(np.float64)
-    age[rng.random(NUM_USERS) < NO_AGE] = np.nan
-    names = [f"u{code:06d}" for code in rng.permutation(10 * NUM_USERS)[:NUM_USERS]]
+    number = len(world.country)
+    age = rng.integers(18, 80, number).astype(np.float64)
+    age[rng.random(number) < NO_AGE] = np.nan
+    names = [f"u{code:06d}" for code in rng.permutation(10 * number)[:number]]
     return pd.DataFrame({"user_id": names, "country": np.array(list(COUNTRIES))[world.country], "age": age})
 
 
 def _items(rng: np.random.Generator, world: World) -> pd.DataFrame:
+    number = len(world.fame)
     picture = world.style @ rng.standard_normal((STYLES, VECTOR)) / np.sqrt(STYLES)
     picture += VECTOR_NOISE * rng.standard_normal(picture.shape)
     categories = np.array(CATEGORIES)[world.category]
-    adjectives = rng.choice(ADJECTIVES, NUM_ITEMS)
+    adjectives = rng.choice(ADJECTIVES, number)
     return pd.DataFrame(
         {
-            "product_id": [f"SKU-{code:05X}" for code in rng.permutation(16 * NUM_ITEMS)[:NUM_ITEMS]],
+            "product_id": [f"SKU-{code:05X}" for code in rng.permutation(16 * number)[:number]],
             "title": [
-                f"{adjective} {category.rpartition(' > ')[2]} No. {number}"
-                for number, (adjective, category) in enumerate(zip(adjectives, categories, strict=True))
+                f"{adjective} {category.rpartition(' > ')[2]} No. {place}"
+                for place, (adjective, category) in enumerate(zip(adjectives, categories, strict=True))
             ],
             "category": categories,
             "brand": [f"brand-{brand:02d}" for brand in world.brand],
-            "price": np.round(np.exp(3.0 + 0.8 * rng.standard_normal(NUM_ITEMS)), 2),
+            "price": np.round(np.exp(3.0 + 0.8 * rng.standard_normal(number)), 2),
             "vector": list(picture.astype(np.float32)),
         }
     )

@@ -125,9 +125,9 @@ def features_of(columns: Columns) -> dict[str, Any]:
 
 
 def _recorded(feature: Feature) -> dict[str, Any]:
-    # Checkpoints of earlier versions do not record "number" and "ids": no feature was a number, and all had a
-    # fixed vocabulary.
-    omitted = {"number": "", "ids": Feature.ids}
+    # Checkpoints of earlier versions do not record these: no feature was a number, and all had a fixed
+    # vocabulary.
+    omitted = {"number": "", "ids": Feature.ids, "width": Feature.width}
     return {name: value for name, value in vars(feature).items() if omitted.get(name) != value}
 
 

@@ -123,6 +123,10 @@ class EmbeddingTable(ABC):
             "--preset none, or --vocabulary fixed."
         )
 
+    def subtract(self, rows: torch.Tensor) -> None:
+        """Subtract numbers from all rows of this rank, float32 [n, D]; only for rows with numbers."""
+        raise NotImplementedError
+
     @abstractmethod
     def clear_changes(self) -> None:
         """Forget which rows changed."""
@@ -225,7 +229,7 @@ class StaticTable(EmbeddingTable):
             self._weight[:, : mine.size(1)] = mine.to(self._weight)
 
     def subtract(self, rows: torch.Tensor) -> None:
-        """Subtract numbers from all rows of this rank, float32 [n, D]."""
+        """See `EmbeddingTable`."""
         if self._weight is not None:
             self._weight.sub_(rows)
             self.mark(torch.arange(len(rows), device=rows.device))

@@ -25,7 +25,7 @@ from recsuite.errors import UserError
 from recsuite.models.layers import VectorProjection
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node
-from recsuite.sharding.table import EmbeddingTable, RowSlots, StaticTable, largest_of
+from recsuite.sharding.table import EmbeddingTable, RowSlots, largest_of
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, has_epochs_left
@@ -111,7 +111,7 @@ def project_rows(train_state: ShardedModel, columns: Columns) -> None:
         if not isinstance(projection, VectorProjection):
             continue
         table = train_state.tables[columns.schema.name_of(projection.entity)]
-        if not isinstance(table, StaticTable):
+        if not table.tensors:
             continue
         weight = projection.linear.weight
         vectors, counts = (part.to(weight) for part in _vectors_of_rows(columns, projection))

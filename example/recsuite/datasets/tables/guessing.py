@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, EVENT, HISTORY, ITEM, RATING, USER, YES_NO
+from recsuite.datasets.tables.derived import AGE_DAYS, LEVELS
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
     EVENTS,
@@ -446,14 +447,19 @@ def feature_of(
     if content.is_time and of == ITEM and is_ranked:
         why = why or AGE_TELLS
     if content.is_time and not why:
-        return FeatureColumn(EVENT, f"age_days({of}.{content.name})", NUMBER), ""
+        return FeatureColumn(EVENT, f"{AGE_DAYS}({of}.{content.name})", NUMBER), ""
     kind = kind_of(content)
     # A list of an event cannot be a list feature, but its text can be a category.
     kind = CATEGORY if of == EVENT and kind == LIST else kind
     if kind == VECTOR:
         return FeatureColumn(of, content.name, kind, length=int(content.numbers.max(initial=0))), why
-    if content.kind == "text" and of in ENTITIES and all(PATH in text for text in content.texts):
-        return FeatureColumn(of, f"levels({content.name})", LIST), why
+    if (
+        content.texts
+        and content.kind == "text"
+        and of in ENTITIES
+        and all(PATH in each for each in content.texts)
+    ):
+        return FeatureColumn(of, f"{LEVELS}({content.name})", LIST), why
     return FeatureColumn(of, content.name, kind, separator=content.separator or "|"), why
 
 
@@ -1130,7 +1136,7 @@ def _features(
             why = SAME_NAME if column in roles.columns else why
             # Two places are reserved for the hour and the weekday.
             why = why or TOO_MANY * (len(features) + len(by_hand) >= MOST_FEATURES - 2)
-            name = table_name(column + "_age" * (feature.column != column), names)
+            name = table_name(column + "_age" * feature.column.startswith(AGE_DAYS), names)
             names.add(name)
             if why:
                 left_out.append(SkippedColumn(name, feature, why, _values(samples, of, column)))
