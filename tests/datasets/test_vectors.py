@@ -139,7 +139,7 @@ WRONG = {
     'kind = "vector"\nlength = 4': ('kind = "vector"', "has no length; write one"),
     'of = "item"\ncolumn = "picture"': ('of = "event"\ncolumn = "picture"', "is for users and items"),
     '"words(title)"\nkind = "list"': ('"words(title)"\nkind = "category"', 'must have kind = "list"'),
-    "words(title)": ("words(titel)", "titel"),
+    "words(title)": ("words(heading)", "heading"),
 }
 
 
