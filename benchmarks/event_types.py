@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of shops (default: 3)")
     parser.add_argument("--users", type=int, default=NUM_USERS, help="users, with a third as many items")
     parser.add_argument("--ranks", type=int, default=2, help="processes that train (default: 2)")
-    finish("event_types", parser.parse_args(), measure, judge, render, PAGE)
+    finish("event_types", parser.parse_args(), measure, judge, render, PAGE, mark="event types")
 
 
 def measure(flags: argparse.Namespace) -> dict[str, Any]:

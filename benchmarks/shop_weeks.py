@@ -293,8 +293,12 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the shop (default: 0)")
     parser.add_argument("--bad", action="store_true", help="the last week has events of random users")
+    parser.add_argument(
+        "--users", type=int, default=NUM_USERS, help="with a third as many items (default: 6,000)"
+    )
     flags = parser.parse_args()
-    oracle = write_weeks(flags.folder, flags.weeks, flags.seed, flags.bad)
+    items = flags.users * NUM_ITEMS // NUM_USERS
+    oracle = write_weeks(flags.folder, flags.weeks, flags.seed, flags.bad, flags.users, items)
     print(f"{flags.folder}: NDCG@10 {json.dumps(oracle)}")
 
 

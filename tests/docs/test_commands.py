@@ -35,7 +35,7 @@ from tests.support.quick_python import quick_python
 Lines = tuple[str, ...]
 Check = Callable[[Lines, Path], None]
 SERVING, LOADER = ROOT / "docs" / "serving.md", ROOT / "docs" / "loader.md"
-YOUR_DATA = ROOT / "docs" / "your_data.md"
+YOUR_DATA, EVERY_WEEK = ROOT / "docs" / "your_data.md", ROOT / "docs" / "every_week.md"
 REAL = Path(os.environ.get("MOVIELENS_DATA", ROOT.parent / "shared" / "data" / "ml-latest-small"))
 WALKTHROUGH = (
     "RDZV_ENDPOINT=first-machine:29400 ./run.sh dump --resume --dump_every 100 --save_dir /shared/dumps"
@@ -221,16 +221,24 @@ def scores_all_users(lines: Lines, clone: Path) -> None:
 
 def promotes_and_serves(lines: Lines, clone: Path) -> None:
     """The second command serves what the first one promoted."""
-    train, serve = lines
-    make = f"{sys.executable} benchmarks/shop.py shop"
-    few = f"{train} --epochs 1 --batch_size 2048"
-    output = succeeded(shell((make, few, few), clone, NPROC="1"))
+    make, train, serve = lines
+    again, retrain, score = next(other for other in commands(EVERY_WEEK) if other[0] == f"{make[:-1]}2")
+    few = [f"{sys.executable} {each.partition(' ')[2]} --users 300" for each in (make, again)]
+    small = " --epochs 1 --batch_size 128"
+    output = succeeded(shell((few[0], train + small, few[1], retrain + small, score), clone, NPROC="1"))
     assert "promoted models/run-000001: it is the first" in output
-    assert re.search(r"promoted? .*run-000002: test RMSE [\d.]+ and [\d.]+, new and promoted", output)
+    assert re.search(r"promoted? .*run-000002: test NDCG@10 [\d.]+ and [\d.]+, new and promoted", output)
+    recommended = pandas.read_parquet(clone / "recs.parquet")
+    assert recommended.groupby("user_id").size().tolist() == [10] * recommended["user_id"].nunique()
     port = free_port()
     command = shlex.split(f"{serve} --port {port}")
     with started([sys.executable, *command[1:]], cwd=clone) as server:
         wait_for(server, "serving models/promoted at")
+
+
+def is_a_week_later(lines: Lines, clone: Path) -> None:
+    """The check of the first block runs the others too."""
+    assert lines == commands(EVERY_WEEK)[1]
 
 
 def run_python(script: str, clone: Path) -> list[Any]:
@@ -392,7 +400,8 @@ CHECKS: dict[str, Check] = {
     "./run.sh score --users all --k 20 --output recs.parquet": scores_all_users,
     "./run.sh export served --checkpoint latest": publishes_deltas,
     # every_week.md
-    "./run.sh retrain --data_path shop": promotes_and_serves,
+    ".venv/bin/python benchmarks/shop_weeks.py shop --weeks 1": promotes_and_serves,
+    ".venv/bin/python benchmarks/shop_weeks.py shop --weeks 2": is_a_week_later,
     "kubectl apply -f deploy/shared_folder.yaml -f deploy/cronjob.yaml": names_what_is_there,
     # several_machines.md
     f"NNODES=2 {WALKTHROUGH}": meets_other_machines,

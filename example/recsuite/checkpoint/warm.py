@@ -2,9 +2,9 @@
 begin a new training with its rows and its dense part (warm start).
 
 Rows are found by their raw values, because other data give them other numbers. A new value gets the row of
-unknown values; values that are gone are dropped. Features that only one side has are named: here they stay
-as drawn, there they are omitted. The state of the optimizers comes along; the steps and their
-learning rates begin anew.
+unknown values if that was trained, and otherwise stays as drawn; values that are gone are dropped. Features
+that only one side has are named: here they stay as drawn, there they are omitted. The state of the optimizers
+comes along; the steps and their learning rates begin anew.
 """
 
 from __future__ import annotations
@@ -40,14 +40,19 @@ from recsuite.training.state import ShardedModel
 class RenumberedRows(RowReader):
     """Reader of rows by the numbers that other data give to their raw values.
 
-    places: table to the row in the checkpoint of each row, int64 [rows].
+    places: table to the row in the checkpoint of each row, int64 [rows]; scale: a row is what its table has
+    times this.
     """
 
     def __init__(
-        self, folders: Sequence[Path], manifests: Sequence[Manifest], places: Mapping[str, np.ndarray]
+        self,
+        folders: Sequence[Path],
+        manifests: Sequence[Manifest],
+        places: Mapping[str, np.ndarray],
+        scale: torch.Tensor,
     ) -> None:
         super().__init__(folders, manifests)
-        self._places = places
+        self._places, self._scale = places, scale
 
     def fill_rows(self, table: str, slots: Mapping[str, torch.Tensor], first: int = 0) -> None:
         """See `RowReader`."""
@@ -56,7 +61,13 @@ class RenumberedRows(RowReader):
             # One slot after the other, because each is read as a whole.
             whole = torch.empty(shape, dtype=target.dtype)
             super().fill_rows(table, {slot: whole})
-            target.copy_(whole[torch.from_numpy(self._places[table][first : first + len(target)])])
+            places = torch.from_numpy(self._places[table][first : first + len(target)])
+            found = whole[places]
+            if slot == "weight" and not whole[UNKNOWN_ROW].any():
+                is_new = places == UNKNOWN_ROW
+                # The unknown row itself was drawn as zero.
+                found[is_new] = target.cpu()[is_new] / self._scale.cpu()
+            target.copy_(found)
 
 
 def start_from(
@@ -92,7 +103,7 @@ def start_from(
     # A history has the rows of items.
     known = {name: columns.schema.vocabulary_of(name) for name in tables}
     places = {name: _places_of(theirs[of], ours[of]) for name, of in known.items()}
-    reader = RenumberedRows(chain.folders, manifests, places)
+    reader = RenumberedRows(chain.folders, manifests, places, train_state.row_scale)
     with reading(chain.folder):
         reader.fill(dense)
         for table in tables.values():
@@ -100,7 +111,7 @@ def start_from(
     new = {name: int((rows[1:] == UNKNOWN_ROW).sum()) for name, rows in places.items()}
     shown = ", ".join(f"{number:,} of {name}" for name, number in new.items() if number)
     chosen = describe_choice(manifest.progress, requested_kind(folder, checkpoint, until), task.main_label)
-    lines = [f"began with {chain.folder}, {chosen}", f"new values, as unknown: {shown or 'none'}"]
+    lines = [f"began with {chain.folder}, {chosen}", f"new values: {shown or 'none'}"]
     for where, names in (
         ("there, omitted", manifest.features.keys() - train_state.tables.keys()),
         ("here, as drawn", train_state.tables.keys() - manifest.features.keys()),

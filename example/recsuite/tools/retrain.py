@@ -41,6 +41,8 @@ from recsuite.tools.choose_script import SCRIPTS, fitting_command
 from recsuite.tools.script import exit_status, run_script
 
 PROMOTED, VERDICT, LOCK = "promoted", "verdict.json", ".retrain.lock"
+# The simplest prediction of each kind of metric; a model that is worse has learned from bad data.
+SIMPLEST = ("popularity", "global mean", "share of yes")
 # Of a clone; an installed library has no scripts.
 SCRIPTS_FOLDER = Path(__file__).resolve().parents[2]
 RUN = re.compile(r"run-(\d{6})")
@@ -147,6 +149,10 @@ def compare(new: dict[str, Any], old: dict[str, Any], margin: float) -> dict[str
     if margin:
         reason += f", with a margin of {margin:g}"
     is_better = now is not None and (gain is None or gain > margin)
+    for simple in SIMPLEST:
+        least = new["baselines"].get(simple, {}).get(name)
+        if None not in (now, least) and (now > least if lower_is_better(name) else now < least):
+            is_better, reason = False, f"{reason}; the new one is worse than {simple}, {least:.4f}"
     return {"is_better": is_better, "reason": reason, "metric": name, "new": now, "promoted": before}
 
 
