@@ -97,6 +97,8 @@ def score(flags: argparse.Namespace, model: ModelMaker | None = None) -> int:
             counts = all_gather_object(lambda: batch.counts, group)
             raise_on_all(lambda: None if context.rank else scoring.end(partial, flags.output))
         context.say(scoring.described(counts, flags.output, time.monotonic() - begun, batch.noun))
+        if not flags.pairs and context.rank == 0:
+            context.say(scoring.describe_lists(flags.output, batch.model))
     finally:
         rs.cleanup_runtime()
     return 0

@@ -151,7 +151,8 @@ def test_a_random_order_has_the_metrics_of_random_orders(num_items: int, exclude
         ranks = [] if item[case] in seen else [*range(1, num_items - len(seen) + 1)]
         hits = [rank for rank in ranks if rank <= 10]
         number = max(len(ranks), 1)
-        expected.append((len(hits) / number, sum(1 / np.log2(1 + rank) for rank in hits) / number))
+        gains = sum(1 / np.log2(1 + rank) for rank in hits), sum(1 / rank for rank in hits)
+        expected.append((len(hits) / number, *(gain / number for gain in gains)))
     found = ranks_by_chance(candidates)
     assert [*found.values()] == pytest.approx(np.mean(expected, axis=0), abs=1e-12)
     assert max(found.values()) <= 1

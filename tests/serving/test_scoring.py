@@ -12,7 +12,7 @@ import pytest
 
 from recsuite.errors import UserError
 from recsuite.serving import scoring
-from recsuite.serving.scoring import JOB, BatchScoring, begin, described, end
+from recsuite.serving.scoring import JOB, BatchScoring, begin, describe_lists, described, end
 from recsuite.serving.served import ServedModel
 from tests.support.launch import ROOT, python, succeeded, torchrun
 
@@ -62,6 +62,21 @@ def test_any_number_of_ranks_writes_what_is_recommended(model: ServedModel, tmp_
     ]
     assert [*found.iloc[:, :3].itertuples(index=False, name=None)] == [each[:3] for each in flat]
     np.testing.assert_allclose(found["score"], [each[3] for each in flat], atol=1e-6)
+
+
+def test_the_lists_are_described_by_their_items(model: ServedModel, tmp_path: Path) -> None:
+    data = model.data
+    assert data is not None
+    found = write(BatchScoring(model, None, 5), tmp_path / "recs", 2)
+    counts = dict(zip(data.items.ids, data.item_counts().tolist(), strict=True))
+    known = [item for item in data.items.ids if model.knows("movie", item)]
+    line = describe_lists(tmp_path / "recs", model)
+    assert f"{found['movie_id'].nunique()} of {len(known)} movies are in a list (coverage " in line
+    popular = sorted(counts, key=lambda item: -counts[item])[: round(0.01 * len(known))]
+    assert f"{found['movie_id'].isin(popular).mean():.1%} of the entries are of the 1% most popular" in line
+    shares = (found["movie_id"].map(counts) + 1) / (sum(counts.values()) + len(counts))
+    assert f"novelty {-np.log2(shares).mean():.2f} bits" in line
+    assert line.count(f"({found['movie_id'].value_counts().max()})")
 
 
 def test_pairs_get_the_scores_of_a_request_and_keep_their_columns(model: ServedModel, tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_a_better_model_is_promoted_and_followed(weeks: Path) -> None:
     verdict = read_json(models / "run-000002" / VERDICT)
     assert verdict["new"] < verdict["promoted"]
     assert f"test RMSE {verdict['new']:.4f} and {verdict['promoted']:.4f}, new and promoted" in output
+    assert "| newest events and training |" in output
     assert follower.refresh()
     assert follower.model.run != before
     # The first week's model knows no item of the second week, and is measured by what it is served with.
@@ -178,7 +179,8 @@ def names_of_processes(word: str) -> list[str]:
 
 def report(value: float | None, metric: str) -> dict[str, Any]:
     content = {"main_metric": metric, "metrics": {metric: metric.upper()}, "test": {metric: value}}
-    return {**content, "data": {"num_test": 7}}
+    baselines = {"global mean": {"rmse": 0.97}, "popularity": {"ndcg": 0.05}, "oracle": {metric: 0.5}}
+    return {**content, "data": {"num_test": 7}, "baselines": baselines}
 
 
 @pytest.mark.parametrize(
@@ -192,12 +194,18 @@ def report(value: float | None, metric: str) -> dict[str, Any]:
         (0.95, 0.9, -0.1, "rmse", True),
         (None, 0.9, 0.0, "rmse", False),
         (0.9, None, 0.0, "rmse", True),
+        # Better than the old one, and worse than the mean, or popularity.
+        (0.98, 1.2, 0.0, "rmse", False),
+        (0.04, 0.01, 0.0, "ndcg", False),
     ],
 )
 def test_better_is_better_by_more_than_the_margin(
     new: float | None, old: float | None, margin: float, metric: str, is_better: bool
 ) -> None:
-    assert compare(report(new, metric), report(old, metric), margin)["is_better"] == is_better
+    verdict = compare(report(new, metric), report(old, metric), margin)
+    assert verdict["is_better"] == is_better
+    simple = {0.98: "the new one is worse than global mean, 0.97", 0.04: "is worse than popularity, 0.05"}
+    assert simple.get(new or 0.0, "test ") in verdict["reason"]
 
 
 def test_models_that_cannot_be_compared_are_refused_before_the_training(tmp_path: Path) -> None:

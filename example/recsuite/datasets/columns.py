@@ -64,7 +64,7 @@ from recsuite.runtime.console import stage
 MANIFEST = "manifest.json"
 # Version of the content of columns and of parts of tables. Increase it with every change of a reader, a
 # formula or a file. A test compares the digest of some columns.
-VERSION = 4
+VERSION = 5
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
 

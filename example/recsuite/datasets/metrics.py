@@ -255,17 +255,18 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def measure_ranks(ranks: np.ndarray, users: np.ndarray | None = None) -> Measured:
-    """Hit rate and NDCG of the first `TOP` items, for the ranks of the test items, int [n], from 1 on.
+    """Hit rate, NDCG and mean reciprocal rank of the first `TOP` items.
 
-    A case has one relevant item, so its ideal gain is 1. users: see `measure`.
+    ranks: of the test items, int [n], from 1 on; users: see `measure`. A case has one relevant item, so its
+    ideal gain is 1, its recall is the hit rate, and its average precision is the reciprocal rank.
     """
-    names = ("hr_at_10", "ndcg_at_10")
+    names = ("hr_at_10", "ndcg_at_10", "mrr_at_10")
     if len(ranks) == 0:
         return Measured(dict.fromkeys(names, math.nan), 0)
 
     def values_of(part: slice) -> tuple[np.ndarray, ...]:
         hits = (ranks[part] <= TOP).astype(np.float64)
-        return hits, hits / np.log2(1.0 + ranks[part])
+        return hits, hits / np.log2(1.0 + ranks[part]), hits / ranks[part]
 
     return _means(len(ranks), names, values_of, users)
 
@@ -281,10 +282,11 @@ def ranks_by_chance(candidates: np.ndarray) -> Measured:
     candidates: number of items that are ranked in each case, int [n]; 0 if the item of the case is not.
     """
     shown = np.minimum(candidates, TOP)
-    gains = np.concatenate([[0], np.cumsum(1 / np.log2(np.arange(2, TOP + 2)))])
-    values = shown, gains[shown]
-    hits, gain = (float((each / np.maximum(candidates, 1)).mean()) for each in values)
-    return Measured({"hr_at_10": hits, "ndcg_at_10": gain}, len(candidates))
+    places = np.arange(1, TOP + 1)
+    # Sums over the first items, of each metric of a hit at a place.
+    sums = (np.cumsum([0.0, *each]) for each in (np.ones(TOP), 1 / np.log2(1 + places), 1 / places))
+    found = [float((each[shown] / np.maximum(candidates, 1)).mean()) for each in sums]
+    return Measured(dict(zip(("hr_at_10", "ndcg_at_10", "mrr_at_10"), found, strict=True)), len(candidates))
 
 
 def _chunks(number: int) -> Iterator[slice]:

@@ -60,7 +60,7 @@ def segments_of(columns: Columns, split: str, names: Sequence[str]) -> list[Segm
         elif name == ITEM_EVENTS:
             found.append(_by_number(name, columns.column("item_counts")[events[ITEM]]))
         elif name in known:
-            rows = _rows_of(columns, events, known[name], single)
+            rows = rows_of(columns, events, known[name], single)
             found.append(_by_value(name, rows, vocabulary[name], known[name].number == BUCKETS))
         else:
             raise UserError(
@@ -77,7 +77,7 @@ def _by_number(name: str, numbers: np.ndarray) -> Segments:
     return Segments(name, values, np.searchsorted(BOUNDS, numbers, side="right") - 1)
 
 
-def _rows_of(columns: Columns, events: np.ndarray, feature: Feature, single: Sequence[Feature]) -> np.ndarray:
+def rows_of(columns: Columns, events: np.ndarray, feature: Feature, single: Sequence[Feature]) -> np.ndarray:
     """Return the table row of a feature of each event, int32 [events]."""
     place = [each.name for each in single if each.entity == feature.entity].index(feature.name)
     if feature.entity == EVENT:

@@ -160,7 +160,7 @@ class ResponseTask(WorkerTask):
 class Ranking(WorkerTask):
     """See `WorkerTask`."""
 
-    metrics: ClassVar = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
+    metrics: ClassVar = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10", "mrr_at_10": "MRR@10"}
     main_metric = "ndcg_at_10"
     lower_is_better = False
     epoch_metrics = ("hr_at_10", "ndcg_at_10")

@@ -14,6 +14,7 @@ import numpy as np
 from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.drift import drift_of
 from recsuite.datasets.leakage import MOST_LABEL_LEAKAGE
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics, finite
 from recsuite.datasets.schema import ITEM, USER
@@ -148,6 +149,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "notes": columns.notes,
         },
         "test_digest": digest_of_test(columns),
+        "drift": {} if run.is_stream else drift_of(columns),
         "plan": run.plan.splitlines(),
         # Display names of the events and the metrics, for a table that imports no task.
         "events": columns.schema.labels,

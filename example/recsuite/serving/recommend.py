@@ -179,6 +179,11 @@ class TrainingFeatures:
         """Return True if a user has an event of any type."""
         return len(self._events.of(self.users.places.get(user, -1), 1)[0]) > 0
 
+    def item_counts(self) -> np.ndarray:
+        """Return the number of events of each item, without the context, int64 [items]."""
+        items, labels, _ = self._events.columns
+        return np.bincount(items[labels == 1] if self._has_types else items, minlength=len(self.items.ids))
+
     def of_items(self, snapshot: Snapshot, items: Sequence[Any] | None = None) -> dict[str, list[Any]]:
         """Return the features of some items, or of all items, that a model takes."""
         names, ids = snapshot.names_of((ITEM,)), self.items.ids if items is None else items

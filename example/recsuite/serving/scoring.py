@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.parquet
@@ -38,6 +39,8 @@ from recsuite.serving.served import ServedModel
 BLOCK = 4096
 JOB, PART = "_job.json", "part-{:08d}.parquet"
 RANK, SCORE = "rank", "score"
+# Share of the items that count as popular, and number of the most listed ones that are named.
+POPULAR, MOST_LISTED = 0.01, 3
 # Endings of files, and their formats as pyarrow calls them.
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".arrow": "ipc", ".feather": "ipc", ".jsonl": "json"}
 
@@ -257,6 +260,33 @@ def described(everyones: Sequence[Counts], folder: Path, seconds: float, noun: s
     unknown = {name: sum(counts.unknown[name] for counts in everyones) for name in everyones[0].unknown}
     new = ", ".join(f"{number:,} with an unknown {name}" for name, number in unknown.items() if number)
     return f"scored {rows:,} {noun}{rate}{before}{new and f'; {new}'}; {folder} is complete"
+
+
+def describe_lists(output: Path, model: ServedModel) -> str:
+    """Describe in one line how the items of all lists are spread over the catalogue. Reads the written files.
+
+    Coverage is the share of the known items that are in a list. Novelty is the mean of -log2 of the share of
+    an item in the events of the data, with one event added to each item.
+    """
+    assert model.data is not None
+    schema, ids = model.snapshot.schema, model.data.items.ids
+    places, listed = model.data.items.places, np.zeros(len(ids), np.int64)
+    column = schema.column_of(ITEM)
+    for batch in pyarrow.dataset.dataset(sorted(output.glob("part-*"))).to_batches(columns=[column]):
+        found = pyarrow.compute.value_counts(batch[column])
+        for entry in found.to_pylist():
+            listed[places[entry["values"]]] += entry["counts"]
+    had = model.data.item_counts()
+    known, number = int(model.snapshot.known(schema.item, ids).sum()), np.count_nonzero(listed)
+    novelty = listed @ -np.log2((had + 1) / (had.sum() + len(had))) / listed.sum()
+    popular = np.argsort(-had, kind="stable")[: max(1, round(POPULAR * known))]
+    most = np.argsort(-listed, kind="stable")[:MOST_LISTED].tolist()
+    named = ", ".join(f"{ids[place]} ({listed[place]:,})" for place in most)
+    return (
+        f"{number:,} of {known:,} {schema.items} are in a list (coverage {number / known:.3f}); "
+        f"{listed[popular].sum() / listed.sum():.1%} of the entries are of the {POPULAR:.0%} most popular; "
+        f"novelty {novelty:.2f} bits; most often: {printable(named)}"
+    )
 
 
 def check_free(output: Path) -> None:

@@ -32,6 +32,7 @@ from recsuite.checkpoint.recorded import DATA_FLAGS, NAME_FLAGS
 from recsuite.config.config import ALONE, TRAINING, Config
 from recsuite.config.parser import parse_given
 from recsuite.config.presets import with_preset
+from recsuite.datasets.drift import drift_lines
 from recsuite.errors import UserError
 from recsuite.files import explained, held, local, replace_file
 from recsuite.monitoring.results import lower_is_better
@@ -111,10 +112,12 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
         if status := launch(flags, script, training):
             say(f"the training failed with status {status}: {described(promoted)}")
             return status
+        new = json.loads((run / "report" / "metrics.json").read_text())
+        for line in drift_lines(new["drift"]):
+            say(line)
         if promoted is None:
             verdict = {"is_better": True, "reason": "it is the first"}
         else:
-            new = json.loads((run / "report" / "metrics.json").read_text())
             data = data_words(new["config"])
             test = ["--load", str(promoted), "--other_data", *data]
             if status := launch(flags, script, [*test, "--report_dir", str(run / "before")]):

@@ -1,0 +1,73 @@
+"""Drift: the events of the test beside those of the training, by the share of new values and by distance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.schema import ENTITIES, HISTORY, RATING, UNKNOWN_ROW
+from recsuite.datasets.segments import rows_of
+from recsuite.datasets.tables.derived import derived
+from recsuite.errors import markdown_table
+
+# Most events of a split that are compared, evenly spaced.
+MOST_EVENTS = 2**20
+# Distance beyond the expected one, and share of new values, from which on a line is a warning.
+FAR, MANY_NEW = 0.1, 0.3
+
+
+def drift_of(columns: Columns) -> dict[str, dict[str, float]]:
+    """Return the drift of each feature with one value, and of a rating.
+
+    "new": share of the test events whose value has no row, above that share of the training events.
+    "distance": half of the sum of the absolute differences between the shares of its values (total
+    variation), 0 to 1, and "by_chance": its expectation without drift; not of ids, of which most are rare. Of
+    a rating, "training" and "test": its means.
+    """
+    all_rows = columns.column("rows")
+    parts = []
+    for split in ("train", "test"):
+        part = columns.range_of(split)
+        parts.append(all_rows[part.start : part.stop : -(-len(part) // MOST_EVENTS) or 1])
+    single = [table.feature for table in columns.tables if not table.feature.multi]
+    found: dict[str, dict[str, float]] = {}
+    for feature in single:
+        # The test of newest events has other days by its nature.
+        if feature.entity == HISTORY or feature.is_dynamic or derived(feature.column):
+            continue
+        before, now = (rows_of(columns, part, feature, single) for part in parts)
+        unknown = (now == UNKNOWN_ROW).mean() - (before == UNKNOWN_ROW).mean()
+        found[feature.name] = {"new": max(0.0, float(unknown))}
+        if feature.name not in map(columns.schema.name_of, ENTITIES):
+            number = max(before.max(), now.max()) + 1
+            p, q = (np.bincount(part, minlength=number) / len(part) for part in (before, now))
+            # Of normal differences with the variance of two samples.
+            chance = np.sqrt(p * (1 - p) * (1 / len(before) + 1 / len(now)) * 2 / np.pi).sum() / 2
+            found[feature.name] |= {"distance": float(np.abs(p - q).sum() / 2), "by_chance": float(chance)}
+    if columns.schema.label_kind == RATING:
+        means = (float(part["label"].mean(dtype=np.float64)) for part in parts)
+        found[columns.schema.label] = dict(zip(("training", "test"), means, strict=True))
+    return found
+
+
+def drift_lines(drift: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a table of the drift, line by line, and a line with a warning for what is far."""
+    names = ("new", "distance", "by_chance", "training", "test")
+    rows = [
+        (feature, *(f"{values[name]:.3f}" if name in values else "" for name in names))
+        for feature, values in drift.items()
+    ]
+    lines = markdown_table([("newest events and training", *names), *rows]).split("\n")
+    far = [
+        feature
+        for feature, values in drift.items()
+        if values.get("distance", 0) > values.get("by_chance", 0) + FAR or values.get("new", 0) > MANY_NEW
+    ]
+    return (
+        [*lines, f"warning: {', '.join(far)}: the newest events differ much from the training"]
+        if far
+        else lines
+    )
