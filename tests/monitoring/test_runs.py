@@ -59,7 +59,8 @@ def test_runs_stand_in_the_order_of_their_validation_with_the_test_its_interval_
     # Null is a metric that is not defined; a run that was resumed after its best epoch does not hold that.
     write_run(tmp_path / "c", **validated(None))
     write_run(tmp_path / "d", **validated(0.1), test_epoch=4)
-    title, _, heading, _, *rows = shown(capsys, tmp_path)
+    (result,), title, _, heading, _, *rows = shown(capsys, tmp_path)
+    assert result == "RMSE 0.8123, 9.7% below biases (b)"
     assert title == ["ml-1m, --split time, 20,000 ratings in the test"]
     assert heading == ["run", "validation RMSE", "test RMSE", "95 % interval", "seconds"]
     assert rows == [
@@ -70,6 +71,23 @@ def test_runs_stand_in_the_order_of_their_validation_with_the_test_its_interval_
         ["biases", "-", "0.9000", "-", "-"],
         ["oracle", "-", "0.5000", "-", "-"],
     ]
+
+
+def test_a_score_is_told_in_times_of_the_best_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metric = "ndcg_at_10"
+    baselines = {"a random order": {metric: 0.01}, "popularity": {metric: 0.025}, "oracle": {metric: 0.5}}
+    write_run(
+        tmp_path / "a",
+        main_metric=metric,
+        metrics={metric: "NDCG@10"},
+        baselines=baselines,
+        epochs=[],
+        test={metric: 0.122},
+    )
+    (result,), *_ = shown(capsys, tmp_path)
+    assert result == "NDCG@10 0.1220, 4.9 times popularity (a)"
 
 
 def test_runs_on_different_tests_are_in_different_tables(
@@ -91,8 +109,8 @@ def test_flags_that_differ_are_columns_but_for_the_folder_of_the_report(
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", config={**REPORT["config"], "lr": 0.5, "report_dir": "there"})
     rows = shown(capsys, tmp_path)
-    assert rows[2][5:] == ["--lr"]
-    assert [row[5:] for row in rows[4:6]] == [["0.04"], ["0.5"]]
+    assert rows[3][5:] == ["--lr"]
+    assert [row[5:] for row in rows[5:7]] == [["0.04"], ["0.5"]]
 
 
 def test_a_run_that_is_named_twice_is_one_run(tmp_path: Path) -> None:

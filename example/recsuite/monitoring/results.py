@@ -133,7 +133,22 @@ def compare(runs: Sequence[RunReport]) -> str:
         rows.append(row + [run.flags.get(name, "-") for name in differ])
     for name, value in runs[0].baselines.items():
         rows.append([name, "-", format_metric(value), "-", "-", *["-"] * len(differ)])
-    return f"{runs[0].title}\n\n{markdown_table(rows)}"
+    return f"{result_of(runs[0])} ({runs[0].name})\n{runs[0].title}\n\n{markdown_table(rows)}"
+
+
+def result_of(run: RunReport) -> str:
+    """Return the test metric of a run beside the best baseline: "NDCG@10 0.1220, 4.9 times popularity"."""
+    said, known = f"{run.label} {format_metric(run.test)}", {**run.baselines}
+    known.pop("oracle", None)
+    order = {name: value for name, value in known.items() if value}
+    if not order or run.test is None:
+        return said
+    if lower_is_better(run.label.lower()):
+        name = min(order, key=lambda each: order[each])
+        share = run.test / order[name] - 1
+        return f"{said}, {abs(share):.1%} {'above' if share > 0 else 'below'} {name}"
+    name = max(order, key=lambda each: order[each])
+    return f"{said}, {run.test / order[name]:.1f} times {name}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -133,7 +133,11 @@ class TrainingFeatures:
 
     def digest(self) -> str:
         """Return a digest of all of it."""
-        features = json.dumps([self.users.values, self.items.values], default=np.ndarray.tolist).encode()
+        # Vectors are arrays.
+        features = json.dumps(
+            [self.users.values, self.items.values],
+            default=lambda value: value.tolist() if isinstance(value, np.ndarray) else str(value),
+        ).encode()
         return digest_of_bytes(features, *map(np.ascontiguousarray, self._events.columns))
 
     def of_users(
