@@ -48,7 +48,7 @@ def test_drift_is_the_distance_of_the_shares(tmp_path: Path) -> None:
     # A new value: it has the unknown row, as a missing one.
     assert drift["device"]["new"] == pytest.approx(0.5, abs=0.05)
     assert drift["device"]["distance"] == pytest.approx(0.5, abs=0.05)
-    assert drift["rating"] == {"training": 3.0, "test": 4.0}
+    assert drift["mean rating"] == {"training": 3.0, "test": 4.0}
     *table, warning = drift_lines(drift)
     assert len(table) == 2 + len(drift)
     assert warning == "warning: user, device: the newest events differ much from the training"

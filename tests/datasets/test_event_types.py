@@ -78,11 +78,11 @@ def test_only_the_target_is_split_and_the_context_is_in_histories(columns: Colum
     items = columns.column("seen")
     # All but the refund and the test; a view and a cart are no purchases.
     assert [*ids[np.where(items < 0, ~items, items)]] == [*"aabbbcadef"]
-    assert types.tolist() == [2, 1, 2, 3, 1, 2, 1, 1, 2, 3]
+    assert types.tolist() == [3, 1, 3, 2, 1, 3, 1, 1, 3, 2]
     assert (items < 0).tolist() == (types > 1).tolist()
     assert rows["history_end"].tolist() == [1, 4, 6, 7, 10]
-    assert "skipped 1 event of other types than buy, view, cart" in columns.notes
-    assert "events: 5 of type buy; in histories also 4 of type view, 2 of type cart" in columns.notes
+    assert "skipped 1 event of other types than buy, cart, view" in columns.notes
+    assert "events: 5 of type buy; in histories also 2 of type cart, 4 of type view" in columns.notes
     assert columns.num_skipped == 1
     # All purchases count, and a fourth of those of the training is repeated.
     assert columns.schema.seen == "allow"
@@ -122,6 +122,27 @@ def test_what_cannot_read_types_is_refused(flags: list[str], tmp_path: Path) -> 
         open_columns(parse_args([*write(tmp_path, EVENTS)[:4], *flags]))
 
 
+def test_the_order_of_the_context_and_a_type_without_events_change_nothing(tmp_path: Path) -> None:
+    found = []
+    for name, context in (
+        ("a", '["view", "cart"]'),
+        ("b", '["cart", "view"]'),
+        ("c", '["cart", "share", "view"]'),
+    ):
+        flags = write(tmp_path / name, EVENTS, SCHEMA.replace('["view", "cart"]', context))
+        columns = open_columns(parse_args([*flags, "--task", "ranking"]))
+        found.append(columns.column("history")[:, 1].copy().view(np.float32).tolist())
+    assert found[0] == found[1]
+    # By the names in order: buy, cart, share, view.
+    assert found[2] == [4.0 if place == 3 else place for place in found[0]]
+
+
+def test_a_user_with_later_views_alone_has_no_training_events(tmp_path: Path) -> None:
+    events = [(*event, "u") for event in EVENTS] + [("view", "a", "v"), ("view", "b", "v")]
+    columns = open_columns(parse_args([*write(tmp_path, events), "--task", "ranking"]))
+    assert columns.user_counts().tolist() == [4, 0]
+
+
 def test_types_are_guessed_from_their_names() -> None:
     import pyarrow
 
@@ -133,6 +154,11 @@ def test_types_are_guessed_from_their_names() -> None:
     assert (found.events.type, found.events.target) == ("event", "transaction")
     assert found.events.context == ("view", "addtocart")
     assert (found.label.kind, found.label.noun) == ("clicks", "transaction")
+    # What takes an order back is neither the target nor context.
+    table["event"] = ["viewed", "cancel_order", "ordered", "unlike"] * 10
+    found = guess({"events": pyarrow.table(table)}).schema
+    assert found.events is not None
+    assert (found.events.target, found.events.context) == ("ordered", ("viewed",))
     # Without a known target there is nothing to predict.
     table["event"] = ["left", "right"] * 20
     assert guess({"events": pyarrow.table(table)}).schema.events is None
@@ -175,7 +201,7 @@ def test_requests_name_the_types_of_events(trained: Path) -> None:
     model = ServedModel.open(trained / "dumps")
     mine = [("i3", "buy"), ("i1", "view"), ("i2", "cart")]
     by_name = model.recommend(events=[mine], exclude=None)
-    assert by_name == model.recommend(events=[[("i3", 1), ("i1", 2), ("i2", 3)]], exclude=None)
+    assert by_name == model.recommend(events=[[("i3", 1), ("i1", 3), ("i2", 2)]], exclude=None)
     # One second after the cart, as in the training.
     of_user = {"history": [["i3", "i1", "i2"]], "history_ratings": [["buy", "view", "cart"]]}
     ((best, _), *_), *_ = model.recommend({**of_user, "history_ages": [[60, 2, 1]]}, exclude=None)
@@ -186,7 +212,5 @@ def test_requests_name_the_types_of_events(trained: Path) -> None:
     assert len(left[0]) == 39
     wrongs: tuple[Any, ...] = ("viewed", 4, 1.5, None)
     for wrong in wrongs:
-        with pytest.raises(
-            UserError, match=r"history_ratings has .*; give the type of each event, one of buy, "
-        ):
+        with pytest.raises(UserError, match=r"have the type .*; give one of buy, cart, view"):
             model.recommend(events=[[("i1", wrong)]])

@@ -56,7 +56,10 @@ kind = "list"
 
 def items() -> pandas.DataFrame:
     """Item 0 has no picture, no title and no category."""
-    pictures = [*np.random.default_rng(1).standard_normal((NUM_ITEMS, LENGTH)).astype(np.float32)]
+    drawn = np.random.default_rng(1).standard_normal((NUM_ITEMS, LENGTH)).astype(np.float32)
+    # Vectors of models are often nearly collinear.
+    drawn[:, 3] = drawn[:, 2]
+    pictures = [*drawn]
     titles = [
         f"The {'red' if item % 2 else 'blue'} Set, no {item % 3}: the best" for item in range(NUM_ITEMS)
     ]
@@ -108,6 +111,7 @@ def test_a_batch_has_vectors_on_one_scale(tmp_path: Path) -> None:
     ]
     wanted = wanted[columns.num_validation :]
     np.testing.assert_allclose(numbers_of(flags), (wanted - pictures.mean()) / pictures.std(), rtol=1e-5)
+    assert "picture: 1 of 60 items have no vector" in columns.notes
     # Of an item without a vector every number is missing.
     own = columns.column("item_features")["numbers"]
     assert np.isnan(own[0]).all()
@@ -130,7 +134,9 @@ def test_a_vector_of_another_length_or_without_a_number_is_a_bad_row(
 ) -> None:
     table = items()
     table["picture"] = pandas.Series([*table["picture"][:7], wrong, *table["picture"][8:]])
-    with pytest.raises(UserError, match=r"picture .* is not a list of finite numbers, of the length 4"):
+    with pytest.raises(
+        UserError, match=r"picture .* is not a list of finite numbers of the length that schema.toml says, 4"
+    ):
         open_columns(parse_args(write(tmp_path, table)))
 
 
@@ -140,6 +146,7 @@ WRONG = {
     'of = "item"\ncolumn = "picture"': ('of = "event"\ncolumn = "picture"', "is for users and items"),
     '"words(title)"\nkind = "list"': ('"words(title)"\nkind = "category"', 'must have kind = "list"'),
     "words(title)": ("words(heading)", "heading"),
+    '"words(title)"': ('"words(picture)"', "is of a column that is the vector"),
 }
 
 
@@ -187,6 +194,8 @@ def test_vectors_and_paths_are_guessed() -> None:
 def test_new_items_are_rated_by_their_vectors_and_served_alike(tmp_path: Path) -> None:
     write(tmp_path, items())
     flags: dict[str, Any] = {"embedding_dim": 8, "batch_size": 256, "num_workers": 0, "epochs": 6}
+    # A name that a dictionary of modules has itself.
+    (tmp_path / "schema.toml").write_text(SCHEMA.replace("[features.picture]", "[features.values]"))
     model = recsuite.fit(events(), items=items(), schema=tmp_path / "schema.toml", **flags)
     # The noise is 0.2. The spread of the stars is 0.9, and nothing but the vectors tells it of new items.
     assert model.metrics["rmse"] < 0.45
@@ -194,11 +203,11 @@ def test_new_items_are_rated_by_their_vectors_and_served_alike(tmp_path: Path) -
     pictures = items().set_index("item")["picture"]
     given = [pictures[item].tolist() for item in some["item"]]
     scores = model.score(some)
-    np.testing.assert_allclose(model.score({**some, "picture": given}).numpy(), scores.numpy(), atol=1e-6)
-    assert not np.allclose(model.score({**some, "picture": [None] * 50}).numpy(), scores.numpy(), atol=0.1)
+    np.testing.assert_allclose(model.score({**some, "values": given}).numpy(), scores.numpy(), atol=1e-6)
+    assert not np.allclose(model.score({**some, "values": [None] * 50}).numpy(), scores.numpy(), atol=0.1)
     for wrong in ([1.0, 2.0], "1 2 3 4", 5.0):
-        with pytest.raises(UserError, match="picture takes lists of 4 numbers"):
-            model.score({**some, "picture": [wrong] * 50})
+        with pytest.raises(UserError, match="values takes lists of 4 numbers"):
+            model.score({**some, "values": [wrong] * 50})
 
 
 def test_a_projection_changes_predictions_of_new_items_alone(

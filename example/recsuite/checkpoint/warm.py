@@ -29,7 +29,7 @@ from recsuite.checkpoint.format import VOCABULARY, Manifest
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading
 from recsuite.checkpoint.writer import dense_of, features_of
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import UNKNOWN_ROW
+from recsuite.datasets.schema import SCHEMA_FILE, UNKNOWN_ROW, schema_of
 from recsuite.errors import UserError, printable
 from recsuite.models.tasks import WorkerTask
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, raise_on_all
@@ -41,7 +41,7 @@ class RenumberedRows(RowReader):
     """Reader of rows by the numbers that other data give to their raw values.
 
     places: table to the row in the checkpoint of each row, int64 [rows]; scale: a row is what its table has
-    times this.
+    times this; None to give new values the row of unknown ones in any case.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RenumberedRows(RowReader):
         folders: Sequence[Path],
         manifests: Sequence[Manifest],
         places: Mapping[str, np.ndarray],
-        scale: torch.Tensor,
+        scale: torch.Tensor | None,
     ) -> None:
         super().__init__(folders, manifests)
         self._places, self._scale = places, scale
@@ -63,7 +63,7 @@ class RenumberedRows(RowReader):
             super().fill_rows(table, {slot: whole})
             places = torch.from_numpy(self._places[table][first : first + len(target)])
             found = whole[places]
-            if slot == "weight" and not whole[UNKNOWN_ROW].any():
+            if self._scale is not None and slot == "weight" and not whole[UNKNOWN_ROW].any():
                 is_new = places == UNKNOWN_ROW
                 # The unknown row itself was drawn as zero.
                 found[is_new] = target.cpu()[is_new] / self._scale.cpu()
@@ -78,11 +78,13 @@ def start_from(
     context: RuntimeContext,
     checkpoint: str = BEST,
     until: int = -1,
+    draws: bool = True,
 ) -> Manifest:
     """Give a model the rows and the dense part of a checkpoint, and print a line about it. Collective: every
     rank.
 
-    folder, checkpoint, until: see `chosen_chain`.
+    folder, checkpoint, until: see `chosen_chain`; draws: True to keep the drawn rows of new values, see
+    above; False to predict them as a server does, as unknown.
 
     Raises:
         UserError: on every rank, when there is none, or it is damaged or of another model; the model is as
@@ -96,6 +98,7 @@ def start_from(
     dense = {name: value.detach() for name, value in dense_of(train_state).items()}
     tables = {name: table for name, table in train_state.tables.items() if name in manifest.features}
     raise_on_all(lambda: _check(chain.folder, manifest, train_state, columns, dense, tables))
+    raise_on_all(lambda: _check_types(chain.base, columns))
     raise_on_all(lambda: [*map(check_shard_files, chain.folders, manifests)])
     theirs, ours = (
         json.loads((each / VOCABULARY).read_bytes()) for each in (chain.base, Path(columns.folder))
@@ -103,7 +106,8 @@ def start_from(
     # A history has the rows of items.
     known = {name: columns.schema.vocabulary_of(name) for name in tables}
     places = {name: _places_of(theirs[of], ours[of]) for name, of in known.items()}
-    reader = RenumberedRows(chain.folders, manifests, places, train_state.row_scale)
+    scale = train_state.row_scale if draws else None
+    reader = RenumberedRows(chain.folders, manifests, places, scale)
     with reading(chain.folder):
         reader.fill(dense)
         for table in tables.values():
@@ -111,7 +115,10 @@ def start_from(
     new = {name: int((rows[1:] == UNKNOWN_ROW).sum()) for name, rows in places.items()}
     shown = ", ".join(f"{number:,} of {name}" for name, number in new.items() if number)
     chosen = describe_choice(manifest.progress, requested_kind(folder, checkpoint, until), task.main_label)
-    lines = [f"began with {chain.folder}, {chosen}", f"new values: {shown or 'none'}"]
+    lines = [
+        f"{'began with' if draws else 'loaded'} {chain.folder}, {chosen}",
+        f"new values: {shown or 'none'}",
+    ]
     for where, names in (
         ("there, omitted", manifest.features.keys() - train_state.tables.keys()),
         ("here, as drawn", train_state.tables.keys() - manifest.features.keys()),
@@ -159,6 +166,19 @@ def _check(
             raise UserError(
                 f"{folder} has {found or 'nothing'} for {name}, and this model has {shape}; {fix}."
             )
+
+
+def _check_types(base: Path, columns: Columns) -> None:
+    """Refuse a checkpoint of other types of events: a weight is that of the position of a type."""
+    path = base / SCHEMA_FILE
+    theirs = schema_of(json.loads(path.read_bytes())).event_types if path.exists() else ()
+    if theirs != columns.schema.event_types:
+        here, there = (", ".join(types) or "none" for types in (columns.schema.event_types, theirs))
+        raise UserError(
+            f"{base} was trained with the event types {printable(there)}, and the data have "
+            f"{printable(here)}; "
+            "correct [events] of schema.toml, or begin without it (retrain --cold)."
+        )
 
 
 def _places_of(theirs: Any, ours: Any) -> np.ndarray:

@@ -56,7 +56,7 @@ import numpy as np
 
 from recsuite.config.sections import EVALUATIONS
 from recsuite.datasets.metrics import Metrics
-from recsuite.datasets.schema import ENTITIES, ITEM, Feature, Schema, Table
+from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Feature, Schema, Table
 from recsuite.errors import UserError, printable
 from recsuite.files import SEAL, FileEntry, check_file, parsed, reason_of, sealed, typed
 from recsuite.runtime.console import stage
@@ -143,6 +143,14 @@ class Columns:
         rows = self.column("rows")[positions.start : positions.stop]
         names = ["label", *(f"label_{place}" for place in range(2, len(self.schema.label_names) + 1))]
         return np.stack([rows[name] for name in names], axis=1)
+
+    def user_counts(self) -> np.ndarray:
+        """Number of training events of each user, int64 [users]."""
+        if self.schema.event_types:
+            # Histories have other events too.
+            return np.bincount(self.column("rows")[USER][: self.num_train], minlength=self.num_users)
+        counts: np.ndarray = np.diff(self.column(f"{HISTORY}_offsets"))
+        return counts
 
     @property
     def num_numbers(self) -> int:

@@ -49,13 +49,13 @@ def drift_of(columns: Columns) -> dict[str, dict[str, float]]:
             found[feature.name] |= {"distance": float(np.abs(p - q).sum() / 2), "by_chance": float(chance)}
     if columns.schema.label_kind == RATING:
         means = (float(part["label"].mean(dtype=np.float64)) for part in parts)
-        found[columns.schema.label] = dict(zip(("training", "test"), means, strict=True))
+        found[f"mean {columns.schema.label}"] = dict(zip(("training", "test"), means, strict=True))
     return found
 
 
 def drift_lines(drift: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a table of the drift, line by line, and a line with a warning for what is far."""
-    names = ("new", "distance", "by_chance", "training", "test")
+    names = [*dict.fromkeys(name for values in drift.values() for name in values)]
     rows = [
         (feature, *(f"{values[name]:.3f}" if name in values else "" for name in names))
         for feature, values in drift.items()

@@ -237,6 +237,12 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
     # Show the path: an old schema may be for other files. Tables in memory have a temporary schema.
     if "data_path" in given or config.checkpoint.reads:
         say(f"the tables are read as {schema_path(config.data.data_path)} says")
+    if unread := source.tables.unread:
+        names = f"{', '.join(unread[:3])}{', ...' * (len(unread) > 3)}"
+        say(
+            f"not read: {names}; called like the events, but not named under [files] of schema.toml, where a "
+            'pattern such as "week-*.parquet" names later files too'
+        )
     if not source.has_times and config.stream.stream:
         raise UserError("The events have no times, so --stream has no order to follow; remove it.")
     named = {"split", "stream", "duplicates", "test_fraction"} & {*given}

@@ -55,8 +55,7 @@ def segments_of(columns: Columns, split: str, names: Sequence[str]) -> list[Segm
     found = []
     for name in names:
         if name == HISTORY_LENGTH:
-            lengths = np.diff(columns.column(f"{HISTORY}_offsets"))
-            found.append(_by_number(name, lengths[events[USER]]))
+            found.append(_by_number(name, columns.user_counts()[events[USER]]))
         elif name == ITEM_EVENTS:
             found.append(_by_number(name, columns.column("item_counts")[events[ITEM]]))
         elif name in known:

@@ -99,7 +99,8 @@ class DenseNumbers(nn.ModuleDict):
                 self[side] = NumberLayers(places, embedding_dim)
             for each in dict.fromkeys(dense[place] for place in mine if dense[place].width > 1):
                 of_vector = [place for place in mine if dense[place] == each]
-                self[each.name] = VectorProjection(of_vector, embedding_dim, each.entity)
+                # A name of its own: this is a dictionary of modules, and has methods.
+                self[f"vector_{each.name}"] = VectorProjection(of_vector, embedding_dim, each.entity)
 
     def added(self, vectors: torch.Tensor, batch: Inputs, side: str) -> torch.Tensor:
         """Return vectors of a side, float32 [B, D], plus the output of its layers for dense numbers.

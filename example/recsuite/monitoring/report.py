@@ -149,7 +149,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "notes": columns.notes,
         },
         "test_digest": digest_of_test(columns),
-        "drift": {} if run.is_stream else drift_of(columns),
+        "drift": drift_of(columns) if config.data.split == "time" and not run.is_stream else {},
         "plan": run.plan.splitlines(),
         # Display names of the events and the metrics, for a table that imports no task.
         "events": columns.schema.labels,

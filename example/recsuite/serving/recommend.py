@@ -136,7 +136,7 @@ class TrainingFeatures:
         # Vectors are arrays.
         features = json.dumps(
             [self.users.values, self.items.values],
-            default=lambda value: value.tolist() if isinstance(value, np.ndarray) else str(value),
+            default=lambda value: digest_of_bytes(value) if isinstance(value, np.ndarray) else str(value),
         ).encode()
         return digest_of_bytes(features, *map(np.ascontiguousarray, self._events.columns))
 

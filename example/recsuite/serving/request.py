@@ -184,8 +184,7 @@ def _place_of_type(given: Any, schema: Schema) -> float:
     place: Any = places.get(given) if isinstance(given, str) else given
     if values_of_other_type(numbers.Real, [place]) or place not in places.values():
         raise UserError(
-            f"{HISTORY_RATINGS} has {printable(repr(given))}; give the type of each event, one of "
-            f"{', '.join(types)}."
+            f"The events of a history have the type {printable(repr(given))}; give one of {', '.join(types)}."
         )
     return float(place)
 
@@ -242,8 +241,9 @@ def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequen
         check_list(HISTORY, mine, schema)
         for event in mine:
             if isinstance(event, (str, bytes)) or not isinstance(event, Sequence) or len(event) != 2:
+                label = "type" if schema.event_types else schema.label
                 raise UserError(
-                    f"An event must be a pair of {with_article(schema.item)} and its {schema.label}, got "
+                    f"An event must be a pair of {with_article(schema.item)} and its {label}, got "
                     f"{printable(repr(event))}."
                 )
     values[HISTORY] = [[item for item, _ in mine] for mine in events]

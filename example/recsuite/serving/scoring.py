@@ -276,10 +276,10 @@ def describe_lists(output: Path, model: ServedModel) -> str:
         found = pyarrow.compute.value_counts(batch[column])
         for entry in found.to_pylist():
             listed[places[entry["values"]]] += entry["counts"]
-    had = model.data.item_counts()
-    known, number = int(model.snapshot.known(schema.item, ids).sum()), np.count_nonzero(listed)
+    had, is_known = model.data.item_counts(), model.snapshot.known(schema.item, ids).numpy()
+    known, number = int(is_known.sum()), np.count_nonzero(listed)
     novelty = listed @ -np.log2((had + 1) / (had.sum() + len(had))) / listed.sum()
-    popular = np.argsort(-had, kind="stable")[: max(1, round(POPULAR * known))]
+    popular = np.argsort(-had * is_known, kind="stable")[: max(1, round(POPULAR * known))]
     most = np.argsort(-listed, kind="stable")[:MOST_LISTED].tolist()
     named = ", ".join(f"{ids[place]} ({listed[place]:,})" for place in most)
     return (

@@ -141,7 +141,8 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
 def compare(new: dict[str, Any], old: dict[str, Any], margin: float) -> dict[str, Any]:
     """Return whether a new model is better than an old one on the same events, and why.
 
-    new, old: the reports of a training and of a load; margin: by how much it must be better.
+    new, old: the reports of a training and of a load; margin: by how much it must be better; one below 0 also
+    accepts a model that is worse than the simplest prediction.
     """
     name = new["main_metric"]
     values = now, before = new["test"][name], old["test"][name]
@@ -152,7 +153,7 @@ def compare(new: dict[str, Any], old: dict[str, Any], margin: float) -> dict[str
     if margin:
         reason += f", with a margin of {margin:g}"
     is_better = now is not None and (gain is None or gain > margin)
-    for simple in SIMPLEST:
+    for simple in SIMPLEST if margin >= 0 else ():
         least = new["baselines"].get(simple, {}).get(name)
         if None not in (now, least) and (now > least if lower_is_better(name) else now < least):
             is_better, reason = False, f"{reason}; the new one is worse than {simple}, {least:.4f}"

@@ -422,7 +422,8 @@ def restore(
 
         section, task = config.checkpoint, TASKS[config.model.task]
         found = (data.columns, task, context, section.checkpoint, section.until)
-        return train_state, start_from(local(section.folder_to_load), train_state, *found).progress
+        loaded = start_from(local(section.folder_to_load), train_state, *found, draws=False)
+        return train_state, loaded.progress
     restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
     return train_state, restored.progress
 

@@ -30,7 +30,7 @@ from recsuite.datasets.metrics import (
     measure_ranks,
     never_found,
 )
-from recsuite.datasets.schema import HISTORY, ITEM, USER, YES_NO
+from recsuite.datasets.schema import ITEM, USER, YES_NO
 from recsuite.datasets.segments import segments_of
 from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
 from recsuite.runtime.console import stage
@@ -93,7 +93,7 @@ class Users:
     def __init__(self, columns: Columns, by: list[str]) -> None:
         self._segments = segments_of(columns, "test", by)
         rows = columns.column("rows")
-        has_trained = (np.diff(columns.column(f"{HISTORY}_offsets")) > 0, columns.column("item_counts") > 0)
+        has_trained = (columns.user_counts() > 0, columns.column("item_counts") > 0)
         self.of: dict[str, np.ndarray] = {}
         self._is_known: dict[str, list[np.ndarray]] = {}
         for split in ("validation", "test"):

@@ -19,7 +19,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, OptimizerConfig, TrainingConfig, require
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import HISTORY, ITEM, UNKNOWN_ROW, USER
+from recsuite.datasets.schema import ITEM, UNKNOWN_ROW, USER
 from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.errors import UserError
 from recsuite.models.layers import VectorProjection
@@ -114,31 +114,32 @@ def project_rows(train_state: ShardedModel, columns: Columns) -> None:
         if not table.tensors:
             continue
         weight = projection.linear.weight
-        vectors, counts = (part.to(weight) for part in _vectors_of_rows(columns, projection))
+        vectors, counts = (part.to(weight.device) for part in _vectors_of_rows(columns, projection))
         rows = table.export().get("weight", weight.new_zeros(0, len(weight)))
         mine = vectors[table.first : table.first + len(rows)]
         shares = (counts / (counts + PRIOR_EVENTS)).unsqueeze(1)
         weighed = (shares * vectors).t()
-        products = weighed[:, table.first : table.first + len(rows)] @ rows * train_state.row_scale
+        scaled = rows.double() * train_state.row_scale
+        products = weighed[:, table.first : table.first + len(rows)] @ scaled
         dist.all_reduce(products)
-        ridge = RIDGE * torch.eye(len(products), device=weight.device)
+        ridge = RIDGE * torch.eye(len(products), dtype=torch.float64, device=weight.device)
         found = torch.linalg.solve(weighed @ vectors + ridge, products)
-        table.subtract(mine @ found / train_state.row_scale)
-        weight.add_(found.t())
+        table.subtract((mine @ found / train_state.row_scale).float())
+        weight.add_(found.t().float())
 
 
 def _vectors_of_rows(columns: Columns, projection: VectorProjection) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the vector of each row of a table, float32 [rows, numbers], and its training events, [rows]."""
+    """Return the vector of each row of a table, float64 [rows, numbers], and its training events, [rows]."""
     name = columns.schema.name_of(projection.entity)
     records, rows = columns.column(f"{name}_features"), next(t.rows for t in columns.tables if t.name == name)
     # Among the dense numbers of all entities those of users come first.
     before = sum(feature.width for feature in columns.numbers if feature.entity == USER)
     first = projection.places[0] - (before if projection.entity == ITEM else 0)
     own = records["features"][:, columns.place_of(projection.entity)]
-    vectors, counts = np.zeros((rows, len(projection.places)), np.float32), np.zeros(rows, np.float32)
+    # In 64 bits: vectors may be nearly collinear, and ranks add up in another order.
+    vectors, counts = np.zeros((rows, len(projection.places))), np.zeros(rows)
     vectors[own] = np.nan_to_num(records["numbers"][:, first : first + len(projection.places)])
-    of_users = np.diff(columns.column(f"{HISTORY}_offsets"))
-    counts[own] = columns.column("item_counts") if projection.entity == ITEM else of_users
+    counts[own] = columns.column("item_counts") if projection.entity == ITEM else columns.user_counts()
     # Several items have the unknown row.
     vectors[UNKNOWN_ROW], counts[UNKNOWN_ROW] = 0, 0
     return torch.from_numpy(vectors), torch.from_numpy(counts)

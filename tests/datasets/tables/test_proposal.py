@@ -21,6 +21,7 @@ from pyarrow import parquet
 
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
+from recsuite.datasets.opening import fitted_to_tables
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables.files import find_tables, schema_path
 from recsuite.datasets.tables.proposal import propose
@@ -440,6 +441,40 @@ def test_all_parts_of_a_table_are_read(tmp_path: Path) -> None:
     for part in range(3):
         write(tmp_path / f"part-{part}.csv", [EVENTS[0], *EVENTS[1 + 100 * part : 101 + 100 * part]])
     assert propose(tmp_path).schema.files == Files()
+
+
+@pytest.mark.parametrize(
+    ("name", "later", "pattern"),
+    [
+        ("events_week1.parquet", "events_week2.parquet", "events_week*.parquet"),
+        ("log-2026-03-02.parquet", "log-2026-04-06.parquet", "log-*.parquet"),
+        ("purchases.parquet", "purchases-2.parquet", "purchases.parquet"),
+    ],
+)
+def test_a_later_file_of_the_events_is_read_or_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, later: str, pattern: str
+) -> None:
+    draw = np.random.default_rng(0)
+    events = {
+        "customer": draw.integers(0, 50, 400),
+        "sku": draw.integers(0, 40, 400),
+        "ts": 1_700_000_000 + np.arange(400),
+    }
+    pandas.DataFrame(events).to_parquet(tmp_path / name)
+    pandas.DataFrame({"customer": np.arange(50), "country": ["DE", "FR"] * 25}).to_parquet(
+        tmp_path / "customers.parquet"
+    )
+    assert propose(tmp_path).schema.files.events == pattern
+    pandas.DataFrame(events).to_parquet(tmp_path / later)
+    config = Config.of(data_path=str(tmp_path), task="ranking")
+    found = fitted_to_tables(config, ["data_path"])
+    said = capsys.readouterr().out
+    is_read = "*" in pattern
+    assert len(find_tables(tmp_path, read_schema(tmp_path / "schema.toml").files).events) == (
+        2 if is_read else 1
+    )
+    assert (f"not read: {later}; called like the events" in said) != is_read
+    assert found.model.task == "ranking"
 
 
 def test_tables_with_other_names_are_no_parts_and_the_advice_for_the_other_one_works(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from recsuite.datasets.metrics import (
     never_found,
     ranks_by_chance,
 )
-from recsuite.datasets.preparation.arrays import chunks, counts_of, release
+from recsuite.datasets.preparation.arrays import chunks, counts_of, highest, release
 from recsuite.datasets.preparation.histories import StoredEvents
 from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
 from recsuite.datasets.schema import HISTORY
@@ -102,7 +102,7 @@ def baselines_of(
         schema.excludes_seen,
     )
     done(1)
-    has_trained = np.diff(np.load(folder / f"{HISTORY}_offsets.npy")) > 0
+    has_trained = counts_of(stored.user[: sizes[0]], highest(stored.user) + 1) > 0
     is_known = has_trained[stored.user[num_known:]]
     parts: dict[str, Any] = {"": slice(None)}
     if is_known.any() and not is_known.all():

@@ -231,8 +231,9 @@ def _write_features(
     }
     if raw.context is not None:
         # An item that was only viewed needs a row too: histories hold it.
-        is_old = raw.context.time <= stored.time[:num_train].max()
-        is_trained[ITEM][raw.context.item[is_old]] = True
+        newest = max(int(stored.time[part].max()) for part in chunks(num_train, stored.time))
+        for part in chunks(len(raw.context.item), raw.context.item, raw.context.time):
+            is_trained[ITEM][raw.context.item[part][raw.context.time[part] <= newest]] = True
     frames = {USER: raw.users, ITEM: raw.items}
     entities = {name: (frames[name], np.flatnonzero(trained)) for name, trained in is_trained.items()}
     written = write_features(folder, entities, schema, stream_state.known if stream_state else {})

@@ -229,7 +229,8 @@ def split(
             f"no {schema.label} is for validation: no validation after each epoch, and no early stopping"
         )
     # With any other value of --duplicates no pair has several events.
-    if config.duplicates_of(schema.label_kind, bool(schema.event_types)) == "keep":
+    # With several types of events a repeated purchase is what is to be found.
+    if config.duplicates_of(schema.label_kind, False) == "keep" and not schema.event_types:
         in_file = np.zeros(number, bool)
         in_file[by_time[is_test]] = True
         notes += describe_leak(raw.events, in_file, schema, folder)

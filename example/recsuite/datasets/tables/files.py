@@ -280,7 +280,8 @@ class File:
 class Tables:
     """Files of each role, in the order of their paths; there is at least one of events.
 
-    root: the given folder or URL. ignored: the names of the files there that are no tables.
+    root: the given folder or URL. ignored: the names of the files there that are no tables. unread: of tables
+    that are called like those of the events, but which the schema does not name.
     """
 
     root: str = field(repr=False)
@@ -288,6 +289,7 @@ class Tables:
     users: tuple[File, ...] = ()
     items: tuple[File, ...] = ()
     ignored: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def roles(self) -> dict[str, tuple[File, ...]]:
@@ -377,8 +379,12 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
             "Parquet or Arrow files."
         )
     made = {role: _files(folder, role, paths, files) for role, paths in roles.items()}
-    left = tuple(sorted({*ignored} - taken))
-    return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), left)
+    left, unread = tuple(sorted({*ignored} - taken)), tuple[str, ...]()
+    if EVENTS in named and is_folder and not is_remote(root):
+        stems = {stem_of(path) for path in named[EVENTS]}
+        others = (path for path in _listed(root, True)[0] if path not in taken and stem_of(path) in stems)
+        unread = tuple(os.path.relpath(path, root) for path in others)
+    return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), left, unread)
 
 
 def beside(tables: Tables) -> tuple[File, ...]:

@@ -104,7 +104,10 @@ TARGETS = (
     "like",
     "click",
 )
-TAKES_BACK = ("remove", "removed", "refund", "return", "returned", "cancel", "cancelled", "delete", "dislike")
+TAKES_BACK = (
+    *("remove", "removed", "refund", "refunded", "return", "returned", "cancel", "canceled", "cancelled"),
+    *("delete", "deleted", "dislike", "unlike", "undo"),
+)
 MOST_TYPES = 12
 # Words for dates that are properties of users and items.
 OTHER_DATES = {"birth", "born", "release", "released", "publication", "published", "expiry", "due"}
@@ -637,10 +640,11 @@ def _event_types(contents: Mapping[str, Content], given: Mapping[str, Any]) -> E
     for name, content in contents.items():
         if content.kind != "text" or not 2 <= content.distinct <= MOST_TYPES or not has_word(name, TYPES):
             continue
+        texts = [text for text in content.texts if not has_word(text, TAKES_BACK)]
         for target in TARGETS:
-            if found := next((text for text in content.texts if has_word(text, (target, f"{target}d"))), ""):
-                others = (text for text in content.texts if text != found and not has_word(text, TAKES_BACK))
-                return EventTypes(name, found, tuple(others))
+            words = target, f"{target}d", f"{target}ed"
+            if found := min((text for text in texts if has_word(text, words)), key=len, default=""):
+                return EventTypes(name, found, tuple(text for text in texts if text != found))
     return None
 
 
@@ -1136,7 +1140,7 @@ def _features(
             why = SAME_NAME if column in roles.columns else why
             # Two places are reserved for the hour and the weekday.
             why = why or TOO_MANY * (len(features) + len(by_hand) >= MOST_FEATURES - 2)
-            name = table_name(column + "_age" * feature.column.startswith(AGE_DAYS), names)
+            name = table_name(column + "_age" * feature.column.startswith(f"{AGE_DAYS}("), names)
             names.add(name)
             if why:
                 left_out.append(SkippedColumn(name, feature, why, _values(samples, of, column)))

@@ -9,6 +9,7 @@ import contextlib
 import fnmatch
 import glob
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -125,7 +126,7 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
         return Files("", _named(tables, users), _named(tables, items)), notes
     # If the section names the events, it must name all tables: no others are searched for.
     users, items = users or tables.users or None, items or tables.items or None
-    return Files(_named(tables, events), _named(tables, users), _named(tables, items)), notes
+    return Files(_named(tables, events, grows=True), _named(tables, users), _named(tables, items)), notes
 
 
 def _tables_of(files: Sequence[File]) -> list[TableFiles]:
@@ -152,15 +153,21 @@ def _of_candidates(tables: Tables, events: TableFiles, candidates: Sequence[Tabl
     )
 
 
-def _named(tables: Tables, part: TableFiles | None) -> str:
-    """Return the path of a file below the folder, or the pattern of several; empty for none."""
+def _named(tables: Tables, part: TableFiles | None, grows: bool = False) -> str:
+    """Return the path of a file below the folder, or the pattern of several; empty for none.
+
+    grows: also return a pattern for one file with a number in its name: later files will have other numbers.
+    """
     names = [os.path.relpath(file.path, tables.root) for file in part or ()]
-    if len(names) < 2:
+    number = re.search(r"\d", Path(names[0]).name) if len(names) == 1 and grows else None
+    if len(names) < 2 and not number:
         return "".join(names)
     # Common first characters, not path components: a pattern matches characters.
     begin = os.path.commonprefix(names)  # noqa: RUF071
     # Files that are added later may have other suffixes.
     ends = {"".join(Path(name).suffixes) for name in names}
+    if number:
+        begin = begin[: len(begin) - len(number.string) + number.start()]
     pattern = f"{glob.escape(begin)}*{glob.escape(ends.pop()) if len(ends) == 1 else ''}"
     others = {os.path.relpath(file.path, tables.root) for file in tables.files} - {*names}
     # A short beginning would match unrelated files that are added later.

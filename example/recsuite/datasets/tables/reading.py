@@ -24,7 +24,14 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.preparation.arrays import chunks, gather, release, temporary, where
+from recsuite.datasets.preparation.arrays import (
+    chunks,
+    counts_of,
+    gather,
+    release,
+    temporary,
+    where,
+)
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
@@ -131,27 +138,27 @@ def _by_type(raw: RawData, schema: TableSchema, folder: Path) -> RawData:
     assert types is not None
     column = events.features[types.type]
     assert isinstance(column, Codes)
-    if all(feature.column != types.type for feature in schema.features.values()):
+    if all((each.of, each.column) != (EVENT, types.type) for each in schema.features.values()):
         del events.features[types.type]
-    names, codes = (
-        (types.target, *types.context),
-        {str(value): code for code, value in enumerate(column.values)},
-    )
-    if missing := [name for name in names if name not in codes]:
+    codes, names = {str(value): code for code, value in enumerate(column.values)}, schema.schema().event_types
+    if types.target not in codes:
         raise UserError(
-            f"No event has the {types.type} {printable(missing[0])}, which [events] of schema.toml names. "
+            f"No event has the {types.type} {printable(types.target)}, which [events] of schema.toml names. "
             f"Fix: name one of {printable(', '.join(codes))}."
         )
     # The last entry is that of code -1, a missing type.
     place_of = np.zeros(len(column.values) + 1, np.int8)
-    place_of[[codes[name] for name in names]] = np.arange(1, len(names) + 1)
+    for place, name in enumerate(names, 1):
+        # A day may have no event of a type.
+        if name in codes:
+            place_of[codes[name]] = place
     found = np.empty(len(column.codes), np.int8)
     for part in chunks(len(found), column.codes):
         found[part] = place_of[column.codes[part]]
-    numbers, places = np.bincount(found, minlength=len(names) + 1).tolist(), where(found > 1)
+    numbers, places = counts_of(found, len(names) + 1).tolist(), where(found > 1)
     user, item, label, time = (
-        gather(values, places, temporary(folder, len(places), values.dtype))
-        for values in (events.user, events.item, found.astype(np.float32), events.time)
+        gather(values, places, temporary(folder, len(places), np.dtype(dtype)))
+        for values, dtype in ((events.user, "i4"), (events.item, "i4"), (found, "f4"), (events.time, "i8"))
     )
     listed = [
         f"{number:,} of type {printable(name)}" for name, number in zip(names, numbers[1:], strict=True)
@@ -488,7 +495,11 @@ class _Reading:
         number = len(entity.ids.values)
         parts, places, key = self.parts[role], entity.places[role], entity.keys[role]
         if wanted.kind == VECTOR:
-            return vectors_of(wanted, parts, places, key, number)
+            vectors = vectors_of(wanted, parts, places, key, number)
+            if lacking := sum(bool(np.isnan(vector[0])) for vector in vectors):
+                of = counted(number, entity.name)
+                self.notes.append(f"{printable(wanted.column)}: {lacking:,} of {of} have no vector")
+            return vectors
         found, num_varied, num_others = property_of(wanted, parts, places, key, number, time)
         if num_varied:
             newest, others = "newest" if time else "last", counted(num_others, "row")

@@ -297,7 +297,8 @@ class TableSchema:
             label_kind=self.label.kind,
             **({"answer": self.label.column} if self.label.kind == YES_NO else {}),
             more_labels=tuple(Label(each.key, each.kind) for each in self.more_labels),
-            event_types=(self.events.target, *self.events.context) if self.events else (),
+            # In any order of the file: a position is a weight of the model.
+            event_types=(self.events.target, *sorted(self.events.context)) if self.events else (),
         )
 
     def _features_of(self, entity: str) -> list[Feature]:
@@ -736,6 +737,11 @@ def _check_derived(place: SchemaPlace, feature: FeatureColumn, call: Derived, sc
     if not call.fits:
         raise place.wrong("column", feature.column, f"is not complete; write {FUNCTIONS[call.function]}")
     if call.is_text:
+        for name, other in schema.features.items():
+            if (other.of, other.column) == (feature.of, call.argument) and other.kind != CATEGORY:
+                raise place.wrong(
+                    "column", feature.column, f"is of a column that is the {other.kind} [features.{name}]"
+                )
         if feature.kind != LIST or feature.of == EVENT:
             raise place.fault(
                 f'must have kind = "{LIST}" and of = "{ITEM}" or "{USER}", because of {call.function}'

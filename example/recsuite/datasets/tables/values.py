@@ -57,7 +57,7 @@ FAULTS = (
     "is in another unit than",
     "is no label, as drop says",
     "is not a whole number of up to 18 digits",
-    "is not a list of finite numbers, of the length",
+    "is not a list of finite numbers of the length that schema.toml says,",
 )
 MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE, NO_ANSWER = range(1, 10)
 OTHER_UNIT, DROPPED, NO_WHOLE, NO_VECTOR = 10, 11, 12, 13
@@ -254,14 +254,16 @@ def vectors(column: pyarrow.Array, name: str, length: int) -> ParsedValues:
     column = plain(column, name)
     if types.is_string(column.type):
         texts = pc.utf8_trim(categories(column, name).values.cast(pyarrow.string()), "[]() ")
-        column = pc.split_pattern_regex(texts, r"[\s,;|]+")
+        column = pc.split_pattern_regex(pc.if_else(pc.equal(texts, ""), None, texts), r"[\s,;|]+")
     if not hasattr(column.type, "value_type"):
         raise UserError(
             f"The column {name!r} holds values of the type {column.type}, and no lists of numbers."
         )
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     entries, faults = numbers(pc.list_flatten(column), name), np.zeros(len(column), np.int8)
-    flat = entries.values.astype(np.float32)
+    # A number beyond 32 bits becomes infinite, and is a fault.
+    with np.errstate(over="ignore"):
+        flat = entries.values.astype(np.float32)
     is_wrong = ~np.isfinite(flat) | (entries.faults != 0)
     # An empty list is a missing vector.
     faults[(lengths != length) & (lengths > 0)] = NO_VECTOR
