@@ -321,8 +321,8 @@ class Members(NamedTuple):
 class Recency(nn.Module):
     """Vector of a history, with learned weights.
 
-    num_places: items further back use the weight of the last place; num_types: of
-    events, see `Schema.event_types`.
+    num_places: items further back use the weight of the last place; num_types: of events, see
+    `Schema.event_types`.
     """
 
     def __init__(self, num_places: int, num_types: int = 1) -> None:

@@ -93,16 +93,7 @@ TIME_OF_EVENT = re.compile(
 # back another one is no context.
 TYPES = ("type", "event", "action", "behavior", "behaviour", "interaction", "activity")
 TARGETS = (
-    "purchase",
-    "buy",
-    "order",
-    "transaction",
-    "checkout",
-    "conversion",
-    "book",
-    "play",
-    "like",
-    "click",
+    *("purchase", "buy", "order", "transaction", "checkout", "conversion", "book", "play", "like", "click"),
 )
 TAKES_BACK = (
     *("remove", "removed", "refund", "refunded", "return", "returned", "cancel", "canceled", "cancelled"),
@@ -456,12 +447,8 @@ def feature_of(
     kind = CATEGORY if of == EVENT and kind == LIST else kind
     if kind == VECTOR:
         return FeatureColumn(of, content.name, kind, length=int(content.numbers.max(initial=0))), why
-    if (
-        content.texts
-        and content.kind == "text"
-        and of in ENTITIES
-        and all(PATH in each for each in content.texts)
-    ):
+    is_path = content.kind == "text" and content.size > 0 and all(PATH in text for text in content.texts)
+    if is_path and of in ENTITIES:
         return FeatureColumn(of, f"{LEVELS}({content.name})", LIST), why
     return FeatureColumn(of, content.name, kind, separator=content.separator or "|"), why
 

@@ -129,7 +129,7 @@ def _by_type(raw: RawData, schema: TableSchema, folder: Path) -> RawData:
     """Keep the events of the target as events, and those of the context types as context.
 
     Raises:
-        UserError: when no event has one of these types.
+        UserError: when no event has the target.
     """
     # Compiles loops, which reading other tables does not need.
     from recsuite.datasets.preparation.splits import only
