@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.schema import HISTORY, ITEM
@@ -77,6 +78,22 @@ def test_items_with_equal_scores_keep_the_order_of_the_catalogue(model: ServedMo
             places = [item for item, _ in mine]
             assert dict(mine)[6] == dict(mine)[9]
             assert places.index(order[1]) == places.index(order[0]) + 1
+
+
+@pytest.mark.parametrize("pairs", [8, 24, 2**16])
+def test_ties_and_excluded_items_are_the_same_for_any_block(
+    pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrieval, "PAIRS", pairs)
+    generator = torch.Generator().manual_seed(0)
+    # Small whole numbers: most scores are equal to others.
+    users, items = (torch.randint(-1, 2, (n, 3), generator=generator).float() for n in (8, 60))
+    excluded = torch.stack([torch.randint(0, 8, (90,), generator=generator) for _ in range(2)])
+    found = retrieval.top_items(retrieval.InnerProduct(), users, items, 7, excluded)
+    scores = users @ items.t()
+    scores[excluded[0], excluded[1]] = -torch.inf
+    wanted = scores.sort(dim=1, descending=True, stable=True).indices[:, :7]
+    assert torch.equal(found.sort(dim=1).values, wanted.sort(dim=1).values)
 
 
 def test_all_items_except_excluded_ones_are_recommended(model: ServedModel) -> None:

@@ -141,12 +141,14 @@ def test_a_ranking_begins_with_the_rows_of_the_promoted_model(weeks: Path) -> No
     assert "new values: " in output
     assert "promoted" in output
     # New values are unknown to a server, so nothing that is drawn may count.
+    write_weeks(weeks / "shop", 3)
     tests = []
     for seed in (0, 1):
         report = weeks / f"seed-{seed}"
         newer = ("--data_path", weeks / "shop", "--task", "ranking", "--seed", seed, "--report_dir", report)
         run = weeks / "models" / promoted(weeks)
-        succeeded(torchrun(1, EXAMPLE, "--load", run, "--other_data", *newer))
+        output = succeeded(torchrun(1, EXAMPLE, "--load", run, "--other_data", *newer))
+        assert re.search(r"new values: [\d,]+ of ", output)
         tests.append(read_json(report / "test.json")["test"])
     assert tests[0] == tests[1]
     # Only the promoted run is left.

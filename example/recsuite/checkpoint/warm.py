@@ -110,8 +110,12 @@ def start_from(
     reader = RenumberedRows(chain.folders, manifests, places, scale)
     with reading(chain.folder):
         reader.fill(dense)
-        for table in tables.values():
-            table.load(reader, float(train_state.row_scale))
+        for name, table in train_state.tables.items():
+            if name in tables:
+                table.load(reader, float(train_state.row_scale))
+            elif not draws and "weight" in (rows := table.export()):
+                # The model knew nothing of this feature.
+                rows["weight"].zero_()
     new = {name: int((rows[1:] == UNKNOWN_ROW).sum()) for name, rows in places.items()}
     shown = ", ".join(f"{number:,} of {name}" for name, number in new.items() if number)
     chosen = describe_choice(manifest.progress, requested_kind(folder, checkpoint, until), task.main_label)
@@ -121,7 +125,10 @@ def start_from(
     ]
     for where, names in (
         ("there, omitted", manifest.features.keys() - train_state.tables.keys()),
-        ("here, as drawn", train_state.tables.keys() - manifest.features.keys()),
+        (
+            f"here, {'as drawn' if draws else 'without effect'}",
+            train_state.tables.keys() - manifest.features.keys(),
+        ),
     ):
         lines += [f"features only {where}: {printable(', '.join(sorted(names)))}"] if names else []
     # The scale is that of the training events.
@@ -177,7 +184,7 @@ def _check_types(base: Path, columns: Columns) -> None:
         raise UserError(
             f"{base} was trained with the event types {printable(there)}, and the data have "
             f"{printable(here)}; "
-            "correct [events] of schema.toml, or begin without it (retrain --cold)."
+            "correct [events] of schema.toml, or give retrain another --save_dir."
         )
 
 

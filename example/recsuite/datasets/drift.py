@@ -42,8 +42,10 @@ def drift_of(columns: Columns) -> dict[str, dict[str, float]]:
         unknown = (now == UNKNOWN_ROW).mean() - (before == UNKNOWN_ROW).mean()
         found[feature.name] = {"new": max(0.0, float(unknown))}
         if feature.name not in map(columns.schema.name_of, ENTITIES):
-            number = max(before.max(), now.max()) + 1
-            p, q = (np.bincount(part, minlength=number) / len(part) for part in (before, now))
+            # The values that occur: a vocabulary may have far more.
+            known, which = np.unique(np.concatenate([before, now]), return_inverse=True)
+            sides = which[: len(before)], which[len(before) :]
+            p, q = (np.bincount(side, minlength=len(known)) / len(side) for side in sides)
             # Of normal differences with the variance of two samples.
             chance = np.sqrt(p * (1 - p) * (1 / len(before) + 1 / len(now)) * 2 / np.pi).sum() / 2
             found[feature.name] |= {"distance": float(np.abs(p - q).sum() / 2), "by_chance": float(chance)}

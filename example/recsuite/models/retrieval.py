@@ -68,8 +68,8 @@ def _top_items(
         scores[user[here], item[here] - begin] = -torch.inf
         numbers = torch.arange(begin, begin + scores.shape[1]).expand_as(scores)
         if best.shape[1] == k:
-            # Of equal scores the earlier item counts, so only a higher one can still come in.
-            columns = (scores > best[:, -1:]).any(dim=0).nonzero().squeeze(1)
+            # Of equal scores the earlier item counts, so only a higher one, or NaN, can still come in.
+            columns = (~(scores <= best[:, -1:])).any(dim=0).nonzero().squeeze(1)
             scores, numbers = scores[:, columns], numbers[:, columns]
         # The best ones so far come first, because their places are lower.
         best, places = _highest(torch.cat([best, scores], dim=1), torch.cat([places, numbers], dim=1), k)

@@ -369,6 +369,14 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     config = _data_of(model, config, given)
     schema = model.snapshot.schema
     source = locate(config.data, config.runtime.seed)
+    if source.schema.event_types != schema.event_types:
+        here, there = (
+            ", ".join(types) or "none" for types in (source.schema.event_types, schema.event_types)
+        )
+        raise UserError(
+            f"{source.folder} has events of the types {printable(here)}, and the model was trained with "
+            f"{printable(there)}; give the --data_path and the schema of its training."
+        )
     raw = read(source, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
         name, column = schema.name_of(entity), schema.column_of(entity)

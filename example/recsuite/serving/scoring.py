@@ -276,6 +276,8 @@ def describe_lists(output: Path, model: ServedModel) -> str:
         found = pyarrow.compute.value_counts(batch[column])
         for entry in found.to_pylist():
             listed[places[entry["values"]]] += entry["counts"]
+    if not listed.any():
+        return f"no {schema.item} is in a list"
     had, is_known = model.data.item_counts(), model.snapshot.known(schema.item, ids).numpy()
     known, number = int(is_known.sum()), np.count_nonzero(listed)
     novelty = listed @ -np.log2((had + 1) / (had.sum() + len(had))) / listed.sum()

@@ -448,6 +448,8 @@ def test_all_parts_of_a_table_are_read(tmp_path: Path) -> None:
     [
         ("events_week1.parquet", "events_week2.parquet", "events_week*.parquet"),
         ("log-2026-03-02.parquet", "log-2026-04-06.parquet", "log-*.parquet"),
+        ("log.2026-03-02.parquet", "log.2026-04-06.parquet", "log.*.parquet"),
+        ("top100-orders.parquet", "top200-orders.parquet", "top*-orders.parquet"),
         ("purchases.parquet", "purchases-2.parquet", "purchases.parquet"),
     ],
 )

@@ -170,8 +170,8 @@ def write_features(
             elif feature.number:
                 column = frame[feature.column]
                 values = column.to_numpy(np.float64) if feature.width == 1 else np.stack(column.tolist())
-                # One scale for all numbers of a vector, and for all items: newer events do not change it, so
-                # a projection stays right.
+                # One scale for all numbers of a vector, and for all items: newer events alone do not change
+                # it, and a projection stays right.
                 fitted = values[trained] if feature.width == 1 else values.reshape(-1)
                 encoding = _add_number(written, feature, fitted)
                 _kind_of(encoding, own).extend(np.atleast_2d(encoding.encode(values).T))

@@ -381,9 +381,13 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     made = {role: _files(folder, role, paths, files) for role, paths in roles.items()}
     left, unread = tuple(sorted({*ignored} - taken)), tuple[str, ...]()
     if EVENTS in named and is_folder and not is_remote(root):
-        stems = {stem_of(path) for path in named[EVENTS]}
-        others = (path for path in _listed(root, True)[0] if path not in taken and stem_of(path) in stems)
-        unread = tuple(os.path.relpath(path, root) for path in others)
+        read = {os.path.normpath(path) for path in taken}
+        stems = {(os.path.dirname(path), stem_of(path)) for path in map(os.path.normpath, named[EVENTS])}
+        # A schema that names its files need not allow all others to be listed.
+        with contextlib.suppress(UserError):
+            others = {*map(os.path.normpath, _listed(root, True)[0])} - read
+            alike = (path for path in sorted(others) if (os.path.dirname(path), stem_of(path)) in stems)
+            unread = tuple(os.path.relpath(path, root) for path in alike)
     return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), left, unread)
 
 

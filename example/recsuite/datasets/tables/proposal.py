@@ -159,20 +159,23 @@ def _named(tables: Tables, part: TableFiles | None, grows: bool = False) -> str:
     grows: also return a pattern for one file with a number in its name: later files will have other numbers.
     """
     names = [os.path.relpath(file.path, tables.root) for file in part or ()]
-    number = re.search(r"\d", Path(names[0]).name) if len(names) == 1 and grows else None
-    if len(names) < 2 and not number:
+    if len(names) < 2 and not grows:
         return "".join(names)
     # Common first characters, not path components: a pattern matches characters.
     begin = os.path.commonprefix(names)  # noqa: RUF071
     # Files that are added later may have other suffixes.
     ends = {"".join(Path(name).suffixes) for name in names}
-    if number:
-        begin = begin[: len(begin) - len(number.string) + number.start()]
     pattern = f"{glob.escape(begin)}*{glob.escape(ends.pop()) if len(ends) == 1 else ''}"
+    if len(names) == 1:
+        folder, name = os.path.split(names[0])
+        # The suffixes hold no number of the file: 2 in .bz2, say.
+        stem, end = re.fullmatch(r"(.*?)((?:\.[A-Za-z]\w*)*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
+        stars = re.sub(r"\d+(?:[-_.]\d+)*", "*", glob.escape(stem))
+        begin, pattern = stars.partition("*")[0], os.path.join(glob.escape(folder), stars + glob.escape(end))
     others = {os.path.relpath(file.path, tables.root) for file in tables.files} - {*names}
     # A short beginning would match unrelated files that are added later.
     is_wide = len(begin) < LEAST_BEGINNING or any(fnmatch.fnmatch(other, pattern) for other in others)
-    return SEVERAL.join(names) if is_wide else pattern
+    return SEVERAL.join(names) if is_wide or not fnmatch.fnmatch(names[0], pattern) else pattern
 
 
 def _readable(parts: Sequence[TableFiles]) -> dict[TableFiles, pa.Table]:

@@ -164,6 +164,7 @@ def _by_type(raw: RawData, schema: TableSchema, folder: Path) -> RawData:
         f"{number:,} of type {printable(name)}" for name, number in zip(names, numbers[1:], strict=True)
     ]
     notes = [f"events: {listed[0]}; in histories also {', '.join(listed[1:]) or 'none'}"]
+    notes += [f"no event is of type {printable(name)}" for name in names if name not in codes]
     if numbers[0]:
         notes.append(
             f"skipped {counted(numbers[0], 'event')} of other types than {printable(', '.join(names))}"
