@@ -183,8 +183,7 @@ def _check_types(base: Path, columns: Columns) -> None:
         here, there = (", ".join(types) or "none" for types in (columns.schema.event_types, theirs))
         raise UserError(
             f"{base} was trained with the event types {printable(there)}, and the data have "
-            f"{printable(here)}; "
-            "correct [events] of schema.toml, or give retrain another --save_dir."
+            f"{printable(here)}; correct [events] of schema.toml, or give retrain another --save_dir."
         )
 
 

@@ -497,8 +497,9 @@ def _had(
     place_of[distinct] = np.arange(1, len(distinct) + 1)
     starts = read(f"{HISTORY}_offsets").take(events[USER])
     counts = ends - starts
-    # Below 0 for events of the context. The last entry is 0.
-    places = place_of[np.maximum(read("seen").take(places_of(starts, counts)), -1)]
+    seen = read("seen").take(places_of(starts, counts))
+    # Below 0 for events of the context: all of them get the last entry, which is 0.
+    places = place_of.take(np.maximum(seen, -1, out=seen))
     there = np.flatnonzero(places)
     rows = np.searchsorted(counts.cumsum(), there, side="right")
     found = np.zeros((len(events), len(distinct)), bool)

@@ -231,14 +231,14 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
     # A named data set has ratings with times, and may have to be downloaded first.
     if not is_user_tables(config.data):
         return _with_task(config, FIRST_SCHEMA, given)
-    from recsuite.datasets.tables.files import has_split, schema_path
+    from recsuite.datasets.tables.files import has_split, schema_path, unread
 
     source = locate(config.data, config.runtime.seed)
     # Show the path: an old schema may be for other files. Tables in memory have a temporary schema.
     if "data_path" in given or config.checkpoint.reads:
         say(f"the tables are read as {schema_path(config.data.data_path)} says")
-    if unread := source.tables.unread:
-        names = f"{', '.join(unread[:3])}{', ...' * (len(unread) > 3)}"
+    if others := unread(source.tables):
+        names = f"{', '.join(others[:3])}{', ...' * (len(others) > 3)}"
         say(
             f"not read: {names}; called like the events, but not named under [files] of schema.toml, where a "
             'pattern such as "week-*.parquet" names later files too'

@@ -81,7 +81,9 @@ class TwoSided(nn.Module):
 class DenseNumbers(nn.ModuleDict):
     """Layers that add the dense numbers of each side to its vectors; no layers for a side without numbers.
 
-    features: of the data; embedding_dim: D numbers in a vector.
+    features: of the data; embedding_dim: D numbers in a vector. What features that are vectors themselves are
+    added to must have the row of the id of the user or item, with the factor 1:
+    `training.weights.project_rows` moves numbers between the two.
 
         self.numbers = rs.DenseNumbers(data.features, dim)
         users = self.numbers.added(rows.sum(["user", "age"]), batch, "user")      # float32 [B, D]

@@ -7,7 +7,7 @@ items, the other half with equal weights:
     half h of the vector = sum_j w_hj (half h of row j) / sqrt(sum_j w_hj)
     w_hj                 = exp(places_h[how many came after j] + gaps_h[bucket of the seconds since j])
 
-With events of several types, such as views and purchases, each type has gaps of its own.
+With events of several types, such as views and purchases, each type has its own weights of gaps.
 
 Shapes: B events, V values of all lists, R distinct rows of D numbers.
 """

@@ -138,17 +138,16 @@ def compare(runs: Sequence[RunReport]) -> str:
 
 def result_of(run: RunReport) -> str:
     """Return the test metric of a run beside the best baseline: "NDCG@10 0.1220, 4.9 times popularity"."""
-    said, known = f"{run.label} {format_metric(run.test)}", {**run.baselines}
-    known.pop("oracle", None)
-    order = {name: value for name, value in known.items() if value}
-    if not order or run.test is None:
+    said = f"{run.label} {format_metric(run.test)}"
+    known = [(value, name) for name, value in run.baselines.items() if value and name != "oracle"]
+    if not known or run.test is None:
         return said
     if lower_is_better(run.label.lower()):
-        name = min(order, key=lambda each: order[each])
-        share = run.test / order[name] - 1
+        value, name = min(known)
+        share = run.test / value - 1
         return f"{said}, {abs(share):.1%} {'above' if share > 0 else 'below'} {name}"
-    name = max(order, key=lambda each: order[each])
-    return f"{said}, {run.test / order[name]:.1f} times {name}"
+    value, name = max(known)
+    return f"{said}, {run.test / value:.1f} times {name}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

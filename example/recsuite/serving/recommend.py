@@ -54,11 +54,12 @@ class UserEvents:
     """
 
     def __init__(self, raw: RawData) -> None:
-        events = [raw.events] if raw.context is None else [raw.events, raw.context]
-        user, item, label, time = (
-            np.concatenate([getattr(each, name) for each in events])
-            for name in ("user", "item", "label", "time")
-        )
+        events, context = raw.events, raw.context
+        columns = events.user, events.item, events.label, events.time
+        if context is not None:
+            more = context.user, context.item, context.label, context.time
+            columns = tuple(map(np.concatenate, zip(columns, more, strict=True)))  # type: ignore[assignment]
+        user, item, label, time = columns
         order = np.lexsort([time, user])
         self.columns = tuple(column[order] for column in (item, label, time))
         counts = np.bincount(user, minlength=len(raw.users))
@@ -176,7 +177,9 @@ class TrainingFeatures:
     def events(self, user: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return all events of a user without the context, see `UserEvents.of`."""
         items, labels, times = self._events.of(self.users.places.get(user, -1))
-        is_event = labels == 1 if self._has_types else np.ones(len(labels), bool)
+        if not self._has_types:
+            return items, labels, times
+        is_event = labels == 1
         return items[is_event], labels[is_event], times[is_event]
 
     def has_history(self, user: Any) -> bool:

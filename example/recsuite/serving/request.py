@@ -163,7 +163,7 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
             )
     flat = [rating for given in ratings for rating in given]
     if schema.event_types:
-        return torch.tensor([_place_of_type(each, schema) for each in flat], dtype=torch.float32)
+        return torch.tensor(_places_of_types(flat, schema.event_types), dtype=torch.float32)
     lowest, highest = schema.shown(schema.lowest_label), schema.shown(schema.highest_label)
     # NaN is in no range.
     strange = values_of_other_type(numbers.Real, flat) or [
@@ -177,16 +177,19 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
     return torch.tensor([schema.learned(float(rating)) for rating in flat], dtype=torch.float32)
 
 
-def _place_of_type(given: Any, schema: Schema) -> float:
-    """Return the position of a type of events, from 1 on, given by its name or position."""
-    types = schema.event_types
-    places = {name: place for place, name in enumerate(types, 1)}
-    place: Any = places.get(given) if isinstance(given, str) else given
-    if values_of_other_type(numbers.Real, [place]) or place not in places.values():
-        raise UserError(
-            f"The events of a history have the type {printable(repr(given))}; give one of {', '.join(types)}."
-        )
-    return float(place)
+def _places_of_types(flat: Sequence[Any], types: Sequence[str]) -> list[float]:
+    """Return the position of the type of each event, from 1 on, given by its name or position."""
+    places: dict[Any, float] = {}
+    for place, name in enumerate(types, 1):
+        places[name] = places[place] = float(place)
+    for given in flat:
+        # Other values may have no hash.
+        if not isinstance(given, str | numbers.Real) or given not in places:
+            raise UserError(
+                f"The events of a history have the type {printable(repr(given))}; give one of "
+                f"{', '.join(types)}."
+            )
+    return [places[given] for given in flat]
 
 
 def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:

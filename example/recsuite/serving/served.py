@@ -216,11 +216,12 @@ class ServedModel:
         (see `open`).
         events: for each user pairs of item and label (or type of the event), the oldest first: another form
         of a history, which is enough without users. As in `score`, all of it counts, even if longer than the
-        --history of training. exclude: "seen" for the items that each user had, None for no items, a list of
-        raw ids for each user, or "as_trained": "seen" unless the training allowed such items (--seen).
-        candidates: raw ids of the only items that may be recommended, for all users; without it all items. In
-        both, ids that were not in the training are ignored. approximate: search an index of faiss instead of
-        all items, see `recall`; deltas update it.
+        --history of training.
+        exclude: "seen" for the items that each user had, None for no items, a list of raw ids for each user,
+        or "as_trained": "seen" unless the training allowed such items (--seen). candidates: raw ids of the
+        only items that may be recommended, for all users; without it all items. In both, ids that were not in
+        the training are ignored.
+        approximate: search an index of faiss instead of all items, see `recall`; deltas update it.
 
         Raises:
             UserError: as `score`; for a k below 1, for lists that are not one for each user, and for an

@@ -280,8 +280,7 @@ class File:
 class Tables:
     """Files of each role, in the order of their paths; there is at least one of events.
 
-    root: the given folder or URL. ignored: the names of the files there that are no tables. unread: of tables
-    that are called like those of the events, but which the schema does not name.
+    root: the given folder or URL. ignored: the names of the files there that are no tables.
     """
 
     root: str = field(repr=False)
@@ -289,7 +288,6 @@ class Tables:
     users: tuple[File, ...] = ()
     items: tuple[File, ...] = ()
     ignored: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
 
     @property
     def roles(self) -> dict[str, tuple[File, ...]]:
@@ -379,16 +377,8 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
             "Parquet or Arrow files."
         )
     made = {role: _files(folder, role, paths, files) for role, paths in roles.items()}
-    left, unread = tuple(sorted({*ignored} - taken)), tuple[str, ...]()
-    if EVENTS in named and is_folder and not is_remote(root):
-        read = {os.path.normpath(path) for path in taken}
-        stems = {(os.path.dirname(path), stem_of(path)) for path in map(os.path.normpath, named[EVENTS])}
-        # A schema that names its files need not allow all others to be listed.
-        with contextlib.suppress(UserError):
-            others = {*map(os.path.normpath, _listed(root, True)[0])} - read
-            alike = (path for path in sorted(others) if (os.path.dirname(path), stem_of(path)) in stems)
-            unread = tuple(os.path.relpath(path, root) for path in alike)
-    return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), left, unread)
+    left = tuple(sorted({*ignored} - taken))
+    return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), left)
 
 
 def beside(tables: Tables) -> tuple[File, ...]:
@@ -396,6 +386,22 @@ def beside(tables: Tables) -> tuple[File, ...]:
     if is_remote(tables.root):
         return ()
     return tuple(_file(path, tables.root, Files()) for path in tables.ignored if _is_table(path))
+
+
+def unread(tables: Tables) -> list[str]:
+    """Return the files of a local folder that are called like those of the events, but are not read."""
+    if is_remote(tables.root) or not os.path.isdir(tables.root):
+        return []
+    read = {os.path.normpath(file.path) for file in tables.files}
+    alike = {
+        (os.path.dirname(path), stem_of(path)) for path in (os.path.normpath(f.path) for f in tables.events)
+    }
+    # A schema that names its files need not allow all others to be listed.
+    with contextlib.suppress(UserError):
+        others = sorted({*map(os.path.normpath, _listed(tables.root, True)[0])} - read)
+        found = [path for path in others if (os.path.dirname(path), stem_of(path)) in alike]
+        return [os.path.relpath(path, tables.root) for path in found]
+    return []
 
 
 def split_part(name: str) -> str:

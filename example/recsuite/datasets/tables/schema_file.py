@@ -1238,7 +1238,7 @@ def _roles(schema: TableSchema, samples: Mapping[str, pa.Table]) -> Iterator[Row
     found += [("label", each.column, each.kind, EVENT) for each in (label, *schema.more_labels)]
     found += [("weight", weight.column, NUMBER, EVENT)] if weight else []
     found += [("timestamp", time.column, time.format, EVENT)] if time else []
-    found += [("type", types.type, f"{types.target} wanted", EVENT)] if types else []
+    found += [("type", types.type, f"target {types.target}", EVENT)] if types else []
     for role, column, kind, of in found:
         yield role, _short(column) or "-", _short(kind), of, _values(samples, of, column), ""
 
