@@ -53,6 +53,7 @@ UNREAD = [
         "negatives",
         "history",
         "history_weights",
+        "cutoffs",
         "day_feature",
         "seen",
     ),

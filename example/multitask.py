@@ -31,6 +31,7 @@ UNREAD = (
         "negatives",
         "history",
         "history_weights",
+        "cutoffs",
         "day_feature",
     ),
     *(

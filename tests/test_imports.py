@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "checkpoint.chain",
     "training": "errors config runtime datasets models sharding compiled",
     "checkpoint": "errors files config runtime datasets models sharding training ids",
-    "serving": "errors files config models runtime.console ids time_buckets datasets.schema "
+    "serving": "errors files config models runtime.console ids time_buckets datasets.schema datasets.spread "
     "datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder checkpoint.chain "
     "checkpoint.shards checkpoint.recorded training.progress",
     "monitoring": "errors files config runtime datasets models training",

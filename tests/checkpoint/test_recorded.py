@@ -48,6 +48,7 @@ OF_THE_COMMAND_LINE = (
         "warm_start",
         "other_data",
         "by",
+        "cutoffs",
     ),
     *("pipeline", "timeout", "rebuild", "distribution"),
 )

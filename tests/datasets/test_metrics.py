@@ -197,6 +197,9 @@ def test_hit_rate_and_ndcg_have_the_values_worked_out_by_hand() -> None:
     found = measure_ranks(np.array([1, 3, 10, 11]))
     assert found["hr_at_10"] == 3 / 4
     assert found["ndcg_at_10"] == pytest.approx((1 + 1 / 2 + 1 / np.log2(11)) / 4)
+    others = measure_ranks(np.array([1, 3, 10, 11]), cutoffs=(2, 11))
+    assert others["hr_at_2"] == others["mrr_at_2"] == 1 / 4
+    assert others["mrr_at_11"] == pytest.approx((1 + 1 / 3 + 1 / 10 + 1 / 11) / 4)
 
 
 def test_popularity_ranks_equal_counting_movie_by_movie() -> None:

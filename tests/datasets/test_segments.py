@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,8 @@ def test_any_number_of_processes_measures_the_same_segments(
 ) -> None:
     train = (*flags, "--task", task, "--epochs", "1", "--dump", "--save_dir", tmp_path / "dumps")
     by: tuple[Any, ...] = ("--by", "country,history_length")
+    if task == "ranking":
+        by = (*by, "--cutoffs", "5,50")
     trained = succeeded(torchrun(2, EXAMPLE, *train, *by, "--report_dir", tmp_path / "report"))
     load = ("--load", "--save_dir", tmp_path / "dumps", *flags, *by)
     loaded = succeeded(torchrun(3, EXAMPLE, *load))
@@ -107,6 +110,14 @@ def test_any_number_of_processes_measures_the_same_segments(
     assert {*report["segments"]} == {"country", "history_length"}
     for of_values in report["segments"].values():
         assert sum(each["cases"] for each in of_values.values()) == report["data"]["num_test"]
+    if task == "ranking":
+        test = report["test"]
+        assert test["hr_at_5"] <= test["hr_at_10"] <= test["hr_at_50"]
+        assert 0 < report["lists"]["coverage"] <= 1
+        assert re.search(r"\| +HR@50 \|", loaded)
+        lists = [line for line in (trained + loaded).splitlines() if "lists of 10 for each" in line]
+        assert len({line.partition("]")[2] for line in lists}) == 1
+        assert len(lists) == 2
     if task == "rating":
         squares = [each["cases"] * each["rmse"] ** 2 for each in report["segments"]["country"].values()]
         assert sum(squares) == pytest.approx(report["data"]["num_test"] * report["test"]["rmse"] ** 2)
@@ -119,3 +130,12 @@ def test_a_name_that_is_no_feature_is_refused_before_the_training(flags: list[st
     assert "epoch 1" not in result.stdout
     with pytest.raises(UserError, match="--by cannot be used with --stream"):
         parse_args(["--stream", "--by", "country"])
+
+
+def test_lengths_of_lists_that_cannot_be_are_refused_before_the_training(flags: list[str]) -> None:
+    result = python(EXAMPLE, *flags, "--cutoffs", "5")
+    assert result.returncode == 2
+    assert "--cutoffs requires a task that ranks, got --task rating" in result.stderr
+    assert "epoch 1" not in result.stdout
+    with pytest.raises(UserError, match="--cutoffs must be at least 1, got 0"):
+        parse_args(["--task", "ranking", "--cutoffs", "5,0"])

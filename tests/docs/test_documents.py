@@ -37,7 +37,7 @@ OTHER_FLAGS = [
         "--host",
     ),
     *("--write", "--data", "--real", "--output", "--help", "--rebuild", "--logdir", "--format", "--label"),
-    *("--candidates", "--planted", "--model", "--users", "--pairs", "--margin", "--keep_runs", "--cold"),
+    *("--candidates", "--planted", "--model", "--users", "--pairs", "--margin", "--keep_runs", "--warm"),
 ]
 
 

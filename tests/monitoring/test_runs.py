@@ -103,7 +103,7 @@ def test_runs_on_different_tests_are_in_different_tables(
     assert ["ml-10m, --split time, 7 ratings in the test"] in rows
 
 
-def test_flags_that_differ_are_columns_but_for_the_folder_of_the_report(
+def test_flags_that_differ_are_columns_but_for_those_of_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "a")
@@ -111,6 +111,18 @@ def test_flags_that_differ_are_columns_but_for_the_folder_of_the_report(
     rows = shown(capsys, tmp_path)
     assert rows[3][5:] == ["--lr"]
     assert [row[5:] for row in rows[5:7]] == [["0.04"], ["0.5"]]
+
+
+def test_segments_of_runs_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run, rmse in (("a", 0.7), ("b", 0.6)):
+        segments = {"country": {"DE": {"cases": 12_000, "rmse": rmse}, "FR": {"cases": 8_000, "rmse": None}}}
+        write_run(tmp_path / run, segments=segments, config={**REPORT["config"], "by": run})
+    write_run(tmp_path / "c", segments={})
+    rows = shown(capsys, tmp_path)
+    assert rows[-4:][0] == ["test RMSE by country", "number", "a", "b"]
+    assert rows[-2:] == [["DE", "12,000", "0.7000", "0.6000"], ["FR", "8,000", "-", "-"]]
+    # What is reported is no difference between models.
+    assert rows[3][5:] == []
 
 
 def test_a_run_that_is_named_twice_is_one_run(tmp_path: Path) -> None:

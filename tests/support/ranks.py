@@ -64,7 +64,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     found["learned weights"] = train_learned_weights(columns, config, context)
     found["sequences"] = {ids: train_sequence(config, ids, context) for ids in ("fixed", "dynamic")}
     found["ranking"] = rank_all(columns, config, context, std=0.4)
-    found["tied"] = rank_all(columns, config, context, std=0)["ranks"]
+    found["tied"] = rank_all(columns, config, context, std=0)
     found["pipelined_modules"] = count_pipelined_modules(columns, config, context)
     return found
 
@@ -195,8 +195,10 @@ def optimizer_sums(train_state: Any) -> dict[str, float]:
 def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) -> dict[str, Any]:
     """Ranks by initial weights of a standard deviation, and the vectors that they come from.
 
-    "vectors" are, for each split, D lists: number d of user, movie, user, movie, and so on.
+    "listed" is the number of lists with each movie, by split. "vectors" are, for each split, D lists: number
+    d of user, movie, user, movie, and so on.
     """
+    import numpy as np
     import torch
 
     from recsuite.sharding import plan as sharding
@@ -209,7 +211,11 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     train_state, input_pipeline = build(columns, config, context)
     sharding.INIT_STD = usual
     evaluator = RankingEvaluator(input_pipeline, columns, context, evaluation.Users(columns, []))
-    ranks = {split: evaluator.ranks(train_state.model, split, 0).tolist() for split in ("validation", "test")}
+    listed = {split: np.zeros(columns.num_items, np.int64) for split in ("validation", "test")}
+    ranks = {
+        split: evaluator.ranks(train_state.model, split, 0, counts).tolist()
+        for split, counts in listed.items()
+    }
     vectors = {}
     for split in ("validation", "test", "catalogue"):
         with torch.no_grad():
@@ -222,7 +228,8 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
         # Contiguous, as nccl wants what it gathers.
         flat = [number.flatten(1).contiguous() for number in numbers]
         vectors[split] = [in_order(number, both, context).tolist() for number in flat]
-    return {"ranks": ranks, "vectors": vectors}
+    lists = {split: counts.tolist() for split, counts in listed.items()}
+    return {"ranks": ranks, "listed": lists, "vectors": vectors}
 
 
 def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContext) -> int:

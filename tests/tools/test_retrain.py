@@ -132,11 +132,11 @@ def test_a_worse_model_is_not_promoted(weeks: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_ranking_begins_with_the_rows_of_the_promoted_model(weeks: Path) -> None:
+def test_a_warm_ranking_begins_with_the_rows_of_the_promoted_model(weeks: Path) -> None:
     ranking = ("--task", "ranking", "--split", "time", "--margin", "-1", "--keep_runs", "0")
     shutil.rmtree(weeks / "models")
     succeeded(retrain(write_weeks(weeks / "shop", 1), weeks / "models", *ranking))
-    output = succeeded(retrain(write_weeks(weeks / "shop", 2), weeks / "models", *ranking))
+    output = succeeded(retrain(write_weeks(weeks / "shop", 2), weeks / "models", *ranking, "--warm"))
     assert f"began with {weeks / 'models' / 'run-000001'}" in output
     assert "new values: " in output
     assert "promoted" in output

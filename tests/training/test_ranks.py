@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
+from recsuite.config.sections import TOP
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
@@ -162,7 +163,7 @@ def movies_of_users(columns: Columns, num_known: int) -> dict[int, set[int]]:
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_ranks_equal_those_of_the_whole_matrix_of_scores_for_1_2_and_3_ranks(
+def test_ranks_and_lists_equal_those_of_the_whole_matrix_of_scores_for_1_2_and_3_ranks(
     found: dict[int, Any], ratings: Path, split: str
 ) -> None:
     columns = open_columns(Config.of(data_path=str(ratings)))
@@ -174,17 +175,25 @@ def test_ranks_equal_those_of_the_whole_matrix_of_scores_for_1_2_and_3_ranks(
     seen = movies_of_users(columns, columns.num_train if split == "validation" else positions.start)
     cases = columns.column("rows")[["user", "item"]][positions.start : positions.stop].tolist()
     expected, if_tied = [], []
+    listed, listed_if_tied = np.zeros((2, columns.num_items), np.int64)
     for (user, movie), row in zip(cases, scores, strict=True):
         others = [
             other for other in range(columns.num_items) if other not in seen.get(user, ()) and other != movie
         ]
         expected.append(1 + int((row[others] >= row[movie]).sum()))
         if_tied.append(1 + len(others))
+        unseen = [other for other in range(columns.num_items) if other not in seen.get(user, ())]
+        # Of equal scores the first item comes first.
+        order = np.argsort(-row[unseen], kind="stable")[:TOP]
+        listed[np.array(unseen)[order]] += 1
+        listed_if_tied[unseen[:TOP]] += 1
     assert len(set(expected)) > 20
     for results in found.values():
         assert results["ranking"]["ranks"][split] == expected
         # Of equal scores none is better than the other, and that counts against the movie.
-        assert results["tied"][split] == if_tied
+        assert results["tied"]["ranks"][split] == if_tied
+        assert results["ranking"]["listed"][split] == listed.tolist()
+        assert results["tied"]["listed"][split] == listed_if_tied.tolist()
 
 
 def run_on_gpus(num_ranks: int, folder: Path, tmp_path: Path) -> Any:

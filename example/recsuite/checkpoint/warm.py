@@ -148,7 +148,7 @@ def _check(
     tables: Mapping[str, EmbeddingTable],
 ) -> None:
     """Refuse a checkpoint of another model or optimizer, or with another feature of the same name."""
-    fix = "give the flags, schema and script of its training, or begin without it (retrain --cold)"
+    fix = "give the flags, schema and script of its training, or begin without it"
     if manifest.dynamic or any(table.record() for table in tables.values()):
         raise UserError(
             f"{folder} or this program has dynamic tables, which continue with --resume --stream alone; give "

@@ -128,7 +128,7 @@ class Config:
         trains = "train" in self.modes and not serves
         for name in ("follow_data", "profile", "tensorboard"):
             require(trains or not flags[name], f"--{name} requires a training; give --train too")
-        for name in ("report_dir", "by"):
+        for name in ("report_dir", "by", "cutoffs"):
             measures = (trains or flags["load"]) and not serves
             require(measures or not flags[name], f"--{name} requires a training or --load; give one of them")
         section = self.checkpoint
@@ -195,6 +195,8 @@ class Config:
             require(not self.monitoring.by, "--by cannot be used with --stream, which has no test")
             require(not self.checkpoint.warm_start, "--warm_start is not for --stream; give --resume")
             require(data.is_default("day_feature"), "--day_feature cannot be used with --stream")
+        cutoffs = self.monitoring.cutoffs
+        require(min(cutoffs, default=1) > 0, f"--cutoffs must be at least 1, got {min(cutoffs, default=1)}")
         require(not model.reads_order or data.history > 0, "--task sequence requires --history above 0")
         if model.learns_history_weights:
             require(

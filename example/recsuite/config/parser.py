@@ -187,11 +187,11 @@ def _workers(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor auto") from None
 
 
-def _widths(text: str) -> tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     if text == "none":
         return ()
     try:
-        return tuple(int(width) for width in text.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a list of whole numbers like 128,64, nor the word none"
@@ -208,6 +208,6 @@ def _folder(text: str) -> str:
 # Conversions from the text of a flag to its value, if the type of its default does not define one.
 KINDS: dict[str, Callable[[str], Any]] = {
     "num_workers": _workers,
-    "mlp_dims": _widths,
+    **dict.fromkeys(("mlp_dims", "cutoffs"), _numbers),
     **dict.fromkeys(PATHS, _folder),
 }

@@ -885,6 +885,9 @@ class MonitoringConfig(Section):
         "Features with one value, separated by commas, by whose values the test is also measured; "
         "history_length is the number of training ratings of the user.",
     )
+    cutoffs: tuple[int, ...] = flag(
+        (), "More lengths of lists at which the test of a ranking is measured, such as 5,20,100, or none."
+    )
     profile: int = flag(
         0,
         "Training steps that rank 0 records with PyTorch's profiler after a warm-up, for a table of the "

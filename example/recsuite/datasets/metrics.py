@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,8 @@ class Measured(dict[str, float]):
 
     parts: KNOWN and NEW to the metrics of these cases alone, if there are both; segments: name to value to
     the metrics of its cases, see `datasets.segments`. new_users, new_items: shares
-    of the cases whose user, or item, has no training event.
+    of the cases whose user, or item, has no training event. listed: of a ranking, in how many of the lists of
+    TOP items each item is, int64 [items].
     """
 
     new_users = new_items = 0.0
@@ -58,6 +59,7 @@ class Measured(dict[str, float]):
         self.cases, self.intervals = cases, dict(intervals or {})
         self.parts: dict[str, Measured] = {}
         self.segments: dict[str, dict[str, Measured]] = {}
+        self.listed: np.ndarray | None = None
 
 
 def finite(metrics: Metrics) -> dict[str, float | None]:
@@ -254,19 +256,21 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     return twice / 2 / (len(above) * len(below))
 
 
-def measure_ranks(ranks: np.ndarray, users: np.ndarray | None = None) -> Measured:
-    """Hit rate, NDCG and mean reciprocal rank of the first `TOP` items.
+def measure_ranks(
+    ranks: np.ndarray, users: np.ndarray | None = None, cutoffs: Sequence[int] = (TOP,)
+) -> Measured:
+    """Hit rate, NDCG and mean reciprocal rank of the first items, as many as each cutoff says.
 
     ranks: of the test items, int [n], from 1 on; users: see `measure`. A case has one relevant item, so its
     ideal gain is 1, its recall is the hit rate, and its average precision is the reciprocal rank.
     """
-    names = ("hr_at_10", "ndcg_at_10", "mrr_at_10")
+    names = tuple(f"{name}_at_{cutoff}" for cutoff in cutoffs for name in ("hr", "ndcg", "mrr"))
     if len(ranks) == 0:
         return Measured(dict.fromkeys(names, math.nan), 0)
 
     def values_of(part: slice) -> tuple[np.ndarray, ...]:
-        hits = (ranks[part] <= TOP).astype(np.float64)
-        return hits, hits / np.log2(1.0 + ranks[part]), hits / ranks[part]
+        gains = np.ones(len(ranks[part])), 1 / np.log2(1.0 + ranks[part]), 1 / ranks[part]
+        return tuple(gain * (ranks[part] <= cutoff) for cutoff in cutoffs for gain in gains)
 
     return _means(len(ranks), names, values_of, users)
 

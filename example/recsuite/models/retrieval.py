@@ -72,11 +72,11 @@ def _top_items(
             columns = (~(scores <= best[:, -1:])).any(dim=0).nonzero().squeeze(1)
             scores, numbers = scores[:, columns], numbers[:, columns]
         # The best ones so far come first, because their places are lower.
-        best, places = _highest(torch.cat([best, scores], dim=1), torch.cat([places, numbers], dim=1), k)
+        best, places = highest(torch.cat([best, scores], dim=1), torch.cat([places, numbers], dim=1), k)
     return places.masked_fill(best == -torch.inf, -1)
 
 
-def _highest(scores: torch.Tensor, places: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def highest(scores: torch.Tensor, places: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k highest scores of each row with their places, sorted; of equal scores the earlier ones."""
     # `topk` is several times as fast as a sort of all, but takes any of the equal scores at its edge.
     if k < scores.shape[1]:

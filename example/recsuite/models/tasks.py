@@ -167,6 +167,10 @@ class Ranking(WorkerTask):
     evaluation = "ranks"
     score_label = "score"
 
+    def labels_for(self, found: Mapping[str, float]) -> dict[str, str]:
+        """See `WorkerTask`."""
+        return {name: name.replace("_at_", "@").upper() for name in {**self.metrics, **found}}
+
     def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
         """See `WorkerTask`."""
         # Without the mean: a number added to every score changes no rank.

@@ -19,6 +19,8 @@ from recsuite.runtime.host import check_descriptors
 
 # A metric is an error, the smaller the better, if its name contains one of these; the others are scores.
 ERRORS = ("rmse", "mae", "loss")
+# Flags of what is written, which are no difference between models.
+REPORTED = ("report_dir", "save_dir", "by", "cutoffs")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class RunReport:
     """Run with its main metric; None is an undefined value.
 
     title: of the table of its test; test_of: a key that is equal for all runs on the same test; interval: the
-    95 % interval of the test; order: by which runs are sorted, the best one first.
+    95 % interval of the test; segments: name to value to (events, metric), see --by; order: by which runs are
+    sorted, the best one first.
     """
 
     name: str
@@ -39,6 +42,7 @@ class RunReport:
     baselines: dict[str, float | None]
     seconds: float
     flags: dict[str, str]
+    segments: dict[str, dict[str, tuple[int, float | None]]]
     order: tuple[bool, float]
 
 
@@ -107,8 +111,13 @@ def _of_report(name: str, report: dict[str, Any]) -> RunReport:
         [float(end) for end in report.get("intervals", {}).get("test", {}).get(metric, ())],
         {printable(name): value_in(values) for name, values in report["baselines"].items()},
         sum(report["time"].values()),
-        # The folder of a report does not count as a difference.
-        {name: printable(value) for name, value in config.items() if name != "report_dir"},
+        {name: printable(value) for name, value in config.items() if name not in REPORTED},
+        {
+            printable(segments): {
+                printable(value): (found["cases"], value_in(found)) for value, found in of_values.items()
+            }
+            for segments, of_values in report.get("segments", {}).items()
+        },
         (validation is None, (validation or 0.0) * (1 if lower_is_better(metric) else -1)),
     )
 
@@ -133,7 +142,22 @@ def compare(runs: Sequence[RunReport]) -> str:
         rows.append(row + [run.flags.get(name, "-") for name in differ])
     for name, value in runs[0].baselines.items():
         rows.append([name, "-", format_metric(value), "-", "-", *["-"] * len(differ)])
-    return f"{result_of(runs[0])} ({runs[0].name})\n{runs[0].title}\n\n{markdown_table(rows)}"
+    segments = dict.fromkeys(name for run in runs for name in run.segments)
+    tables = map(markdown_table, [rows, *(_segments_table(runs, name) for name in segments)])
+    return "\n\n".join([f"{result_of(runs[0])} ({runs[0].name})\n{runs[0].title}", *tables])
+
+
+def _segments_table(runs: Sequence[RunReport], name: str) -> list[list[str]]:
+    """Return the rows of a table of the test by segment, with a column for each run that has these."""
+    runs = [run for run in runs if name in run.segments]
+    rows = [[f"test {runs[0].label} by {name}", "number", *(run.name for run in runs)]]
+    for value in dict.fromkeys(value for run in runs for value in run.segments[name]):
+        found = [run.segments[name].get(value, (0, None)) for run in runs]
+        # Of a number the ranges are those of the training, which may differ from run to run.
+        numbers = {number for number, _ in found if number}
+        shown = " or ".join(f"{number:,}" for number in sorted(numbers))
+        rows.append([value, shown, *(format_metric(metric) for _, metric in found)])
+    return rows
 
 
 def result_of(run: RunReport) -> str:

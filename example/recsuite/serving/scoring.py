@@ -30,6 +30,7 @@ import pyarrow.parquet
 
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, ITEM, USER
+from recsuite.datasets.spread import describe_spread
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of, digest_of_bytes, explained, flush, held, remove, replace_file, replacing
 from recsuite.serving.request import check_k
@@ -39,8 +40,6 @@ from recsuite.serving.served import ServedModel
 BLOCK = 4096
 JOB, PART = "_job.json", "part-{:08d}.parquet"
 RANK, SCORE = "rank", "score"
-# Share of the items that count as popular, and number of the most listed ones that are named.
-POPULAR, MOST_LISTED = 0.01, 3
 # Endings of files, and their formats as pyarrow calls them.
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".arrow": "ipc", ".feather": "ipc", ".jsonl": "json"}
 
@@ -263,10 +262,9 @@ def described(everyones: Sequence[Counts], folder: Path, seconds: float, noun: s
 
 
 def describe_lists(output: Path, model: ServedModel) -> str:
-    """Describe in one line how the items of all lists are spread over the catalogue. Reads the written files.
+    """Describe in one line how the items of all lists are spread over the catalogue, see `spread_of`.
 
-    Coverage is the share of the known items that are in a list. Novelty is the mean of -log2 of the share of
-    an item in the events of the data, with one event added to each item.
+    Reads the written files.
     """
     assert model.data is not None
     schema, ids = model.snapshot.schema, model.data.items.ids
@@ -276,19 +274,8 @@ def describe_lists(output: Path, model: ServedModel) -> str:
         found = pyarrow.compute.value_counts(batch[column])
         for entry in found.to_pylist():
             listed[places[entry["values"]]] += entry["counts"]
-    if not listed.any():
-        return f"no {schema.item} is in a list"
-    had, is_known = model.data.item_counts(), model.snapshot.known(schema.item, ids).numpy()
-    known, number = int(is_known.sum()), np.count_nonzero(listed)
-    novelty = listed @ -np.log2((had + 1) / (had.sum() + len(had))) / listed.sum()
-    popular = np.argsort(-had * is_known, kind="stable")[: max(1, round(POPULAR * known))]
-    most = np.argsort(-listed, kind="stable")[:MOST_LISTED].tolist()
-    named = ", ".join(f"{ids[place]} ({listed[place]:,})" for place in most)
-    return (
-        f"{number:,} of {known:,} {schema.items} are in a list (coverage {number / known:.3f}); "
-        f"{listed[popular].sum() / listed.sum():.1%} of the entries are of the {POPULAR:.0%} most popular; "
-        f"novelty {novelty:.2f} bits; most often: {printable(named)}"
-    )
+    is_known = model.snapshot.known(schema.item, ids).numpy()
+    return describe_spread(listed, model.data.item_counts(), is_known, ids, schema.items)
 
 
 def check_free(output: Path) -> None:

@@ -69,6 +69,7 @@ class Flags(TypedDict, total=False):
     follow: bool
     report_dir: str | Path
     by: str
+    cutoffs: tuple[int, ...]
     profile: int
     tensorboard: bool
     seed: int

@@ -7,10 +7,9 @@
         run-000001/                checkpoints of a training; report/, its metrics; verdict.json
         run-000002/
 
-Each call trains in a new run, and tests the promoted model on the same newest events. A training begins with
-the rows and the dense part of the promoted model, unless its own initial rows are solved for. The link
-changes in one rename, after everything else is written; whatever fails or is killed before leaves it as it
-was.
+Each call trains in a new run, and tests the promoted model on the same newest events. A training learns all
+events anew, or with --warm begins with the rows and the dense part of the promoted model. The link changes in
+one rename, after everything else is written; whatever fails or is killed before leaves it as it was.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--save_dir", type=local, default=Path("models"), help="folder of the runs: models")
     parser.add_argument("--margin", type=float, default=0.0, help="by how much the new one must be better: 0")
     parser.add_argument("--keep_runs", type=int, default=4, help="runs to keep beside the promoted one: 4")
-    parser.add_argument("--cold", action="store_true", help="begin without the rows of the promoted model")
+    parser.add_argument("--warm", action="store_true", help="begin with the rows of the promoted model")
     parser.add_argument("--nproc_per_node", default="1", help=argparse.SUPPRESS)
     flags, others = parser.parse_known_args(argv)
     config, given = parse_given(others)
@@ -106,8 +105,7 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
         config = with_preset(*parse_given(words))
         check_comparable(config, promoted)
         training = [*words, "--dump", "--save_dir", str(run), "--report_dir", str(run / "report")]
-        # Solved rows are better than old ones.
-        if promoted and not flags.cold and config.model.initial_rows != "gaussian":
+        if promoted and flags.warm:
             training += ["--warm_start", str(promoted)]
         if status := launch(flags, script, training):
             say(f"the training failed with status {status}: {described(promoted)}")

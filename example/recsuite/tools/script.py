@@ -447,8 +447,8 @@ def report_test(
     from recsuite.training.steps import InputPipeline
     from recsuite.training.stream import report_rest_of_stream
 
-    pipeline, by = InputPipeline(data.loader), config.monitoring.by
-    evaluator = make_evaluator(pipeline, data.columns, config.model, context, by)
+    pipeline = InputPipeline(data.loader)
+    evaluator = make_evaluator(pipeline, data.columns, config.model, context, config.monitoring)
     if config.stream.stream:
         report_rest_of_stream(evaluator, model.model, progress, data.columns, context)
         return

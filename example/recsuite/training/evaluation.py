@@ -6,7 +6,7 @@ with one entry for each event of the split, in their order, the same on every ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recsuite.config.sections import ModelConfig
+from recsuite.config.sections import TOP, ModelConfig, MonitoringConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import places_of
 from recsuite.datasets.columns import Columns
@@ -32,6 +32,8 @@ from recsuite.datasets.metrics import (
 )
 from recsuite.datasets.schema import ITEM, USER, YES_NO
 from recsuite.datasets.segments import segments_of
+from recsuite.errors import UserError
+from recsuite.models.retrieval import highest
 from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext
@@ -66,21 +68,25 @@ def make_evaluator(
     columns: Columns,
     config: ModelConfig,
     context: RuntimeContext,
-    by: str = "",
+    monitoring: MonitoringConfig | None = None,
 ) -> Evaluator:
     """Return the evaluator of the configured task. Not collective.
 
-    by: names of segments of the test, separated by commas, see `segments_of`.
+    monitoring: flags with the segments of the test, see `segments_of`, and the lengths of lists.
 
     Raises:
-        UserError: for a segment that cannot be.
+        UserError: for a segment that cannot be, and for lengths of lists without a ranking.
     """
-    users = Users(columns, [name.strip() for name in by.split(",") if name.strip()])
+    monitoring = monitoring or MonitoringConfig()
+    users = Users(columns, [name.strip() for name in monitoring.by.split(",") if name.strip()])
     task = TASKS[config.task]
     if task.evaluation == "ranks":
         if columns.schema.more_labels:
             context.say(f"a ranking measures no {' and no '.join(columns.schema.label_names[1:])}")
-        return RankingEvaluator(input_pipeline, columns, context, users)
+        cutoffs = [*dict.fromkeys((TOP, *monitoring.cutoffs))]
+        return RankingEvaluator(input_pipeline, columns, context, users, cutoffs)
+    if monitoring.cutoffs:
+        raise UserError(f"--cutoffs requires a task that ranks, got --task {config.task}; leave it out.")
     return PredictionEvaluator(task, input_pipeline, columns, context, users)
 
 
@@ -306,6 +312,25 @@ def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.nda
     return torch.stack(everyones, dim=1).flatten(0, 2)[:number].cpu().numpy()
 
 
+def _cells(rows: np.ndarray, columns: np.ndarray, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cells of a matrix with `number` columns, without those beside it."""
+    inside = (columns >= 0) & (columns < number)
+    return torch.from_numpy(rows[inside]), torch.from_numpy(columns[inside])
+
+
+def _add_to_lists(best: torch.Tensor, places: torch.Tensor, scores: torch.Tensor, first: int) -> None:
+    """Put the highest scores of a block of items into lists. Of equal scores the earlier item counts.
+
+    best, places: scores and items of the lists so far, [n, TOP]; scores: of the block, float32 [n, m]; first:
+    position of its first item.
+    """
+    rows = (scores > best[:, -1:]).any(dim=1).nonzero().squeeze(1)
+    numbers = torch.arange(first, first + scores.shape[1], device=scores.device).expand(len(rows), -1)
+    best[rows], places[rows] = highest(
+        torch.cat([best[rows], scores[rows]], dim=1), torch.cat([places[rows], numbers], dim=1), TOP
+    )
+
+
 class RankedCases:
     """Cases of a rank: the events of its batches of a split, each with the items that its user has seen.
 
@@ -352,8 +377,14 @@ class RankingEvaluator:
     """
 
     def __init__(
-        self, input_pipeline: InputPipeline, columns: Columns, context: RuntimeContext, users: Users
+        self,
+        input_pipeline: InputPipeline,
+        columns: Columns,
+        context: RuntimeContext,
+        users: Users,
+        cutoffs: Sequence[int] = (TOP,),
     ) -> None:
+        self.cutoffs = cutoffs
         self.input_pipeline = input_pipeline
         self.context = context
         # Both splits now: the training may outlive the files.
@@ -371,14 +402,22 @@ class RankingEvaluator:
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
         """See `Evaluator`."""
-        ranks, users = self.ranks(model, "test", epoch), self.users.of["test"]
-        return self.users.with_parts(lambda some: measure_ranks(ranks[some], users[some]))
+        listed, users = np.zeros(self.num_items, np.int64), self.users.of["test"]
+        ranks = self.ranks(model, "test", epoch, listed)
+        found = self.users.with_parts(lambda some: measure_ranks(ranks[some], users[some], self.cutoffs))
+        found.listed = listed
+        return found
 
     @torch.no_grad()
-    def ranks(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
+    def ranks(
+        self, model: DistributedModelParallel, split: str, epoch: int, listed: np.ndarray | None = None
+    ) -> np.ndarray:
         """Return the rank of the item for the user of each event, int64, from 1.
 
         In the order of the split, the same on every rank.
+
+        listed: gets for each item the number of the events' lists of TOP items that it is in; None to make no
+        lists, which saves time.
 
         Each other item that may be recommended and has at least the same score adds one. An item that its
         user has seen may not be recommended, and ranks below all.
@@ -391,24 +430,30 @@ class RankingEvaluator:
         # Rank 1 if no item is above.
         found = torch.ones(cases.shape, dtype=torch.int64, device=self.context.device)
         mine = found.view(-1)[: len(cases.items)]
+        # The lists so far: scores, the highest first, and positions of items.
+        best = users.new_full((len(mine), TOP), -torch.inf)
+        places = torch.zeros_like(best, dtype=torch.int64)
         # Items outside, cases inside: every rank takes part in gathering each block, but ranks have different
         # cases.
         for first, items in self._catalogue(model, epoch):
             step = max(1, SCORES_AT_ONCE // len(items))
             for part in (slice(start, start + step) for start in range(0, len(mine), step)):
+                scores = (users[part].double() @ items.T).float()
                 # A NaN score counts as above.
-                is_above = ~((users[part].double() @ items.T).float() < own[part].unsqueeze(1))
+                is_above = ~(scores < own[part].unsqueeze(1))
+                own_item, (case, item) = cases.items[part], cases.seen(part)
+                seen = _cells(case, item - first, len(items))
+                scores[seen], is_above[seen] = -torch.inf, False
                 # The item itself is not counted: ranks start at 1.
-                own_case, own_item = np.arange(len(is_above)), cases.items[part]
-                case, item = cases.seen(part)
-                is_user_tables = own_item[case] == item
-                for cases_of, items_of in ((own_case, own_item), (case, item)):
-                    here = (items_of >= first) & (items_of < first + len(items))
-                    is_above[torch.from_numpy(cases_of[here]), torch.from_numpy(items_of[here] - first)] = (
-                        False
-                    )
+                is_above[_cells(np.arange(len(own_item)), own_item - first, len(items))] = False
                 mine[part] += is_above.sum(dim=1)
-                mine[part][torch.from_numpy(case[is_user_tables])] = never_found(self.num_items)
+                mine[part][torch.from_numpy(case[own_item[case] == item])] = never_found(self.num_items)
+                if listed is not None:
+                    _add_to_lists(best[part], places[part], scores, first)
+        if listed is not None:
+            counts = torch.bincount(places[best > -torch.inf], minlength=self.num_items)
+            dist.all_reduce(counts)
+            listed += counts.cpu().numpy()
         return in_order(found, cases.number, self.context)
 
     def _embed(

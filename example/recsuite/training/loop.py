@@ -238,9 +238,8 @@ class Training:
 
     def _make_evaluator(self) -> None:
         # It maps its columns now: like the loader, it does not need the files later.
-        by = self.config.monitoring.by
         self.evaluator = make_evaluator(
-            self.input_pipeline, self.columns, self.config.model, self.context, by
+            self.input_pipeline, self.columns, self.config.model, self.context, self.config.monitoring
         )
 
     def _begin_pass(self) -> bool:

@@ -1,0 +1,28 @@
+"""How lists are spread over the catalogue."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recsuite.datasets.spread import describe_spread, spread_of
+
+
+def test_lists_are_described_by_the_share_of_items_the_popular_and_the_surprise() -> None:
+    # 200 items, of which 2 are popular; the last one cannot be listed.
+    had = np.array([50, 6, *[1] * 197, 90])
+    listed = np.zeros(200, np.int64)
+    listed[[0, 1, 5]] = 5, 1, 4
+    is_ranked = np.arange(200) < 199
+    found = spread_of(listed, had, is_ranked)
+    assert found["coverage"] == 3 / 199
+    assert found["popular_share"] == 6 / 10
+    total = 50 + 6 + 197 + 90 + 200
+    bits = 5 * np.log2(total / 51) + np.log2(total / 7) + 4 * np.log2(total / 2)
+    assert found["novelty"] == pytest.approx(bits / 10)
+    line = describe_spread(listed, had, is_ranked, [f"p{place}" for place in range(200)], "products")
+    assert line.startswith(
+        "3 of 199 products are in a list (coverage 0.015); 60.0% of the entries are of the 1%"
+    )
+    assert line.endswith("most often: p0 (5), p5 (4), p1 (1)")
+    assert describe_spread(0 * listed, had, is_ranked, [], "products") == "the lists have no products"
