@@ -1,4 +1,4 @@
-"""How lists of recommended items are spread over the catalogue."""
+"""Spread of lists of recommended items over the catalogue."""
 
 from __future__ import annotations
 
