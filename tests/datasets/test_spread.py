@@ -1,4 +1,4 @@
-"""How lists are spread over the catalogue."""
+"""The spread of lists over the catalogue."""
 
 from __future__ import annotations
 
