@@ -16,7 +16,6 @@ import pytest
 
 import recsuite
 from recsuite.config.parser import build_parser
-from recsuite.config.renamed import RENAMED
 from tests.support.documents import ARCHIVE, PAGES, README, blocks, name_of
 from tests.support.launch import EXAMPLE, ROOT, python, succeeded
 
@@ -98,8 +97,7 @@ def test_every_test_named_in_a_document_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_flag_that_a_document_names_is_one(page: Path) -> None:
-    former = {f"--{name}" for name in RENAMED} if page.name == "CHANGELOG.md" else set()
-    known = {*build_parser()._option_string_actions, *OTHER_FLAGS, *former}
+    known = {*build_parser()._option_string_actions, *OTHER_FLAGS}
     named = {
         flag for code in re.findall(r"`([^`]+)`", in_prose(page)) for flag in re.findall(r"--[\w-]+", code)
     }

@@ -140,7 +140,6 @@ def test_a_saved_model_scores_the_same_without_the_tables(
     [
         ({"epoch": 1}, "fit takes no flag epoch .did you mean epochs"),
         ({"data_path": "x"}, "fit takes no flag data_path"),
-        ({"ids": "dynamic", "vocabulary": "fixed"}, "fit got ids and vocabulary, which are one flag"),
         ({"epochs": 0}, "--epochs must be between 1 and 1,000,000, got 0"),
         ({"epochs": "3"}, "fit takes a value of type int for epochs, and got '3'"),
         ({"schema": "nope.toml"}, "The schema nope.toml is not a file"),
@@ -150,14 +149,6 @@ def test_a_saved_model_scores_the_same_without_the_tables(
 def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         recsuite.fit(frames(50)[0], **flags)
-
-
-def test_a_former_name_of_a_flag_is_a_warning() -> None:
-    with (
-        pytest.warns(FutureWarning, match="--admit=1 is now --admission_threshold=1"),
-        pytest.raises(UserError, match="--epochs must be between"),
-    ):
-        recsuite.fit(frames(50)[0], admit=1, epochs=0)
 
 
 def test_an_argument_that_is_no_frame_gives_one_message() -> None:

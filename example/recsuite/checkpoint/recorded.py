@@ -24,7 +24,6 @@ from recsuite.checkpoint.folder import newest_in
 from recsuite.checkpoint.format import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.presets import as_given, in_words
-from recsuite.config.renamed import REMOVED, renamed_flags
 from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given_flags
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, typed
@@ -142,7 +141,10 @@ def read_recorded(folder: Path) -> dict[str, Any]:
 def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     """Check flags that were read, as `read_recorded` does, and return them."""
     kinds = {name: kind for section in sections().values() for name, kind in get_type_hints(section).items()}
-    flags = present_flags(folder, found)
+    flags: dict[str, Any] = {}
+    # Older files have no sections.
+    for name, value in found.items():
+        flags.update(value if name in sections() and isinstance(value, dict) else {name: value})
     # Flags of other versions of the program have no type here; `_say_differences` names them.
     for name in flags.keys() & kinds.keys():
         try:
@@ -154,24 +156,6 @@ def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
                 f"{getattr(kinds[name], '__name__', kinds[name])}; load it with the program that wrote it."
             ) from None
     return {name: _plain(value) for name, value in flags.items()}
-
-
-def present_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags of all sections by their present names; older files have no sections.
-
-    Raises:
-        UserError: when the model has features that were removed.
-    """
-    flags: dict[str, Any] = {}
-    for name, value in found.items():
-        flags.update(value if name in sections() and isinstance(value, dict) else {name: value})
-    for name in REMOVED:
-        if value := flags.pop(name, 0):
-            raise ChoiceError(
-                f"{folder} has a model of --{name} {printable(repr(value))}, and this version has no such "
-                "models. Fix: load it with the version that trained it, or train again."
-            )
-    return renamed_flags(flags)
 
 
 def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ if __name__ == "__main__":
     # The reader of `--help`, such as head, may close the pipe early.
     end_when_pipe_closes()
     try:
-        # Without the warning about former names of flags, which the run itself prints.
         parse_given()
     except UserError as error:
         print(with_script_name(error), file=sys.stderr)

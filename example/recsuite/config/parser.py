@@ -6,17 +6,14 @@ import argparse
 import dataclasses
 import difflib
 import inspect
-import os
 import re
-import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.presets import PRESETS, as_given, in_words, with_preset
-from recsuite.config.renamed import RENAMED, describe_renamed, renamed_words
 from recsuite.config.sections import NEWEST, Section, check_given_flags
-from recsuite.errors import UserError, script_name, with_script_name
+from recsuite.errors import UserError, script_name
 from recsuite.files import PATHS
 
 # Flags that have a second, longer name.
@@ -38,27 +35,13 @@ def parse_args(argv: list[str] | None = None) -> Config:
 
         args = rs.parse_args(["--epochs", "2", "--batch_size", "512"])
     """
-    return parse_given(present_words(argv))[0]
-
-
-def present_words(argv: Sequence[str] | None = None) -> list[str]:
-    """Return a command line with the present names of flags; warn on rank 0 if it has former ones.
-
-    argv: the flags, those of `sys.argv` when None.
-    """
-    words = [*(sys.argv[1:] if argv is None else argv)]
-    # There is no process group yet, so the rank is read from the launcher's environment.
-    if (warning := describe_renamed(words)) and os.environ.get("RANK", "0") == "0":
-        print(with_script_name(warning), file=sys.stderr)
-    return renamed_words(words)
+    return parse_given(argv)[0]
 
 
 def parse_given(
     argv: list[str] | None = None, world_size: int = 1, unread: Collection[str] = ()
 ) -> tuple[Config, frozenset[str]]:
     """Parse as `parse_args`; return also the names of the given flags, even those with their default value.
-
-    Former names of flags are read as the present ones, see `renamed`.
 
     world_size: the number of processes, among which a preset may divide a number; unread: unused flags,
     which --help omits.
@@ -68,8 +51,7 @@ def parse_given(
     """
     # Only the known flags, so that the error for an unknown one can name a similar flag. argparse's own error
     # would not.
-    words = renamed_words(sys.argv[1:] if argv is None else argv)
-    found, unknown = build_parser(unread).parse_known_args(words)
+    found, unknown = build_parser(unread).parse_known_args(argv)
     if unknown:
         raise UserError(
             f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help for every flag."
@@ -102,8 +84,7 @@ def check_read(argv: Sequence[str], unread: Collection[str]) -> None:
     Raises:
         UserError: names the first one, and the script that has it.
     """
-    former = (name for name, (present, _) in RENAMED.items() if present in unread)
-    refused = {*unread, *(LONG_NAMES.get(flag) for flag in unread), *former}
+    refused = {*unread, *(LONG_NAMES.get(flag) for flag in unread)}
     for word in argv:
         name = word.partition("=")[0]
         if name[:2] == "--" and name[2:] in refused:

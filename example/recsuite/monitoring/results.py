@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recsuite.config.renamed import renamed_flags
 from recsuite.errors import LINES, UserError, escaped, format_metric, markdown_table, printable
 from recsuite.files import local, reason_of
 from recsuite.runtime.console import end_when_pipe_closes
@@ -89,7 +88,7 @@ def read_report(path: Path, name: str) -> RunReport:
 
 
 def _of_report(name: str, report: dict[str, Any]) -> RunReport:
-    metric, config, data = report["main_metric"], renamed_flags(report["config"]), report["data"]
+    metric, config, data = report["main_metric"], report["config"], report["data"]
 
     def value_in(metrics: dict[str, Any]) -> float | None:
         return None if metrics.get(metric) is None else float(metrics[metric])

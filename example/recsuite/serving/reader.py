@@ -37,7 +37,6 @@ from recsuite.checkpoint.format import (
     read_config,
     read_manifest,
 )
-from recsuite.checkpoint.recorded import present_flags
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading, shape_of, widths_in
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.preparation.vocabulary import Buckets, Encoding, encoding_of
@@ -100,7 +99,6 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
     # An export has no configuration of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
     config = read_config(folder) if named else {}
-    present_flags(folder, config)
     schema = _read_schema(folder, manifest)
     features = _read_features(folder, manifest, schema)
     model = model_of(folder, manifest)[0]

@@ -22,7 +22,6 @@ import shutil
 import socket
 import tempfile
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -33,7 +32,6 @@ import numpy as np
 from recsuite.config.config import ALONE, TRAINING, Config, flag_names, sections
 from recsuite.config.parser import nearest_flag
 from recsuite.config.presets import with_preset
-from recsuite.config.renamed import RENAMED, describe_renamed, renamed_flags
 from recsuite.datasets.schema import EVENT, ITEM, RATING, USER, Feature, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
@@ -255,7 +253,7 @@ def fit(
     in `cache_dir` or beside the tables, as on the command line.
 
     Raises:
-        UserError: for a flag that is not known or given by two names, and whatever a training raises; rows of
+        UserError: for a flag that is not known, and whatever a training raises; rows of
             tables are counted from 1.
         KeyboardInterrupt: on Ctrl-C, in the main thread.
 
@@ -263,8 +261,7 @@ def fit(
         model = rs.fit(events, epochs=5)
         model.score(events)                                   # float32 [3]
     """
-    given = _present_flags(flags)
-    config = _config_of(given)
+    config = _config_of(flags)
     is_path = isinstance(events, (str, Path))
     # All checks on every rank, before any of them writes: so all report the same error.
     _check_launch()
@@ -278,7 +275,7 @@ def fit(
     # The folder of frames is made later; the temporary folder stands for it here.
     path = str(events) if is_path else tempfile.gettempdir()
     config = config.replaced(data_path=path, dump=True)
-    config = with_preset(config, given, read_launch().world_size)
+    config = with_preset(config, flags, read_launch().world_size)
     with FITTING:
         try:
             with _folder_of_launch() as folder:
@@ -286,24 +283,13 @@ def fit(
                     _write(folder / "data", tables, schema)
                     columns = config.data.cache_dir or str(folder / "columns")
                     config = config.replaced(data_path=str(folder / "data"), cache_dir=columns)
-                if "save_dir" not in given:
+                if "save_dir" not in flags:
                     config = config.replaced(save_dir=str(folder / "checkpoints"))
-                return _fitted(config, frozenset(given), folder)
+                return _fitted(config, frozenset(flags), folder)
         finally:
             # The objects of a training have reference cycles with its process groups and mapped columns.
             # Their threads and descriptors would stay until Python's garbage collector runs.
             gc.collect()
-
-
-def _present_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flags by their present names, with a warning about former ones."""
-    for former, (present, _) in RENAMED.items():
-        if former in flags and present in flags:
-            raise UserError(f"fit got {former} and {present}, which are one flag. Fix: give {present}.")
-    warning = describe_renamed([f"--{name}={value}" for name, value in flags.items()])
-    if warning and os.environ.get("RANK", "0") == "0":
-        warnings.warn(warning.removeprefix("Warning: "), FutureWarning, stacklevel=3)
-    return renamed_flags(flags)
 
 
 def _config_of(flags: Mapping[str, Any]) -> Config:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import io
 import signal
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import ALONE, TRAINING, Config
-from recsuite.config.parser import check_read, parse_given, present_words, unread_flags
+from recsuite.config.parser import check_read, parse_given, unread_flags
 from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
 from recsuite.config.sections import DataConfig, require
 from recsuite.errors import BrokenLaunchError, UserError
@@ -130,7 +131,7 @@ def run_modes(
         MODES = {"train": train, "load": load}
         rs.run_modes(None, MODES, make_model, defaults=("--epochs", "4"))
     """
-    flags, without = present_words(argv), unread_flags(unread)
+    flags, without = [*(sys.argv[1:] if argv is None else argv)], unread_flags(unread)
     check_read(flags, without)
     named = {word.partition("=")[0] for word in flags}
     if after is not None and not named & WITH_CHECKPOINTS:

@@ -54,7 +54,6 @@ from typing import BinaryIO, ClassVar
 
 import numpy as np
 
-from recsuite.config.renamed import renamed_flag
 from recsuite.datasets.batching import places_of
 from recsuite.errors import UserError
 from recsuite.files import explained, remove, replacing
@@ -590,10 +589,8 @@ def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> No
     except ValueError:
         found = {}
     wanted = {"num_ratings": num_ratings, "seed": seed, "world": world}
-    # Older files have former names.
-    if isinstance(found, dict):
-        found["world"] = renamed_flag("world", found.get("world", World.NAME))[1]
-    if not isinstance(found, dict) or not wanted.items() <= found.items():
+    # The files of the first world do not name it.
+    if not isinstance(found, dict) or not wanted.items() <= {"world": World.NAME, **found}.items():
         raise UserError(
             f"{folder} holds other ratings than --synthetic_ratings {num_ratings} --seed {seed} "
             f"--synthetic_kind {world}; give another --data_path, or leave --dataset out to read what lies "
