@@ -7,9 +7,11 @@ pickle, and each file is compared with its digest before it is used.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -143,6 +145,19 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     flush(folder)
 
 
+@contextlib.contextmanager
+def parsing(what: str, fix: str = OTHER_CHECKPOINT) -> Iterator[None]:
+    """Turn an error about the content of a file into a UserError. what: cannot be read.
+
+    Raises:
+        UserError: instead of the error.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"Cannot read {what}: {printable(error)}. Fix: {fix}.") from None
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a folder, and check its digest and its fields. The files are not checked.
 
@@ -228,11 +243,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path} is damaged: it has {size:,} bytes and digest {digest}, and had {entry.bytes:,} and "
             f"{entry.xxh3_128}."
         )
-    try:
+    with parsing(f"{path}"):
         config: dict[str, Any] = typed(dict, parsed(content), CONFIG)
-        return config
-    except (ValueError, TypeError) as error:
-        raise UserError(f"Cannot read {path}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from None
+    return config
 
 
 def link_after(folder: Path) -> ParentLink:

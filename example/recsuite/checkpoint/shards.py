@@ -39,7 +39,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from recsuite.checkpoint.format import OTHER_CHECKPOINT, TYPES, DynamicRecord, Manifest
+from recsuite.checkpoint.format import OTHER_CHECKPOINT, TYPES, DynamicRecord, Manifest, parsing
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, FileEntry, explained, flushed, parsed
 from recsuite.ids import UNKNOWN_ID
@@ -217,14 +217,9 @@ class ShardFile:
         # The files of deltas and exports hold whole tensors, and have no offsets.
         if not text:
             return {name: [0] * len(shape) for name, shape in self.shapes.items()}
-        try:
+        with parsing(f"the offsets of tensors in {self.path}"):
             said = parsed(text.encode())
             begins = {name: said[name]["saved_offsets"] for name in self.shapes}
-        except (ValueError, LookupError, TypeError) as error:
-            raise UserError(
-                f"Cannot read the offsets of tensors in {self.path}: {printable(error)}. Fix: "
-                f"{OTHER_CHECKPOINT}."
-            ) from None
         for name, begin in begins.items():
             is_list = type(begin) is list and len(begin) == len(self.shapes[name])
             if not is_list or not all(map(_is_place, begin)):
@@ -337,12 +332,8 @@ class RowReader:
         for file in itertools.chain(*map(self.files, range(len(self.folders)))):
             if name_of(table, "texts.ids") in file:
                 arrays = (file.tensor(name_of(table, slot)).numpy() for slot in TEXTS)
-                try:
+                with parsing(f"the texts of {table} in {file.path}"):
                     known = known.with_others(Texts.of_arrays(*arrays), table)
-                except ValueError as error:
-                    raise UserError(
-                        f"Cannot read the texts of {table} in {file.path}: {error}. Fix: {OTHER_CHECKPOINT}."
-                    ) from None
         return known
 
 

@@ -28,12 +28,12 @@ from recsuite.checkpoint.format import (
     CONFIG,
     FEATURES_FILE,
     MANIFEST,
-    OTHER_CHECKPOINT,
     VOCABULARY,
     Manifest,
     ParentLink,
     check_files,
     link_after,
+    parsing,
     read_config,
     read_manifest,
 )
@@ -137,35 +137,24 @@ def _follows(folder: Path, manifest: Manifest) -> ParentLink:
     follows = manifest.about.get("follows")
     if not follows:
         return link_after(folder)
-    try:
+    with parsing(f"the delta that follows from {folder / MANIFEST}", "export again"):
         link: ParentLink = typed(ParentLink, follows)
-        return link
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"Cannot read the delta that follows from {folder / MANIFEST}: {printable(error)}. Fix: export "
-            "again."
-        ) from None
+    return link
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Return the contents of a JSON object."""
-    try:
+    with parsing(f"{path}"):
         found: dict[str, Any] = typed(dict, parsed(path.read_bytes()), path.name)
-        return found
-    except (TypeError, ValueError) as error:
-        raise UserError(f"Cannot read {path}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from None
+    return found
 
 
 def _read_schema(folder: Path, manifest: Manifest) -> Schema:
     """Return the schema of the training; checkpoints of earlier versions have none."""
     if not any(entry.name == SCHEMA_FILE for entry in manifest.files):
         return FIRST_SCHEMA
-    try:
+    with parsing(f"the schema in {folder / SCHEMA_FILE}"):
         return schema_of(_read_json(folder / SCHEMA_FILE))
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"Cannot read the schema in {folder / SCHEMA_FILE}: {printable(error)}. Fix: {OTHER_CHECKPOINT}."
-        ) from None
 
 
 def _read_vocabulary(
@@ -181,13 +170,8 @@ def _read_vocabulary(
     encodings: dict[str, Encoding] = {}
     for name, values in found.items():
         if isinstance(values, dict):
-            try:
+            with parsing(f"the encoding of {printable(name)} in {folder / VOCABULARY}"):
                 encodings[name] = encoding_of(values)
-            except (TypeError, ValueError) as error:
-                raise UserError(
-                    f"Cannot read the encoding of {printable(name)} in {folder / VOCABULARY}: "
-                    f"{printable(error)}. Fix: {OTHER_CHECKPOINT}."
-                ) from None
             continue
         # One type: the values of a request are compared with the type of the first value, see
         # `request.check_values`.
@@ -245,7 +229,7 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
 
 
 def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
-    try:
+    with parsing(f"the features in {path}", "export again"):
         tables = typed(list[dict[str, Any]], _read_json(path).get("tables"), "tables")
         # "rows" is for human readers; the table itself has the number. Exports of earlier versions have no
         # "number": no feature was a number then.
@@ -253,10 +237,6 @@ def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
             typed(Feature, {"number": "", **{k: v for k, v in table.items() if k != "rows"}})
             for table in tables
         ]
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"Cannot read the features in {path}: {printable(error)}. Fix: export again."
-        ) from None
     known = {*map(schema.name_of, ENTITIES), EVENT, HISTORY}
     for feature in recorded:
         if feature.entity not in known:
