@@ -123,7 +123,17 @@ class World:
         users, movies: planted parameters, float64 [users or movies, 1 + rank], the bias first; counts:
         ratings of each user, int64 [users]; picks: cumulative chance of the movies, float64 [movies].
         """
-        return draw_ratings(rng, users, movies, counts, picks, self)
+        expected = expected_ratings(self)
+        for begin in range(0, len(users), USERS_PER_BLOCK):
+            block = counts[begin : begin + USERS_PER_BLOCK]
+            user_rows, movie_rows = _draw_pairs(rng, block, picks)
+            times = draw_times(rng, len(block), user_rows)
+            user_rows += begin
+            scores = MEAN_SCORE + users[user_rows, 0] + movies[movie_rows, 0]
+            for factor in range(1, 1 + self.rank):
+                scores += users[user_rows, factor] * movies[movie_rows, factor]
+            steps = steps_of(scores)
+            yield user_rows, movie_rows, draw_stars(rng, steps, self), times, expected[steps]
 
     def describe(self, ratings: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
         """Entries of oracle.json for this kind of world only.
@@ -157,28 +167,6 @@ def draw_counts(rng: np.random.Generator, num_ratings: int, num_users: int, num_
     shares = np.minimum(shares / shares.sum(), limit)
     ends = np.rint(np.cumsum(shares / shares.sum()) * spare).astype(np.int64)
     return MIN_RATINGS_PER_USER + np.diff(ends, prepend=0)
-
-
-def draw_ratings(
-    rng: np.random.Generator,
-    users: np.ndarray,
-    movies: np.ndarray,
-    counts: np.ndarray,
-    picks: np.ndarray,
-    world: World,
-) -> Iterator[tuple[np.ndarray, ...]]:
-    """See `World.draw`."""
-    expected_of_step = expected_ratings(world)
-    for first in range(0, len(users), USERS_PER_BLOCK):
-        block = counts[first : first + USERS_PER_BLOCK]
-        user_rows, movie_rows = _draw_pairs(rng, block, picks)
-        times = draw_times(rng, len(block), user_rows)
-        user_rows += first
-        scores = MEAN_SCORE + users[user_rows, 0] + movies[movie_rows, 0]
-        for factor in range(1, 1 + world.rank):
-            scores += users[user_rows, factor] * movies[movie_rows, factor]
-        steps = steps_of(scores)
-        yield user_rows, movie_rows, draw_stars(rng, steps, world), times, expected_of_step[steps]
 
 
 def steps_of(scores: np.ndarray) -> np.ndarray:
@@ -399,8 +387,7 @@ class MarkovWorld(World):
             rows, place = np.repeat(np.arange(len(block)), block), places_of(np.zeros_like(block), block)
             movie_rows, ranks, surprise = (walked[rows, place] for walked in chain.walk(rng, block))
             times = in_order(rows, draw_times(rng, len(block), rows))
-            of_user, of_movie = users[begin + rows], movies[movie_rows]
-            scores = steps_of(MEAN_SCORE + of_user[:, 0] + of_movie[:, 0] + taste(of_user, of_movie))
+            scores = steps_of(_scores(users[begin + rows], movies[movie_rows]))
             stars = draw_stars(rng, scores, self)
             yield begin + rows, movie_rows, stars, times, expected[scores], ranks, surprise
 
@@ -503,11 +490,6 @@ def in_order(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
     apart = 2 * LAST_TIME * rows
     place = np.arange(len(times))
     return np.maximum.accumulate(np.sort(apart + times) - place) + place - apart
-
-
-def taste(users: np.ndarray, movies: np.ndarray) -> np.ndarray:
-    """Product of the factors of users and movies, float64 [n]. Their parameters have the bias first."""
-    return (users[:, 1:] * movies[:, 1:]).sum(axis=1)
 
 
 FORMAT = 1
