@@ -228,12 +228,14 @@ def test_a_given_flag_overrides_that_of_the_training_even_with_its_default_value
     recorded = {"dataset": "ml-1m", "duplicates": "first"}
     asked = Config.of(recommend=True, user="1")
     assert asked.data.duplicates == "auto"
-    assert recommend._with_data_of(tmp_path, recorded, asked, given).data.duplicates == duplicates
+    model = Mock(**{"snapshot.trained": tmp_path, "snapshot.config": recorded})
+    assert recommend._data_of(model, asked, given).data.duplicates == duplicates
 
 
 def test_an_empty_path_names_no_data(tmp_path: Path) -> None:
+    model = Mock(**{"snapshot.trained": tmp_path, "snapshot.config": {"data_path": "/data"}})
     with pytest.raises(UserError, match="no path is taken from a checkpoint; give --data_path"):
-        recommend._with_data_of(tmp_path, {"data_path": "/data"}, Config(), ["data_path"])
+        recommend._data_of(model, Config(), ["data_path"])
 
 
 def test_the_command_prints_the_folder_of_its_data(

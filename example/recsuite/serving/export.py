@@ -53,33 +53,22 @@ def export(source: CheckpointConfig, target: Path, model: ModelMaker | None = No
     # Before the model is read: reading can take long.
     _check_free(target)
     snapshot = read_settled(save_dir, source.checkpoint, model)
-    size = _write_beside(snapshot, target)
+    size = write_export(snapshot, target)
     asked = requested_kind(save_dir, source.checkpoint)
     choice = describe_choice(snapshot.manifest.progress, asked, snapshot.metric)
     say(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
 
 
 def write_export(snapshot: Snapshot, target: Path, lists: ItemLists | None = None) -> int:
-    """Write a model into a new folder, and return its size in bytes.
+    """Write a model into a new folder, and return its size in bytes. It gets its name when all is written.
 
     lists: of an index of its items, written too.
 
     Raises:
         UserError: when the folder is taken or cannot be written.
     """
-    _check_free(target.absolute())
-    return _write_beside(snapshot, target.absolute(), lists)
-
-
-def _check_free(target: Path) -> None:
-    with explained(f"Cannot read {target}", "give another folder"):
-        is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
-    if is_taken:
-        raise UserError(f"{target} exists already; give a new folder, or remove that one.")
-
-
-def _write_beside(snapshot: Snapshot, target: Path, lists: ItemLists | None = None) -> int:
-    """Write the folder under another name, rename it when all is on the disk, and return its bytes."""
+    target = target.absolute()
+    _check_free(target)
     aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
     with explained(f"Cannot write {target}", "give another folder"):
         with replacing(target, aside) as making:
@@ -90,6 +79,13 @@ def _write_beside(snapshot: Snapshot, target: Path, lists: ItemLists | None = No
         # As in `writer.publish`: before this, a power cut can undo the rename.
         flush(target.parent)
     return sum(entry.bytes for entry in files)
+
+
+def _check_free(target: Path) -> None:
+    with explained(f"Cannot read {target}", "give another folder"):
+        is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if is_taken:
+        raise UserError(f"{target} exists already; give a new folder, or remove that one.")
 
 
 def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:

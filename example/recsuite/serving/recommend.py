@@ -412,7 +412,15 @@ def tell(model: ServedModel, data_path: str, save_dir: str) -> RawData:
 def _data_of(model: ServedModel, config: Config, given: Collection[str]) -> Config:
     """Return the configuration with the data flags of a model's training."""
     written = model.snapshot.trained
-    return _with_data_of(written, checked_flags(written, model.snapshot.config), config, given)
+    recorded = checked_flags(written, model.snapshot.config)
+    if not (recorded or config.data.dataset or config.data.data_path):
+        raise UserError(
+            f"--save_dir {config.checkpoint.save_dir} does not say which data its model was trained on; give "
+            "--data_path."
+        )
+    # An empty path, as from a variable that is not set, counts as not given.
+    named = {name for name in given if config.flags[name] != ""}
+    return merged(written, config, data_flags_of(written, recorded, named))
 
 
 def _check_ids(folder: Path, model: ServedModel, name: str, ids: list[Any]) -> None:
@@ -426,17 +434,6 @@ def _check_ids(folder: Path, model: ServedModel, name: str, ids: list[Any]) -> N
         )
     if table.num_values and not bool(model.snapshot.known(name, ids).any()):
         raise UserError(f"{folder} has no {name} that the model was trained on; {where}.")
-
-
-def _with_data_of(written: Path, recorded: dict[str, Any], config: Config, given: Collection[str]) -> Config:
-    if not (recorded or config.data.dataset or config.data.data_path):
-        raise UserError(
-            f"--save_dir {config.checkpoint.save_dir} does not say which data its model was trained on; give "
-            "--data_path."
-        )
-    # An empty path, as from a variable that is not set, counts as not given.
-    named = {name for name in given if config.flags[name] != ""}
-    return merged(written, config, data_flags_of(written, recorded, named))
 
 
 def _seen(model: ServedModel, config: Config, given: Collection[str]) -> object:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.datasets.tables.files import columns_of, find_tables, sample
+from recsuite.datasets.tables.files import columns_of, find_tables
+from recsuite.datasets.tables.formats import first_rows
 from recsuite.datasets.tables.schema_file import Files
 from recsuite.errors import UserError
 from tests.support.tables import write
@@ -47,8 +48,8 @@ def test_a_folder_holds_events_and_the_tables_of_users_and_items(tmp_path: Path)
         "users": ["user", "country"],
         "items": ["user", "item"],
     }
-    assert str(sample(tables, 1)["events"].schema.types) == "[DataType(string), DataType(int64)]"
-    assert sample(tables, 1)["users"].to_pydict() == {"user": ["a"], "country": ["DE"]}
+    assert str(first_rows(tables.events, 1).schema.types) == "[DataType(string), DataType(int64)]"
+    assert first_rows(tables.users, 1).to_pydict() == {"user": ["a"], "country": ["DE"]}
 
 
 def test_the_value_of_a_partition_is_a_column(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_the_value_of_a_partition_is_a_column(tmp_path: Path) -> None:
     tables = find_tables(tmp_path)
     assert tables.events[0].partitions == (("date", "2026-11-20"), ("shop", "a b"))
     assert columns_of(tables)["events"] == ["user", "item", "date", "shop"]
-    assert sample(tables, 1)["events"].to_pylist() == [
+    assert first_rows(tables.events, 1).to_pylist() == [
         {"user": "a", "item": "1", "date": "2026-11-20", "shop": "a b"}
     ]
 

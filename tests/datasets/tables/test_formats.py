@@ -154,7 +154,7 @@ def test_deep_brackets_are_a_bad_line_and_do_not_end_the_process(tmp_path: Path)
             gzip.compress(ROWS, mtime=0)[:12] + b"\0\0\0" + gzip.compress(ROWS, mtime=0)[15:],
             "as csv: ",
         ),
-        ("a.csv", b"PAR1" + ROWS, "is a Parquet file, not text"),
+        ("a.csv", b"PAR1" + ROWS, "is a Parquet file. Fix: give its name the right end"),
         ("a.csv", b"PK\x03\x04" + ROWS, "is a zip archive"),
         ("a.jsonl", ROWS, "line 1: not a JSON object: Expecting value"),
         ("a.jsonl", b'{"a": "\xff"}\n', "is not text in utf-8"),

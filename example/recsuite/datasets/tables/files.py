@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import xxhash
@@ -24,9 +24,6 @@ import xxhash
 from recsuite.datasets.tables.schema_file import EVENTS, FILENAME, ITEMS, USERS, Files
 from recsuite.errors import UserError, printable
 from recsuite.files import check_name, digest_of, explained, place_for
-
-if TYPE_CHECKING:
-    import pyarrow
 
 # Seconds to connect, seconds without data, and seconds of a request for a block or a whole file.
 CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 30.0, 60.0, 3600.0
@@ -431,17 +428,6 @@ def columns_of(tables: Tables) -> dict[str, list[str]]:
     from recsuite.datasets.tables.formats import names_in
 
     return {role: names_in(files) for role, files in tables.roles.items() if files}
-
-
-def sample(tables: Tables, rows: int) -> dict[str, pyarrow.Table]:
-    """Return the first rows of each role. Columns of text formats are texts, others keep their types.
-
-    Raises:
-        UserError: for a file that cannot be read.
-    """
-    from recsuite.datasets.tables.formats import first_rows
-
-    return {role: first_rows(files, rows) for role, files in tables.roles.items() if files}
 
 
 def _is_file(root: str) -> bool:

@@ -167,11 +167,12 @@ FOREIGN = {
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file",
     b"FEA1": "a Feather file of version 1",
+    codecs.BOM_UTF32_LE: "text in UTF-32",
+    codecs.BOM_UTF32_BE: "text in UTF-32",
 }
 # Encodings that a schema.toml may name; the most common besides UTF-8 first.
 ENCODINGS = ("latin-1", "utf-16", "utf-8")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-UTF32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 
 
 @contextlib.contextmanager
@@ -280,16 +281,11 @@ class TextFile:
 
     def _decoder_of(self, start: bytes) -> codecs.IncrementalDecoder:
         """Return the decoder for the bytes."""
-        if start.startswith(UTF32):
-            raise UserError(
-                f"Cannot read {self.file}: it is text in UTF-32. "
-                "Fix: convert it with iconv -f UTF-32 -t UTF-8."
-            )
         what = next((what for mark, what in FOREIGN.items() if start.startswith(mark)), "")
         if what:
             raise UserError(
-                f"Cannot read {self.file}: it is {what}, not text. "
-                "Fix: give its name the right end, or unpack it."
+                f"Cannot read {self.file}: it is {what}. "
+                "Fix: give its name the right end, unpack it, or convert it to UTF-8."
             )
         name = "utf-16" if start.startswith(UTF16) else self.file.encoding
         # Without a mark, the first character shows the byte order: it is an ASCII one.

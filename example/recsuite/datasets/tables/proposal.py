@@ -25,7 +25,6 @@ from recsuite.datasets.tables.files import (
     beside,
     find_tables,
     is_remote,
-    sample,
     schema_path,
     stem_of,
 )
@@ -275,7 +274,7 @@ def propose(path: str | Path) -> Proposal:
     files, notes = _files(path, tables, bool({"user", "item"} & given.keys()), others)
     files = replace(files, **given.get("files", {}))
     chosen = find_tables(path, files)
-    samples = sample(chosen, SAMPLED_ROWS)
+    samples = {role: first_rows(files, SAMPLED_ROWS) for role, files in chosen.roles.items() if files}
     # A guess cannot work around a missing column that was written by hand.
     for name in ("user", "item", "label", "weight", "timestamp"):
         if column := given.get(name, {}).get("column", ""):

@@ -873,17 +873,15 @@ class SkippedColumn:
     values: str = ""
 
 
-def write_schema(schema: TableSchema, path: Path, left_out: Sequence[SkippedColumn] = ()) -> None:
+def write_schema(schema: TableSchema, path: Path) -> None:
     """Write a schema.toml with comments, in one step. Reading it gives the same schema.
-
-    left_out: unused columns; their sections are written as comments.
 
     Raises:
         UserError: when the schema says something impossible, or the file cannot be written.
     """
     validate(schema, path=path)
     with explained(f"Cannot write {printable(path)}"):
-        replace_file(path, text_of(schema, left_out).encode())
+        replace_file(path, text_of(schema).encode())
 
 
 def completed(
@@ -907,7 +905,7 @@ def completed(
 
 
 def text_of(schema: TableSchema, left_out: Sequence[SkippedColumn] = ()) -> str:
-    """Return the text that `write_schema` writes."""
+    """Return the text that `write_schema` writes. left_out: unused columns, which become comments."""
     return HEAD_TEXT + "".join(_sections(schema, left_out))
 
 
