@@ -13,8 +13,8 @@ from recsuite.datasets.metrics import measure_ranks
 from recsuite.datasets.movielens.synthetic import (
     CHANCES,
     LEAPS,
+    MarkovChain,
     MarkovWorld,
-    RetrieveThenRank,
     draw_chain,
     write_synthetic,
 )
@@ -33,7 +33,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.fixture
-def chain() -> RetrieveThenRank:
+def chain() -> MarkovChain:
     return draw_chain(np.random.default_rng(0), np.arange(1.0, 31.0))
 
 
@@ -41,7 +41,7 @@ def columns_of(folder: Path, *flags: str) -> Columns:
     return open_columns(parse_args(["--data_path", str(folder), *(flags or LEFT_OUT)]))
 
 
-def weights_of(chain: RetrieveThenRank) -> np.ndarray:
+def weights_of(chain: MarkovChain) -> np.ndarray:
     """Of each movie after each, float64 [movies, movies]: the definition, word by word."""
     weights = np.tile(LEAPS * chain.popularity, (len(chain.popularity), 1))
     for movie, successors in enumerate(chain.successors):
@@ -76,12 +76,12 @@ def test_popularity_is_less_skewed_than_in_the_other_data_sets(world: World) -> 
     assert 0.2 < top < 0.45
 
 
-def test_markov_successors_are_distinct_and_exclude_the_movie_itself(chain: RetrieveThenRank) -> None:
+def test_markov_successors_are_distinct_and_exclude_the_movie_itself(chain: MarkovChain) -> None:
     for movie, successors in enumerate(chain.successors.tolist()):
         assert len({movie, *successors}) == 1 + len(CHANCES)
 
 
-def test_markov_walks_follow_the_chain_with_its_probability(chain: RetrieveThenRank) -> None:
+def test_markov_walks_follow_the_chain_with_its_probability(chain: MarkovChain) -> None:
     movies, _, _ = chain.walk(np.random.default_rng(1), np.full(30_000, 2))
     first, second = movies.T
     assert np.bincount(first) / len(first) == pytest.approx(chain.popularity, abs=0.005)
@@ -96,7 +96,7 @@ def test_markov_walks_follow_the_chain_with_its_probability(chain: RetrieveThenR
     assert shares[frequent] == pytest.approx(expected[frequent], abs=0.04)
 
 
-def test_ranks_and_surprise_equal_brute_force(chain: RetrieveThenRank) -> None:
+def test_ranks_and_surprise_equal_brute_force(chain: MarkovChain) -> None:
     counts = np.array([10, 3, 25, 18] * 20)
     movies, ranks, surprise = chain.walk(np.random.default_rng(2), counts)
     weights = weights_of(chain)

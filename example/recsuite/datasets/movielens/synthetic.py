@@ -398,7 +398,7 @@ class MarkovWorld(World):
 
 
 @dataclass(frozen=True)
-class RetrieveThenRank:
+class MarkovChain:
     """Markov chain over the movies.
 
     successors: of each movie, distinct and other than itself, int64 [movies, K], in the order of CHANCES;
@@ -471,7 +471,7 @@ class RetrieveThenRank:
         return above + 1, -np.log2(own / left)
 
 
-def draw_chain(rng: np.random.Generator, weights: np.ndarray) -> RetrieveThenRank:
+def draw_chain(rng: np.random.Generator, weights: np.ndarray) -> MarkovChain:
     """Draw the successors of each movie by weights, float64 [movies]."""
     popularity = weights / weights.sum()
     num_movies, ends = len(weights), np.cumsum(popularity)[:-1]
@@ -481,7 +481,7 @@ def draw_chain(rng: np.random.Generator, weights: np.ndarray) -> RetrieveThenRan
         successors[missing] = drawn
         ordered = np.sort(np.column_stack([drawn, missing]), axis=1)
         missing = missing[(np.diff(ordered, axis=1) == 0).any(axis=1)]
-    return RetrieveThenRank(successors, popularity)
+    return MarkovChain(successors, popularity)
 
 
 def in_order(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
