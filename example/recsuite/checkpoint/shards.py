@@ -25,7 +25,6 @@ import contextlib
 import functools
 import itertools
 import math
-import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,13 +41,12 @@ from safetensors.numpy import save_file
 from recsuite.checkpoint.format import OTHER_CHECKPOINT, TYPES, DynamicRecord, Manifest, parsing
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, FileEntry, explained, flushed, parsed
-from recsuite.ids import UNKNOWN_ID
 
 # Key of the metadata where the reader of torch.distributed.checkpoint finds the offsets of a file's tensors
 # in the whole ones; without it, it takes each for a whole tensor.
 OFFSETS_KEY = "DCP_SHARDING_INFO"
-# Type and number of dimensions of raw values in a delta.
-ID_TYPES = (("int64", 1), ("float64", 1), ("uint8", 2))
+# Raw values in a delta may have any type and shape: only other programs read them.
+ANY = "any"
 PREFIX = "dynamic."
 # Slots of a table by id, with their types; each slot has one entry for each of the ids.
 ROWS = {"ids": "int64", "weight": "float32", "momentum1": "float32", "seen": "int64", "count": "int32"}
@@ -200,11 +198,9 @@ class ShardFile:
         found: torch.Tensor = self._slices[name][first:end]
         return found
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield the entries of the tensors in the header."""
-        for name, begin in self.begins.items():
-            dtype = TYPES.get(self._slices[name].get_dtype(), "no type")
-            yield Piece(self.path, name, self.shapes[name], dtype, begin)
+    def dtype(self, name: str) -> str:
+        """Return the type of a tensor."""
+        return TYPES.get(self._slices[name].get_dtype(), "no type")
 
     @cached_property
     def begins(self) -> dict[str, list[int]]:
@@ -340,12 +336,11 @@ class RowReader:
 def _fill_pieces(file: ShardFile, targets: Mapping[str, torch.Tensor], first: int) -> None:
     """Copy the numbers of a file into tensors that hold the rows from `first` on of whole tensors."""
     for name in targets.keys() & file.shapes.keys():
-        target, (begin, *others), (number, *sizes) = targets[name], file.begins[name], file.shapes[name]
+        target, begin, number = targets[name], file.begins[name][0], file.shapes[name][0]
         low, high = max(first, begin), min(first + len(target), begin + number)
         if low < high:
-            columns = (slice(other, other + size) for other, size in zip(others, sizes, strict=True))
             values = file.rows(name, low - begin, high - begin)
-            target[(slice(low - first, high - first), *columns)] = values.to(target.device)
+            target[low - first : high - first] = values.to(target.device)
 
 
 class _NewestRows:
@@ -389,27 +384,6 @@ class _NewestRows:
 # --- headers of shard files, compared with the manifest ---
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Entry of a tensor in the header of a shard file. begin: its offsets in the whole tensor."""
-
-    path: Path
-    name: str
-    shape: list[int]
-    dtype: str
-    begin: list[int]
-
-    @property
-    def end(self) -> list[int]:
-        """End of the piece in the whole tensor."""
-        return [first + size for first, size in zip(self.begin, self.shape, strict=True)]
-
-    def meets(self, other: Piece) -> bool:
-        """Return True if a number of the whole tensor is in both pieces."""
-        sides = zip(self.begin, self.end, other.begin, other.end, strict=True)
-        return all(max(first, begin) < min(last, end) for first, last, begin, end in sides)
-
-
 def shape_of(folder: Path, manifest: Manifest, name: str) -> list[int]:
     """Return the shape of a float32 tensor.
 
@@ -443,175 +417,65 @@ def widths_in(manifest: Manifest) -> dict[str, int]:
 def check_shard_files(folder: Path, manifest: Manifest) -> None:
     """Compare the headers of shard files with the manifest, after their bytes were checked.
 
-    Checks names, types, shapes and offsets, the ids of tables by id, and in a delta also the numbers of the
-    changed rows.
+    Checks names, types, shapes and offsets, and in a delta also that the changed rows are in their table.
 
     Raises:
         UserError: names the file, and what in it does not fit.
     """
+    expected = _expected(manifest)
+    missing = {name: math.prod(shape) for name, (shape, _) in expected.items() if -1 not in shape}
     with reading(folder):
-        files = [ShardFile(path) for path in _shard_paths(folder, manifest)]
-        pieces = [piece for file in files for piece in file.pieces()]
-        _check_dynamic(folder, manifest, files, pieces)
-        others = [piece for piece in pieces if not piece.name.startswith(PREFIX)]
-        if manifest.link is None:
-            _check_shards(folder, manifest, others)
-        else:
-            _check_changes(folder, manifest, files, others)
+        for file in map(ShardFile, _shard_paths(folder, manifest)):
+            # Readers need tensors of any number of rows in each file, also if it has no rows.
+            if absent := expected.keys() - missing.keys() - file.shapes.keys():
+                raise UserError(f"{file.path} does not fit its manifest: it has no {printable(min(absent))}.")
+            for name, shape in file.shapes.items():
+                _check_tensor(file, name, *expected.get(name, ([], "nothing")))
+                if name in missing:
+                    missing[name] -= math.prod(shape)
+            if manifest.link is not None:
+                _check_rows(file, manifest)
+    for name, number in missing.items():
+        if number > 0:
+            raise UserError(f"{folder} is incomplete: {number:,} numbers of {printable(name)} are missing.")
 
 
-def _check_shards(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> None:
-    """Check that each number of every tensor in the manifest is there once, and no other tensor."""
-    found: dict[str, list[Piece]] = {name: [] for name in manifest.tensors}
-    for piece in pieces:
-        shape, dtype = _wanted(manifest, piece)
-        if len(piece.shape) != len(shape) or any(map(operator.gt, piece.end, shape)) or piece.dtype != dtype:
-            raise _misfit(piece, f"of a {dtype} {shape}")
-        found[piece.name].append(piece)
-    for name, shards in found.items():
-        missing = math.prod(manifest.tensors[name][0]) - sum(math.prod(shard.shape) for shard in shards)
-        if missing > 0:
-            raise UserError(f"{folder} is incomplete: {missing:,} numbers of {name} are missing.")
-        # Otherwise a number that is there twice would hide one that is missing.
-        _check_apart(sorted(shards, key=lambda shard: shard.begin))
+def _expected(manifest: Manifest) -> dict[str, Kind]:
+    """Return name to shape and type of all tensors; -1 for a number of rows that each file decides."""
+    found, is_delta = dict(manifest.tensors), manifest.link is not None
+    for table, slots in tables_of(manifest).items() if is_delta else ():
+        for slot, (shape, dtype) in slots.items():
+            found[f"tables.{table}.{slot}"] = [-1, *shape[1:]][: len(shape)], dtype
+        found |= {f"tables.{table}.rows": ([-1], "int64"), f"tables.{table}.ids": ([-1], ANY)}
+    for table, record in manifest.dynamic.items():
+        kinds = {**ROWS, **WAITING, **(TEXTS if record.has_texts else {})}
+        kinds |= dict.fromkeys((IDS[1], WAITING_IDS[1]), "int64") if is_delta else {}
+        shapes = {slot: [-1] for slot in kinds} | {"weight": [-1, record.embedding_dim]}
+        shapes |= dict(zip(UNKNOWN, ([1, record.embedding_dim], [1]), strict=True))
+        for slot, shape in shapes.items():
+            found[name_of(table, slot)] = shape, kinds.get(slot, "float32")
+    return found
 
 
-def _check_apart(shards: Sequence[Piece]) -> None:
-    """Refuse a number of the whole tensor that two shards have. shards: sorted by their offsets."""
-    # Each shard is compared only with the next ones until one begins after its end: with many ranks, not all
-    # pairs are compared.
-    for number, shard in enumerate(shards):
-        for later in shards[number + 1 :]:
-            if later.begin[:1] >= shard.end[:1]:
-                break
-            if shard.meets(later):
-                raise _misfit(later, f"which {shard.path.name} has too")
+def _check_tensor(file: ShardFile, name: str, wanted: list[int], dtype: str) -> None:
+    """Refuse a tensor that is not of this type, or whose rows are not rows of this shape."""
+    shape, begin, kind = file.shapes[name], file.begins[name], file.dtype(name)
+    fits = dtype == kind and len(shape) == len(wanted) and shape[1:] == wanted[1:]
+    if dtype != ANY and not (fits and all(map(_ends_in, begin, shape, wanted))):
+        raise UserError(
+            f"{file.path} does not fit its manifest: it has {kind} {shape} from {begin} on for "
+            f"{printable(name)}, which should be {dtype} {str(wanted).replace('-1', 'n')}."
+        )
 
 
-def _wanted(manifest: Manifest, piece: Piece) -> Kind:
-    """Return shape and type of the whole tensor of a piece."""
-    if piece.name not in manifest.tensors:
-        raise _misfit(piece, "that its manifest does not name")
-    return manifest.tensors[piece.name]
+def _ends_in(begin: int, size: int, most: int) -> bool:
+    return most == -1 or begin + size <= most
 
 
-def _misfit(piece: Piece, wanted: str) -> UserError:
-    held = f"{piece.dtype} {piece.shape} from {piece.begin} on for {printable(piece.name)}"
-    return UserError(f"{piece.path} does not fit its manifest: it has {held}, {wanted}.")
-
-
-def _check_changes(
-    folder: Path, manifest: Manifest, files: Sequence[ShardFile], pieces: Sequence[Piece]
-) -> None:
-    """Check that each file has a row for every row number of each table, and one file the dense part."""
-    by_file: dict[Path, dict[str, Piece]] = {file.path: {} for file in files}
-    for piece in pieces:
-        by_file[piece.path][piece.name] = piece
-    tables = tables_of(manifest)
-    for path, own in by_file.items():
-        for table, slots in tables.items():
-            _check_rows(path, table, slots, own)
-    dense = [piece for own in by_file.values() for piece in own.values()]
-    for piece in dense:
-        # The pieces of tables were removed above, so any other piece with such a name is unknown.
-        if piece.name.startswith("tables.") or (piece.shape, piece.dtype) != _wanted(manifest, piece):
-            raise _misfit(piece, "which is not a part of it")
-    names = sorted(piece.name for piece in dense)
-    if names != sorted(name for name in manifest.tensors if not name.startswith("tables.")):
-        raise UserError(f"{folder} must have every tensor of the dense part once, got {len(names)}.")
-    for table, slots in tables.items():
-        _check_row_numbers(folder, table, min(shape[0] for shape, _ in slots.values()), files)
-
-
-def _check_rows(path: Path, table: str, slots: dict[str, Kind], own: dict[str, Piece]) -> None:
-    """Check the tensors of a table in a file against the manifest, and remove them from `own`."""
-    found = {slot: own.pop(f"tables.{table}.{slot}", None) for slot in ("rows", "ids", *slots)}
-    for slot, piece in found.items():
-        if piece is None:
-            raise UserError(f"{path} does not fit its manifest: it has no tables.{table}.{slot}.")
-    rows, ids, *held = (piece for piece in found.values() if piece)
-    if rows.dtype != "int64" or len(rows.shape) != 1:
-        raise _misfit(rows, "and numbers of rows are int64 in one dimension")
-    if (ids.dtype, len(ids.shape)) not in ID_TYPES or ids.shape[:1] != rows.shape:
-        raise _misfit(ids, f"which are not raw values of {rows.shape[0]:,} rows")
-    for piece, (shape, dtype) in zip(held, slots.values(), strict=True):
-        if piece.shape != [*rows.shape, *shape[1:]] or not shape or piece.dtype != dtype:
-            raise _misfit(piece, f"which are not {rows.shape[0]:,} rows of a {dtype} {shape}")
-
-
-def _check_row_numbers(folder: Path, table: str, most: int, files: Sequence[ShardFile]) -> None:
-    """Check that row numbers ascend in each file, are there once, and are below `most`."""
-    spans: list[tuple[int, int]] = []
-    for file in files:
-        rows = file.tensor(f"tables.{table}.rows")
-        # A delta may have no changed row of a rank.
-        if len(rows):
-            first, last = int(rows[0]), int(rows[-1])
-            if first < 0 or last >= most or not bool((rows[1:] > rows[:-1]).all()):
-                raise UserError(f"{file.path} has rows of {table} that do not ascend from 0 to {most - 1:,}.")
-            spans.append((first, last))
-    # Each rank has a contiguous range of the rows of a table, so comparing the ranges is enough.
-    for (_, last), (first, _) in itertools.pairwise(sorted(spans)):
-        if first <= last:
-            raise UserError(f"{folder} has row {first:,} of {table} in two shard files.")
-
-
-def _check_dynamic(
-    folder: Path, manifest: Manifest, files: Sequence[ShardFile], pieces: Sequence[Piece]
-) -> None:
-    """Check the tables by id in shard files against the manifest, and their ids."""
-    headers: dict[Path, dict[str, Kind]] = {file.path: {} for file in files}
-    for piece in pieces:
-        if piece.name.startswith(PREFIX):
-            headers[piece.path][piece.name] = (piece.shape, piece.dtype)
-    is_delta = manifest.link is not None
-    for path, held in headers.items():
-        left = dict(held)
-        for table, record in manifest.dynamic.items():
-            _check_slots(path, table, record, is_delta, left)
-        if left:
-            raise UserError(f"{path} does not fit its manifest: it has {min(left)}, which is no part of it.")
-    for table in manifest.dynamic:
-        homes = [path for path, held in headers.items() if name_of(table, UNKNOWN[0]) in held]
-        if len(homes) != 1:
-            raise UserError(f"{folder} has the row of unknown ids of {table} {len(homes)} times, not once.")
-        _check_ids(folder, table, is_delta, files)
-
-
-def _check_slots(
-    path: Path, table: str, record: DynamicRecord, is_delta: bool, left: dict[str, Kind]
-) -> None:
-    """Check the slots of a table in a file against the manifest, and remove them from `left`."""
-    found: dict[str, Kind] = {}
-    kinds = {**ROWS, **WAITING, **(dict.fromkeys((IDS[1], WAITING_IDS[1]), "int64") if is_delta else {})}
-    kinds |= TEXTS if record.has_texts else {}
-    if name_of(table, UNKNOWN[0]) in left:
-        kinds |= dict.fromkeys(UNKNOWN, "float32")
-    for slot, kind in kinds.items():
-        shape, dtype = found[slot] = left.pop(name_of(table, slot), ([], "nothing"))
-        dim = [record.embedding_dim] if slot.endswith("weight") else []
-        if dtype != kind or len(shape) != 1 + len(dim) or shape[1:] != dim:
-            raise UserError(
-                f"{path} does not fit its manifest: it has {dtype} {shape} for {name_of(table, slot)}, "
-                f"which should be {kind} [n{', ' if dim else ''}{', '.join(map(str, dim))}]."
-            )
-    of_texts = {"texts.ids": "", "texts.ends": ""} if record.has_texts else {}
-    for group in (ROWS, WAITING, of_texts):
-        if len({found[slot][0][0] for slot in group}) > 1:
-            raise UserError(
-                f"{path} does not fit its manifest: the tensors of {table} have different numbers of rows."
-            )
-    if any(found[slot][0][0] != 1 for slot in UNKNOWN if slot in found):
-        raise UserError(f"{path} does not fit its manifest: {table} must have one row for unknown ids.")
-
-
-def _check_ids(folder: Path, table: str, is_delta: bool, files: Sequence[ShardFile]) -> None:
-    """Check that ids ascend in each file, and that each is there once."""
-    for slots in (IDS, WAITING_IDS):
-        parts = [
-            file.tensor(name_of(table, slot)) for file in files for slot in (slots if is_delta else slots[:1])
-        ]
-        ids = torch.cat(parts).sort().values
-        ascend = all(bool((part[1:] > part[:-1]).all()) for part in parts)
-        if not ascend or bool((ids[1:] == ids[:-1]).any()) or bool((ids[:1] == UNKNOWN_ID).any()):
-            raise UserError(f"{folder} has ids of {table} that do not ascend, or one of them twice.")
+def _check_rows(file: ShardFile, manifest: Manifest) -> None:
+    """Refuse changed rows that are not in their table, or without a row for each: serving writes them."""
+    for table, slots in tables_of(manifest).items():
+        rows, most = file.tensor(f"tables.{table}.rows"), min(shape[0] for shape, _ in slots.values())
+        counts = {file.shapes[f"tables.{table}.{slot}"][0] for slot in slots}
+        if counts != {len(rows)} or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < most):
+            raise UserError(f"{file.path} has not {len(rows):,} rows of {table} from 0 to {most - 1:,}.")

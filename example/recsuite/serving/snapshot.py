@@ -195,7 +195,7 @@ class VocabularyTable(ServedTable):
         shape = shape_of(delta, manifest, f"tables.{name}.weight")
         if shape != list(self.matrix.shape):
             raise UserError(f"{delta} has {shape} for {name}, and the model {list(self.matrix.shape)}.")
-        # No row is there twice: the check of the headers refuses a delta with one row in two files.
+        # No row is there twice, because each rank writes its own rows.
         parts = [(rows, slots["weight"]) for rows, slots in reader.changed_rows(-1, name)]
         rows, weights = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return TableChange(self, rows, weights)
