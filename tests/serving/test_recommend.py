@@ -211,7 +211,7 @@ def test_data_without_any_id_of_a_dynamic_table_are_refused(tmp_path: Path) -> N
 
     record = DynamicRecord(1, 16, 16, "hash", 1, "lru", 0, 0, "steps", False, 0, 1)
     one = torch.tensor([1])
-    table = IdTable(torch.zeros(2, 1), ids=torch.tensor([3]), rows=one, seen=one, of=record)
+    table = IdTable(torch.zeros(2, 1), ids=torch.tensor([3]), rows=one, seen=one, record=record)
     model = Mock(**{"snapshot.tables": {"user": table}, "snapshot.known": known})
     _check_ids(tmp_path, model, "user", [1, 3])
     refused = (

@@ -6,12 +6,11 @@ Shapes: B ratings, D numbers in a table row, n values or ids.
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,91 +42,16 @@ SPARE = 0.25
 
 
 @dataclass(frozen=True)
-class ServedTable(ABC):
-    """Rows of a table in memory, and the row of each raw value.
+class VocabularyTable:
+    """Table of a fixed vocabulary, see `ServedTable`.
 
-    A value has a key, which no delta changes, and a key has a row. Row UNKNOWN_ROW is that of all other keys.
-    matrix: float32 [rows, D], maybe with unused rows.
+    matrix: float32 [rows, D]. rows: raw value to row, which is also the key; empty for buckets. record: None,
+    because the manifest has the shapes of the table instead.
     """
 
     matrix: torch.Tensor
-
-    @property
-    @abstractmethod
-    def kind(self) -> type[Any] | None:
-        """Type of the raw values; None if no value was seen."""
-
-    @property
-    @abstractmethod
-    def num_values(self) -> int:
-        """Number of values with a row."""
-
-    @property
-    @abstractmethod
-    def identity(self) -> object:
-        """Object whose identity changes if other values have a row, or if they have another order."""
-
-    @property
-    def record(self) -> DynamicRecord | None:
-        """Record in a manifest; None if the manifest has the shapes of the table instead."""
-        return None
-
-    @abstractmethod
-    def keys_of(self, name: str, values: Sequence[Any]) -> torch.Tensor:
-        """Return the keys of raw values, int64 [n].
-
-        Raises:
-            UserError: when one cannot be an id; names the feature.
-        """
-
-    @abstractmethod
-    def rows_of(self, keys: torch.Tensor) -> torch.Tensor:
-        """Return the rows of keys, int64 [n]."""
-
-    @abstractmethod
-    def raw_values(self) -> list[Any]:
-        """Return the raw values with a row, in the order in which equal scores are listed."""
-
-    @abstractmethod
-    def originals(self, values: Sequence[Any], keys: torch.Tensor) -> list[Any]:
-        """Return raw values with the type of the training; None for those out of vocabulary. keys: theirs."""
-
-    @abstractmethod
-    def missing_in(self, values: Sequence[Any]) -> list[Any]:
-        """Return raw values of the training that its data must have, and that are not among these."""
-
-    @abstractmethod
-    def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """Return the arrays of the table for an export, by their names in a shard file."""
-
-    @abstractmethod
-    def after(self, reader: RowReader, name: str, keeps_texts: bool) -> TableChange:
-        """Return the change by a delta; nothing is changed yet. keeps_texts: the values are shown.
-
-        Raises:
-            UserError: when the delta does not fit, or one id stands for two texts.
-        """
-
-
-@dataclass(frozen=True)
-class TableChange:
-    """Table after a delta: the weights, float32 [n, D], are still to be written into its rows, int64 [n]."""
-
-    table: ServedTable
-    rows: torch.Tensor
-    weights: torch.Tensor
-
-    def put(self) -> ServedTable:
-        """Write the weights in place, and return the table."""
-        self.table.matrix[self.rows] = self.weights
-        return self.table
-
-
-@dataclass(frozen=True)
-class VocabularyTable(ServedTable):
-    """Table of a fixed vocabulary. rows: raw value to row, which is also the key; empty for buckets."""
-
     rows: Mapping[Any, int]
+    record: ClassVar[None] = None
 
     @classmethod
     def read(
@@ -151,46 +75,50 @@ class VocabularyTable(ServedTable):
 
     @property
     def kind(self) -> type[Any] | None:
-        """See `ServedTable`."""
+        """Type of the raw values; None if no value was seen."""
         return type_of(self.rows)
 
     @property
     def num_values(self) -> int:
-        """See `ServedTable`."""
+        """Number of values with a row."""
         return len(self.matrix) - 1
 
     @property
     def identity(self) -> object:
-        """See `ServedTable`."""
+        """Object whose identity changes if other values have a row, or if they have another order."""
         return self.rows
 
     def keys_of(self, name: str, values: Sequence[Any]) -> torch.Tensor:
-        """See `ServedTable`."""
+        """Return the keys of raw values, int64 [n]; name: of the feature."""
         return torch.tensor([self.rows.get(value, UNKNOWN_ROW) for value in values], dtype=torch.int64)
 
     def rows_of(self, keys: torch.Tensor) -> torch.Tensor:
-        """See `ServedTable`."""
+        """Return the rows of keys, int64 [n]."""
         return keys
 
     def raw_values(self) -> list[Any]:
-        """See `ServedTable`."""
+        """Return the raw values with a row, in the order in which equal scores are listed."""
         return list(self.rows)
 
     def originals(self, values: Sequence[Any], keys: torch.Tensor) -> list[Any]:
-        """See `ServedTable`."""
+        """Return raw values with the type of the training; None for those out of vocabulary. keys: theirs."""
         known = [None, *self.rows]
         return [known[row] for row in keys.tolist()]
 
     def missing_in(self, values: Sequence[Any]) -> list[Any]:
-        """See `ServedTable`."""
+        """Return raw values of the training that its data must have, and that are not among these."""
         return [*(self.rows.keys() - set(values))]
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """See `ServedTable`."""
+        """Return the arrays of the table for an export, by their names in a shard file."""
         return {f"tables.{name}.weight": self.matrix.numpy()}
 
     def after(self, reader: RowReader, name: str, keeps_texts: bool) -> TableChange:
-        """See `ServedTable`."""
+        """Return the change by a delta; nothing is changed yet. keeps_texts: the values are shown.
+
+        Raises:
+            UserError: when the delta does not fit.
+        """
         delta, manifest = reader.folders[-1], reader.manifests[-1]
         shape = shape_of(delta, manifest, f"tables.{name}.weight")
         if shape != list(self.matrix.shape):
@@ -202,18 +130,20 @@ class VocabularyTable(ServedTable):
 
 
 @dataclass(frozen=True)
-class IdTable(ServedTable):
-    """Table of a dynamic vocabulary, after one checkpoint. The key of a value is its id.
+class IdTable:
+    """Table of a dynamic vocabulary, after one checkpoint, see `ServedTable`. The key of a value is its id.
 
-    ids: those with a row, int64 [n], ascending. rows: of the ids, int64 [n], never UNKNOWN_ROW, which is the
-    trained unknown row. seen: when each was last seen, int64 [n], in the unit of `of`, the record of the
-    table. texts: texts of ids, if these are shown.
+    matrix: float32 [rows, D], maybe with unused rows. ids: those with a row, int64 [n], ascending. rows: of
+    the ids, int64 [n], never UNKNOWN_ROW, which is the trained unknown row. seen: when each was last seen,
+    int64 [n], in the unit of the record, which is that of the manifest. texts: texts of ids, if these are
+    shown.
     """
 
+    matrix: torch.Tensor
     ids: torch.Tensor
     rows: torch.Tensor
     seen: torch.Tensor
-    of: DynamicRecord
+    record: DynamicRecord
     texts: Texts | None = None
 
     @classmethod
@@ -235,31 +165,30 @@ class IdTable(ServedTable):
         return table._without_expired()
 
     @property
-    def record(self) -> DynamicRecord:
-        """See `ServedTable`."""
-        return self.of
-
-    @property
     def kind(self) -> type[Any] | None:
-        """See `ServedTable`."""
-        return str if self.of.has_texts else int if len(self.ids) else None
+        """Type of the raw values; None if no value was seen."""
+        return str if self.record.has_texts else int if len(self.ids) else None
 
     @property
     def num_values(self) -> int:
-        """See `ServedTable`."""
+        """Number of values with a row."""
         return len(self.ids)
 
     @property
     def identity(self) -> object:
-        """See `ServedTable`."""
+        """Object whose identity changes if other values have a row, or if they have another order."""
         return self.ids
 
     def keys_of(self, name: str, values: Sequence[Any]) -> torch.Tensor:
-        """See `ServedTable`."""
+        """Return the keys of raw values, int64 [n].
+
+        Raises:
+            UserError: when one cannot be an id; names the feature.
+        """
         return torch.from_numpy(ids_of_values(name, values))
 
     def rows_of(self, keys: torch.Tensor) -> torch.Tensor:
-        """See `ServedTable`."""
+        """Return the rows of keys, int64 [n]."""
         places, is_there = self._places_of(keys)
         found = torch.full_like(keys, UNKNOWN_ROW)
         found[is_there] = self.rows[places]
@@ -273,7 +202,7 @@ class IdTable(ServedTable):
         return places[is_there], is_there
 
     def raw_values(self) -> list[Any]:
-        """See `ServedTable`: in the order of the ids; ids without a known text are skipped."""
+        """Return the raw values with a row, in the order of the ids; ids without a known text are skipped."""
         if self.texts is None:
             found: list[Any] = self.ids.tolist()
             return found
@@ -281,16 +210,16 @@ class IdTable(ServedTable):
         return [text.decode("utf-8", "surrogatepass") for text in known.texts]
 
     def originals(self, values: Sequence[Any], keys: torch.Tensor) -> list[Any]:
-        """See `ServedTable`."""
+        """Return raw values with the type of the training; None for those out of vocabulary. keys: theirs."""
         both = zip(values, keys.tolist(), strict=True)
         return [value if isinstance(value, str) else key for value, key in both]
 
     def missing_in(self, values: Sequence[Any]) -> list[Any]:
-        """See `ServedTable`: some ids with a row may no longer be in the data."""
+        """Return none: some ids with a row may no longer be in the data."""
         return []
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
-        """See `ServedTable`: without optimizer state and ids before admission."""
+        """Return the arrays for an export, without optimizer state and ids before admission."""
         slots: dict[str, np.ndarray] = {
             slot: np.zeros(0 if slot in WAITING else len(self.ids), kind)
             for slot, kind in {**ROWS, **WAITING}.items()
@@ -298,12 +227,16 @@ class IdTable(ServedTable):
         slots |= {"ids": self.ids.numpy(), "seen": self.seen.numpy()}
         slots |= {"weight": self.matrix[self.rows].numpy()}
         slots |= dict(zip(UNKNOWN, (self.matrix[:1].numpy(), np.zeros(1, np.float32)), strict=True))
-        if self.of.has_texts:
+        if self.record.has_texts:
             slots |= (self.texts or Texts.none()).arrays()
         return {name_of(name, slot): value for slot, value in slots.items()}
 
     def after(self, reader: RowReader, name: str, keeps_texts: bool) -> TableChange:
-        """See `ServedTable`."""
+        """Return the change by a delta; nothing is changed yet. keeps_texts: the values are shown.
+
+        Raises:
+            UserError: when the delta does not fit, or one id stands for two texts.
+        """
         record = reader.record(name)
         self._check(reader.folders[-1], name, record)
         parts = list(reader.rows_of_ids(name, slots=("ids", "seen", "weight")))
@@ -319,7 +252,7 @@ class IdTable(ServedTable):
         matrix, rows[is_new] = table._with_room(int(is_new.sum()))
         seen_now = table.seen.clone()
         seen_now[places] = seen[is_known]
-        table = dataclasses.replace(table, matrix=matrix, seen=seen_now, of=record)
+        table = dataclasses.replace(table, matrix=matrix, seen=seen_now, record=record)
         table = table._with_others(ids[is_new], rows[is_new], seen[is_new])._without_expired()
         if record.has_texts and keeps_texts:
             texts = reader.texts(name, self.texts)
@@ -331,18 +264,18 @@ class IdTable(ServedTable):
 
     def _check(self, delta: Path, name: str, record: DynamicRecord) -> None:
         """Refuse a delta whose table is not this one."""
-        if record.embedding_dim != self.of.embedding_dim:
+        if record.embedding_dim != self.record.embedding_dim:
             raise UserError(
                 f"{delta} has {record.embedding_dim} numbers in a row of {name}, and the model "
-                f"{self.of.embedding_dim}."
+                f"{self.record.embedding_dim}."
             )
-        if record.has_texts != self.of.has_texts and len(self.ids):
-            kinds = [("numbers", "texts")[each.has_texts] for each in (record, self.of)]
+        if record.has_texts != self.record.has_texts and len(self.ids):
+            kinds = [("numbers", "texts")[each.has_texts] for each in (record, self.record)]
             raise UserError(f"{delta} has {kinds[0]} for ids of {name}, and the model {kinds[1]}.")
 
     def _without_expired(self) -> IdTable:
         """Return the table without the ids whose time to live has passed."""
-        return self._only(self.seen >= self.of.now - self.of.ttl) if self.of.ttl else self
+        return self._only(self.seen >= self.record.now - self.record.ttl) if self.record.ttl else self
 
     def _only(self, which: torch.Tensor) -> IdTable:
         """Return the table with some of the ids. which: bool [n]."""
@@ -383,6 +316,25 @@ class IdTable(ServedTable):
         return dataclasses.replace(
             self, ids=merged(self.ids, ids), rows=merged(self.rows, rows), seen=merged(self.seen, seen)
         )
+
+
+# Rows of a table in memory, and the row of each raw value. A value has a key, which no delta changes, and a
+# key has a row. Row UNKNOWN_ROW is that of all other keys.
+ServedTable = VocabularyTable | IdTable
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """Table after a delta: the weights, float32 [n, D], are still to be written into its rows, int64 [n]."""
+
+    table: ServedTable
+    rows: torch.Tensor
+    weights: torch.Tensor
+
+    def put(self) -> ServedTable:
+        """Write the weights in place, and return the table."""
+        self.table.matrix[self.rows] = self.weights
+        return self.table
 
 
 @dataclass(frozen=True)
