@@ -121,7 +121,8 @@ def put_ids(share: DynamicTable, ids: torch.Tensor, seen: torch.Tensor, spread: 
     for part, when in zip(ids.split(PUT_AT_A_TIME), seen.split(PUT_AT_A_TIME), strict=True):
         rows = torch.empty(len(part), share.spec.embedding_dim).uniform_(-spread, spread)
         once = torch.full_like(part, 256, dtype=torch.int32)
-        share.put(LiveRows(part, rows, torch.zeros(len(part)), when, once, WaitingIds.none()))
+        waiting = WaitingIds(part[:0], once[:0], when[:0])
+        share.put(LiveRows(part, rows, torch.zeros(len(part)), when, once, waiting))
 
 
 def draw_ids(number: int, generator: torch.Generator) -> torch.Tensor:

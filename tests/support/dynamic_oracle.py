@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from recsuite.sharding.dynamic import (
+    CPU,
     BucketPlacement,
+    BucketPlaces,
     ChangeMarks,
-    Changes,
     DynamicSpec,
     DynamicTable,
     LiveRows,
@@ -18,7 +19,7 @@ from recsuite.sharding.dynamic import (
     WaitingIds,
     initial_rows,
 )
-from recsuite.sharding.table import IdCounters
+from recsuite.sharding.table import IdCounters, RowSlots
 
 BITS = 2**64 - 1
 
@@ -227,12 +228,9 @@ class Shares:
         """Of all ranks, ascending."""
         return joined([rank.live() for rank in self.ranks])
 
-    def changes(self) -> Changes:
-        """Of all ranks, ascending."""
-        found = [rank.changes() for rank in self.ranks]
-        gone = torch.cat([one.gone for one in found]).sort().values
-        waiting_gone = torch.cat([one.waiting_gone for one in found]).sort().values
-        return Changes(joined([one.rows for one in found]), gone, waiting_gone)
+    def changes(self) -> list[RowSlots]:
+        """Of each rank."""
+        return [rank.export(changed=True) for rank in self.ranks]
 
     def clear_changes(self) -> None:
         """On all ranks."""
@@ -244,19 +242,18 @@ class Shares:
         owners, waiting = self.owners(live.ids), self.owners(live.waiting.ids)
         return sum(
             rank.put(
-                dataclasses.replace(live.of_rows(owners == number), waiting=live.waiting[waiting == number])
+                dataclasses.replace(rows_of(live, owners == number), waiting=live.waiting[waiting == number])
             )
             for number, rank in enumerate(self.ranks)
         )
 
-    def apply(self, changes: Changes) -> None:
+    def apply(self, changes: list[RowSlots]) -> None:
         """Load a delta."""
+        gone, waiting_gone = (torch.cat([one[slot] for one in changes]) for slot in ("gone", "waiting.gone"))
         for number, rank in enumerate(self.ranks):
-            rank.remove(
-                changes.gone[self.owners(changes.gone) == number],
-                changes.waiting_gone[self.owners(changes.waiting_gone) == number],
-            )
-        assert self.put(changes.rows) == 0
+            remove(rank, rank.places, gone[self.owners(gone) == number])
+            remove(rank, rank.waiting, waiting_gone[self.owners(waiting_gone) == number])
+        assert self.put(joined([LiveRows.of_slots(one, CPU) for one in changes])) == 0
 
     def resize(self, capacity: int) -> None:
         """To another capacity: what moves goes to the rank that has it then."""
@@ -269,7 +266,7 @@ class Shares:
     def _part(self, moving: ResizedShare, number: int) -> ResizedShare:
         owners, waiting = self.owners(moving.live.ids), self.owners(moving.live.waiting.ids)
         live = dataclasses.replace(
-            moving.live.of_rows(owners == number), waiting=moving.live.waiting[waiting == number]
+            rows_of(moving.live, owners == number), waiting=moving.live.waiting[waiting == number]
         )
         return ResizedShare(live, self._mine(moving.marks, number), self._mine(moving.waiting_marks, number))
 
@@ -286,7 +283,22 @@ def joined(parts: list[LiveRows]) -> LiveRows:
     )
     waiting = WaitingIds(*those)
     live = LiveRows(ids, weight, state, seen, count, waiting[waiting.ids.argsort()])
-    return live.of_rows(ids.argsort())
+    return rows_of(live, ids.argsort())
+
+
+def rows_of(live: LiveRows, which: torch.Tensor) -> LiveRows:
+    """The rows selected by an index or a mask, and all waiting ids."""
+    ids, weight, state, seen, count = (
+        held[which] for held in (live.ids, live.weight, live.state, live.seen, live.count)
+    )
+    return LiveRows(ids, weight, state, seen, count, live.waiting)
+
+
+def remove(rank: DynamicTable, of: BucketPlaces, ids: torch.Tensor) -> None:
+    """Remove ids from the rows of a rank, or from its waiting ids; absent ids are skipped."""
+    if of.taken:
+        places = of.match(rank._home(ids), ids)
+        of.empty(places[places >= 0])
 
 
 def tensors(live: LiveRows) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from recsuite.sharding.dynamic import DynamicTable
+from tests.support.dynamic_oracle import remove
 
 NUM_IDS = 40
 Shares = Mapping[str, DynamicTable]
@@ -45,7 +46,7 @@ def write_rows(shares: Shares, step: int) -> None:
     for share in shares.values():
         share.begin_step(step)
         ids, live = ids_at(share, step), share.live().ids
-        share.remove(live[~torch.isin(live, ids)])
+        remove(share, share.places, live[~torch.isin(live, ids)])
         share.find_or_insert(ids[(learned_at(ids, step) == step) | ~torch.isin(ids, live)])
         places = share.find(ids)
         assert bool((places >= 0).all())

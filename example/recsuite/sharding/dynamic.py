@@ -164,12 +164,6 @@ class WaitingIds:
         """Return the ids selected by an index or a mask."""
         return WaitingIds(self.ids[which], self.count[which], self.seen[which])
 
-    @staticmethod
-    def none(device: torch.device | None = None) -> WaitingIds:
-        """Return an empty list of waiting ids."""
-        empty = torch.empty(0, dtype=torch.int64, device=device)
-        return WaitingIds(empty, empty.int(), empty)
-
 
 @dataclass(frozen=True)
 class LiveRows:
@@ -208,35 +202,10 @@ class LiveRows:
             found["ids"], found["weight"], found["momentum1"], found["seen"], found["count"], waiting
         )
 
-    def of_rows(self, which: torch.Tensor) -> LiveRows:
-        """Return the rows selected by an index or a mask, and all waiting ids."""
-        return LiveRows(
-            self.ids[which],
-            self.weight[which],
-            self.state[which],
-            self.seen[which],
-            self.count[which],
-            self.waiting,
-        )
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Changes since `clear_changes`: changed rows and waiting ids, and removed ids."""
-
-    rows: LiveRows
-    gone: torch.Tensor
-    waiting_gone: torch.Tensor
-
-    @property
-    def waiting(self) -> WaitingIds:
-        """Waiting ids that changed."""
-        return self.rows.waiting
-
 
 @dataclass(frozen=True)
 class ChangeMarks:
-    """Marks for `changes`, by id: touched, inserted, and removed since the last ones."""
+    """Marks for deltas, by id: touched, inserted, and removed since the last ones."""
 
     touched: torch.Tensor
     fresh: torch.Tensor
@@ -880,15 +849,6 @@ class DynamicTable(EmbeddingTable):
             self.waiting.waiting(waiting),
         )
 
-    def changes(self) -> Changes:
-        """Return the changes since `clear_changes`, apart from loaded rows. Expired rows are removed."""
-        self.remove_expired()
-        return Changes(
-            self._rows_at(self.places.touched, self.waiting.touched),
-            self._still_removed(self.places),
-            self._still_removed(self.waiting),
-        )
-
     def remove_expired(self) -> None:
         """Remove expired ids; otherwise they are removed when they are looked up."""
         if self._has_expired_ids_removed:
@@ -910,10 +870,13 @@ class DynamicTable(EmbeddingTable):
         """See `EmbeddingTable`; all tensors are copies.
 
         The slots of `LiveRows`; with `changed` also removed ids and waiting ids; on rank 0 the unknown row.
+        Loaded rows are no changes. Expired rows are removed before changes are looked for.
         """
         if changed:
-            changes = self.changes()
-            slots = changes.rows.slots() | {"gone": changes.gone, "waiting.gone": changes.waiting_gone}
+            self.remove_expired()
+            slots = self._rows_at(self.places.touched, self.waiting.touched).slots()
+            gone = {"gone": self.places, "waiting.gone": self.waiting}
+            slots |= {slot: self._still_removed(of) for slot, of in gone.items()}
         else:
             slots = self.live().slots()
         if self.unknown is not None:
@@ -1057,13 +1020,6 @@ class DynamicTable(EmbeddingTable):
             # If --admission_threshold is smaller than before, the next sighting is enough.
             count = part.count.clamp(max=self.spec.admit)
             self.waiting.put(self._home(part.ids), part.ids, part.seen, count, self.clock.horizon)
-
-    def remove(self, ids: torch.Tensor, waiting: torch.Tensor | None = None) -> None:
-        """Remove rows by their ids, and waiting ids; absent ids are skipped."""
-        for of, left in ((self.places, ids), (self.waiting, waiting)):
-            if left is not None and len(left) and of.taken:
-                places = of.match(self._home(left), left)
-                of.empty(places[places >= 0])
 
     def clear(self) -> None:
         """Remove all ids, with the marks."""

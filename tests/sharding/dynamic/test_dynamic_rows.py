@@ -12,7 +12,7 @@ from recsuite.sharding import dynamic_ranks
 from recsuite.sharding.dynamic import DynamicSpec, initial_rows
 from recsuite.sharding.table import IdCounters
 from recsuite.training.weights import describe_invalid_weights
-from tests.support.dynamic_oracle import Oracle, Shares, same
+from tests.support.dynamic_oracle import Oracle, Shares, rows_of, same
 
 ENDS = [2**63 - 1, 2**63 - 2, -(2**63) + 1, -(2**63) + 2, -1, 0, 1]
 POLICIES = ["lru", "lfu", "ttl", "none"]
@@ -138,13 +138,13 @@ def test_an_id_inserted_again_has_a_fresh_row_and_no_state() -> None:
     rank.begin_step(2, scale=0.5)
     # 0 is the lowest of those that were seen longest ago.
     assert rank.find_or_insert(ids[16:]).item() == rows[0]
-    assert rank.changes().gone.tolist() == [0]
+    assert rank.export(changed=True)["gone"].tolist() == [0]
     rank.begin_step(3, scale=0.5)
     back = rank.find_or_insert(ids[:1])
     assert torch.equal(rank.weights[back], initial_rows(rank.spec, ids[:1]) / 0.5)
     assert rank.state[back].item() == 0
     # It is there again, so nobody has to forget it; 1 made room for it.
-    assert rank.changes().gone.tolist() == [1]
+    assert rank.export(changed=True)["gone"].tolist() == [1]
 
 
 @pytest.mark.parametrize("evict", POLICIES)
@@ -227,7 +227,7 @@ def test_a_smaller_table_keeps_the_ids_evicted_last_for_any_load_order() -> None
     found = []
     for order in (torch.arange(len(live.ids)), torch.arange(len(live.ids)).flip(0)):
         small = Shares(spec_of(capacity=32, max_capacity=32), 1)
-        dropped = sum(small.put(live.of_rows(part)) for part in order.split(7))
+        dropped = sum(small.put(rows_of(live, part)) for part in order.split(7))
         assert dropped == len(live.ids) - len(small.live().ids) >= len(live.ids) - 32
         found.append(small.live())
     assert same(*found)
