@@ -38,13 +38,11 @@ from recsuite.datasets.preparation.vocabulary import (
 from recsuite.datasets.schema import ITEM, SCHEMA_FILE, USER, RawData, Schema, Table, record_of
 from recsuite.datasets.streams import HEAD, StreamState, digests_of, keys_of
 from recsuite.errors import UserError, escaped
-from recsuite.files import digest_of, flush, flushed, flushing, plain, sealed
+from recsuite.files import digest_of, flush, flushed, flushing, plain, remove, sealed
 from recsuite.runtime.console import stage
 
-# Name of an unfinished folder, with the process id, and the names of its files. A temporary file is among
-# them if the system cannot make an unnamed one.
+# Name of an unfinished folder, with the process id.
 LEFTOVER = re.compile(r"\.making-\d+")
-CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json|tmp\w{8}")
 # The parts of making columns, and the percent of the time that each takes for very many events.
 PARTS = {"order": 15, "events": 12, "features": 5, "histories": 36, "baselines": 32}
 
@@ -69,8 +67,9 @@ def make_columns(
     a successor. stream_state: of a stream, whose events are in the order of time only.
     """
     # This process holds the lock, so any unfinished folder was left by a process that died.
-    for leftover in filter(_is_leftover, folder.parent.iterdir()):
-        shutil.rmtree(leftover)
+    for path in folder.parent.iterdir():
+        if LEFTOVER.fullmatch(path.name):
+            remove(path)
     making = folder.parent / f".making-{os.getpid()}"
     making.mkdir()
     try:
@@ -94,13 +93,6 @@ def make_columns(
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
         raise
-
-
-def _is_leftover(path: Path) -> bool:
-    """True if `make_columns` made this folder: --cache_dir may contain folders of other programs."""
-    if not LEFTOVER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
-        return False
-    return all(CONTENT.fullmatch(found.name) for found in path.iterdir())
 
 
 def _publish(making: Path, folder: Path) -> None:
