@@ -685,32 +685,6 @@ def test_a_new_writer_removes_only_incomplete_folders_of_earlier_writers(tmp_pat
     assert all((tmp_path / name).is_file() for name in FOREIGN)
 
 
-@pytest.mark.parametrize("kind", ["another content", "a folder in it", "a link", "a file", "no link"])
-def test_a_foreign_folder_with_the_name_of_a_leftover_is_kept_and_reported(
-    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / LOCK).touch()
-    elsewhere, path = tmp_path / "elsewhere", tmp_path / ".making-step-000000010"
-    add_dump(elsewhere, 10)
-    if kind == "a link":
-        path.symlink_to(elsewhere)
-    elif kind == "a file":
-        path.touch()
-    elif kind == "no link":
-        path = tmp_path / ".latest-7"
-        path.touch()
-    else:
-        fill(path, 10)
-        (path / "thesis.txt").touch() if kind == "another content" else (
-            path / "part-00007.safetensors"
-        ).mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    with writing(tmp_path):
-        assert sorted(tmp_path.rglob("*")) == before
-    assert f"{path} was not removed: it " in capsys.readouterr().out
-    check_whole(elsewhere)
-
-
 def test_nothing_is_removed_where_no_trainer_has_written_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,7 @@ A checkpoint gets its name by one rename when all of it is on the disk: a folder
 
 The name of an unfinished folder contains its attempt, so a rank that outlives its attempt cannot write into
 the folder of a later one. Only names that a trainer gives are touched. An unfinished folder is removed only
-if a trainer has written here before, and if it holds only files that a trainer writes: a user may have
-pointed --save_dir at a folder with other files in it.
+if a trainer has written here before: a user may have pointed --save_dir at a folder with other files in it.
 """
 
 from __future__ import annotations
@@ -145,10 +144,6 @@ LOCK = ".lock"
 LEFTOVER = re.compile(
     r"\.making-(step|delta)-\d{9,}(-[0-9a-f]{12})?|\.removing-(step|delta)-\d{9,}|\.(latest|best)-\d+"
 )
-# Files that a trainer writes into the folder of a checkpoint; safetensors first uses a temporary name.
-CONTENT = re.compile(
-    r"part-\d{5,}\.safetensors|\.tmp[0-9A-Za-z]{6}|(manifest|config|vocabulary|schema)\.json"
-)
 
 
 @contextlib.contextmanager
@@ -169,29 +164,12 @@ def writing(save_dir: Path) -> Iterator[None]:
             # No wait, because a training may take days.
             stack.enter_context(held(save_dir / LOCK, refusal))
             # Only with the lock: before, an unfinished folder may be of a trainer that is still running.
-            for path in list(save_dir.iterdir()):
-                if LEFTOVER.fullmatch(path.name):
-                    _remove_leftover(path, is_ours)
+            for path in [path for path in save_dir.iterdir() if LEFTOVER.fullmatch(path.name)]:
+                if is_ours:
+                    _remove(path)
+                else:
+                    say(f"{path} was not removed: no trainer has written to {save_dir} before")
         yield
-
-
-def _remove_leftover(path: Path, is_ours: bool) -> None:
-    """Remove an unfinished folder or link of a trainer; print why one that may be another's is kept."""
-    foreign = _foreign_in(path) if is_ours else f"no trainer has written to {path.parent} before"
-    if foreign:
-        say(f"{path} was not removed: {foreign}")
-    else:
-        _remove(path)
-
-
-def _foreign_in(path: Path) -> str:
-    """Return the reason why a path with the name of a leftover is not a trainer's; empty if it is."""
-    if path.name.startswith((f".{LATEST}-", f".{BEST}-")):
-        return "" if path.is_symlink() else "it is not a link"
-    if path.is_symlink() or not path.is_dir():
-        return "it is not a folder"
-    foreign = [found for found in path.iterdir() if not CONTENT.fullmatch(found.name) or not found.is_file()]
-    return f"it holds {min(foreign).name}, which no trainer writes" if foreign else ""
 
 
 def tidying(save_dir: Path) -> contextlib.AbstractContextManager[None]:
