@@ -95,21 +95,14 @@ class InputPipeline:
         features = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
         # Counts the ids of each key here, so that the device need not be asked for them.
         features.sync()
+        first = Batch._fields.index("history_labels")
         return ModelInput(
             features,
             batch.labels,
             batch.weights,
             batch.numbers,
             batch.seen_bits,
-            Members(
-                batch.history_labels,
-                batch.places,
-                batch.time_buckets,
-                batch.ages,
-                batch.draws,
-                batch.sources,
-                batch.reads,
-            ),
+            Members(*batch[first : first + len(Members._fields)]),
             batch.more_labels,
             batch.more_weights,
         )
