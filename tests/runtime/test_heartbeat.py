@@ -42,7 +42,8 @@ child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
 child.wait()
 """
 RANK = """
-from recsuite.runtime import peers
+from recsuite.runtime import host, peers
+host.die_with_parent()
 peers.Heartbeat(1, 0)
 print("lives", flush=True)
 time.sleep(60)

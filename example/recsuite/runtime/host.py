@@ -36,11 +36,10 @@ M_TRIM_THRESHOLD = -1
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, even while it is blocked. On Linux only."""
+    """Have the kernel kill this process when its parent dies, even while it is blocked."""
     # For the kernel the "parent" is the thread that started this process, so that thread must live as long as
     # its process.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def keep_freed_memory() -> None:
@@ -157,10 +156,9 @@ def check_descriptors() -> None:
 
 def allowed_cores() -> int:
     """Cores that this process may use: its affinity, and the CPU quota of its cgroup and those above."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for quota in map(_cpu_quota, _cgroup_folders("cpu")) if quota is not None]
     # Rounded down: with more threads, the kernel stops all of them for the rest of each period.
-    return max(1, int(min([affinity, *quotas])))
+    return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
 
 
 def spare_cores(num_ranks: int, num_cores: int) -> int:
@@ -251,9 +249,7 @@ def _memory_usage(folder: Path) -> int:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Fields of a process in /proc/PID/stat after its name in brackets, see proc(5); empty if unavailable, as
-    on systems other than Linux.
-    """
+    """Fields of a process in /proc/PID/stat after its name in brackets, see proc(5); empty if unavailable."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

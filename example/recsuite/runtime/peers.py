@@ -362,12 +362,9 @@ class Heartbeat:
             self._end_without(self._fault, in_silence(self._fault, self.timeout))
 
     def _look_at_launcher(self) -> None:
-        """End with a lost launcher, and end one that was stopped for too long: nothing else would."""
+        """End a launcher that was stopped for too long: nothing else would."""
         if not self._launcher:
             return
-        # On Linux the kernel has ended this rank by now (`die_with_parent`); other systems need this.
-        if os.getppid() != self._launcher:
-            os._exit(1)
         now = time.monotonic()
         if state_of(self._launcher) != "T":
             self._stopped_since = None

@@ -223,7 +223,7 @@ def init_runtime(config: Config) -> RuntimeContext:
 
     filter_library_messages()
     # Before any port opens: if all ranks are on this machine, they listen where no other one can reach them.
-    if sys.platform == "linux" and not launch.spans_machines:
+    if not launch.spans_machines:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if "TORCHELASTIC_RUN_ID" in os.environ:

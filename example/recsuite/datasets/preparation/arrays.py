@@ -40,7 +40,8 @@ def temporary(folder: Path, number: int, dtype: type | np.dtype[Any]) -> np.ndar
     if number * np.dtype(dtype).itemsize <= SMALL_BYTES:
         return np.empty(number, dtype)
     with tempfile.TemporaryFile(dir=folder) as file:
-        _reserve(file.fileno(), number * np.dtype(dtype).itemsize)
+        # Without it, a write to a page when the disk is full would kill the process.
+        os.posix_fallocate(file.fileno(), 0, number * np.dtype(dtype).itemsize)
         # As a plain array: each slice of a np.memmap costs a microsecond more.
         return np.asarray(np.memmap(file, dtype, "r+", shape=(number,)))
 
@@ -56,16 +57,9 @@ def create_column(path: Path, shape: tuple[int, ...], dtype: type | np.dtype[Any
         return np.empty(shape, dtype)
     column = np.asarray(np.lib.format.open_memmap(path, "w+", dtype, shape))
     with path.open("r+b") as file:
-        _reserve(file.fileno(), path.stat().st_size)
+        # See `temporary`.
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return column
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    # Without it, a write to a page when the disk is full would kill the process. macOS does not have it.
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-    else:
-        os.ftruncate(descriptor, size)
 
 
 def chunks(number: int, *columns: np.ndarray) -> Iterator[slice]:
