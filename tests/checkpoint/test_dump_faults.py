@@ -43,7 +43,7 @@ from recsuite.training import loop as training
 from recsuite.training.callbacks import Callback, Step
 from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.progress import Progress
-from recsuite.training.weights import describe_invalid_weights, local_parts
+from recsuite.training.weights import describe_invalid_weights
 from tests.support.fault_ranks import SLOW_SECONDS
 from tests.support.launch import (
     EXAMPLE,
@@ -55,7 +55,7 @@ from tests.support.launch import (
     torchrun,
     wait_for,
 )
-from tests.support.planted_model import differing, mark_step, write_step
+from tests.support.planted_model import differing, local_parts, mark_step, write_step
 from tests.support.planted_rows import NUM_IDS, is_there
 from tests.support.preloaded import preloaded
 from tests.support.published import flip

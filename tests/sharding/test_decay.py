@@ -25,8 +25,9 @@ from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdagrad, Ro
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, build_train_state
 from recsuite.training.steps import InputPipeline
-from recsuite.training.weights import apply_row_scale, local_parts
+from recsuite.training.weights import apply_row_scale
 from tests.support.feature_rows import feature_rows
+from tests.support.planted_model import local_parts
 from tests.support.several_widths import WIDTHS, several_widths
 from tests.support.steps import tell, train_epoch
 from tests.support.trained import Trained

@@ -46,7 +46,7 @@ class PlantedEvaluator:
 
 def weights_of(model: Any, context: RuntimeContext) -> list[str]:
     """The digest of every rank's weights. Collective."""
-    from recsuite.training.weights import local_parts
+    from tests.support.planted_model import local_parts
 
     digest = hashlib.sha256()
     for _, value in sorted(model.state_dict().items()):

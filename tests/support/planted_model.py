@@ -24,6 +24,13 @@ def tables_of(tensors: Tensors) -> Iterator[tuple[int, str, int, torch.Tensor]]:
                 yield number, name.split(".")[1], shard.metadata.shard_offsets[0], shard.tensor.detach()
 
 
+def local_parts(value: torch.Tensor | ShardedTensor) -> list[torch.Tensor]:
+    """This rank's parts of a tensor."""
+    if not isinstance(value, ShardedTensor):
+        return [value.detach()]
+    return [shard.tensor.detach() for shard in value.local_shards()]
+
+
 def rows_at(number: int, first: int, tensor: torch.Tensor, step: int) -> torch.Tensor:
     """Expected values of a shard after a step."""
     rows = first + torch.arange(tensor.size(0))

@@ -170,13 +170,6 @@ def describe_invalid_weights(
     return ""
 
 
-def local_parts(value: torch.Tensor | ShardedTensor) -> list[torch.Tensor]:
-    """Return this rank's parts of a tensor."""
-    if not isinstance(value, ShardedTensor):
-        return [value.detach()]
-    return [shard.tensor.detach() for shard in value.local_shards()]
-
-
 def apply_row_scale(train_state: ShardedModel) -> bool:
     """Move a small row scale into the tables; return True if it was moved.
 
@@ -188,8 +181,8 @@ def apply_row_scale(train_state: ShardedModel) -> bool:
         return False
     for name, value in train_state.model.state_dict().items():
         if isinstance(value, ShardedTensor) and name.endswith(".weight"):
-            for part in local_parts(value):
-                part.mul_(2.0**exponent)
+            for shard in value.local_shards():
+                shard.tensor.detach().mul_(2.0**exponent)
     train_state.row_scale.fill_(mantissa)
     return True
 
