@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
 from recsuite.config.sections import TOP, DataConfig
-from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
+from recsuite.datasets.columns import DIGEST_THREADS, VERSION, Columns, load_columns
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, with_flags
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
@@ -42,8 +41,6 @@ def newest_of(cache: Path, name: str) -> Path:
 STREAM, VOCABULARY = "stream", "vocabulary.json"
 # Subfolder of the folder of the files with the columns.
 COLUMNS = ".columns"
-# Names by `_name` of this and earlier versions, with the number of a successor.
-NAME = re.compile(r"\w+-[0-9a-f]{12}(?:-(?P<version>v\d+|[0-9a-f]{12})(?:\.\d+)?)?")
 
 
 def open_columns(config: Config, launch: str = "", stream_state: StreamState = EMPTY_STREAM_STATE) -> Columns:
@@ -186,19 +183,11 @@ def _is_due(config: DataConfig, cache: Path, name: str, launch: str) -> bool:
 
 
 def _report_kept_folder(folder: Path, made: Path, there: Columns | None) -> None:
-    """Report the result of a --rebuild of existing columns, and columns of other versions in the folder."""
+    """Report the result of a --rebuild of existing columns."""
     if there is not None and made == folder:
         say("the new columns are the same as before, to the last bit")
     elif there is not None:
         say(f"the new columns differ and lie in {made}; the earlier ones stay for running processes")
-    found = [NAME.fullmatch(path.parent.name) for path in sorted(folder.parent.glob(f"*/{MANIFEST}"))]
-    others = [match[0] for match in found if match and match["version"] != f"v{VERSION}"]
-    # Another checkout may be using them, so only the user may remove them.
-    if others:
-        say(
-            f"{folder.parent} has files of other versions of the program: {', '.join(others)}; remove "
-            "the unused ones"
-        )
 
 
 def _found(cache: Path, name: str, source: TableSource, is_named: bool) -> Columns | None:
