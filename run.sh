@@ -129,9 +129,8 @@ set_up() {
   say "installed; ./run.sh trains, ./run.sh test runs the tests, ./run.sh help lists the rest"
 }
 
-# Without the flock command (macOS) two calls at once are the user's care.
 take_lock() {
-  if ! command -v flock >/dev/null || flock -n 9; then return; fi
+  if flock -n 9; then return; fi
   say "waiting for another run.sh that installs into .venv"
   flock -w "$lock_deadline" 9 ||
     fail 1 "waiting for another run.sh failed: it still installs after $lock_deadline seconds"

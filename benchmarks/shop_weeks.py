@@ -35,7 +35,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from recsuite.datasets.metrics import measure_ranks, never_found
+from recsuite.datasets.metrics import NEVER_FOUND, measure_ranks
 
 # Monday, 2026-08-03, 00:00 UTC.
 FIRST_TIME, WEEK, DAY = 1_785_715_200, 7 * 86_400, 86_400
@@ -204,9 +204,7 @@ def oracle_of(world: World, purchases: list[Purchase]) -> dict[str, float]:
             ("nothing", counts),
         ):
             rank = int((scores >= scores[each.item]).sum())
-            ranks.setdefault(name, []).append(
-                rank if scores[each.item] >= 0 else never_found(len(world.fame))
-            )
+            ranks.setdefault(name, []).append(rank if scores[each.item] >= 0 else NEVER_FOUND)
     is_cold = counts[[each.item for each in purchases[first:]]] < COLD
     found = {name: np.array(given) for name, given in ranks.items()} | {
         "cold": np.array(ranks["all"])[is_cold]

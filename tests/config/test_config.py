@@ -56,7 +56,7 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
         ("--num_workers 1 --timeout 60", "--worker_timeout must be below --timeout 60, got 120"),
         (f"--epochs {10**400}", "--epochs must be between 1 and 1,000,000, got 1000"),
         ("--epochs x", "--epochs: invalid int value: 'x'"),
-        ("--mlp_dims 128,x", "'128,x' is not a list of whole numbers like 128,64"),
+        ("--mlp_dims 128,x", "'128,x' is neither whole numbers separated by commas nor the word none"),
         ("--mlp_dims 99999", "--mlp_dims must be at most 100 widths between 1 and 16,384, got 99999"),
         ("--embedding_dim 30", "--embedding_dim must be a multiple of 4 for FBGEMM's kernels, got 30"),
         ("--unknown 3", "Unrecognized arguments: --unknown 3"),

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recsuite.config.sections import MOST_CUTOFF
 from recsuite.datasets.metrics import (
     LEAST_CALIBRATED,
     LEAST_OF_EACH,
+    NEVER_FOUND,
     Calibration,
     Metrics,
     auc,
@@ -18,7 +20,6 @@ from recsuite.datasets.metrics import (
     measure,
     measure_probabilities,
     measure_ranks,
-    never_found,
     ranks_by_chance,
 )
 from recsuite.datasets.movielens.source import SCHEMA
@@ -199,6 +200,7 @@ def test_hit_rate_and_ndcg_have_the_values_worked_out_by_hand() -> None:
     assert found["ndcg_at_10"] == pytest.approx((1 + 1 / 2 + 1 / np.log2(11)) / 4)
     others = measure_ranks(np.array([1, 3, 10, 11]), cutoffs=(2, 11))
     assert others["hr_at_2"] == others["mrr_at_2"] == 1 / 4
+    assert measure_ranks(np.array([NEVER_FOUND]), cutoffs=(MOST_CUTOFF,))[f"ndcg_at_{MOST_CUTOFF}"] == 0
     assert others["mrr_at_11"] == pytest.approx((1 + 1 / 3 + 1 / 10 + 1 / 11) / 4)
 
 
@@ -216,7 +218,7 @@ def test_popularity_ranks_equal_counting_movie_by_movie() -> None:
     had = {*zip(user[:num_known].tolist(), movie[:num_known].tolist(), strict=True)}
     # An item that its user had is not ranked.
     cases = zip(user[num_known:].tolist(), movie[num_known:].tolist(), expected, strict=True)
-    assert ranks.tolist() == [never_found(32) if (of, what) in had else rank for of, what, rank in cases]
+    assert ranks.tolist() == [NEVER_FOUND if (of, what) in had else rank for of, what, rank in cases]
 
 
 @pytest.mark.parametrize("num_validation", [0, 4, 200])

@@ -137,5 +137,5 @@ def test_lengths_of_lists_that_cannot_be_are_refused_before_the_training(flags: 
     assert result.returncode == 2
     assert "--cutoffs requires a task that ranks, got --task rating" in result.stderr
     assert "epoch 1" not in result.stdout
-    with pytest.raises(UserError, match="--cutoffs must be at least 1, got 0"):
+    with pytest.raises(UserError, match="--cutoffs must be between 1 and 1,000,000, got 0"):
         parse_args(["--task", "ranking", "--cutoffs", "5,0"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recsuite.datasets.spread import describe_spread, spread_of
+from recsuite.datasets.spread import spread_of
 
 
 def test_lists_are_described_by_the_share_of_items_the_popular_and_the_surprise() -> None:
@@ -14,15 +14,16 @@ def test_lists_are_described_by_the_share_of_items_the_popular_and_the_surprise(
     listed = np.zeros(200, np.int64)
     listed[[0, 1, 5]] = 5, 1, 4
     is_ranked = np.arange(200) < 199
-    found = spread_of(listed, had, is_ranked)
-    assert found["coverage"] == 3 / 199
-    assert found["popular_share"] == 6 / 10
+    found = spread_of(listed, had, is_ranked, lambda place: f"p{place}")
+    assert found is not None
+    assert found.coverage == 3 / 199
+    assert found.popular_share == 6 / 10
     total = 50 + 6 + 197 + 90 + 200
     bits = 5 * np.log2(total / 51) + np.log2(total / 7) + 4 * np.log2(total / 2)
-    assert found["novelty"] == pytest.approx(bits / 10)
-    line = describe_spread(listed, had, is_ranked, [f"p{place}" for place in range(200)], "products")
+    assert found.novelty == pytest.approx(bits / 10)
+    line = found.described("products")
     assert line.startswith(
         "3 of 199 products are in a list (coverage 0.015); 60.0% of the entries are of the 1%"
     )
     assert line.endswith("most often: p0 (5), p5 (4), p1 (1)")
-    assert describe_spread(0 * listed, had, is_ranked, [], "products") == "the lists have no products"
+    assert spread_of(0 * listed, had, is_ranked, str) is None

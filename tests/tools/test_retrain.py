@@ -112,6 +112,8 @@ def test_a_better_model_is_promoted_and_followed(weeks: Path) -> None:
     assert verdict["new"] < verdict["promoted"]
     assert f"test RMSE {verdict['new']:.4f} and {verdict['promoted']:.4f}, new and promoted" in output
     assert "| newest events and training |" in output
+    # A training learns anew unless --warm is given.
+    assert "began with" not in output
     assert follower.refresh()
     assert follower.model.run != before
     # The first week's model knows no item of the second week, and is measured by what it is served with.

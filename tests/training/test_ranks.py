@@ -207,6 +207,7 @@ def check_gpus(on_gpus: Any, on_cpu: Any) -> None:
         assert metrics == pytest.approx(on_cpu["metrics"]["0"], abs=1e-4, nan_ok=True)
     for losses in on_gpus["losses"].values():
         np.testing.assert_allclose(losses, on_cpu["losses"]["plain 0"], rtol=2e-2)
+    assert on_gpus["tied"]["listed"] == on_cpu["tied"]["listed"]
 
 
 @pytest.mark.gpu

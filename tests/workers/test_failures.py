@@ -76,8 +76,10 @@ def test_columns_that_are_cut_during_an_epoch_are_named(place: Place) -> None:
 
 
 @pytest.mark.soak
-def test_columns_may_be_removed_while_they_are_used(place: Place) -> None:
-    flags = ("--data_path", place.data, "--epochs", 3, "--batch_size", 512, "--num_workers")
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+def test_columns_may_be_removed_while_they_are_used(place: Place, task: str) -> None:
+    model = ("--task", task, "--preset", "none", "--epochs", 3, "--batch_size", 512)
+    flags = ("--data_path", place.data, *model, "--num_workers")
     expected = succeeded(python(EXAMPLE, *flags, 0, env=place.env)).splitlines()[-6:]
     with started([sys.executable, "-u", str(EXAMPLE), *map(str, flags), "1"], env=place.env) as process:
         assert process.stdout is not None

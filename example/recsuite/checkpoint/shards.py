@@ -478,4 +478,6 @@ def _check_rows(file: ShardFile, manifest: Manifest) -> None:
         rows, most = file.tensor(f"tables.{table}.rows"), min(shape[0] for shape, _ in slots.values())
         counts = {file.shapes[f"tables.{table}.{slot}"][0] for slot in slots}
         if counts != {len(rows)} or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < most):
-            raise UserError(f"{file.path} has not {len(rows):,} rows of {table} from 0 to {most - 1:,}.")
+            raise UserError(
+                f"{file.path} has rows of {table} outside 0 to {most - 1:,}, or tensors of different lengths."
+            )

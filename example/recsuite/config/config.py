@@ -13,6 +13,7 @@ from os.path import commonpath, exists, isdir, realpath
 from typing import Any
 
 from recsuite.config.sections import (
+    MOST_CUTOFF,
     NEWEST,
     SAS,
     CheckpointConfig,
@@ -196,7 +197,10 @@ class Config:
             require(not self.checkpoint.warm_start, "--warm_start is not for --stream; give --resume")
             require(data.is_default("day_feature"), "--day_feature cannot be used with --stream")
         cutoffs = self.monitoring.cutoffs
-        require(min(cutoffs, default=1) > 0, f"--cutoffs must be at least 1, got {min(cutoffs, default=1)}")
+        for cutoff in cutoffs:
+            require(
+                1 <= cutoff <= MOST_CUTOFF, f"--cutoffs must be between 1 and {MOST_CUTOFF:,}, got {cutoff}"
+            )
         require(not model.reads_order or data.history > 0, "--task sequence requires --history above 0")
         if model.learns_history_weights:
             require(

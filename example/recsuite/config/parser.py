@@ -175,7 +175,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of whole numbers like 128,64, nor the word none"
+            f"{text!r} is neither whole numbers separated by commas nor the word none"
         ) from None
 
 

@@ -454,6 +454,7 @@ class TablesConfig(Section):
 # The K of HR@K and NDCG@K. It is defined here because `datasets.metrics` and `models.tasks` both need it,
 # and may not import each other.
 TOP = 10
+MOST_CUTOFF = 1_000_000
 # Kinds of evaluation: predictions against labels, ranks of the chosen items, or probabilities against
 # binary labels.
 EVALUATIONS = ("predictions", "ranks", "answers")
@@ -886,7 +887,9 @@ class MonitoringConfig(Section):
         "history_length is the number of training ratings of the user.",
     )
     cutoffs: tuple[int, ...] = flag(
-        (), "More lengths of lists at which the test of a ranking is measured, such as 5,20,100, or none."
+        (),
+        "More lengths of lists at which the test of a ranking is measured, such as 5,20,100, or none; "
+        "baselines are measured at 10 alone.",
     )
     profile: int = flag(
         0,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recsuite.config.sections import TOP
+from recsuite.datasets.spread import Spread
 
 # Name of a metric to its value, NaN if it is not defined.
 Metrics = dict[str, float]
@@ -37,6 +38,8 @@ LEAST_GROUPS = 20
 LEAST_SPREAD = 1e-6
 # Distance from 1 to the float32 below it; the lower limit of a probability in a log loss.
 LEAST_PROBABILITY = 2.0**-24
+# Rank of an item that is not ranked because its user had it: beyond any cutoff, so never a hit.
+NEVER_FOUND = 2**40
 # Sums are computed by chunks, so that metrics of many events need little more memory than their labels.
 CHUNK = 2**20
 
@@ -46,8 +49,8 @@ class Measured(dict[str, float]):
 
     parts: KNOWN and NEW to the metrics of these cases alone, if there are both; segments: name to value to
     the metrics of its cases, see `datasets.segments`. new_users, new_items: shares
-    of the cases whose user, or item, has no training event. listed: of a ranking, in how many of the lists of
-    TOP items each item is, int64 [items].
+    of the cases whose user, or item, has no training event. lists: of a ranking, the spread of the lists of
+    TOP items.
     """
 
     new_users = new_items = 0.0
@@ -59,7 +62,7 @@ class Measured(dict[str, float]):
         self.cases, self.intervals = cases, dict(intervals or {})
         self.parts: dict[str, Measured] = {}
         self.segments: dict[str, dict[str, Measured]] = {}
-        self.listed: np.ndarray | None = None
+        self.lists: Spread | None = None
 
 
 def finite(metrics: Metrics) -> dict[str, float | None]:
@@ -273,11 +276,6 @@ def measure_ranks(
         return tuple(gain * (ranks[part] <= cutoff) for cutoff in cutoffs for gain in gains)
 
     return _means(len(ranks), names, values_of, users)
-
-
-def never_found(num_items: int) -> int:
-    """Rank of an item that is not ranked because its user had it: below all others, and never a hit."""
-    return num_items + TOP
 
 
 def ranks_by_chance(candidates: np.ndarray) -> Measured:

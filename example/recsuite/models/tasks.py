@@ -169,7 +169,7 @@ class Ranking(WorkerTask):
 
     def labels_for(self, found: Mapping[str, float]) -> dict[str, str]:
         """See `WorkerTask`."""
-        return {name: name.replace("_at_", "@").upper() for name in {**self.metrics, **found}}
+        return {name: name.replace("_at_", "@").upper() for name in {**found, **self.metrics}}
 
     def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
         """See `WorkerTask`."""

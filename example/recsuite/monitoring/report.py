@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,6 @@ from recsuite.datasets.drift import drift_of
 from recsuite.datasets.leakage import MOST_LABEL_LEAKAGE
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics, finite
 from recsuite.datasets.schema import ITEM, USER
-from recsuite.datasets.spread import describe_spread, spread_of
 from recsuite.errors import counted, format_metric, markdown_table, with_article
 from recsuite.files import digest_of_bytes, explained, replace_file
 from recsuite.runtime.host import installed_versions
@@ -99,7 +99,7 @@ def write_test(test: Metrics, columns: Columns, config: Config) -> None:
         "config": config.flags,
         "test_digest": digest_of_test(columns),
         "main_metric": main,
-        **_measured(test, columns),
+        **_measured(test),
     }
     with explained(f"Cannot write the report to {folder}", "give another --report_dir"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,11 +113,10 @@ def digest_of_test(columns: Columns) -> str:
     return digest_of_bytes(*(np.ascontiguousarray(events[name]) for name in (USER, ITEM, "label")))
 
 
-def _measured(test: Metrics, columns: Columns) -> dict[str, Any]:
+def _measured(test: Metrics) -> dict[str, Any]:
     """Return the test metrics with those of its segments and, of a ranking, of its lists."""
-    listed, lists = getattr(test, "listed", None), {}
-    if listed is not None and listed.any():
-        lists = spread_of(listed, columns.column("item_counts"), np.ones(len(listed), bool))
+    spread = getattr(test, "lists", None)
+    lists = {"coverage": spread.coverage, **dataclasses.asdict(spread)} if spread else {}
     return {
         "test": finite(test),
         "lists": lists,
@@ -129,17 +128,6 @@ def _measured(test: Metrics, columns: Columns) -> dict[str, Any]:
             for name, of_values in getattr(test, "segments", {}).items()
         },
     }
-
-
-def describe_lists(listed: np.ndarray, columns: Columns) -> str:
-    """Describe in one line the lists of the test. listed: see `Measured`."""
-    schema, had = columns.schema, columns.column("item_counts")
-    rows = columns.column(f"{schema.item}_features")["features"][:, columns.place_of(ITEM)]
-    vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())[schema.item]
-    # Row 0 is that of unknown items.
-    ids = np.array(["unknown", *map(str, vocabulary)])[rows]
-    said = describe_spread(listed, had, np.ones(len(had), bool), ids, schema.items)
-    return f"lists of {TOP} for each of the test {schema.labels}: {said}"
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -172,7 +160,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "metrics": task.labels_for(run.test),
         "main_metric": task.main_metric,
         "baselines": {name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
-        **_measured(run.test, columns),
+        **_measured(run.test),
         "intervals": {"test": _intervals(run.test), "validation": _intervals(run.validation)},
         "test_parts": {
             part.strip("/"): {"cases": metrics.cases, **finite(metrics)}
@@ -235,8 +223,9 @@ def print_results(
     context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
     for name, segments in getattr(test, "segments", {}).items():
         context.say(segments_table(columns, task, name, segments), tagged=False)
-    if (listed := getattr(test, "listed", None)) is not None:
-        context.say(describe_lists(listed, columns))
+    if spread := getattr(test, "lists", None):
+        schema = columns.schema
+        context.say(f"lists of {TOP} for each of the test {schema.labels}: {spread.described(schema.items)}")
     for sentence in (
         *describe_better_baselines(columns, task, test),
         *describe_difference(columns, task, test, validation or {}, config.data.split),

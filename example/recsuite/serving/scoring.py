@@ -30,7 +30,7 @@ import pyarrow.parquet
 
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, ITEM, USER
-from recsuite.datasets.spread import describe_spread
+from recsuite.datasets.spread import spread_of
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of, digest_of_bytes, explained, flush, held, remove, replace_file, replacing
 from recsuite.serving.request import check_k
@@ -262,7 +262,7 @@ def described(everyones: Sequence[Counts], folder: Path, seconds: float, noun: s
 
 
 def describe_lists(output: Path, model: ServedModel) -> str:
-    """Describe in one line how the items of all lists are spread over the catalogue, see `spread_of`.
+    """Describe in one line how the items of all lists are spread over the catalogue, see `Spread`.
 
     Reads the written files.
     """
@@ -275,7 +275,8 @@ def describe_lists(output: Path, model: ServedModel) -> str:
         for entry in found.to_pylist():
             listed[places[entry["values"]]] += entry["counts"]
     is_known = model.snapshot.known(schema.item, ids).numpy()
-    return describe_spread(listed, model.data.item_counts(), is_known, ids, schema.items)
+    spread = spread_of(listed, model.data.item_counts(), is_known, lambda place: ids[place])
+    return spread.described(schema.items) if spread else f"no {schema.item} is in a list"
 
 
 def check_free(output: Path) -> None:

@@ -6,7 +6,9 @@ with one entry for each event of the split, in their order, the same on every ra
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +22,7 @@ from recsuite.datasets.batching import places_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import (
     KNOWN,
+    NEVER_FOUND,
     NEW,
     Calibration,
     Measured,
@@ -28,10 +31,10 @@ from recsuite.datasets.metrics import (
     measure,
     measure_probabilities,
     measure_ranks,
-    never_found,
 )
 from recsuite.datasets.schema import ITEM, USER, YES_NO
 from recsuite.datasets.segments import segments_of
+from recsuite.datasets.spread import Spread, spread_of
 from recsuite.errors import UserError
 from recsuite.models.retrieval import highest
 from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
@@ -83,7 +86,7 @@ def make_evaluator(
     if task.evaluation == "ranks":
         if columns.schema.more_labels:
             context.say(f"a ranking measures no {' and no '.join(columns.schema.label_names[1:])}")
-        cutoffs = [*dict.fromkeys((TOP, *monitoring.cutoffs))]
+        cutoffs = sorted({TOP, *monitoring.cutoffs})
         return RankingEvaluator(input_pipeline, columns, context, users, cutoffs)
     if monitoring.cutoffs:
         raise UserError(f"--cutoffs requires a task that ranks, got --task {config.task}; leave it out.")
@@ -393,6 +396,12 @@ class RankingEvaluator:
             for split in ("validation", "test")
         }
         self.users, self.num_items = users, columns.num_items
+        self._had = columns.column("item_counts")
+        # Row of each item, and the ids by row.
+        features = columns.column(f"{columns.schema.item}_features")["features"]
+        self._rows = features[:, columns.place_of(ITEM)]
+        self._vocabulary = np.memmap(Path(columns.folder) / "vocabulary.json", np.uint8, "r")
+        self._item = columns.schema.item
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`."""
@@ -405,8 +414,16 @@ class RankingEvaluator:
         listed, users = np.zeros(self.num_items, np.int64), self.users.of["test"]
         ranks = self.ranks(model, "test", epoch, listed)
         found = self.users.with_parts(lambda some: measure_ranks(ranks[some], users[some], self.cutoffs))
-        found.listed = listed
+        if self.context.rank == 0:
+            found.lists = self._spread_of(listed)
         return found
+
+    def _spread_of(self, listed: np.ndarray) -> Spread | None:
+        ids = json.loads(bytes(self._vocabulary))[self._item]
+        is_ranked = np.ones(len(listed), bool)
+        return spread_of(
+            listed, self._had, is_ranked, lambda place: ["unknown", *ids][int(self._rows[place])]
+        )
 
     @torch.no_grad()
     def ranks(
@@ -431,7 +448,7 @@ class RankingEvaluator:
         found = torch.ones(cases.shape, dtype=torch.int64, device=self.context.device)
         mine = found.view(-1)[: len(cases.items)]
         # The lists so far: scores, the highest first, and positions of items.
-        best = users.new_full((len(mine), TOP), -torch.inf)
+        best = users.new_full((0 if listed is None else len(mine), TOP), -torch.inf)
         places = torch.zeros_like(best, dtype=torch.int64)
         # Items outside, cases inside: every rank takes part in gathering each block, but ranks have different
         # cases.
@@ -447,7 +464,7 @@ class RankingEvaluator:
                 # The item itself is not counted: ranks start at 1.
                 is_above[_cells(np.arange(len(own_item)), own_item - first, len(items))] = False
                 mine[part] += is_above.sum(dim=1)
-                mine[part][torch.from_numpy(case[own_item[case] == item])] = never_found(self.num_items)
+                mine[part][torch.from_numpy(case[own_item[case] == item])] = NEVER_FOUND
                 if listed is not None:
                     _add_to_lists(best[part], places[part], scores, first)
         if listed is not None:

@@ -16,13 +16,13 @@ import numpy as np
 
 from recsuite.datasets.metrics import (
     KNOWN,
+    NEVER_FOUND,
     NEW,
     Metrics,
     fit_calibration,
     log_loss_of,
     measure,
     measure_ranks,
-    never_found,
     ranks_by_chance,
 )
 from recsuite.datasets.preparation.arrays import chunks, counts_of, highest, release
@@ -192,7 +192,7 @@ def popularity_ranks(
     if not excludes:
         return popular[item], np.full(len(item), num_items, np.int32)
     # Ranks are int64: they may exceed the number of items, which may be the largest int32.
-    ranks, candidates = np.full(len(item), never_found(num_items), np.int64), np.zeros(len(item), np.int32)
+    ranks, candidates = np.full(len(item), NEVER_FOUND, np.int64), np.zeros(len(item), np.int32)
     cases = grouped(user, len(offsets) - 1)
     rank_by_popularity(offsets, seen, cases.offsets, cases.events, item, counts, popular, ranks, candidates)
     return ranks, candidates

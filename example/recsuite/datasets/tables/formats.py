@@ -167,8 +167,7 @@ FOREIGN = {
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file",
     b"FEA1": "a Feather file of version 1",
-    codecs.BOM_UTF32_LE: "text in UTF-32",
-    codecs.BOM_UTF32_BE: "text in UTF-32",
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "text in UTF-32"),
 }
 # Encodings that a schema.toml may name; the most common besides UTF-8 first.
 ENCODINGS = ("latin-1", "utf-16", "utf-8")
@@ -283,10 +282,9 @@ class TextFile:
         """Return the decoder for the bytes."""
         what = next((what for mark, what in FOREIGN.items() if start.startswith(mark)), "")
         if what:
-            raise UserError(
-                f"Cannot read {self.file}: it is {what}. "
-                "Fix: give its name the right end, unpack it, or convert it to UTF-8."
-            )
+            text = "convert it with iconv -f UTF-32 -t UTF-8"
+            fix = text if "UTF-32" in what else "give its name the right end, or unpack it"
+            raise UserError(f"Cannot read {self.file}: it is {what}. Fix: {fix}.")
         name = "utf-16" if start.startswith(UTF16) else self.file.encoding
         # Without a mark, the first character shows the byte order: it is an ASCII one.
         if name.lower().replace("_", "-") == "utf-16" and not start.startswith(UTF16):
