@@ -31,6 +31,7 @@ TABLES = [
     ("nearest", "nearest", "nearest"),
     ("recommend", "recommend", "limits"),
     ("scoring", "scoring", "scoring"),
+    ("export", "export", "export"),
     ("event_types", "event_types", "event types"),
     ("ingest", "ingest_texts", "ingest_texts"),
     ("ingest", "ingest_numbers", "ingest_numbers"),

@@ -46,6 +46,8 @@ OF_THE_COMMAND_LINE = (
         "follow",
         "follow_data",
         "warm_start",
+        "format",
+        "row_type",
         "other_data",
         "by",
         "cutoffs",

@@ -207,8 +207,9 @@ def test_every_choice_passes() -> None:
     for name, found in choices.items():
         for choice in found:
             # Flags that some of the choices require.
+            exports = name in ("format", "row_type")
             needed = {
-                "load": "newest",
+                **({"export": "there", "format": "onnx"} if exports else {"load": "newest"}),
                 "ttl": "9",
                 "task": {"learned": "ranking", "hstu": "sequence"}.get(choice, "rating"),
                 "split": "random" if name == "day_feature" else "time",

@@ -19,6 +19,7 @@ import pytest
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.serving.served import ServedModel
 from tests.support.documents import PAGES, README, blocks, commands, short_form
 from tests.support.launch import (
     ROOT,
@@ -219,6 +220,16 @@ def scores_all_users(lines: Lines, clone: Path) -> None:
     assert found.groupby("user_id")["rank"].apply(list).map(lambda ranks: ranks == [*range(1, 21)]).all()
 
 
+def scores_elsewhere(lines: Lines, clone: Path) -> None:
+    """By the numbers of `ServedModel`."""
+    command = lines[1].replace(".venv/bin/python", sys.executable)
+    output = succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", lines[0], command), clone))
+    values = json.loads(shlex.split(command)[-1])
+    wanted = ServedModel.open(clone / "dumps").score(values).tolist()
+    found = [float(word) for word in output.splitlines()[-1].strip("[]").split()]
+    assert found == pytest.approx(wanted, abs=1e-5)
+
+
 def promotes_and_serves(lines: Lines, clone: Path) -> None:
     """The second command serves what the first one promoted."""
     make, train, serve = lines
@@ -398,6 +409,7 @@ CHECKS: dict[str, Check] = {
     "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out": ranks_and_recommends,
     # serving.md
     "./run.sh score --users all --k 20 --output recs.parquet": scores_all_users,
+    "./run.sh export served --format onnx": scores_elsewhere,
     "./run.sh export served --checkpoint latest": publishes_deltas,
     # every_week.md
     ".venv/bin/python benchmarks/shop_weeks.py shop --weeks 1": promotes_and_serves,
@@ -452,6 +464,7 @@ LONG = (
     "./run.sh load dumps --until 100",
     f"./run.sh inc_dump {FOLLOWED}",
     "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out",
+    "./run.sh export served --format onnx",
     "./run.sh export served --checkpoint latest",
     "./run.sh setup",
     "./run.sh --epochs 2 --report_dir runs/first",

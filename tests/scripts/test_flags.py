@@ -37,6 +37,7 @@ WITH = {
     **dict.fromkeys(("save_dir", "dump_every", "keep", "async_dump", "warm_start"), "--dump"),
     **dict.fromkeys(("top", "follow"), "--recommend --user 1"),
     **dict.fromkeys(("history_weights", "negatives"), "--task ranking"),
+    **{"format": "--export there", "row_type": "--export there --format onnx"},
     "day_feature": "--split random",
     **dict.fromkeys(("num_blocks", "num_heads", "dropout"), "--task sequence"),
     **{"half_life": "--eviction lfu", "max_bad_rows": "--bad_rows skip", "tensorboard": "--report_dir data"},

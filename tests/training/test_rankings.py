@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.presets import PRESETS
+from recsuite.config.sections import ServingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.schema import HISTORY
@@ -26,6 +29,8 @@ from recsuite.training.loop import Training
 from recsuite.training.steps import InputPipeline
 from tests.support.launch import EXAMPLE, succeeded, torchrun
 from tests.support.raw_values import raw_features, raw_lists
+
+sys.path.append(str(EXAMPLE.parent))
 
 # As --task ranking takes it, but small.
 SIZES = {"epochs": 2, "embedding_dim": 8, "batch_size": 2_000, "history": 6}
@@ -128,6 +133,19 @@ def test_an_export_scores_as_its_checkpoint(trained: Trained, tmp_path: Path) ->
     write_export(model.snapshot, tmp_path / "exported")
     again = ServedModel.open(tmp_path / "exported").score(values)
     assert torch.equal(again, model.score(values))
+
+
+def test_a_graph_scores_as_its_checkpoint_or_says_that_it_cannot(trained: Trained, tmp_path: Path) -> None:
+    model, values = ServedModel.open(trained.folder, "latest"), trained.values(50)
+    onnx = ServingConfig(export="there", format="onnx")
+    if trained.config.model.reads_order:
+        with pytest.raises(UserError, match="--format onnx cannot be used with --task sequence"):
+            write_export(model.snapshot, tmp_path / "exported", wanted=onnx)
+        assert not [*tmp_path.iterdir()]
+        return
+    write_export(model.snapshot, tmp_path / "exported", wanted=onnx)
+    found = importlib.import_module("onnx_client").Client(tmp_path / "exported").score(values)
+    np.testing.assert_allclose(found, model.score(values).numpy(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -843,6 +843,10 @@ class CheckpointConfig(Section):
             )
 
 
+# Formats of an export, and types of its rows.
+FORMATS, ROW_TYPES = ("library", "torch", "onnx"), ("float32", "float16", "int8")
+
+
 @dataclass(frozen=True)
 class ServingConfig(Section):
     """Exports and recommendations from a checkpoint."""
@@ -850,6 +854,19 @@ class ServingConfig(Section):
     export: str = flag(
         "",
         "New folder for the --checkpoint in --save_dir, complete but without optimizer state, for a server.",
+    )
+    format: str = flag(
+        FORMATS[0],
+        "What --export writes beside the tables: nothing for servers of this library, or the dense part as a "
+        "graph for other programs, by torch.export or ONNX.",
+        choices=FORMATS,
+        requires=("export", True),
+    )
+    row_type: str = flag(
+        ROW_TYPES[0],
+        "Type of the rows in an export with a graph; int8 with a scale for each row.",
+        choices=ROW_TYPES,
+        requires=("export", True),
     )
     recommend: bool = flag(False, "Print the recommendations of the --checkpoint in --save_dir for --user.")
     user: str = flag("", "Raw id of the user of --recommend.", requires=("recommend", True))
@@ -867,6 +884,10 @@ class ServingConfig(Section):
             UserError: for the first fault found.
         """
         super().validate()
+        require(
+            self.format != FORMATS[0] or self.is_default("row_type"),
+            f"--row_type {self.row_type} requires --format torch or onnx, for other programs",
+        )
         require(not self.recommend or bool(self.user), "--recommend requires --user, the raw id of a user")
 
 

@@ -180,7 +180,7 @@ def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> t
     """Return the mean of each list of rows times weights, float32 [B, D], zero for an empty list."""
     lengths = lengths.to(torch.int64)
     # Divides the weights and not the rows: a weight is one number, a row has D.
-    shares = weights / repeated(lengths.clamp(min=1), lengths, len(weights))
+    shares = weights / repeated(lengths.clamp(min=1), lengths, weights.size(0))
     sums: torch.Tensor = _WeightedSums.apply(rows, shares.unsqueeze(0), lengths)
     return sums
 
@@ -224,11 +224,11 @@ class _WeightedSums(torch.autograd.Function):
         # Each row as H rows of a part of the width: neither they nor their products are copied. The rows are
         # looked up already: embedding_bag is only a fast sum over lists of row 0, 1, 2, ...
         num_parts, width = len(weights), rows.size(1) // len(weights)
-        first = num_parts * torch.arange(len(rows), device=rows.device)
+        first = num_parts * torch.arange(rows.size(0), device=rows.device)
         places = torch.cat([first + part for part in range(num_parts)])
-        parts = rows.reshape(num_parts * len(rows), width)
+        parts = rows.reshape(num_parts * rows.size(0), width)
         sums = summed(parts, places, weights.reshape(-1), lengths.repeat(num_parts))
-        return sums.view(num_parts, len(lengths), width).transpose(0, 1).flatten(1)
+        return sums.view(num_parts, lengths.size(0), width).transpose(0, 1).flatten(1)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
@@ -341,14 +341,14 @@ class Recency(nn.Module):
         if self.num_types > 1:
             # The label is the position of the type, from 1 on.
             gaps = gaps + NUM_TIME_BUCKETS * (members.labels.int() - 1)
-        event = repeated(torch.arange(len(lengths), device=rows.device), lengths, len(rows))
+        event = repeated(torch.arange(lengths.size(0), device=rows.device), lengths, rows.size(0))
         weights, sums = [], []
         # Half by half: on a CPU a sum by an index takes many times as long for two-dimensional tensors.
         for of_place, of_gap in zip(self.places, self.gaps, strict=True):
             weight = of_place.index_select(0, places) + self.rate * of_gap.index_select(0, gaps)
             weights.append(weight.clamp(max=MOST_LOG_WEIGHT).exp())
-            sums.append(rows.new_zeros(len(lengths)).index_add(0, event, weights[-1]))
+            sums.append(rows.new_zeros(lengths.size(0)).index_add(0, event, weights[-1]))
         halves: torch.Tensor = _WeightedSums.apply(rows, torch.stack(weights), lengths)
         scales = (torch.stack(sums, dim=1) + LEAST_SUM).rsqrt().unsqueeze(2)
         width = rows.size(1) // NUM_HALVES
-        return (halves.view(len(lengths), NUM_HALVES, width) * scales).flatten(1)
+        return (halves.view(lengths.size(0), NUM_HALVES, width) * scales).flatten(1)

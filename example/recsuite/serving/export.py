@@ -1,5 +1,7 @@
 """Export of a checkpoint into one folder for a server, without its optimizer; `served.py` reads it.
 
+Other programs read one with a graph, see `graph.py`.
+
 PATH/
     model.safetensors   all rows of the tables ("tables.user.weight"), the dense part
                         ("dense.mlp.0.weight"), and dynamic tables as in `checkpoint/shards.py`, with
@@ -8,6 +10,7 @@ PATH/
     schema.json         the schema of the data set: users, items and events
     features.json       the tables in the order in which a model adds them up: feature, entity, column,
                         whether it has lists, number of rows
+    model.onnx          with --format onnx the graph of the dense part; with --format torch model.pt2
     items.index         the lists of the approximate index, if one was made, see `serving/index.py`
     manifest.json       run, progress, tensors, files with digests, and the delta that may follow
 """
@@ -25,7 +28,7 @@ import numpy as np
 from recsuite.checkpoint.chain import describe_choice, requested_kind
 from recsuite.checkpoint.format import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
 from recsuite.checkpoint.shards import PREFIX, write_shard_file
-from recsuite.config.sections import CheckpointConfig
+from recsuite.config.sections import CheckpointConfig, ServingConfig
 from recsuite.datasets.schema import HISTORY, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, plain, replacing
@@ -40,42 +43,59 @@ MODEL = "model.safetensors"
 NO_OPTIMIZER = "an optimizer that an export leaves out"
 
 
-def export(source: CheckpointConfig, target: Path, model: ModelMaker | None = None) -> None:
+def export(
+    source: CheckpointConfig,
+    target: Path,
+    model: ModelMaker | None = None,
+    wanted: ServingConfig | None = None,
+) -> None:
     """Write the --checkpoint of --save_dir into the new folder `target`, and print a line about it.
 
-    model: see `ServedModel.open`.
+    model: see `ServedModel.open`; wanted: see `write_export`.
 
     Raises:
-        UserError: when there is no checkpoint, when it is not whole, or when the folder is taken or cannot be
-            written.
+        UserError: when there is no checkpoint, when it is not whole, when the folder is taken or cannot be
+            written, and when the model cannot be traced.
     """
     save_dir, target = Path(source.save_dir), target.absolute()
     # Before the model is read: reading can take long.
     _check_free(target)
     snapshot = read_settled(save_dir, source.checkpoint, model)
-    size = write_export(snapshot, target)
+    size = write_export(snapshot, target, wanted=wanted)
     asked = requested_kind(save_dir, source.checkpoint)
     choice = describe_choice(snapshot.manifest.progress, asked, snapshot.metric)
     say(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
 
 
-def write_export(snapshot: Snapshot, target: Path, lists: ItemLists | None = None) -> int:
+def write_export(
+    snapshot: Snapshot,
+    target: Path,
+    lists: ItemLists | None = None,
+    wanted: ServingConfig | None = None,
+) -> int:
     """Write a model into a new folder, and return its size in bytes. It gets its name when all is written.
 
-    lists: of an index of its items, written too.
+    lists: of an index of its items, written too; wanted: flags with the format and the type of the rows.
 
     Raises:
-        UserError: when the folder is taken or cannot be written.
+        UserError: when the folder is taken or cannot be written, and when the model cannot be traced.
     """
+    wanted = wanted or ServingConfig()
     target = target.absolute()
     _check_free(target)
     aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
     with explained(f"Cannot write {target}", "give another folder"):
         with replacing(target, aside) as making:
             making.mkdir(parents=True)
-            files = _write_files(making, snapshot)
+            graph = []
+            if wanted.format != "library":
+                from recsuite.serving.graph import write_graph
+
+                graph = [flushed(write_graph(making, snapshot, wanted.format))]
+            arrays = _arrays_of(snapshot, wanted.row_type)
+            files = (*_write_files(making, snapshot, arrays), *graph)
             index = write_lists(making, lists) if lists else {}
-            write_manifest(making, _describe(snapshot, files, index))
+            write_manifest(making, _describe(snapshot, arrays, files, index))
         # As in `writer.publish`: before this, a power cut can undo the rename.
         flush(target.parent)
     return sum(entry.bytes for entry in files)
@@ -88,7 +108,7 @@ def _check_free(target: Path) -> None:
         raise UserError(f"{target} exists already; give a new folder, or remove that one.")
 
 
-def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
+def _write_files(folder: Path, snapshot: Snapshot, arrays: dict[str, np.ndarray]) -> tuple[FileEntry, ...]:
     # In the order of the rows: the file has no row numbers, and the reader counts.
     vocabulary = {name: list(rows) for name, rows in snapshot.vocabulary.items()}
     encodings = {name: dataclasses.asdict(encoding) for name, encoding in snapshot.encodings.items()}
@@ -107,12 +127,12 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
-    entry = write_shard_file(folder / MODEL, _arrays_of(snapshot))
+    entry = write_shard_file(folder / MODEL, arrays)
     return entry, *(flushed(folder / name) for name in texts)
 
 
-def _arrays_of(snapshot: Snapshot) -> dict[str, np.ndarray]:
-    """Return all weights under their names in a checkpoint."""
+def _arrays_of(snapshot: Snapshot, row_type: str) -> dict[str, np.ndarray]:
+    """Return all weights under their names in a checkpoint. row_type: of `ROW_TYPES`."""
     # A checkpoint has no tensor of 0 dimensions either.
     dense = {
         f"dense.{name}": (value if value.dim() else value.view(1)).numpy()
@@ -121,20 +141,34 @@ def _arrays_of(snapshot: Snapshot) -> dict[str, np.ndarray]:
     rows = {
         slot: array for name, table in snapshot.tables.items() for slot, array in table.arrays(name).items()
     }
+    for name in [name for name in rows if name.endswith(".weight")]:
+        if row_type == "float16":
+            rows[name] = rows[name].astype(np.float16)
+        elif row_type == "int8":
+            # The largest number of a row becomes 127.
+            scale = np.abs(rows[name]).max(axis=1, initial=0.0) / 127
+            rows[f"{name.removesuffix('weight')}scale"] = scale.astype(np.float32)
+            rows[name] = np.rint(rows[name] / np.where(scale > 0, scale, 1)[:, None]).astype(np.int8)
     return rows | dense
 
 
-def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...], index: dict[str, Any]) -> Manifest:
+def _describe(
+    snapshot: Snapshot,
+    arrays: dict[str, np.ndarray],
+    files: tuple[FileEntry, ...],
+    index: dict[str, Any],
+) -> Manifest:
     manifest = snapshot.manifest
     # Only what describes the model: nothing about a delta or the ranks of the training.
     about = {name: manifest.about.get(name) for name in ("versions", "model")}
-    arrays = _arrays_of(snapshot).items()
     records = {name: table.record for name, table in snapshot.tables.items()}
     return dataclasses.replace(
         manifest,
         # Tables by id have a record instead.
         tensors={
-            name: (list(array.shape), "float32") for name, array in arrays if not name.startswith(PREFIX)
+            name: (list(array.shape), str(array.dtype))
+            for name, array in arrays.items()
+            if not name.startswith(PREFIX)
         },
         files=files,
         optimizer=NO_OPTIMIZER,

@@ -64,6 +64,8 @@ class Flags(TypedDict, total=False):
     dump_every: int
     keep: int
     async_dump: bool
+    format: str
+    row_type: str
     user: str
     top: int
     follow: bool

@@ -230,7 +230,7 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
         if config.serving.export:
             from recsuite.serving.export import export
 
-            export(config.checkpoint, Path(config.serving.export), model)
+            export(config.checkpoint, Path(config.serving.export), model, config.serving)
         else:
             from recsuite.serving.recommend import recommend
 

@@ -1,0 +1,169 @@
+"""Export of the dense part of a model as a graph for other programs: torch.export or ONNX.
+
+The graph has no weights: it takes those of the dense part by their names in model.safetensors, so that a
+delta changes a graph's inputs and never the graph. Its other inputs are the contents of table rows:
+
+    user                a feature with one value: float32 [B, D]
+    genres              a feature with lists: float32 [V, D], list after list, and
+    genres.lengths      the number of values of each list, int64 [B]
+    numbers             dense numbers, encoded as in vocabulary.json: float32 [B, numbers], NaN for a missing
+                        one; only of a model that has some
+    history.labels      of each item of a history its label: float32 [V]
+    history.places      the number of items of its history after it, int32 [V]; only of a model that uses ages
+    history.gaps        the time bucket from it to the event, int32 [V]; likewise
+    dense.mlp.0.weight  and so on: the dense part
+
+The output "score" is what `ServedModel.score` returns: float32 [B], or [B, L] for L labels.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recsuite.datasets.schema import HISTORY
+from recsuite.errors import UserError, printable
+from recsuite.models.layers import Members
+from recsuite.models.rows import FeatureRows, Inputs
+from recsuite.models.sequences import SequenceHead
+from recsuite.serving.snapshot import ServedRows, Snapshot
+
+# File of the graph, by the value of --format.
+FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
+SCORE = "score"
+# Events of the example with which a model is traced, and values of its first list: numbers that no other size
+# of a model is likely to have.
+EVENTS, VALUES = 5, 17
+
+
+class Prediction(nn.Module):
+    """Prediction of a snapshot from its inputs, by name."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()
+        self.head = snapshot.head
+        self.predict = snapshot.predict
+        self.lists = [feature.name for feature in snapshot.features if feature.multi]
+        self.tables = [feature.name for feature in snapshot.features if feature.has_table]
+
+    def forward(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the score of each event. given: see the head of this file, without the dense part."""
+        size = given[f"{self.lists[0]}.lengths"] if self.lists else given[self.tables[0]]
+        ones = torch.ones(size.size(0), dtype=torch.int64)
+        found = {name: ServedRows(given[name], given.get(f"{name}.lengths", ones)) for name in self.tables}
+        none = torch.zeros(0, dtype=torch.int32)
+        labels, places, gaps = (given.get(f"{HISTORY}.{name}", none) for name in ("labels", "places", "gaps"))
+        members = Members(labels, places, gaps, none, none, none, none)
+        rows = FeatureRows(found, self.head.row_scale, self.lists)
+        numbers = given.get("numbers", torch.zeros(size.size(0), 0))
+        return self.predict(rows, Inputs(members, numbers))
+
+
+class Graph(nn.Module):
+    """Prediction whose dense part is an input too."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        super().__init__()
+        # In a list, or its weights would be those of the graph.
+        self.held = [prediction]
+
+    def forward(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the score of each event. given: see the head of this file."""
+        dense = {f"head.{name[6:]}": value for name, value in given.items() if name.startswith("dense.")}
+        others = {name: value for name, value in given.items() if not name.startswith("dense.")}
+        found: torch.Tensor = torch.func.functional_call(self.held[0], dense, (others,))
+        return found
+
+
+def example_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
+    """Return inputs of a graph for some events, in the order of its inputs."""
+    given: dict[str, torch.Tensor] = {}
+    for place, feature in enumerate(each for each in snapshot.features if each.has_table):
+        dim = snapshot.table_of(feature.name).matrix.size(1)
+        number = VALUES + place if feature.multi else EVENTS
+        given[feature.name] = torch.rand(number, dim)
+        if feature.multi:
+            lengths = torch.full((EVENTS,), number // EVENTS)
+            lengths[0] += number % EVENTS
+            given[f"{feature.name}.lengths"] = lengths
+    numbers = sum(feature.width for feature in snapshot.features if not feature.has_table)
+    if numbers:
+        given["numbers"] = torch.rand(EVENTS, numbers)
+    if snapshot.takes_history:
+        number = given[HISTORY].size(0)
+        given[f"{HISTORY}.labels"] = torch.ones(number)
+        if snapshot.takes_ages:
+            for name in ("places", "gaps"):
+                given[f"{HISTORY}.{name}"] = torch.zeros(number, dtype=torch.int32)
+    for name, value in snapshot.head.state_dict().items():
+        given[f"dense.{name}"] = value if value.dim() else value.view(1)
+    return given
+
+
+def write_graph(folder: Path, snapshot: Snapshot, kind: str) -> Path:
+    """Write the graph of a model into a folder, and return its file. kind: of `FILES`.
+
+    Raises:
+        UserError: when the model cannot be traced, or packages are missing.
+    """
+    if isinstance(snapshot.head, SequenceHead):
+        raise UserError(
+            f"--format {kind} cannot be used with --task sequence, whose attention cuts histories by their "
+            "lengths; leave it out, and serve the export with this library."
+        )
+    given, path = example_of(snapshot), folder / FILES[kind]
+    sizes = {name: None if name.startswith("dense.") else {0: torch.export.Dim.DYNAMIC} for name in given}
+    graph = Graph(Prediction(snapshot)).eval()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(graph, (given,), dynamic_shapes=(sizes,), strict=False)
+    # The tracer raises errors of many types, whatever the model does.
+    except Exception as error:
+        reason = printable(str(error).strip().splitlines()[0])
+        raise UserError(
+            f"torch.export cannot trace this model: {type(error).__name__}: {reason}. Fix: compute with "
+            "tensors alone, without int(tensor), len(tensor) or branches on values; or leave --format out."
+        ) from error
+    if kind == "torch":
+        torch.export.save(program, path)
+        return path
+    _write_onnx(path, program, [*given])
+    return path
+
+
+def _write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[str]) -> None:
+    try:
+        import onnx  # noqa: F401
+        from onnxscript.function_libs.torch_lib.ops import core
+    except ImportError as error:
+        raise UserError(f"--format onnx requires {error.name}; pip install onnx onnxscript.") from error
+
+    def repeat_interleave(lengths: Any, output_size: Any = None) -> Any:
+        # onnxscript 0.7.2 does not know `output_size`, which changes no result.
+        return core.aten_repeat_interleave_Tensor(lengths)
+
+    table: dict[Callable[..., Any], Callable[..., Any]] = {
+        torch.ops.aten.repeat_interleave.Tensor: repeat_interleave
+    }
+    # They tell of each constant that is not folded, and of packages that no model here needs.
+    for name in ("onnxscript", "onnx_ir", "torch.onnx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = torch.onnx.export(
+            program,
+            input_names=names,
+            output_names=[SCORE],
+            custom_translation_table=table,
+            dynamo=True,
+            verbose=False,
+        )
+    assert found is not None
+    found.save(path)
