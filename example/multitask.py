@@ -76,7 +76,7 @@ class MMoE(nn.Module):
         for gate, tower in zip(self.gates, self.towers, strict=True):
             mixed = (gate(x).softmax(dim=1).unsqueeze(2) * experts).sum(dim=1)
             logits.append(tower(mixed))
-        return torch.cat(logits, dim=1).squeeze(1)
+        return torch.cat(logits, dim=1) if len(logits) > 1 else logits[0].squeeze(1)
 
 
 class LogLosses(nn.Module):

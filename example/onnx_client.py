@@ -3,7 +3,7 @@
     ./run.sh export served --format onnx
     python example/onnx_client.py served '{"user": [42, 42], "movie": [1, 3]}'
 
-Copy it: it imports neither torch nor this library. Tables with a fixed vocabulary only.
+Copy it: it imports neither torch nor this library. recsuite/serving/graph.py describes the graph's inputs.
 """
 
 from __future__ import annotations
@@ -19,31 +19,46 @@ from safetensors.numpy import load_file
 
 
 class Client:
-    """Model of an export; `score` takes the same values as `ServedModel.score`."""
+    """Model of an export; `score` takes the same values as `ServedModel.score`.
+
+    Raises:
+        ValueError: for tables with a dynamic vocabulary, which it cannot look up.
+    """
 
     def __init__(self, folder: Path | str) -> None:
         def read(name: str) -> Any:
             return json.loads((Path(folder) / name).read_text())
 
-        self.tensors = load_file(Path(folder) / "model.safetensors")
-        self.tables, vocabulary = read("features.json")["tables"], read("vocabulary.json")
-        schema = read("schema.json")
+        manifest, schema, vocabulary = (read(f"{name}.json") for name in ("manifest", "schema", "vocabulary"))
+        if manifest.get("dynamic"):
+            raise ValueError(
+                f"{folder} has tables with a dynamic vocabulary, which this client does not know"
+            )
+        self.run, self.follows = manifest["run"], manifest["about"]["follows"]
+        self.tensors, self.tables = (
+            load_file(Path(folder) / "model.safetensors"),
+            read("features.json")["tables"],
+        )
         self.numbers = [each for each in schema["features"] if each["number"] == "dense"]
-        self.types = schema.get("event_types", [])
+        self.types, self.is_count = schema.get("event_types", []), schema["label_kind"] == "count"
+        # A categorical feature has its values in the order of their rows, a number its encoding.
         self.encodings = {name: found for name, found in vocabulary.items() if isinstance(found, dict)}
         self.rows = {
             name: {value: row for row, value in enumerate(found, start=1)}
             for name, found in vocabulary.items()
             if isinstance(found, list)
         }
-        # The rows of a history are found by the ids of items.
-        self.rows["history"] = self.rows.get(schema["item"], {})
+        self.rows["history"] = self.rows[schema["item"]]
         self.session = onnxruntime.InferenceSession(str(Path(folder) / "model.onnx"))
         self.inputs = [each.name for each in self.session.get_inputs()]
 
     def score(self, values: dict[str, list[Any]]) -> np.ndarray:
-        """Return a score for each event, float32 [B]. values: feature to B values or lists of values."""
-        size = len(next(iter(values.values())))
+        """Return a score for each event, float32 [B], or [B, L]. values: feature to B values or lists.
+
+        Raises:
+            ValueError: for a name that the model lacks, and for other numbers of values.
+        """
+        size = self.check(values)
         given = {name: self.tensors[name] for name in self.inputs if name.startswith("dense.")}
         for table in self.tables:
             name, is_list = table["name"], table["multi"]
@@ -60,9 +75,12 @@ class Client:
                 given[f"{name}.lengths"] = np.array([len(each) for each in lists], np.int64)
         if "history.labels" in self.inputs:
             labels = [each for one in values.get("history_ratings", []) for each in one]
-            # Of several types of events the label is the position of the type.
-            labels = [self.types.index(each) + 1 if each in self.types else each for each in labels]
-            given["history.labels"] = np.array(labels, np.float32)
+            if self.types:
+                # The label is the position of the type.
+                labels = [self.types.index(each) + 1 for each in labels]
+            given["history.labels"] = (
+                np.log1p(labels, dtype=np.float32) if self.is_count else np.array(labels, np.float32)
+            )
         if "history.places" in self.inputs:
             lengths = given["history.lengths"]
             places = [place for length in lengths for place in reversed(range(length))]
@@ -76,11 +94,29 @@ class Client:
             given["numbers"] = np.concatenate(columns, axis=1)
         return self.session.run(["score"], {name: given[name] for name in self.inputs})[0]
 
+    def check(self, values: dict[str, list[Any]]) -> int:
+        """Return the number of events, after a check of names and lengths."""
+        names = {each["name"] for each in [*self.tables, *self.numbers]}
+        names |= {"history_ratings", "history_ages"} if "history" in names else set()
+        if not values or not values.keys() <= names:
+            raise ValueError(f"the model has the features {sorted(names)}, got {sorted(values)}")
+        sizes = {len(given) for given in values.values()}
+        lengths = [[*map(len, given)] for name, given in values.items() if name.startswith("history")]
+        if (
+            len(sizes) > 1
+            or any(each != lengths[0] for each in lengths)
+            or ("history" in values) > ("history_ratings" in values)
+        ):
+            raise ValueError(
+                "give each feature as many values, and each item of a history a rating and an age"
+            )
+        return sizes.pop()
+
     def row_numbers(self, name: str, values: list[Any]) -> np.ndarray:
         """Return the row of each value; row 0 is that of unknown ones."""
         if name in self.rows:
             return np.array([self.rows[name].get(each, 0) for each in values], np.int64)
-        numbers = np.array(values, np.float32).astype(np.float64)
+        numbers = single(values)
         rows = np.searchsorted(self.encodings[name]["edges"], numbers, side="right") + 1
         return np.where(np.isnan(numbers), 0, rows)
 
@@ -94,19 +130,41 @@ class Client:
         """Return a dense number or vector as the model takes it, float32 [B, width]; NaN for none."""
         missing, scale = [np.nan] * feature.get("width", 1), self.encodings[feature["name"]]
         lists = [missing if value is None else np.atleast_1d(value) for value in values]
-        numbers = np.array(lists, np.float32).astype(np.float64)
+        numbers = single(lists).reshape(len(values), len(missing))
         numbers = np.log1p(np.maximum(numbers, 0)) if scale["is_log"] else numbers
         return ((numbers - scale["mean"]) / scale["spread"]).astype(np.float32)
 
     def apply(self, delta: Path | str) -> None:
-        """Write the rows and the dense part of the next delta of the training into the tables of float32."""
+        """Change rows and the dense part to those after the next delta of the training.
+
+        Raises:
+            ValueError: for any other delta.
+        """
+        manifest = json.loads((Path(delta) / "manifest.json").read_text())
+        if manifest["run"] != self.run or manifest.get("link") != self.follows:
+            raise ValueError(f"{delta} is not the next delta of this model")
         for path in sorted(Path(delta).glob("*.safetensors")):
             found = load_file(path)
-            for name, value in found.items():
-                if name.startswith("dense.") and name in self.tensors:
-                    self.tensors[name] = value
-                elif name.endswith(".weight"):
-                    self.tensors[name][found[f"{name.removesuffix('weight')}rows"]] = value
+            self.tensors |= {name: value for name, value in found.items() if name in self.inputs}
+            for name in [name for name in found if name.startswith("tables.") and name.endswith(".weight")]:
+                table, rows, scale = (
+                    name.removesuffix("weight"),
+                    found[name],
+                    self.tensors.get(f"{name[:-6]}scale"),
+                )
+                places = found[f"{table}rows"]
+                if scale is not None:
+                    scale[places] = np.abs(rows).max(axis=1, initial=0.0) / 127
+                    rows = np.rint(rows / np.where(scale[places] > 0, scale[places], 1)[:, None])
+                self.tensors[name][places] = rows
+        step = manifest["position"]["step"]
+        self.follows = {**self.follows, "sequence": self.follows["sequence"] + 1, "from_step": step}
+
+
+def single(values: list[Any]) -> np.ndarray:
+    """Return numbers of the precision and range of float32, as float64; NaN for None."""
+    limit = np.finfo(np.float32).max
+    return np.array(values, np.float64).clip(-limit, limit).astype(np.float32).astype(np.float64)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ def write_export(
             arrays = _arrays_of(snapshot, wanted.row_type)
             files = (*_write_files(making, snapshot, arrays), *graph)
             index = write_lists(making, lists) if lists else {}
-            write_manifest(making, _describe(snapshot, arrays, files, index))
+            about = {**index, "row_type": wanted.row_type}
+            write_manifest(making, _describe(snapshot, arrays, files, about))
         # As in `writer.publish`: before this, a power cut can undo the rename.
         flush(target.parent)
     return sum(entry.bytes for entry in files)
@@ -156,7 +157,7 @@ def _describe(
     snapshot: Snapshot,
     arrays: dict[str, np.ndarray],
     files: tuple[FileEntry, ...],
-    index: dict[str, Any],
+    more: dict[str, Any],
 ) -> Manifest:
     manifest = snapshot.manifest
     # Only what describes the model: nothing about a delta or the ranks of the training.
@@ -172,7 +173,7 @@ def _describe(
         },
         files=files,
         optimizer=NO_OPTIMIZER,
-        about={**about, **index, "follows": dataclasses.asdict(snapshot.follows)},
+        about={**about, **more, "follows": dataclasses.asdict(snapshot.follows)},
         dynamic={name: record for name, record in records.items() if record},
         # An export is read on its own. "follows" says which delta may come next.
         link=None,

@@ -18,9 +18,11 @@ The output "score" is what `ServedModel.score` returns: float32 [B], or [B, L] f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -110,40 +112,52 @@ def write_graph(folder: Path, snapshot: Snapshot, kind: str) -> Path:
     """Write the graph of a model into a folder, and return its file. kind: of `FILES`.
 
     Raises:
-        UserError: when the model cannot be traced, or packages are missing.
+        UserError: when the model cannot be traced, ONNX lacks an operation, or packages are missing.
     """
     if isinstance(snapshot.head, SequenceHead):
         raise UserError(
             f"--format {kind} cannot be used with --task sequence, whose attention cuts histories by their "
             "lengths; leave it out, and serve the export with this library."
         )
+    if kind == "onnx":
+        _check_packages()
     given, path = example_of(snapshot), folder / FILES[kind]
     sizes = {name: None if name.startswith("dense.") else {0: torch.export.Dim.DYNAMIC} for name in given}
     graph = Graph(Prediction(snapshot)).eval()
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(graph, (given,), dynamic_shapes=(sizes,), strict=False)
-    # The tracer raises errors of many types, whatever the model does.
-    except Exception as error:
-        reason = printable(str(error).strip().splitlines()[0])
-        raise UserError(
-            f"torch.export cannot trace this model: {type(error).__name__}: {reason}. Fix: compute with "
-            "tensors alone, without int(tensor), len(tensor) or branches on values; or leave --format out."
-        ) from error
+    advice = "compute with tensors alone, without int(tensor), len(tensor) or branches on values"
+    with torch.no_grad(), _explained(f"torch.export cannot trace this model: %s. Fix: {advice}."):
+        program = torch.export.export(graph, (given,), dynamic_shapes=(sizes,), strict=False)
     if kind == "torch":
         torch.export.save(program, path)
-        return path
-    _write_onnx(path, program, [*given])
+    else:
+        with _explained("ONNX cannot express this model: %s. Fix: use other operations, or --format torch."):
+            _write_onnx(path, program, [*given])
     return path
 
 
-def _write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[str]) -> None:
+@contextlib.contextmanager
+def _explained(sentence: str) -> Iterator[None]:
+    """Raise a UserError for any error of an exporter, which has errors of many types; no warnings of it."""
     try:
-        import onnx  # noqa: F401
-        from onnxscript.function_libs.torch_lib.ops import core
-    except ImportError as error:
-        raise UserError(f"--format onnx requires {error.name}; pip install onnx onnxscript.") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:
+        # The first line is that of the exporter, and the last ones name the operation.
+        lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
+        reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        raise UserError(sentence % printable(reason.rstrip("."))) from error
+
+
+def _check_packages() -> None:
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise UserError(f"--format onnx requires {package}; pip install onnx onnxscript.")
+
+
+def _write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[str]) -> None:
+    import onnx
+    from onnxscript.function_libs.torch_lib.ops import core
 
     def repeat_interleave(lengths: Any, output_size: Any = None) -> Any:
         # onnxscript 0.7.2 does not know `output_size`, which changes no result.
@@ -153,10 +167,11 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[s
         torch.ops.aten.repeat_interleave.Tensor: repeat_interleave
     }
     # They tell of each constant that is not folded, and of packages that no model here needs.
-    for name in ("onnxscript", "onnx_ir", "torch.onnx"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
         found = torch.onnx.export(
             program,
             input_names=names,
@@ -165,5 +180,9 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[s
             dynamo=True,
             verbose=False,
         )
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
     assert found is not None
     found.save(path)
+    onnx.checker.check_model(path, full_check=True)

@@ -96,6 +96,12 @@ def read_settled(folder: Path, checkpoint: str = BEST, maker: ModelMaker | None 
 
 
 def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Snapshot:
+    row_type = manifest.about.get("row_type", "float32")
+    if row_type != "float32":
+        raise UserError(
+            f"{folder} was exported with --row_type {row_type}, for other programs; export it again without "
+            "--row_type."
+        )
     # An export has no configuration of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
     config = read_config(folder) if named else {}
