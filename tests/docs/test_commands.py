@@ -421,6 +421,10 @@ CHECKS: dict[str, Check] = {
     "sbatch deploy/slurm.sh --dataset ml-1m": names_what_is_there,
     "docker build -f deploy/Dockerfile -t recommender .": names_what_is_there,
     "kubectl apply -f deploy/shared_folder.yaml -f deploy/trainjob.yaml": names_what_is_there,
+    # ray.md
+    "python example/ray_train.py 2 --dataset ml-latest-small --save_dir dumps": (
+        is_run_by_the_test_of_the_script
+    ),
     # dynamic.md
     "python example/online.py": is_run_by_the_test_of_the_script,
     # retrieval.md

@@ -7,6 +7,7 @@ checkpoint: it is faster to read, and a training continues from it.
 from __future__ import annotations
 
 import contextlib
+import signal
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -181,6 +182,13 @@ class Checkpointer:
             self.writer.close()
             self.context.say(f"stopped by a signal at step {progress.step:,}; --resume continues from there")
             raise SystemExit(exit_status_of_signal(stop))
+
+    def request_stop(self) -> None:
+        """End the training after the next step of all ranks with a checkpoint and a SystemExit, as a SIGTERM
+        does. For programs that train in a thread, where Python allows no handler of signals. Call it on any
+        rank, from any thread.
+        """
+        self.termination.asked = self.termination.asked or signal.SIGTERM
 
     def restore_best(self, train_state: ShardedModel) -> Progress | None:
         """Restore the best checkpoint and return its progress; None if there is none.

@@ -87,8 +87,9 @@ class TaggedPrint:
     def __init__(self, original: Callable[..., None], tag: str) -> None:
         self.original = original
         self.formatter = TaggedFormatter(tag)
-        # Libraries look up builtins by name; numba does at its import.
         functools.update_wrapper(self, original)
+        # Libraries look up builtins by name; numba does at its import. The original may be another library's.
+        self.__module__, self.__name__ = "builtins", "print"
 
     def __call__(
         self, *values: object, sep: str | None = " ", end: str | None = "\n", **options: Any

@@ -67,7 +67,7 @@ def read_launch() -> Launch:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     if "RANK" in missing and "WORLD_SIZE" in missing:
-        return Launch()
+        return _launch_of_group()
     if missing:
         raise UserError(
             f"The environment has RANK or WORLD_SIZE but not {', '.join(missing)}; start with torchrun, or "
@@ -80,6 +80,24 @@ def read_launch() -> Launch:
     except ValueError as error:
         raise UserError(f"Cannot read the launch environment: {error}. Fix: start with torchrun.") from None
     return Launch(rank, local_rank, world_size, local_world_size, launched=True)
+
+
+def has_group() -> bool:
+    """Return True if this process has a process group, of this library or of the calling program."""
+    # Not imported here: most programs that read the launch need no torch.
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _launch_of_group() -> Launch:
+    """Return the ranks of a process group that the calling program has made, or one process of one."""
+    if not has_group():
+        return Launch()
+    import torch.distributed as dist
+
+    # Without a launcher's variables all ranks are assumed to be on this machine.
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return Launch(rank, rank, size, size, launched=size > 1)
 
 
 def launch_name() -> str:
@@ -169,8 +187,8 @@ def after_lost_peer(config: Config) -> str:
 
 # The heartbeat of this process, between `init_runtime` and `cleanup_runtime`.
 RUNNING: list[Heartbeat] = []
-# The context in which its threads spin only briefly, likewise.
-RUNNING_SPINS = contextlib.ExitStack()
+# The context in which its threads spin only briefly, likewise, and that of its own process group.
+RUNNING_SPINS, RUNNING_GROUP = contextlib.ExitStack(), contextlib.ExitStack()
 
 
 @dataclass(frozen=True)
@@ -201,7 +219,9 @@ class RuntimeContext:
 def init_runtime(config: Config) -> RuntimeContext:
     """Join the other processes: device, process group, seeds, threads, print. Collective: every rank.
 
-    config: --seed and --timeout are used. Without torchrun this process is the only one.
+    config: --seed and --timeout are used. Without torchrun this process is the only one. If the calling
+    program has a process group already, such as under Ray, that and its device are used, and stay when this
+    library leaves them; --timeout then does not count for its collectives, and lost ranks are not looked for.
 
     Raises:
         UserError: when the machine has fewer GPUs than processes.
@@ -209,7 +229,7 @@ def init_runtime(config: Config) -> RuntimeContext:
         runtime = rs.init_runtime(rs.parse_args())
         print(runtime.rank, runtime.device)
     """
-    launch = read_launch()
+    launch, joins = read_launch(), not has_group()
     # Before torch is imported, which loads the library that reads it. Also for a single rank: if another
     # program uses its cores, its threads would spin while they wait for each other.
     if "torch" in sys.modules:
@@ -223,7 +243,7 @@ def init_runtime(config: Config) -> RuntimeContext:
 
     filter_library_messages()
     # Before any port opens: if all ranks are on this machine, they listen where no other one can reach them.
-    if not launch.spans_machines:
+    if joins and not launch.spans_machines:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -234,7 +254,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     # their tables, and with small pages each row costs a page table walk. torch reads the variable when it
     # makes its first large tensor.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    device = choose_device(launch)
+    device = choose_device(launch) if joins else _device_of_group()
     # The ranks of a machine share its cores; by default torch would take all of them on each rank.
     num_threads = max(1, allowed_cores() // launch.local_world_size)
     torch.set_num_threads(num_threads)
@@ -243,7 +263,8 @@ def init_runtime(config: Config) -> RuntimeContext:
     np.random.seed(config.runtime.seed)
     torch.manual_seed(config.runtime.seed)
     # After the choice of the device: nccl connects to the others through it.
-    _join(launch, device, config)
+    if joins:
+        _join(launch, device, config)
     install_tag(f"RANK {launch.rank}")
     context = RuntimeContext(
         launch.rank, launch.local_rank, launch.world_size, launch.local_world_size, device, num_threads
@@ -274,16 +295,13 @@ def cleanup_runtime() -> None:
     # Taken out first, so that a second call finds nothing, even if this one fails.
     heartbeats, RUNNING[:] = list(RUNNING), []
     # A call in a `finally` sees the exception here.
-    if (sys.exc_info()[0] is None or _is_alone()) and "torch.distributed" in sys.modules:
+    if sys.exc_info()[0] is None or _is_alone():
         with contextlib.ExitStack() as stack:
             for heartbeat in heartbeats:
                 # A rank that still works must not find its peers gone.
                 heartbeat.leave()
                 stack.enter_context(heartbeat.within("leaving the other ranks"))
-            import torch.distributed as dist
-
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            RUNNING_GROUP.close()
         for heartbeat in heartbeats:
             if heartbeat.peers is not None:
                 heartbeat.peers.close()
@@ -324,6 +342,17 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         traceback.print_exc()
         status = 1
     end_process(status)
+
+
+def _device_of_group() -> torch.device:
+    """Return the device that the calling program has chosen for its process group."""
+    import torch
+    import torch.distributed as dist
+
+    # A group may have two backends, such as "cpu:gloo,cuda:nccl".
+    if "nccl" in dist.get_backend_config():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def choose_device(launch: Launch) -> torch.device:
@@ -399,6 +428,14 @@ def _init_process_group(launch: Launch, device: torch.device, store: dist.Store,
     )
     # torch wraps it once more for each group that a process has, and never restores it.
     sys.excepthook = hook
+    RUNNING_GROUP.callback(_destroy_group)
+
+
+def _destroy_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def raise_on_all(action: Callable[[], Any], group: Any = None) -> Any:
