@@ -59,6 +59,8 @@ class Client:
             ValueError: for a name that the model lacks, and for other numbers of values.
         """
         size = self.check(values)
+        if not size:
+            return np.zeros(0, np.float32)
         given = {name: self.tensors[name] for name in self.inputs if name.startswith("dense.")}
         for table in self.tables:
             name, is_list = table["name"], table["multi"]
@@ -105,7 +107,8 @@ class Client:
         if (
             len(sizes) > 1
             or any(each != lengths[0] for each in lengths)
-            or ("history" in values) > ("history_ratings" in values)
+            or ("history" in values) != ("history_ratings" in values)
+            or ("history_ages" in values) > ("history" in values)
         ):
             raise ValueError(
                 "give each feature as many values, and each item of a history a rating and an age"

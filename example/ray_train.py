@@ -1,6 +1,6 @@
 """Train under Ray, which starts the processes, gives them a process group, and starts them again.
 
-    python example/ray_train.py 2 --dataset ml-latest-small --save_dir /shared/dumps
+    python example/ray_train.py 2 --dataset ml-latest-small --save_dir dumps
 
 The first word is the number of workers; the flags are those of example.py. The same `train_worker` runs under
 torchrun, srun and torch.multiprocessing, see docs/ray.md. Requires `pip install "ray[train]"`.
@@ -8,31 +8,41 @@ torchrun, srun and torch.multiprocessing, see docs/ray.md. Requires `pip install
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
 
 import recsuite as rs
 from example import RatingLoss, make_model
 
 
-def train_worker(flags: Sequence[str], report: Callable[[dict[str, float]], object]) -> None:
-    """Train on this process of a launch. Works in any thread. Collective: every rank.
+def train_worker(
+    flags: Sequence[str],
+    report: Callable[[dict[str, float]], object] = print,
+    must_stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Train on this process of a launch, or continue. Works in any thread. Collective: every rank.
 
-    flags: of a training, with --resume if it may be called again; report: takes the metrics of each epoch.
+    flags: of a training; report: takes the metrics of each epoch; must_stop: True to end after a checkpoint.
     """
-    args = rs.parse_args(["--resume", *flags])
-    runtime = rs.init_runtime(args)
-    try:
+
+    def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         with (
             rs.observing(args, runtime) as observers,
             rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
             rs.checkpointing(data, args, runtime, observers) as checkpoints,
             rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
         ):
+            assert checkpoints is not None
             loss = RatingLoss() if args.model.task == "rating" else None
             model = training.shard(make_model, loss=loss)
             for part in training.passes():
                 for batch in part:
+                    if must_stop():
+                        checkpoints.request_stop()
                     model(batch).backward()
                     model.step()
                 metrics = training.validate()
@@ -40,25 +50,38 @@ def train_worker(flags: Sequence[str], report: Callable[[dict[str, float]], obje
                 report(dict(metrics))
             result = training.finish()
         rs.report(result, args, runtime, observers)
-    finally:
-        rs.cleanup_runtime()
+
+    rs.run_modes(["--resume", *flags], {"train": train}, make_model)
 
 
-def main() -> None:
-    """Train on a cluster of Ray, or on this machine."""
+def launch(workers: int, flags: Sequence[str]) -> int:
+    """Train on a cluster of Ray, or on this machine. Return the exit status."""
     import ray.train
     from ray.train.torch import TorchTrainer
 
-    workers, flags = int(sys.argv[1]), sys.argv[2:]
+    # A mistake is said here, and not once by each worker.
+    rs.parse_args(["--resume", *flags])
+
+    def worker(config: dict[str, Any]) -> None:
+        # Ray starts a worker in a folder of its own.
+        os.chdir(config["folder"])
+        train_worker(config["flags"], ray.train.report)
+
     trainer = TorchTrainer(
-        lambda config: train_worker(config["flags"], ray.train.report),
-        train_loop_config={"flags": flags},
-        scaling_config=ray.train.ScalingConfig(num_workers=workers),
+        worker,
+        train_loop_config={"flags": [*flags], "folder": os.getcwd()},
+        scaling_config=ray.train.ScalingConfig(num_workers=workers, use_gpu=torch.cuda.is_available()),
         # A worker that dies is started again with all others, from the last checkpoint.
         run_config=ray.train.RunConfig(failure_config=ray.train.FailureConfig(max_failures=3)),
     )
     trainer.fit()
+    return 0
+
+
+def main() -> int:
+    """Run the command line. Return the exit status: 2 for a user's mistake."""
+    return rs.exit_status(lambda: launch(int(sys.argv[1]), sys.argv[2:]))
 
 
 if __name__ == "__main__":
-    main()
+    rs.run_script(main)

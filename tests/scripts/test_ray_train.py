@@ -5,14 +5,21 @@ from __future__ import annotations
 import builtins
 import json
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from recsuite.config.config import Config
+from recsuite.errors import UserError
 from recsuite.runtime.console import install_tag, remove_tag
-from tests.support.launch import EXAMPLE, ROOT, SUPPORT, python, read_json, succeeded, torchrun
+from recsuite.runtime.process import Launch, cleanup_runtime, init_runtime, read_launch
+from tests.support.launch import EXAMPLE, ROOT, SUPPORT, free_port, python, read_json, succeeded, torchrun
 
 SCRIPT = ROOT / "example" / "ray_train.py"
 FLAGS = ("--preset", "none", "--epochs", 3, "--batch_size", 512)
@@ -32,7 +39,9 @@ def in_group(folder: Path, ranks: int, stop_after: int, *flags: Any) -> tuple[li
 def test_a_process_group_of_the_calling_program_is_used_and_stays(
     synthetic_folder: Path, tmp_path: Path, ranks: int
 ) -> None:
-    flags = ("--data_path", synthetic_folder, *FLAGS)
+    # One rank with what a preset sets, as on the command line.
+    preset = FLAGS if ranks == 2 else ()
+    flags = ("--data_path", synthetic_folder, *preset, "--epochs", 3, "--num_workers", 1)
     alone = succeeded(torchrun(ranks, EXAMPLE, *flags))
     results, output = in_group(tmp_path, ranks, 0, *flags, "--save_dir", tmp_path / "dumps")
     assert [(found["status"], found["keeps_print"]) for found in results] == [(0, True)] * ranks
@@ -40,6 +49,83 @@ def test_a_process_group_of_the_calling_program_is_used_and_stays(
     # The same losses and metrics as under torchrun.
     assert len(validated(alone)) == 3
     assert validated(output) == validated(alone)
+
+
+def test_the_function_trains_under_torchrun_and_where_only_variables_tell_the_ranks(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nfrom ray_train import train_worker\ntrain_worker(sys.argv[1:])\n")
+    flags = ("--data_path", synthetic_folder, *FLAGS, "--save_dir")
+    path = {"PYTHONPATH": str(EXAMPLE.parent)}
+    launched = succeeded(torchrun(2, script, *flags, tmp_path / "launched", env=path))
+    # As srun does: each task has its variables, and nothing else is common.
+    common = {**path, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": free_port()}
+
+    def task(rank: int) -> str:
+        env = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        return succeeded(python(script, *flags, tmp_path / "tasks", env=env))
+
+    with ThreadPoolExecutor(2) as pool:
+        first, _ = pool.map(task, range(2))
+    assert len(validated(launched)) == 3
+    assert validated(first) == validated(launched)
+
+
+@pytest.fixture
+def callers_group(tmp_path: Path) -> Iterator[None]:
+    """A process group of the calling program, with one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ranks_are_those_of_the_group_whatever_the_variables_say(
+    callers_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some launchers count machines.
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert read_launch() == Launch()
+    for name, value in {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert read_launch() == Launch(launched=True)
+    threads = torch.get_num_threads()
+    init_runtime(Config())
+    cleanup_runtime()
+    torch.set_num_threads(threads)
+    assert dist.is_initialized()
+
+
+def test_a_group_of_this_library_is_not_taken_for_one_of_the_caller() -> None:
+    threads = torch.get_num_threads()
+    init_runtime(Config())
+    with pytest.raises(ValueError, match="twice"):
+        init_runtime(Config())
+    cleanup_runtime()
+    torch.set_num_threads(threads)
+    assert not dist.is_initialized()
+
+
+def test_ranks_of_several_machines_need_the_number_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    with pytest.raises(
+        UserError, match="LOCAL_RANK 0 and RANK 1 are of several machines; set LOCAL_WORLD_SIZE"
+    ):
+        read_launch()
+
+
+def test_a_mistake_is_said_before_ray_starts() -> None:
+    if find_spec("ray") is None:
+        pytest.skip("needs the package ray, of requirements-dev.txt")
+    result = python(SCRIPT, 2, "--epochs", "none")
+    assert result.returncode == 2
+    assert "--epochs" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_thread_ends_with_a_checkpoint_on_request_and_goes_on(

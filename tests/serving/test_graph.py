@@ -86,6 +86,7 @@ def test_a_client_without_torch_scores_as_the_server(
     np.testing.assert_allclose(client.score(single), model.score(single).numpy(), atol=1e-6)
     few = {schema.user: [-5, -6], schema.item: [values[schema.item][0], -7]}
     np.testing.assert_allclose(client.score(few), model.score(few).numpy(), atol=1e-6)
+    assert client.score({"movie": []}).shape == (0,)
     # The export is one of this library too.
     assert torch.equal(ServedModel.open(exports["float32"]).score(values), model.score(values))
 
@@ -212,6 +213,8 @@ def test_a_client_encodes_numbers_vectors_and_lists_as_the_server(tmp_path: Path
         ({"user": [1], "film": [2]}, "the model has the features .*got .*film"),
         ({"user": [1], "movie": [2, 3]}, "give each feature as many values"),
         ({"movie": [2], "history": [[1]]}, "each item of a history a rating and an age"),
+        ({"movie": [2], "history_ratings": [[1.0]]}, "each item of a history a rating and an age"),
+        ({"movie": [2], "history_ages": [[1.0]]}, "each item of a history a rating and an age"),
         ({"movie": [2], "history": [[1]], "history_ratings": [[1.0, 2.0]]}, "each item of a history"),
     ],
 )

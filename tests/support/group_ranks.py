@@ -42,34 +42,12 @@ def train(rank: int, ranks: int, folder: str, stop_after: int, flags: list[str])
 def run(flags: list[str], stop_after: int, found: dict[str, Any]) -> None:
     """Train in this thread."""
     import ray_train
-    import recsuite as rs
 
-    opened = rs.checkpointing
-    checkpointers: list[Any] = []
-
-    def watched(*arguments: Any) -> Any:
-        context = opened(*arguments)
-        enter = type(context).__enter__
-
-        class Watched:
-            def __enter__(self) -> Any:
-                checkpointers.append(enter(context))
-                return checkpointers[-1]
-
-            def __exit__(self, *error: Any) -> Any:
-                return context.__exit__(*error)
-
-        return Watched()
-
-    rs.checkpointing = watched
-
-    def report(metrics: dict[str, float]) -> None:
-        found["metrics"].append(metrics)
-        if len(found["metrics"]) == stop_after and dist.get_rank() == 1:
-            checkpointers[0].request_stop()
+    def must_stop() -> bool:
+        return dist.get_rank() == 1 and 0 < stop_after == len(found["metrics"])
 
     try:
-        ray_train.train_worker(flags, report)
+        ray_train.train_worker(flags, found["metrics"].append, must_stop)
     except SystemExit as ended:
         found["status"] = ended.code
 

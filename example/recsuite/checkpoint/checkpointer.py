@@ -184,10 +184,7 @@ class Checkpointer:
             raise SystemExit(exit_status_of_signal(stop))
 
     def request_stop(self) -> None:
-        """End the training after the next step of all ranks with a checkpoint and a SystemExit, as a SIGTERM
-        does. For programs that train in a thread, where Python allows no handler of signals. Call it on any
-        rank, from any thread.
-        """
+        """See `callbacks.CheckpointerProtocol`."""
         self.termination.asked = self.termination.asked or signal.SIGTERM
 
     def restore_best(self, train_state: ShardedModel) -> Progress | None:

@@ -64,10 +64,12 @@ def read_launch() -> Launch:
     Raises:
         UserError: when it is there in part only, or is not a number.
     """
+    if has_callers_group():
+        return _launch_of_group()
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     if "RANK" in missing and "WORLD_SIZE" in missing:
-        return _launch_of_group()
+        return Launch()
     if missing:
         raise UserError(
             f"The environment has RANK or WORLD_SIZE but not {', '.join(missing)}; start with torchrun, or "
@@ -79,24 +81,30 @@ def read_launch() -> Launch:
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     except ValueError as error:
         raise UserError(f"Cannot read the launch environment: {error}. Fix: start with torchrun.") from None
+    if local_rank != rank and "LOCAL_WORLD_SIZE" not in os.environ:
+        raise UserError(
+            f"LOCAL_RANK {local_rank} and RANK {rank} are of several machines; set LOCAL_WORLD_SIZE too, the "
+            "number of ranks of this machine."
+        )
     return Launch(rank, local_rank, world_size, local_world_size, launched=True)
 
 
-def has_group() -> bool:
-    """Return True if this process has a process group, of this library or of the calling program."""
+def has_callers_group() -> bool:
+    """Return True if this process has a process group that the calling program has made."""
     # Not imported here: most programs that read the launch need no torch.
     distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+    is_there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return is_there and not OWN_GROUP
 
 
 def _launch_of_group() -> Launch:
-    """Return the ranks of a process group that the calling program has made, or one process of one."""
-    if not has_group():
-        return Launch()
     import torch.distributed as dist
 
-    # Without a launcher's variables all ranks are assumed to be on this machine.
     rank, size = dist.get_rank(), dist.get_world_size()
+    # Without them all ranks are assumed to be on this machine. RANK and WORLD_SIZE may be those of machines.
+    local_rank, local_size = (os.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if local_rank.isdecimal() and local_size.isdecimal():
+        return Launch(rank, int(local_rank), size, int(local_size), launched=True)
     return Launch(rank, rank, size, size, launched=size > 1)
 
 
@@ -187,8 +195,10 @@ def after_lost_peer(config: Config) -> str:
 
 # The heartbeat of this process, between `init_runtime` and `cleanup_runtime`.
 RUNNING: list[Heartbeat] = []
-# The context in which its threads spin only briefly, likewise, and that of its own process group.
-RUNNING_SPINS, RUNNING_GROUP = contextlib.ExitStack(), contextlib.ExitStack()
+# The context in which its threads spin only briefly, likewise.
+RUNNING_SPINS = contextlib.ExitStack()
+# True in it while the process group is that of `init_runtime`.
+OWN_GROUP: list[bool] = []
 
 
 @dataclass(frozen=True)
@@ -220,8 +230,8 @@ def init_runtime(config: Config) -> RuntimeContext:
     """Join the other processes: device, process group, seeds, threads, print. Collective: every rank.
 
     config: --seed and --timeout are used. Without torchrun this process is the only one. If the calling
-    program has a process group already, such as under Ray, that and its device are used, and stay when this
-    library leaves them; --timeout then does not count for its collectives, and lost ranks are not looked for.
+    program has a process group already, such as under Ray, that, its device and its number of threads are
+    used, and stay when this library leaves them; lost ranks are then found by --timeout alone.
 
     Raises:
         UserError: when the machine has fewer GPUs than processes.
@@ -229,7 +239,7 @@ def init_runtime(config: Config) -> RuntimeContext:
         runtime = rs.init_runtime(rs.parse_args())
         print(runtime.rank, runtime.device)
     """
-    launch, joins = read_launch(), not has_group()
+    launch, joins = read_launch(), not has_callers_group()
     # Before torch is imported, which loads the library that reads it. Also for a single rank: if another
     # program uses its cores, its threads would spin while they wait for each other.
     if "torch" in sys.modules:
@@ -254,9 +264,11 @@ def init_runtime(config: Config) -> RuntimeContext:
     # their tables, and with small pages each row costs a page table walk. torch reads the variable when it
     # makes its first large tensor.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    device = choose_device(launch) if joins else _device_of_group()
+    device = choose_device(launch) if joins else _device_of_group(launch)
     # The ranks of a machine share its cores; by default torch would take all of them on each rank.
     num_threads = max(1, allowed_cores() // launch.local_world_size)
+    if not joins:
+        num_threads = min(num_threads, torch.get_num_threads())
     torch.set_num_threads(num_threads)
     random.seed(config.runtime.seed)
     # This library does not use numpy's global generator, but a user's code may.
@@ -277,8 +289,8 @@ def init_runtime(config: Config) -> RuntimeContext:
 
 
 def cleanup_runtime() -> None:
-    """Leave the process group and restore `print`. A second call, or one without a group, does nothing.
-    Collective: every rank waits for all others, so that no process stays behind.
+    """Leave the process group of `init_runtime` and restore `print`. A second call, or one without a group,
+    does nothing. Collective: every rank waits for all others, so that no process stays behind.
 
     While an exception is handled it waits for no rank, and the group ends with the process: with nccl,
     destroying it waits for peers that wait for this rank. A single process always leaves its group, because a
@@ -301,7 +313,7 @@ def cleanup_runtime() -> None:
                 # A rank that still works must not find its peers gone.
                 heartbeat.leave()
                 stack.enter_context(heartbeat.within("leaving the other ranks"))
-            RUNNING_GROUP.close()
+            _leave_group()
         for heartbeat in heartbeats:
             if heartbeat.peers is not None:
                 heartbeat.peers.close()
@@ -344,15 +356,31 @@ def end_with(main: Callable[[], int]) -> NoReturn:
     end_process(status)
 
 
-def _device_of_group() -> torch.device:
-    """Return the device that the calling program has chosen for its process group."""
+def _device_of_group(launch: Launch) -> torch.device:
+    """Return the device that the calling program has chosen for its process group, and make it the current
+    one.
+    """
     import torch
     import torch.distributed as dist
 
     # A group may have two backends, such as "cpu:gloo,cuda:nccl".
-    if "nccl" in dist.get_backend_config():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    if "nccl" not in dist.get_backend_config():
+        return torch.device("cpu")
+    _check_kernels()
+    number = torch.cuda.current_device()
+    # The program may have chosen it in another thread, and a launcher may show each process one device.
+    if number == 0 and launch.local_rank < torch.cuda.device_count():
+        number = launch.local_rank
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def _check_kernels() -> None:
+    if not has_cuda_kernels():
+        raise UserError(
+            "There is a GPU, but fbgemm-gpu-cpu is installed, which has no kernels for it; install "
+            "requirements-cuda.txt, or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU."
+        )
 
 
 def choose_device(launch: Launch) -> torch.device:
@@ -365,11 +393,7 @@ def choose_device(launch: Launch) -> torch.device:
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    if not has_cuda_kernels():
-        raise UserError(
-            "There is a GPU, but fbgemm-gpu-cpu is installed, which has no kernels for it; install "
-            "requirements-cuda.txt, or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU."
-        )
+    _check_kernels()
     num_devices = torch.cuda.device_count()
     if launch.local_world_size > num_devices:
         raise UserError(
@@ -428,12 +452,16 @@ def _init_process_group(launch: Launch, device: torch.device, store: dist.Store,
     )
     # torch wraps it once more for each group that a process has, and never restores it.
     sys.excepthook = hook
-    RUNNING_GROUP.callback(_destroy_group)
+    OWN_GROUP.append(True)
 
 
-def _destroy_group() -> None:
+def _leave_group() -> None:
+    """Destroy the process group if it is that of `init_runtime`."""
+    if not OWN_GROUP:
+        return
     import torch.distributed as dist
 
+    OWN_GROUP.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

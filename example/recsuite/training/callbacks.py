@@ -201,6 +201,12 @@ class CheckpointerProtocol(Protocol):
         Its losses and weights were checked before, because what is written here replaces good checkpoints.
         """
 
+    def request_stop(self) -> None:
+        """End the training on all ranks after a step or two with a checkpoint and a SystemExit, as a SIGTERM
+        does. For programs that train in a thread, where Python allows no handler of signals. Call it on any
+        rank, from any thread.
+        """
+
     def on_wait(self, progress: Progress) -> None:
         """Handle a wait for more data, with all training so far saved; may end the process."""
         return

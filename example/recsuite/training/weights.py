@@ -220,6 +220,10 @@ class InMemoryBest(CheckpointerProtocol):
         if progress.is_best:
             self._keep(progress)
 
+    def request_stop(self) -> None:
+        """Refuse to end with a checkpoint."""
+        raise UserError("A stop on request requires checkpoints; give --dump, --inc_dump or --resume.")
+
     def on_step(self, step: Step) -> None:
         """No-op: the best weights are those at the end of an epoch."""
 
