@@ -35,10 +35,8 @@ class Client:
                 f"{folder} has tables with a dynamic vocabulary, which this client does not know"
             )
         self.run, self.follows = manifest["run"], manifest["about"]["follows"]
-        self.tensors, self.tables = (
-            load_file(Path(folder) / "model.safetensors"),
-            read("features.json")["tables"],
-        )
+        self.tensors = load_file(Path(folder) / "model.safetensors")
+        self.tables = read("features.json")["tables"]
         self.numbers = [each for each in schema["features"] if each["number"] == "dense"]
         self.types, self.is_count = schema.get("event_types", []), schema["label_kind"] == "count"
         # A categorical feature has its values in the order of their rows, a number its encoding.
@@ -150,12 +148,8 @@ class Client:
             found = load_file(path)
             self.tensors |= {name: value for name, value in found.items() if name in self.inputs}
             for name in [name for name in found if name.startswith("tables.") and name.endswith(".weight")]:
-                table, rows, scale = (
-                    name.removesuffix("weight"),
-                    found[name],
-                    self.tensors.get(f"{name[:-6]}scale"),
-                )
-                places = found[f"{table}rows"]
+                table, rows = name.removesuffix("weight"), found[name]
+                places, scale = found[f"{table}rows"], self.tensors.get(f"{table}scale")
                 if scale is not None:
                     scale[places] = np.abs(rows).max(axis=1, initial=0.0) / 127
                     rows = np.rint(rows / np.where(scale[places] > 0, scale[places], 1)[:, None])

@@ -80,7 +80,17 @@ def launch(workers: int, flags: Sequence[str]) -> int:
 
 def main() -> int:
     """Run the command line. Return the exit status: 2 for a user's mistake."""
-    return rs.exit_status(lambda: launch(int(sys.argv[1]), sys.argv[2:]))
+
+    def run() -> int:
+        words = sys.argv[1:]
+        if not words or not words[0].isdecimal() or int(words[0]) < 1:
+            raise rs.UserError(
+                f"The first word must be the number of workers, at least 1, got {(words or ['nothing'])[0]}; "
+                "give 2, say, and then the flags of the training."
+            )
+        return launch(int(words[0]), words[1:])
+
+    return rs.exit_status(run)
 
 
 if __name__ == "__main__":

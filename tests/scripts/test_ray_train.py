@@ -119,12 +119,20 @@ def test_ranks_of_several_machines_need_the_number_of_each(monkeypatch: pytest.M
         read_launch()
 
 
-def test_a_mistake_is_said_before_ray_starts() -> None:
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((2, "--epochs", "none"), "--epochs"),
+        ((), "The first word must be the number of workers, at least 1, got nothing; give 2, say"),
+        (("--epochs", 2), "The first word must be the number of workers, at least 1, got --epochs; give 2"),
+    ],
+)
+def test_a_mistake_is_said_before_ray_starts(words: tuple[object, ...], sentence: str) -> None:
     if find_spec("ray") is None:
         pytest.skip("needs the package ray, of requirements-dev.txt")
-    result = python(SCRIPT, 2, "--epochs", "none")
+    result = python(SCRIPT, *words)
     assert result.returncode == 2
-    assert "--epochs" in result.stderr
+    assert sentence in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -134,11 +134,6 @@ def _write_files(folder: Path, snapshot: Snapshot, arrays: dict[str, np.ndarray]
 
 def _arrays_of(snapshot: Snapshot, row_type: str) -> dict[str, np.ndarray]:
     """Return all weights under their names in a checkpoint. row_type: of `ROW_TYPES`."""
-    # A checkpoint has no tensor of 0 dimensions either.
-    dense = {
-        f"dense.{name}": (value if value.dim() else value.view(1)).numpy()
-        for name, value in snapshot.head.state_dict().items()
-    }
     rows = {
         slot: array for name, table in snapshot.tables.items() for slot, array in table.arrays(name).items()
     }
@@ -150,7 +145,7 @@ def _arrays_of(snapshot: Snapshot, row_type: str) -> dict[str, np.ndarray]:
             scale = np.abs(rows[name]).max(axis=1, initial=0.0) / 127
             rows[f"{name.removesuffix('weight')}scale"] = scale.astype(np.float32)
             rows[name] = np.rint(rows[name] / np.where(scale > 0, scale, 1)[:, None]).astype(np.int8)
-    return rows | dense
+    return rows | {name: value.numpy() for name, value in snapshot.dense.items()}
 
 
 def _describe(

@@ -103,9 +103,7 @@ def example_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
         if snapshot.takes_ages:
             for name in ("places", "gaps"):
                 given[f"{HISTORY}.{name}"] = torch.zeros(number, dtype=torch.int32)
-    for name, value in snapshot.head.state_dict().items():
-        given[f"dense.{name}"] = value if value.dim() else value.view(1)
-    return given
+    return given | snapshot.dense
 
 
 def write_graph(folder: Path, snapshot: Snapshot, kind: str) -> Path:
@@ -143,7 +141,7 @@ def _explained(sentence: str) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except Exception as error:
-        # The first line is that of the exporter, and the last ones name the operation.
+        # An exporter wraps the error that says why, and adds pages of advice after its first line.
         lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
         reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         raise UserError(sentence % printable(reason.rstrip("."))) from error

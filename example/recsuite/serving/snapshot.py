@@ -426,6 +426,14 @@ class Snapshot:
         return predictions_of(self.head, self.task, self.head(rows, batch), self.schema)
 
     @property
+    def dense(self) -> dict[str, torch.Tensor]:
+        """The dense part by its names in a checkpoint, which has no tensor of 0 dimensions."""
+        return {
+            f"dense.{name}": value if value.dim() else value.view(1)
+            for name, value in self.head.state_dict().items()
+        }
+
+    @property
     def takes_ages(self) -> bool:
         """True if the model takes the age of each item of a history."""
         return getattr(self.head, "takes_ages", False)

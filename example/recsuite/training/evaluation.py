@@ -419,11 +419,9 @@ class RankingEvaluator:
         return found
 
     def _spread_of(self, listed: np.ndarray) -> Spread | None:
-        ids = json.loads(bytes(self._vocabulary))[self._item]
+        ids = ["unknown", *json.loads(bytes(self._vocabulary))[self._item]]
         is_ranked = np.ones(len(listed), bool)
-        return spread_of(
-            listed, self._had, is_ranked, lambda place: ["unknown", *ids][int(self._rows[place])]
-        )
+        return spread_of(listed, self._had, is_ranked, lambda place: ids[int(self._rows[place])])
 
     @torch.no_grad()
     def ranks(
