@@ -46,7 +46,7 @@ SECTIONS = {
     "machine": ("gpu_sections.py", 60),
     "doctor": ("gpu_commands.py", 40),
     "commands": ("gpu_commands.py", 130),
-    "steps": ("gpu_sections.py", 60),
+    "steps": ("gpu_sections.py", 90),
     "training": ("gpu_sections.py", 140),
     "ncf": ("gpu_sections.py", 45),
     "lookup": ("gpu_sections.py", 40),
@@ -388,7 +388,7 @@ def render(result: Result) -> str:
         skipped = [each["skipped"] for each in section["results"] if "skipped" in each]
         if "error" in section:
             blocks.append(f"The section {name} did not end: {section['error'].splitlines()[0]}")
-        blocks += [f"The section {name} left out: {each}." for each in dict.fromkeys(skipped)]
+        blocks += [f"The section {name} skipped a part: {each}." for each in dict.fromkeys(skipped)]
     return "\n\n".join([*blocks, f"{describe_origin(result)}."])
 
 

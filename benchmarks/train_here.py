@@ -221,7 +221,7 @@ class Here:
             set_rates(self.state.optimizer, 1.0, 1.0)
             start_clock(self.state.tables, Progress(self.number))
             with process.profiler_range("feed"):
-                batch = next(self.feeds[batch_size]).to(self.context.device)
+                batch = next(self.feeds[batch_size]).to(self.context.device, non_blocking=True)
             self.state.table_optimizer.zero_grad()
             loss = self.state(batch)
             loss.backward()

@@ -141,7 +141,7 @@ def test_the_plan_is_a_line_for_each_table(columns: Columns, config: Config, con
     assert lines[0].split() == ["table", "rows", "dim", "sharding", "ranks", "MiB"]
     assert [line.split()[0] for line in lines[1:]] == [table.name for table in columns.tables]
     movie = next(line.split() for line in lines if line.startswith("movie"))
-    assert movie[2:5] == ["32", "row_wise", "0"]
+    assert movie[2:5] == ["32", "table_wise", "0"]
 
 
 def test_tables_that_do_not_fit_are_refused(

@@ -50,9 +50,11 @@ def started(
     clean = {name: value for name, value in os.environ.items() if name not in (*LAUNCH_VARIABLES, *NO_GPUS)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     # For the scripts of tests, which import each other, and the code beside them; an installation may be that
-    # of another checkout, or there may be none.
+    # of another checkout, or there may be none. Last the packages that the tests themselves were given.
     given = (env or {}).get("PYTHONPATH", "")
-    paths = os.pathsep.join(filter(None, [str(ROOT), given, str(EXAMPLE.parent)]))
+    inherited = map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    parts = [str(ROOT), *filter(None, [given]), str(EXAMPLE.parent), *inherited]
+    paths = os.pathsep.join(dict.fromkeys(parts))
     env = {**clean, **NO_GPUS, "OMP_NUM_THREADS": "1", **(env or {}), "PYTHONPATH": paths}
     with contextlib.nullcontext() if real or not is_quick(command) else preloaded(within):
         process: subprocess.Popen[str] = subprocess.Popen(command, cwd=cwd, env=env, **pipes)

@@ -81,7 +81,10 @@ def _server(library: Path | None) -> socket.socket:
     with theirs:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT / "example"),
+            # Packages that the Python of the tests lacks may lie in a folder.
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(ROOT / "example"), os.environ.get("PYTHONPATH")])
+            ),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             # On a busy machine, threads that spin while they wait take the cores from those they wait for.

@@ -110,14 +110,16 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
 
 
 def train_sequence(config: Config, ids: str, context: RuntimeContext) -> dict[str, Any]:
-    """The losses, by pipeline, and the metrics of a model of sequences that drops and draws."""
+    """The losses and metrics, by pipeline and of TorchRec's tables, of a model of sequences."""
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.runtime.process import once_per_node
 
     flags = {"history": 10, "negatives": 64, "embedding_dim": 8, "split": "leave_one_out", "vocabulary": ids}
     config = config.replaced(task="sequence", epochs=1, **flags)
     columns = once_per_node(context, lambda: open_columns(config), deadline=60)[context.rank]
-    return train_both_ways(columns, config, context)
+    losses, metrics, _ = train_all(columns, config.replaced(cpu_tables="torchrec"), context)
+    of_torchrec = {"losses": losses, "metrics": metrics}
+    return {**train_both_ways(columns, config, context), "torchrec": of_torchrec}
 
 
 def train_both_ways(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from tests.support.published import differing_tensors
 
 CUDA = functools.partial(pytest.param, marks=pytest.mark.gpu)
 DEVICES = ["cpu", CUDA("cuda")]
-# What --split random, --task ranking and --vocabulary dynamic train where nothing else is said of a model,
-# but for their epochs.
+# What these flags train where nothing else is said of a model, but for the epochs.
 KINDS = {
     "random split": ("--split", "random", "--epochs", "2"),
     "ranking": ("--task", "ranking", "--epochs", "1"),
     "dynamic": ("--vocabulary", "dynamic", "--epochs", "1"),
+    "sequence": ("--task", "sequence", "--epochs", "1"),
 }
 # From one device to another, and on each alone. On the CPU other tests have each kind.
 WAYS = [

@@ -114,17 +114,21 @@ def test_learned_history_weights_learn_alike_with_both_pipelines_on_1_2_and_3_ra
 
 
 @pytest.mark.parametrize("ids", ["fixed", "dynamic"])
-def test_sequence_models_learn_alike_with_both_pipelines_on_1_2_and_3_ranks(
+def test_sequence_models_learn_alike_with_both_pipelines_and_tables_on_1_2_and_3_ranks(
     found: dict[int, Any], ids: str
 ) -> None:
     expected = found[1]["sequences"][ids]["plain"]
     for results in found.values():
-        plain, pipelined = (results["sequences"][ids][name] for name in ("plain", "sparse_dist"))
+        plain, pipelined, other = (
+            results["sequences"][ids][name] for name in ("plain", "sparse_dist", "torchrec")
+        )
         assert plain["losses"][0][0] == pytest.approx(expected["losses"][0][0], abs=1e-5)
         np.testing.assert_allclose(plain["losses"], expected["losses"], rtol=1e-3)
         np.testing.assert_allclose(pipelined["losses"], plain["losses"], rtol=1e-5)
+        np.testing.assert_allclose(other["losses"], plain["losses"], rtol=1e-4)
         # A score that is rounded otherwise may be that of another place.
         assert plain["metrics"] == pytest.approx(expected["metrics"], abs=5e-3)
+        assert other["metrics"] == pytest.approx(expected["metrics"], abs=5e-3)
 
 
 def test_both_pipelines_and_any_number_of_workers_give_the_same_losses(found: dict[int, Any]) -> None:

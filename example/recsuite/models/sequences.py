@@ -347,7 +347,9 @@ def after_last(lengths: torch.Tensor, total: int) -> torch.Tensor:
 
 def separate_histories(looked_up: Mapping[str, LookedUp], item: str) -> Mapping[str, LookedUp]:
     """Separate the rows of items and of histories, where a history comes after each event's own item."""
-    if HISTORY in looked_up:
+    # TorchRec's rows, which arrive when they are first used, know no `in`.
+    names = looked_up.keys()
+    if HISTORY in names:
         return looked_up
     found = looked_up[item]
     counts = found.lengths().to(torch.int64)

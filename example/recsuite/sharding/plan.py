@@ -7,6 +7,7 @@ from the same model.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -138,8 +139,10 @@ def make_sharder(
             context.say(f"--cpu_tables {cpu_tables} changes nothing on a GPU")
     if specs:
         return TorchRecTablesSharder(fused_params, specs)
-    # FBGEMM has no CPU kernel for distinct ids.
-    return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=not is_cpu)
+    # Distinct ids are for the exchange: finding them waits for the device twice in a step. FBGEMM has no CPU
+    # kernel for it.
+    exchanged = not is_cpu and context.world_size > 1
+    return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=exchanged)
 
 
 def make_plan(
@@ -157,14 +160,15 @@ def make_plan(
 
     Constraints: dynamic tables are split by rows, equally over the ranks. Static tables with many rows per
     rank are split too, so that all ranks share their memory and work. Small ones stay whole on the rank that
-    the planner chooses: splitting them has no benefit, and costs an exchange with all ranks.
+    the planner chooses: splitting them has no benefit, and costs an exchange with all ranks. So does a table
+    of one rank: two kinds of sharding are two lookups.
 
     Raises:
         UserError: when the tables do not fit the memory of the ranks.
     """
     # With one kind of sharding there is one exchange of ids, see `torchrec_tables`.
     splits_all = isinstance(sharder, TorchRecTablesSharder)
-    large = ROWS_PER_RANK_WORTH_SPLITTING * context.world_size
+    large = ROWS_PER_RANK_WORTH_SPLITTING * context.world_size if context.world_size > 1 else math.inf
     split = {name for name, rows in num_rows.items() if splits_all or name in specs or rows >= large}
     constraints = {
         name: ParameterConstraints(

@@ -191,9 +191,8 @@ class Pass:
         self.model, self.input_pipeline = model, input_pipeline
         self.begin = self.progress = progress
         self.schedule, self.context, self.on_step = schedule, context, on_step
-        self.overlaps = (
-            context.device.type == "cuda" if config.pipeline == "auto" else config.pipeline == "sparse_dist"
-        )
+        exchanges = context.device.type == "cuda" and context.world_size > 1
+        self.overlaps = exchanges if config.pipeline == "auto" else config.pipeline == "sparse_dist"
         self.window = (progress.stream.begin, progress.stream.end) if progress.stream else None
         self.step_sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples, self.window)
         self.losses: np.ndarray | None = None
