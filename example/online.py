@@ -17,7 +17,7 @@ from pathlib import Path
 
 import recsuite as rs
 from recsuite.errors import UserError
-from recsuite.files import local
+from recsuite.remote import folder_at
 from recsuite.runtime.console import say
 from recsuite.tools.trainings import have_ended, newest, started, working_folder
 from recsuite.training.progress import Progress, StreamProgress
@@ -39,7 +39,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data_path", help="a folder of ratings; synthetic ones without it")
     parser.add_argument(
-        "--save_dir", type=local, help="keeps the checkpoints here; without one they are removed"
+        "--save_dir", type=folder_at, help="keeps the checkpoints here; without one they are removed"
     )
     return parser.parse_known_args(argv)
 

@@ -24,6 +24,7 @@ import recsuite as rs
 from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.files import local
+from recsuite.remote import folder_at
 from recsuite.runtime.console import LOGGER, showing_progress, stage
 from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node, raise_on_all
 
@@ -48,7 +49,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     kind = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind, allow_abbrev=False)
     parser.add_argument(
-        "--save_dir", type=local, default=Path("dumps"), help="where the training wrote: dumps"
+        "--save_dir", type=folder_at, default=Path("dumps"), help="where the training wrote: dumps"
     )
     parser.add_argument("--checkpoint", choices=("best", "latest"), default="best", help="which one: best")
     parser.add_argument("--data_path", default="", help="the data of the training, if they were your own")

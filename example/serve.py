@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import recsuite as rs
 from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER
 from recsuite.errors import MAX_CHARACTERS, UserError, printable
-from recsuite.files import local
+from recsuite.remote import folder_at
 from recsuite.runtime.console import say
 from recsuite.runtime.host import descriptor_limit
 
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None, model: "ModelMaker | None" = None) -> in
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the flags of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--save_dir", type=local, default=Path("dumps"), help="where the training writes")
+    parser.add_argument("--save_dir", type=folder_at, default=Path("dumps"), help="where the training writes")
     parser.add_argument("--data_path", default="", help="the data of the training, read once at the start")
     parser.add_argument(
         "--checkpoint", choices=("best", "latest"), default="best", help="which checkpoint is followed: best"

@@ -18,27 +18,28 @@ SOURCES = ROOT / "example"
 MAY_IMPORT = {
     "errors": "",
     "files": "errors",
-    "config": "errors files",
+    "remote": "errors files",
+    "config": "errors files remote",
     "runtime": "errors files config",
     "workers": "errors runtime",
     "ids": "errors",
     "compiled": "files",
     "time_buckets": "config",
-    "datasets": "errors files config runtime workers ids time_buckets compiled",
+    "datasets": "errors files remote config runtime workers ids time_buckets compiled",
     "models": "config datasets.schema",
     "sharding": "errors config runtime datasets models ids compiled",
     "training.progress": "files",
-    "checkpoint.format": "errors files training.progress",
-    "checkpoint.folder": "errors files runtime.console checkpoint.format",
+    "checkpoint.format": "errors files remote training.progress",
+    "checkpoint.folder": "errors files remote runtime.console runtime.process checkpoint.format",
     "checkpoint.chain": "errors runtime.console checkpoint.format checkpoint.folder training.progress",
-    "checkpoint.shards": "errors files ids checkpoint.format",
-    "checkpoint.recorded": "errors files config runtime.console checkpoint.format checkpoint.folder "
+    "checkpoint.shards": "errors files remote ids checkpoint.format",
+    "checkpoint.recorded": "errors files remote config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
     "training": "errors config runtime datasets models sharding compiled",
-    "checkpoint": "errors files config runtime datasets models sharding training ids",
-    "serving": "errors files config models runtime.console ids time_buckets datasets.schema datasets.spread "
-    "datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder checkpoint.chain "
-    "checkpoint.shards checkpoint.recorded training.progress",
+    "checkpoint": "errors files remote config runtime datasets models sharding training ids",
+    "serving": "errors files remote config models runtime.console ids time_buckets datasets.schema "
+    "datasets.spread datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "
+    "checkpoint.chain checkpoint.shards checkpoint.recorded training.progress",
     "monitoring": "errors files config runtime datasets models training",
 }
 

@@ -234,11 +234,19 @@ def test_flags_are_checked_with_the_standard_library_alone() -> None:
 
 @pytest.mark.parametrize("name", ["save_dir", "cache_dir", "report_dir"])
 def test_a_url_where_a_folder_is_needed_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"--{name} s3://bucket/a is a URL"):
-        Config.of(dump=True, **{name: "s3://bucket/a"}).validate()
+    with pytest.raises(UserError, match=f"--{name} https://host/a is a URL"):
+        Config.of(dump=True, **{name: "https://host/a"}).validate()
     # `str` of a `Path`, as `fit` takes it; a password stays secret.
     with pytest.raises(UserError, match=f"--{name} gs:/bucket/a is a URL"):
         Config.of(dump=True, **{name: str(Path("gs://me:secret@bucket/a"))}).validate()
+
+
+@pytest.mark.parametrize("url", ["s3://key:secret@bucket/a", "s3://bucket/a?token=secret"])
+def test_a_store_is_refused_whose_url_has_a_login_and_the_sentence_does_not_show_it(url: str) -> None:
+    with pytest.raises(UserError, match="--save_dir s3://bucket/a must not hold a login or a query") as found:
+        Config.of(dump=True, save_dir=url).validate()
+    assert "secret" not in str(found.value)
+    Config.of(dump=True, save_dir="s3://bucket/a").validate()
 
 
 def test_a_named_data_set_cannot_be_written_to_a_url() -> None:

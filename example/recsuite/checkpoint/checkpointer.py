@@ -45,8 +45,8 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.streams import check_prefix
 from recsuite.errors import UserError, counted
-from recsuite.files import local
 from recsuite.models.tasks import TASKS
+from recsuite.remote import folder_at
 from recsuite.runtime.ending import Termination, exit_status_of_signal
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.training.callbacks import Epoch, Step
@@ -110,7 +110,7 @@ class Checkpointer:
             restore(self.resumed, train_state, self.columns, self.context)
         elif folder := self.config.checkpoint.warm_start:
             task = TASKS[self.config.model.task]
-            start_from(local(folder), train_state, self.columns, task, self.context)
+            start_from(folder_at(folder), train_state, self.columns, task, self.context)
         self.writer = CheckpointWriter(
             train_state, self.run, self.resumed, self.columns, self.config, self.context
         )
@@ -195,7 +195,7 @@ class Checkpointer:
         # The best one may still be under way.
         self.writer.finish()
         # One rank looks: on a network file system ranks see a folder change at different moments.
-        best = broadcast_from_rank0(lambda: best_in(Path(self.config.checkpoint.save_dir)))
+        best = broadcast_from_rank0(lambda: best_in(folder_at(self.config.checkpoint.save_dir)))
         if best is None:
             return None
         chain = broadcast_from_rank0(lambda: chain_at(best))
@@ -225,7 +225,7 @@ def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> 
         UserError: when another training writes there, when the ranks do not share the folder, and when the
             last checkpoint failed.
     """
-    save_dir = Path(config.checkpoint.save_dir)
+    save_dir = folder_at(config.checkpoint.save_dir)
     with writing_on_all(save_dir, context):
         # With the lock: from here on no other process writes here, so checkpoints can be moved or chosen.
         if not config.checkpoint.resume:
@@ -370,7 +370,7 @@ def compact(train_state: ShardedModel, columns: Columns, config: Config, context
         UserError: when there is no checkpoint, when it is not complete, or when the new one cannot be
             written.
     """
-    save_dir = Path(config.checkpoint.save_dir)
+    save_dir = folder_at(config.checkpoint.save_dir)
     find = partial(with_suggestion, save_dir, lambda: chain_at(save_dir))
     # Before `writing_on_all` makes the folder for its lock: a mistyped --save_dir creates no folder.
     broadcast_from_rank0(find)

@@ -11,6 +11,9 @@
         .lock                        held by the trainer that writes here
 
 A checkpoint gets its name by one rename when all of it is on the disk: a folder with such a name is complete.
+In an object store its files are uploaded under the final name, and the manifest last: a checkpoint with a
+manifest is complete. `latest` and `best` are small objects. A store has no lock that ends with its process:
+the newest trainer owns `.lock`, and an earlier one finds its checkpoints refused when it publishes them.
 
 The name of an unfinished folder contains its attempt, so a rank that outlives its attempt cannot write into
 the folder of a later one. Only names that a trainer gives are touched. An unfinished folder is removed only
@@ -30,7 +33,9 @@ from pathlib import Path
 from recsuite.checkpoint.format import MANIFEST, read_manifest
 from recsuite.errors import UserError
 from recsuite.files import explained, flush, held, reason_of
+from recsuite.remote import ObjectPath
 from recsuite.runtime.console import say
+from recsuite.runtime.process import launch_name
 
 # At least nine digits, so that a listing is in order.
 NAME = re.compile(r"(step|delta)-(\d{9,})")
@@ -79,11 +84,18 @@ def deltas_in(save_dir: Path) -> list[Path]:
 
 def _named(save_dir: Path, kind: str) -> list[Path]:
     with explained(f"Cannot read {save_dir}", "give another folder"):
-        if not save_dir.is_dir():
-            return []
-        names = [(NAME.fullmatch(path.name), path) for path in save_dir.iterdir() if path.is_dir()]
+        names = [(NAME.fullmatch(path.name), path) for path in _folders_in(save_dir)]
     # By number: by name, a step of ten digits would come before one of nine.
     return sorted((path for found, path in names if found and found[1] == kind), key=step_of)
+
+
+def _folders_in(save_dir: Path) -> list[Path]:
+    if not isinstance(save_dir, ObjectPath):
+        return [path for path in save_dir.iterdir() if path.is_dir()] if save_dir.is_dir() else []
+    found = {save_dir / name for name in save_dir.holding(MANIFEST)}
+    # A listing may be older than the last write.
+    newest = (save_dir / LATEST).resolve()
+    return sorted(found | ({newest} if (newest / MANIFEST).is_file() else set()))
 
 
 def checkpoints_in(save_dir: Path) -> list[Path]:
@@ -125,11 +137,13 @@ def best_in(save_dir: Path) -> Path | None:
     return next((path for path in there if read_manifest(path).progress.is_best), None)
 
 
-def seen_in(folder: Path) -> set[tuple[str, int]]:
-    """Return name and inode of all checkpoints in the save_dir of a folder."""
+def seen_in(folder: Path) -> set[tuple[str, int | str]]:
+    """Return name and inode, or version, of all checkpoints in the save_dir of a folder."""
     # The inode too: after a new training began, another folder may have the same name.
     where = save_dir_of(folder)
     with explained(f"Cannot read {where}", "give another folder"):
+        if isinstance(where, ObjectPath):
+            return {each for each in where.holding(MANIFEST).items() if NAME.fullmatch(each[0])}
         if not where.is_dir():
             return set()
         # The listing has the inodes, so no file is opened: a server that follows a training calls this every
@@ -161,15 +175,27 @@ def writing(save_dir: Path) -> Iterator[None]:
             save_dir.mkdir(parents=True, exist_ok=True)
             # Checked before this trainer makes the lock file: without one, files here may not be a trainer's.
             is_ours = (save_dir / LOCK).is_file()
-            # No wait, because a training may take days.
-            stack.enter_context(held(save_dir / LOCK, refusal))
+            if isinstance(save_dir, ObjectPath):
+                # Before anything is removed: an earlier trainer that still runs must not publish a checkpoint
+                # that loses its files.
+                (save_dir / LOCK).put(launch_name().encode())
+            else:
+                # No wait, because a training may take days.
+                stack.enter_context(held(save_dir / LOCK, refusal))
             # Only with the lock: before, an unfinished folder may be of a trainer that is still running.
-            for path in [path for path in save_dir.iterdir() if LEFTOVER.fullmatch(path.name)]:
+            for path in _unfinished_in(save_dir):
                 if is_ours:
                     _remove(path)
                 else:
                     say(f"{path} was not removed: no trainer has written to {save_dir} before")
         yield
+
+
+def _unfinished_in(save_dir: Path) -> list[Path]:
+    if not isinstance(save_dir, ObjectPath):
+        return [path for path in save_dir.iterdir() if LEFTOVER.fullmatch(path.name)]
+    complete = {path.name for path in _folders_in(save_dir)}
+    return [path for path in save_dir.iterdir() if NAME.fullmatch(path.name) and path.name not in complete]
 
 
 def tidying(save_dir: Path) -> contextlib.AbstractContextManager[None]:
@@ -178,13 +204,20 @@ def tidying(save_dir: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def publish(making: Path, final: Path, keep: int) -> None:
-    """Give a complete folder its name, point `latest` and `best` at it, and remove what is not kept."""
+    """Give a complete folder its name, point `latest` and `best` at it, and remove what is not kept.
+
+    In an object store, the files of `making` are there already, except the manifest.
+    """
     # Outside of the `try`, because without its name there is no checkpoint. A folder cannot be renamed over
     # one that is not empty, so an existing checkpoint of this step stays whole.
-    making.rename(final)
+    if isinstance(final, ObjectPath):
+        _put_manifest(making, final)
+    else:
+        making.rename(final)
     try:
-        # Until the parent folder is on the disk, a power cut can undo the rename.
-        flush(final.parent)
+        if not isinstance(final, ObjectPath):
+            # Until the parent folder is on the disk, a power cut can undo the rename.
+            flush(final.parent)
         # An untrained checkpoint is never `latest`.
         if step_of(final) > 0:
             set_link(final, LATEST)
@@ -198,6 +231,21 @@ def publish(making: Path, final: Path, keep: int) -> None:
             f"{final} is complete, but the folders beside it were not cleaned up ({reason}); the next "
             "checkpoint tries again"
         )
+
+
+def _put_manifest(making: Path, final: ObjectPath) -> None:
+    """Write the manifest, with which a checkpoint in an object store is complete.
+
+    Raises:
+        UserError: when another trainer has begun to write there, or has written this checkpoint.
+    """
+    owner = (final.parent / LOCK).read_text()
+    if owner != launch_name():
+        raise UserError(f"another training, {owner}, writes to {final.parent} now")
+    try:
+        (final / MANIFEST).put((making / MANIFEST).read_bytes(), is_new=True)
+    except FileExistsError:
+        raise UserError("another training has written it") from None
 
 
 def prune(save_dir: Path, keep: int) -> None:
@@ -241,19 +289,31 @@ def archive_checkpoints(save_dir: Path) -> Path:
         for checkpoint in reversed(there):
             if (aside / checkpoint.name).exists():
                 raise UserError(f"{aside} holds a {checkpoint.name} already; give another --save_dir.")
-            checkpoint.rename(aside / checkpoint.name)
+            _move(checkpoint, aside / checkpoint.name)
     return aside
+
+
+def _move(checkpoint: Path, target: Path) -> None:
+    if isinstance(checkpoint, ObjectPath) and isinstance(target, ObjectPath):
+        checkpoint.move_to(target, MANIFEST)
+    else:
+        checkpoint.rename(target)
 
 
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint. It is renamed first: a folder with the name of a checkpoint must be complete."""
+    if isinstance(folder, ObjectPath):
+        _remove(folder)
+        return
     removing = folder.with_name(f".removing-{folder.name}")
     folder.rename(removing)
     _remove(removing)
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
+    if isinstance(path, ObjectPath):
+        path.remove(MANIFEST)
+    elif path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink()
@@ -262,6 +322,9 @@ def _remove(path: Path) -> None:
 def set_link(final: Path, name: str) -> None:
     """Point the link LATEST or BEST at this folder, atomically and durably."""
     if (final.parent / name).resolve() == final.resolve():
+        return
+    if isinstance(final, ObjectPath):
+        (final.parent / name).link_to(final.name)
         return
     # Replaced by a rename: with unlink first, there would be a moment without a link.
     link = final.parent / f".{name}-{os.getpid()}"

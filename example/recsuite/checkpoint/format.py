@@ -34,6 +34,7 @@ from recsuite.files import (
     sealed,
     typed,
 )
+from recsuite.remote import ObjectPath
 from recsuite.training.progress import Progress
 
 FORMAT = 1
@@ -281,7 +282,8 @@ def _check_files(folder: Path, manifest: Manifest, part: int, parts: int) -> Non
     named = {entry.name for entry in manifest.files}
     # torch's reader takes every shard file in a folder, also one that is not in the manifest. Files of other
     # kinds, such as a user's notes, do no harm.
-    for path in sorted(folder.iterdir()):
+    # It reads no object store, where objects of unfinished attempts may lie.
+    for path in () if isinstance(folder, ObjectPath) else sorted(folder.iterdir()):
         if path.name.endswith((".safetensors", ".json")) and path.name not in {*named, MANIFEST}:
             raise UserError(f"{path} is not a part of the checkpoint: {MANIFEST} does not name it.")
     for entry in manifest.files[part::parts]:

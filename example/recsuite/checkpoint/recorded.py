@@ -27,6 +27,7 @@ from recsuite.config.presets import as_given, in_words
 from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given_flags
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, typed
+from recsuite.remote import folder_at
 from recsuite.runtime.console import say
 
 # Names of the ratings. Another folder does not mean other data: their digest tells.
@@ -90,7 +91,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     """
     section = config.checkpoint
     # With both a resume and a load, the flags of the checkpoint that is resumed count.
-    folder = Path(section.save_dir if section.resume else section.folder_to_load)
+    folder = folder_at(section.save_dir if section.resume else section.folder_to_load)
     found = with_suggestion(
         folder, lambda: retrying_if_moved(folder, lambda: _read_before(folder, config)), _check_readable
     )

@@ -24,6 +24,7 @@ from recsuite.config.sections import CheckpointConfig, ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted, printable
 from recsuite.models.tasks import TASKS
+from recsuite.remote import folder_at
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.progress import Progress, describe_step
@@ -122,7 +123,7 @@ def restore_chosen(
     Raises:
         UserError: see there; not all of a checkpoint may have been read by then.
     """
-    folder, kind, until = Path(config.folder_to_load), config.checkpoint, config.until
+    folder, kind, until = folder_at(config.folder_to_load), config.checkpoint, config.until
     asked = requested_kind(folder, kind, until)
 
     def describe(progress: Progress) -> str:

@@ -41,6 +41,7 @@ from safetensors.numpy import save_file
 from recsuite.checkpoint.format import OTHER_CHECKPOINT, TYPES, DynamicRecord, Manifest, parsing
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, FileEntry, explained, flushed, parsed
+from recsuite.remote import ObjectPath
 
 # Key of the metadata where the reader of torch.distributed.checkpoint finds the offsets of a file's tensors
 # in the whole ones; without it, it takes each for a whole tensor.
@@ -57,6 +58,8 @@ UNKNOWN = ("unknown.weight", "unknown.momentum1")
 TEXTS = {"texts.ids": "int64", "texts.bytes": "uint8", "texts.ends": "int64"}
 # Open files at once: a chain may have more than a process may open.
 MOST_OPEN = 64
+# Bytes of a header of safetensors, at most, as in its own reader.
+LARGEST_HEADER = 100_000_000
 
 # Values of rows by the name of the slot.
 Slots = dict[str, torch.Tensor]
@@ -134,9 +137,9 @@ def name_of(table: str, slot: str) -> str:
 # --- writing ---
 
 
-def shard_file_name(rank: int) -> str:
-    """Return the name of the file that a rank writes."""
-    return f"part-{rank + 1:05d}.safetensors"
+def shard_file_name(rank: int, attempt: str = "") -> str:
+    """Return the name of the file that a rank writes. attempt: a part of the name, see `writer`."""
+    return f"part-{rank + 1:05d}{attempt}.safetensors"
 
 
 def write_shard_file(
@@ -174,12 +177,87 @@ def reading(folder: Path) -> Iterator[None]:
         raise UserError(f"Cannot read {folder}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from error
 
 
+# Of a tensor in an object store, read in one request; several are under way at the same time.
+RANGE_BYTES = 2**24
+
+
+class ObjectTensors:
+    """Tensors of a safetensors file in an object store, with the methods of `safe_open`.
+
+    Only the header and the requested rows are read.
+    """
+
+    def __init__(self, path: ObjectPath) -> None:
+        self._path = path
+        (size,) = path.read_ranges([0], [8])
+        self._begin = 8 + int.from_bytes(size, "little")
+        if len(size) < 8 or self._begin > LARGEST_HEADER:
+            raise SafetensorError(f"the header has {self._begin:,} bytes")
+        (header,) = path.read_ranges([8], [self._begin])
+        with parsing(f"the header of {path}"):
+            self._tensors: dict[str, Any] = parsed(header)
+            self._metadata = self._tensors.pop("__metadata__", None)
+
+    def keys(self) -> Iterable[str]:
+        """Return the names of the tensors."""
+        return self._tensors.keys()
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the metadata of the file."""
+        return self._metadata
+
+    def get_slice(self, name: str) -> ObjectSlice:
+        """Return a tensor that is read when it is indexed."""
+        return ObjectSlice(self._path, self._begin, self._tensors[name])
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor."""
+        return self.get_slice(name)[:]
+
+
+@dataclass(frozen=True)
+class ObjectSlice:
+    """Tensor of a file in an object store. begin: of all tensors in the file; entry: of the header."""
+
+    path: ObjectPath
+    begin: int
+    entry: dict[str, Any]
+
+    def get_shape(self) -> list[int]:
+        """Return the shape."""
+        return list(self.entry["shape"])
+
+    def get_dtype(self) -> str:
+        """Return the type, as safetensors calls it."""
+        return str(self.entry["dtype"])
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        shape = self.get_shape()
+        low, high = self.entry["data_offsets"]
+        if shape:
+            first, end, _ = rows.indices(shape[0])
+            row = (high - low) // max(1, shape[0])
+            low, high = low + first * row, low + max(first, end) * row
+            shape[0] = max(0, end - first)
+        begins = range(self.begin + low, self.begin + high, RANGE_BYTES)
+        ends = [min(begin + RANGE_BYTES, self.begin + high) for begin in begins]
+        content = bytearray().join(self.path.read_ranges(begins, ends)) if begins else bytearray()
+        if len(content) != high - low:
+            raise SafetensorError(f"{len(content):,} of {high - low:,} bytes are there")
+        dtype = getattr(torch, TYPES[self.get_dtype()])
+        return (
+            torch.frombuffer(content, dtype=dtype).view(shape) if content else torch.empty(shape, dtype=dtype)
+        )
+
+
 class ShardFile:
     """Open shard file. shapes: of its tensors, by name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = safe_open(path, framework="pt")
+        self._file: Any = (
+            ObjectTensors(path) if isinstance(path, ObjectPath) else safe_open(path, framework="pt")
+        )
         names = list(self._file.keys())
         # This reads the header of the file, not the tensors.
         self._slices = {name: self._file.get_slice(name) for name in names}

@@ -14,6 +14,7 @@ from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
 from recsuite.files import explained
+from recsuite.remote import folder_at
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0
 
 
@@ -33,7 +34,7 @@ def reopen_data(
     """
     section, state = config.checkpoint, EMPTY_STREAM_STATE
     if config.stream.stream and (section.resume or not trains):
-        folder = Path(section.save_dir if trains or section.compact else section.folder_to_load)
+        folder = folder_at(section.save_dir if trains or section.compact else section.folder_to_load)
         # One rank reads: on a network file system ranks see a new checkpoint at different moments.
         state = broadcast_from_rank0(lambda: _read(folder))
     with open_data(config, context, state, build) as data:

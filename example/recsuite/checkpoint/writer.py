@@ -27,6 +27,7 @@ import dataclasses
 import json
 import math
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -56,6 +57,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import SCHEMA_FILE, Feature, Schema
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed, reason_of
+from recsuite.remote import ObjectPath, folder_at
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.sharding.dynamic_ranks import counts_of
@@ -221,7 +223,9 @@ class CheckpointWriter:
         self.columns = columns
         self.config = config
         self.context = context
-        self.save_dir = Path(config.checkpoint.save_dir)
+        self.save_dir = folder_at(config.checkpoint.save_dir)
+        # Files are made on this machine, and uploaded to an object store from here.
+        self.is_uploaded = isinstance(self.save_dir, ObjectPath)
         # The reason why the last checkpoint could not be written; empty if it was written.
         self.failure = ""
         self.tables = train_state.tables
@@ -393,6 +397,8 @@ class CheckpointWriter:
             UserError: on every rank, with the reason alone, when a file cannot be written.
         """
         making, rank, is_delta = self._making(final), self.context.rank, manifest.link is not None
+        # Objects of an earlier attempt may lie there: none is written again under its name.
+        name = shard_file_name(rank, f"-{self.attempt}" if self.is_uploaded else "")
         # Not for a delta: its tensors are whole.
         offsets = {name: {"saved_offsets": offset} for name, offset in contents.offsets.items()}
         metadata = None if is_delta else {OFFSETS_KEY: json.dumps(offsets, allow_nan=False)}
@@ -404,9 +410,13 @@ class CheckpointWriter:
             with ThreadPoolExecutor(1) as pool:
                 beside = pool.submit(self._write_beside, making, is_delta) if rank == 0 else None
                 # A rank may have no rows, and then writes no file of a full checkpoint.
-                paths = [making / shard_file_name(rank)] if contents.arrays else []
+                paths = [making / name] if contents.arrays else []
                 entries = [write_shard_file(path, contents.arrays, metadata) for path in paths]
-                return [*entries, *(beside.result() if beside else ())]
+                entries += beside.result() if beside else ()
+            if isinstance(final, ObjectPath):
+                for entry in entries:
+                    (final / entry.name).upload(making / entry.name)
+            return entries
 
         # Also a barrier: rank 0 describes and publishes the files only when each rank's file is on the disk.
         written = all_gather_object(lambda: (_in_words(write), contents.counts), self.group)
@@ -421,6 +431,8 @@ class CheckpointWriter:
         # All ranks learn whether it was published: otherwise the next delta could build on different
         # checkpoints.
         raise_on_all(lambda: _in_words(finish) if rank == 0 else None, self.group)
+        if self.is_uploaded:
+            shutil.rmtree(making)
 
     def _write_beside(self, making: Path, is_delta: bool) -> list[FileEntry]:
         """Write the files of a checkpoint without tensors, and wait until they are on the disk."""
@@ -432,7 +444,10 @@ class CheckpointWriter:
         return [*map(flushed, [config, *copied])]
 
     def _making(self, final: Path) -> Path:
-        return final.with_name(making_name(final, self.attempt))
+        name = making_name(final, self.attempt)
+        if self.is_uploaded:
+            return Path(tempfile.gettempdir(), f"{name}-{self.context.rank}")
+        return final.with_name(name)
 
     def _writing_deadline(self) -> timedelta:
         """Return the time that a rank waits for shard files of the others; one rank may write all bytes."""
@@ -482,7 +497,7 @@ class CheckpointWriter:
 
     def _note_failure(self, final: Path, reason: str) -> None:
         # The next checkpoint may need the space.
-        if self.context.rank == 0:
+        if self.context.rank == 0 or self.is_uploaded:
             shutil.rmtree(self._making(final), ignore_errors=True)
         self.failure = (
             f"Cannot write {final}: {reason}. Fix: make room, or give a --save_dir that can be written, and "

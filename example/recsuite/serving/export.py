@@ -33,6 +33,7 @@ from recsuite.datasets.schema import HISTORY, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, plain, replacing
 from recsuite.models.tasks import ModelMaker
+from recsuite.remote import folder_at
 from recsuite.runtime.console import say
 from recsuite.serving.index import ItemLists, write_lists
 from recsuite.serving.reader import read_settled
@@ -57,7 +58,7 @@ def export(
         UserError: when there is no checkpoint, when it is not whole, when the folder is taken or cannot be
             written, and when the model cannot be traced.
     """
-    save_dir, target = Path(source.save_dir), target.absolute()
+    save_dir, target = folder_at(source.save_dir), target.absolute()
     # Before the model is read: reading can take long.
     _check_free(target)
     snapshot = read_settled(save_dir, source.checkpoint, model)

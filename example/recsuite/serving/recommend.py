@@ -37,6 +37,7 @@ from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, format_duration, printable
 from recsuite.files import digest_of_bytes
 from recsuite.models.tasks import ModelMaker
+from recsuite.remote import folder_at
 from recsuite.runtime.console import say
 from recsuite.serving.followers import follow, wait_for_first
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS, type_of
@@ -342,7 +343,7 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker | None =
     Raises:
         UserError: when there is no model or no data, or they do not belong together.
     """
-    save_dir, follows = Path(config.checkpoint.save_dir), config.serving.follow
+    save_dir, follows = folder_at(config.checkpoint.save_dir), config.serving.follow
     checkpoint = config.checkpoint.checkpoint
     # A `Follower` refuses a folder without a trained checkpoint.
     if follows:

@@ -28,11 +28,11 @@ from recsuite.checkpoint.chain import chain_at, check_chain, retrying_if_moved
 from recsuite.checkpoint.folder import BEST, best_in, newest_in, seen_in
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
-from recsuite.files import local
 from recsuite.models.heads import TwoSided
 from recsuite.models.retrieval import InnerProduct, ranked, top_items
 from recsuite.models.rows import Inputs
 from recsuite.models.tasks import ModelMaker
+from recsuite.remote import folder_at
 from recsuite.serving.catalogue import Catalogue, Items, described
 from recsuite.serving.index import IndexCache
 from recsuite.serving.reader import put, read_change, read_settled, read_snapshot
@@ -99,7 +99,7 @@ class ServedModel:
         Raises:
             UserError: when anything that it needs is missing, damaged, or of another run.
         """
-        served = ServedModel(read_settled(local(folder), checkpoint, model))
+        served = ServedModel(read_settled(folder_at(folder), checkpoint, model))
         if data_path:
             from recsuite.serving.recommend import tell
 
@@ -344,7 +344,7 @@ class ServedModel:
         Raises:
             UserError: when it is not the next one of its chain, or damaged; the model is as it was.
         """
-        delta = local(delta)
+        delta = folder_at(delta)
         # Read and checked without the lock, while other threads score: this takes longer than applying it.
         while (change := read_change(delta, before := self._snapshot)) is not None:
             with self._lock:
@@ -389,12 +389,12 @@ class Follower:
         Raises:
             UserError: see `ServedModel.open`.
         """
-        self.save_dir = local(save_dir)
+        self.save_dir = folder_at(save_dir)
         self.checkpoint = checkpoint
         self.model = ServedModel.open(start or self.save_dir, checkpoint, model=model)
         # Held while the model may change: a thread that holds it always gets the same model.
         self.changing = threading.Lock()
-        self._seen: set[tuple[str, int]] = set()
+        self._seen: set[tuple[str, int | str]] = set()
         # Set by `followers.follow`: the current failure, and the monotonic time of the last look without one.
         self.failure, self.looked = "", time.monotonic()
 

@@ -18,7 +18,7 @@ from recsuite.config.parser import check_read, parse_given, unread_flags
 from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
 from recsuite.config.sections import DataConfig, require
 from recsuite.errors import BrokenLaunchError, UserError
-from recsuite.files import local
+from recsuite.remote import folder_at
 from recsuite.runtime.console import end_when_pipe_closes, say, showing_progress, stage
 from recsuite.runtime.ending import (
     identify_lost_peers,
@@ -423,7 +423,7 @@ def restore(
 
         section, task = config.checkpoint, TASKS[config.model.task]
         found = (data.columns, task, context, section.checkpoint, section.until)
-        loaded = start_from(local(section.folder_to_load), train_state, *found, draws=False)
+        loaded = start_from(folder_at(section.folder_to_load), train_state, *found, draws=False)
         return train_state, loaded.progress
     restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
     return train_state, restored.progress

@@ -30,11 +30,12 @@ import numpy as np
 
 from recsuite.config.sections import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.schema import ITEM, RawData
-from recsuite.datasets.tables.files import File, filesystem, find_tables, reason_of_failure, shown
+from recsuite.datasets.tables.files import File, find_tables
 from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn, Files, read_schema
 from recsuite.datasets.tables.source import TableFile, TableSource
 from recsuite.errors import UserError, printable
 from recsuite.files import DATA_ROOT, explained, locked, remove, replacing
+from recsuite.remote import filesystem, reason_of_failure, shown
 from recsuite.runtime.console import say
 
 TABLES = read_schema(Path(__file__).with_name("schema.toml"))

@@ -6,132 +6,30 @@ beside the events. This module finds and classifies files; `formats` reads them.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import glob
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import xxhash
 
 from recsuite.datasets.tables.schema_file import EVENTS, FILENAME, ITEMS, USERS, Files
 from recsuite.errors import UserError, printable
 from recsuite.files import check_name, digest_of, explained, place_for
+from recsuite.remote import BLOCK_BYTES, explained_remote, filesystem, is_remote, shown
 
-# Seconds to connect, seconds without data, and seconds of a request for a block or a whole file.
-CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 30.0, 60.0, 3600.0
-# Bytes per request.
-BLOCK_BYTES = 2**23
 # Names of the digests, versions and times that a server may keep of a file.
 MARKS = (
     *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "VersionId", "versionId", "generation"),
     *("Last-Modified", "LastModified", "mtime", "modified", "updated"),
 )
-REASONS = {401: "it asks for a login", 403: "it may not be read with this login", 404: "it is not there"}
-
-
-def is_remote(path: str) -> bool:
-    """True if a path is a URL, but not that of a local file."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None and not path.startswith("file://")
-
-
-def shown(path: str) -> str:
-    """Return a path as shown in messages; a URL without user, password, query and fragment."""
-    if not is_remote(path):
-        return path
-    try:
-        parts = urlsplit(path)
-    except ValueError:
-        return f"{path.partition('://')[0]}://..."
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-@contextlib.contextmanager
-def explained_remote(url: str) -> Iterator[None]:
-    """Turn any failure of a request into a UserError of one sentence.
-
-    Raises:
-        UserError: instead of what the libraries raise, which is of many kinds.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        # No cause: it may hold the address with its secrets.
-        raise UserError(
-            f"Cannot read {shown(url)}: {reason_of_failure(error)}. Fix: check the address, the login and "
-            "the network, or copy the file to this machine."
-        ) from None
-
-
-def reason_of_failure(error: BaseException) -> str:
-    """Return the reason why a request failed, in this program's words."""
-    # fsspec reports every HTTP error as a missing file.
-    if isinstance(error, FileNotFoundError) and error.__cause__:
-        return reason_of_failure(error.__cause__)
-    kind, response = type(error).__name__, getattr(error, "response", None)
-    in_answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    status = getattr(error, "status", None) or in_answer.get("HTTPStatusCode")
-    status = {"FileNotFoundError": 404, "PermissionError": 403}.get(kind, status)
-    if status:
-        return REASONS.get(status, f"the server answers with status {status}")
-    # fsspec has its own timeout error; it is a TimeoutError only since Python 3.11.
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in kind:
-        return f"the server was silent for {SILENT_SECONDS:.0f} s"
-    if "Credentials" in kind:
-        return "it needs a login, such as one that AWS_PROFILE names"
-    # The number of a TLS or name resolution error is not a system errno.
-    number = 0 if "SSL" in kind else getattr(error, "errno", None) or 0
-    return f"the connection failed ({os.strerror(number) if number > 0 else kind})"
-
-
-def filesystem(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it.
-
-    Raises:
-        UserError: for an unknown kind of address, and where a package is missing.
-    """
-    import fsspec
-    from fsspec.core import url_to_fs
-
-    scheme = url.partition("://")[0].lower()
-    if scheme not in fsspec.available_protocols():
-        raise UserError(f"{shown(url)} is of an unknown kind; give a folder, a file, s3:// or https://.")
-    try:
-        if scheme in ("http", "https"):
-            # An HTTP address may hold "::"; in other addresses it joins two of them.
-            fs, path = fsspec.filesystem(scheme, **_options(scheme)), url
-        else:
-            fs, path = url_to_fs(url, **_options(scheme))
-    except ImportError as error:
-        raise UserError(f"{shown(url)} requires a package that is not installed: {error}.") from None
-    # s3fs retries five times, on top of the retries and deadlines of botocore.
-    if hasattr(fs, "retries"):
-        fs.retries = 1
-    return fs, path
-
-
-def _options(scheme: str) -> dict[str, Any]:
-    """Return the deadlines as options of a file system. Listings are not cached: files change."""
-    plain: dict[str, Any] = {"use_listings_cache": False}
-    if scheme in ("http", "https"):
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(REQUEST_SECONDS, CONNECT_SECONDS, SILENT_SECONDS)
-        # trust_env: use the proxies of the environment.
-        plain["client_kwargs"] = {"timeout": timeout, "trust_env": True}
-    elif scheme in ("s3", "s3a"):
-        waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENT_SECONDS}
-        plain["config_kwargs"] = {**waits, "retries": {"max_attempts": 2}}
-    return plain
 
 
 class RemoteFile(io.RawIOBase):

@@ -32,7 +32,7 @@ from pyarrow import ipc, types
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import VERSION
 from recsuite.datasets.preparation.arrays import chunks
-from recsuite.datasets.tables.files import File, Tables, is_remote
+from recsuite.datasets.tables.files import File, Tables
 from recsuite.datasets.tables.formats import (
     BadRow,
     Faults,
@@ -56,6 +56,7 @@ from recsuite.files import (
     remove,
     replacing,
 )
+from recsuite.remote import is_remote
 from recsuite.runtime.console import stage
 
 # Bytes of the values that wait to be looked up together.

@@ -10,10 +10,11 @@ from typing import IO, Any
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData, Schema
-from recsuite.datasets.tables.files import File, Tables, columns_of, find_tables, is_remote, schema_path
+from recsuite.datasets.tables.files import File, Tables, columns_of, find_tables, schema_path
 from recsuite.datasets.tables.schema_file import IncompleteSchemaError, TableSchema, read_schema, validate
 from recsuite.errors import UserError, printable
 from recsuite.files import explained, locked
+from recsuite.remote import is_remote
 
 # Guessing a schema takes seconds; a longer wait means that a process hangs.
 SCHEMA_DEADLINE = 300.0

@@ -1,0 +1,327 @@
+"""URLs of servers and object stores, by fsspec: requests, failures in a sentence, folders of a store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from recsuite.errors import UserError
+from recsuite.files import local
+
+# Seconds to connect, seconds without data, and seconds of a request for a block or a whole file.
+CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 30.0, 60.0, 3600.0
+# Bytes per request.
+BLOCK_BYTES = 2**23
+REASONS = {401: "it asks for a login", 403: "it may not be read with this login", 404: "it is not there"}
+
+
+def is_remote(path: str) -> bool:
+    """True if a path is a URL, but not that of a local file."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None and not path.startswith("file://")
+
+
+def shown(path: str) -> str:
+    """Return a path as shown in messages; a URL without user, password, query and fragment."""
+    if not is_remote(path):
+        return path
+    try:
+        parts = urlsplit(path)
+    except ValueError:
+        return f"{path.partition('://')[0]}://..."
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+@contextlib.contextmanager
+def explained_remote(url: str) -> Iterator[None]:
+    """Turn any failure of a request into a UserError of one sentence.
+
+    Raises:
+        UserError: instead of what the libraries raise, which is of many kinds.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # No cause: it may hold the address with its secrets.
+        raise UserError(
+            f"Cannot read {shown(url)}: {reason_of_failure(error)}. Fix: check the address, the login and "
+            "the network, or copy the file to this machine."
+        ) from None
+
+
+def reason_of_failure(error: BaseException) -> str:
+    """Return the reason why a request failed, in this program's words."""
+    # fsspec reports every HTTP error as a missing file.
+    if isinstance(error, FileNotFoundError) and error.__cause__:
+        return reason_of_failure(error.__cause__)
+    kind, response = type(error).__name__, getattr(error, "response", None)
+    in_answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    status = getattr(error, "status", None) or in_answer.get("HTTPStatusCode")
+    status = {"FileNotFoundError": 404, "PermissionError": 403}.get(kind, status)
+    if status:
+        return REASONS.get(status, f"the server answers with status {status}")
+    # fsspec has its own timeout error; it is a TimeoutError only since Python 3.11.
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in kind:
+        return f"the server was silent for {SILENT_SECONDS:.0f} s"
+    if "Credentials" in kind:
+        return "it needs a login, such as one that AWS_PROFILE names"
+    # The number of a TLS or name resolution error is not a system errno.
+    number = 0 if "SSL" in kind else getattr(error, "errno", None) or 0
+    return f"the connection failed ({os.strerror(number) if number > 0 else kind})"
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it.
+
+    Raises:
+        UserError: for an unknown kind of address, and where a package is missing.
+    """
+    import fsspec
+    from fsspec.core import url_to_fs
+
+    scheme = url.partition("://")[0].lower()
+    if scheme not in fsspec.available_protocols():
+        raise UserError(f"{shown(url)} is of an unknown kind; give a folder, a file, s3:// or https://.")
+    try:
+        if scheme in ("http", "https"):
+            # An HTTP address may hold "::"; in other addresses it joins two of them.
+            fs, path = fsspec.filesystem(scheme, **_options(scheme)), url
+        else:
+            fs, path = url_to_fs(url, **_options(scheme))
+    except ImportError as error:
+        raise UserError(f"{shown(url)} requires a package that is not installed: {error}.") from None
+    # s3fs retries five times, on top of the retries and deadlines of botocore.
+    if hasattr(fs, "retries"):
+        fs.retries = 1
+    return fs, path
+
+
+def _options(scheme: str) -> dict[str, Any]:
+    """Return the deadlines as options of a file system. Listings are not cached: files change."""
+    plain: dict[str, Any] = {"use_listings_cache": False}
+    if scheme in ("http", "https"):
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(REQUEST_SECONDS, CONNECT_SECONDS, SILENT_SECONDS)
+        # trust_env: use the proxies of the environment.
+        plain["client_kwargs"] = {"timeout": timeout, "trust_env": True}
+    elif scheme in ("s3", "s3a"):
+        waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENT_SECONDS}
+        plain["config_kwargs"] = {**waits, "retries": {"max_attempts": 2}}
+    return plain
+
+
+# Kinds of stores that take the place of a folder: an object is there as a whole or not at all.
+STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Turn any failure of a request into an OSError; a missing or an existing object keeps its own kind."""
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError, UserError):
+        raise
+    except Exception as error:
+        # No cause: it may hold the address with its secrets.
+        raise OSError(reason_of_failure(error)) from None
+
+
+def folder_at(place: Path | str, flag: str = "") -> Path:
+    """Return a folder of this machine, or for a URL one of an object store, with the same methods.
+
+    flag: the name of the flag that gave it.
+
+    Raises:
+        UserError: for a URL with a login or a query, which would be written into files.
+    """
+    if isinstance(place, ObjectPath):
+        return cast(Path, place)
+    if str(place).partition("://")[0] not in STORES:
+        return local(place, flag)
+    parts = urlsplit(str(place))
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise UserError(
+            f"{flag and f'--{flag} '}{shown(str(place))} must not hold a login or a query; give them by the "
+            "environment, such as AWS_PROFILE."
+        )
+    return cast(Path, ObjectPath(str(place).rstrip("/")))
+
+
+@dataclass(frozen=True, order=True)
+class ObjectPath:
+    """Object, or prefix of objects, in a store of fsspec: s3, gcs, abfs or memory.
+
+    It has the methods of a `Path` that checkpoints need. Every failure is an OSError. An object is there as a
+    whole or not at all, so nothing needs a rename. url: without a slash at the end.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return ObjectPath(f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        """Last part of the URL."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> ObjectPath:
+        """The URL without its last part."""
+        return ObjectPath(self.url.rpartition("/")[0])
+
+    def with_name(self, name: str) -> ObjectPath:
+        """Return the path of another name beside this one."""
+        return self.parent / name
+
+    def absolute(self) -> ObjectPath:
+        """Return this path."""
+        return self
+
+    def resolve(self) -> ObjectPath:
+        """Return the path that a link names, see `link_to`; any other path itself."""
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            return self.with_name(str(json.loads(self.read_bytes())[LINK]))
+        return self
+
+    def link_to(self, name: str) -> None:
+        """Make this a link to another name beside it: a small object of JSON."""
+        self.put(json.dumps({LINK: name}).encode())
+
+    def _info(self) -> dict[str, Any]:
+        with _as_os_error():
+            fs, path = filesystem(self.url)
+            found: dict[str, Any] = fs.info(path)
+        return found
+
+    def exists(self) -> bool:
+        """Return True for an object or a prefix of objects."""
+        with contextlib.suppress(FileNotFoundError):
+            return bool(self._info())
+        return False
+
+    def is_file(self) -> bool:
+        """Return True for an object."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._info()["type"] == "file"
+        return False
+
+    def is_dir(self) -> bool:
+        """Return True for a prefix of objects."""
+        return self.exists() and not self.is_file()
+
+    def stat(self) -> SimpleNamespace:
+        """Return the size in bytes as `st_size`."""
+        return SimpleNamespace(st_size=self._info()["size"])
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """Do nothing: a prefix is there with its first object."""
+
+    def iterdir(self) -> Iterator[ObjectPath]:
+        """Yield the objects and prefixes below this one."""
+        with _as_os_error():
+            fs, path = filesystem(self.url)
+            found = fs.ls(path, detail=False)
+        keys = {key.rstrip("/") for key in found} - {path.rstrip("/")}
+        return map(self.__truediv__, sorted(key.rpartition("/")[2] for key in keys))
+
+    def holding(self, name: str) -> dict[str, str]:
+        """Return the name of each prefix below this one with an object of this name, and its version."""
+        with _as_os_error():
+            fs, path = filesystem(self.url)
+            found = fs.find(path, maxdepth=2, detail=True)
+        ends = f"/{name}"
+        return {
+            key.removesuffix(ends).rpartition("/")[2]: _version_of(info)
+            for key, info in found.items()
+            if key.endswith(ends) and key.count("/") == path.rstrip("/").count("/") + 2
+        }
+
+    def read_bytes(self) -> bytes:
+        """Return the content of an object."""
+        with _as_os_error():
+            fs, path = filesystem(self.url)
+            return bytes(fs.cat_file(path))
+
+    def read_text(self) -> str:
+        """Return the content of an object as text."""
+        return self.read_bytes().decode()
+
+    def read_ranges(self, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+        """Return ranges of bytes of an object, read at the same time."""
+        with _as_os_error():
+            fs, path = filesystem(self.url)
+            found: list[bytes] = fs.cat_ranges([path] * len(begins), list(begins), list(ends))
+        return found
+
+    def open(self, mode: str = "rb", buffering: int = -1) -> Any:
+        """Open an object for reading, block by block."""
+        with _as_os_error():
+            fs, path = filesystem(self.url)
+            return fs.open(path, mode, block_size=BLOCK_BYTES, cache_type="readahead")
+
+    def put(self, content: bytes, is_new: bool = False) -> None:
+        """Write an object. is_new: only if it is not there, in one conditional request.
+
+        Raises:
+            FileExistsError: with is_new, when it is there.
+        """
+        with _as_os_error():
+            fs, path = filesystem(self.url)
+            fs.pipe_file(path, content, mode="create" if is_new else "overwrite")
+
+    def upload(self, source: Path) -> None:
+        """Write an object from a file of this machine."""
+        with _as_os_error():
+            fs, path = filesystem(self.url)
+            fs.put_file(str(source), path)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Remove an object."""
+        try:
+            with _as_os_error():
+                fs, path = filesystem(self.url)
+                fs.rm_file(path)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def remove(self, first: str = "") -> None:
+        """Remove all objects of a prefix. first: the name of the object that goes before the others."""
+        if first:
+            (self / first).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError), _as_os_error():
+            fs, path = filesystem(self.url)
+            fs.rm(path, recursive=True)
+
+    def move_to(self, target: ObjectPath, last: str) -> None:
+        """Move all objects of a prefix. last: the object that is written last and removed first."""
+        names = [path.name for path in self.iterdir()]
+        with _as_os_error():
+            fs, path = filesystem(self.url)
+            for name in sorted(names, key=lambda name: name == last):
+                fs.cp_file(f"{path}/{name}", f"{filesystem(target.url)[1]}/{name}")
+        self.remove(last)
+
+
+# Key of the content of a link.
+LINK = "checkpoint"
+
+
+def _version_of(info: dict[str, Any]) -> str:
+    names = ("ETag", "etag", "md5Hash", "mtime", "created", "LastModified", "size")
+    return next((str(info[name]) for name in names if info.get(name)), "")
