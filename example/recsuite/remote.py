@@ -243,7 +243,7 @@ class ObjectPath:
         """Return the name of each prefix below this one with an object of this name, and its version."""
         with _as_os_error():
             fs, path = filesystem(self.url)
-            found = fs.find(path, maxdepth=2, detail=True)
+            found = fs.find(path, detail=True)
         ends = f"/{name}"
         return {
             key.removesuffix(ends).rpartition("/")[2]: _version_of(info)

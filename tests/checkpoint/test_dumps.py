@@ -2,11 +2,12 @@
 
 The models, their data and when they are written are drawn from DUMP_SEED, which is 0 where it is not set.
 Each number of ranks writes all models, and reads every other checkpoint of one of those that each number
-wrote; under `soak`, all.
+wrote; under `soak`, all. "store": in an object store instead of a folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from itertools import product
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.dump_ranks import CASES, OTHER_BATCH_SIZE, RANKS, SEED, SIZES, is_resumed
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
+from tests.support.store import BUCKET, running
 
 # All launches run within the first test.
 
@@ -30,23 +32,35 @@ def _announced() -> None:
     print(f"DUMP_SEED={SEED} draws {CASES}")
 
 
-@pytest.fixture(scope="module", params=["one", pytest.param("all", marks=pytest.mark.soak)])
-def all_of_them(request: pytest.FixtureRequest) -> bool:
-    """True if every number of ranks reads all models that each number wrote, else one of them."""
-    return bool(request.param == "all")
+@pytest.fixture(scope="module", params=["one", "store", pytest.param("all", marks=pytest.mark.soak)])
+def variant(request: pytest.FixtureRequest) -> str:
+    """What is read, and from where."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def launched(all_of_them: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def all_of_them(variant: str) -> bool:
+    """True if every number of ranks reads all models that each number wrote, else one of them."""
+    return variant == "all"
+
+
+@pytest.fixture(scope="module")
+def launched(variant: str, all_of_them: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which all launches left what they found."""
     print(f"DUMP_SEED={SEED} draws {CASES}")
     folder = tmp_path_factory.mktemp("dumps")
+    with running() if variant == "store" else contextlib.nullcontext() as store:
+        place = (f"s3://{BUCKET}/run", store.env) if store else (folder, {})
+        return launch_all(folder, *place, all_of_them)
+
+
+def launch_all(folder: Path, place: object, env: dict[str, str], all_of_them: bool) -> Path:
     for num_ratings in SIZES:
         write_synthetic(folder / str(num_ratings), num_ratings, seed=SEED)
     read = "read_all" if all_of_them else "read"
     # What 3 ranks do is one launch: it writes last and reads first.
     for num_ranks, *actions in ((1, "write"), (2, "write"), (3, "write", read), (2, read), (1, read)):
-        succeeded(torchrun(num_ranks, SCRIPT, folder, *actions, timeout=240))
+        succeeded(torchrun(num_ranks, SCRIPT, folder, place, *actions, env=env, timeout=240))
     return folder
 
 

@@ -1,4 +1,6 @@
-"""Program of each rank of a launch in `test_dumps.py`: python dump_ranks.py FOLDER write|read|read_all...
+"""Program of each rank of a launch in `test_dumps.py`: dump_ranks.py FOLDER PLACE write|read|read_all...
+
+PLACE holds the checkpoints: the folder, or a URL of an object store.
 
 "write" trains small models, each drawn from DUMP_SEED, of which it writes deltas and, at the same steps,
 full checkpoints; then it trains one that is ended and resumed. "read" loads every checkpoint of one of the
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.config.config import Config
+from recsuite.remote import ObjectPath, filesystem, folder_at
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
 from tests.support.steps import tell
 from tests.support.trainings import advance, digests, evaluate, gather, input_pipeline_of, train
@@ -105,19 +108,20 @@ SIZES, CASES = draw(SEED)
 
 def main() -> None:
     """Write and read."""
-    folder = Path(sys.argv[1])
+    folder, place = Path(sys.argv[1]), folder_at(sys.argv[2])
     context = init_runtime(Config())
-    for action in sys.argv[2:]:
-        found = act(action, folder, context)
+    for action in sys.argv[3:]:
+        found = act(action, folder, place, context)
         if context.rank == 0:
             (folder / f"{action}-{context.world_size}.json").write_text(json.dumps(found))
     cleanup_runtime()
 
 
-def act(action: str, folder: Path, context: RuntimeContext) -> dict[str, Any]:
+def act(action: str, folder: Path, place: Path, context: RuntimeContext) -> dict[str, Any]:
     if action == "write":
-        return write_all(folder, context)
-    return {str(writers): read_from(writers, folder, action == "read_all", context) for writers in RANKS}
+        return write_all(folder, place, context)
+    is_all = action == "read_all"
+    return {str(writers): read_from(writers, folder, place, is_all, context) for writers in RANKS}
 
 
 def config_of(folder: Path, case: Case, context: RuntimeContext) -> Config:
@@ -125,8 +129,8 @@ def config_of(folder: Path, case: Case, context: RuntimeContext) -> Config:
     return Config.of(data_path=path, batch_size=batch_size, epochs=2, keep=100, **case.settings)
 
 
-def write_all(folder: Path, context: RuntimeContext) -> dict[str, Any]:
-    by = folder / f"by-{context.world_size}"
+def write_all(folder: Path, place: Path, context: RuntimeContext) -> dict[str, Any]:
+    by = place / f"by-{context.world_size}"
     found = {
         name: write_case(by / name, case, config_of(folder, case, context), context)
         for name, case in CASES.items()
@@ -136,7 +140,7 @@ def write_all(folder: Path, context: RuntimeContext) -> dict[str, Any]:
     return {
         "cases": found,
         "resume": resume(by / "resume", ended, context, adagrad(), several_widths),
-        "resume sequence": resume(by / "resume sequence", sequence, context, None, None),
+        "resume sequence": resume(by / "resume-sequence", sequence, context, None, None),
     }
 
 
@@ -253,15 +257,17 @@ def is_resumed(writers: int, readers: int, all_of_them: bool) -> bool:
     return writers != readers if all_of_them else readers == writers % len(RANKS) + 1
 
 
-def read_from(writers: int, folder: Path, all_of_them: bool, context: RuntimeContext) -> dict[str, Any]:
+def read_from(
+    writers: int, folder: Path, place: Path, all_of_them: bool, context: RuntimeContext
+) -> dict[str, Any]:
     """Load what a number of ranks wrote, and resume what it was ended at."""
-    by, readers = folder / f"by-{writers}", context.world_size
+    by, readers = place / f"by-{writers}", context.world_size
     found: dict[str, Any] = {"cases": {}}
     for name in cases_of(writers, readers, all_of_them):
         config = config_of(folder, CASES[name], context)
         found["cases"][name] = read_case(by / name, CASES[name], all_of_them, config, context)
     if is_resumed(writers, readers, all_of_them):
-        copied = folder / f"resumed-by-{writers}-{readers}"
+        copied = place / f"resumed-by-{writers}-{readers}"
         copy(by / "resume" / "interrupted", copied, context)
         config = ended_config(folder, context).replaced(batch_size=OTHER_BATCH_SIZE)
         found["resumed"] = train(copied, config, context, rule=adagrad(), maker=several_widths, resume=True)
@@ -356,7 +362,10 @@ def resume(folder: Path, config: Config, context: RuntimeContext, rule: Any, mak
 def copy(source: Path, target: Path, context: RuntimeContext) -> None:
     import torch.distributed as dist
 
-    if context.rank == 0:
+    if context.rank == 0 and isinstance(source, ObjectPath):
+        fs, path = filesystem(source.url)
+        fs.copy(f"{path}/", filesystem(str(target))[1], recursive=True)
+    elif context.rank == 0:
         shutil.copytree(source, target, symlinks=True)
     dist.barrier()
 

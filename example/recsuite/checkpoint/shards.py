@@ -177,26 +177,26 @@ def reading(folder: Path) -> Iterator[None]:
         raise UserError(f"Cannot read {folder}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from error
 
 
-# Of a tensor in an object store, read in one request; several are under way at the same time.
-RANGE_BYTES = 2**24
+# Read of an object in one request: its first bytes, and parts of a tensor, several at the same time.
+HEAD_BYTES, RANGE_BYTES = 2**20, 2**24
 
 
 class ObjectTensors:
     """Tensors of a safetensors file in an object store, with the methods of `safe_open`.
 
-    Only the header and the requested rows are read.
+    Only the first bytes of the file, which hold the header, and the requested rows are read.
     """
 
     def __init__(self, path: ObjectPath) -> None:
         self._path = path
-        (size,) = path.read_ranges([0], [8])
-        self._begin = 8 + int.from_bytes(size, "little")
-        if len(size) < 8 or self._begin > LARGEST_HEADER:
-            raise SafetensorError(f"the header has {self._begin:,} bytes")
-        (header,) = path.read_ranges([8], [self._begin])
+        (self._head,) = path.read_ranges([0], [HEAD_BYTES])
+        begin = 8 + int.from_bytes(self._head[:8], "little")
+        if begin > LARGEST_HEADER:
+            raise SafetensorError(f"the header has {begin:,} bytes")
         with parsing(f"the header of {path}"):
-            self._tensors: dict[str, Any] = parsed(header)
+            self._tensors: dict[str, Any] = parsed(self._bytes(8, begin))
             self._metadata = self._tensors.pop("__metadata__", None)
+        self._begin = begin
 
     def keys(self) -> Iterable[str]:
         """Return the names of the tensors."""
@@ -208,19 +208,32 @@ class ObjectTensors:
 
     def get_slice(self, name: str) -> ObjectSlice:
         """Return a tensor that is read when it is indexed."""
-        return ObjectSlice(self._path, self._begin, self._tensors[name])
+        return ObjectSlice(self, self._tensors[name])
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """Return a tensor."""
         return self.get_slice(name)[:]
 
+    def read(self, low: int, high: int) -> bytes:
+        """Return bytes of the tensors, whose positions count from the end of the header."""
+        return self._bytes(self._begin + low, self._begin + high)
+
+    def _bytes(self, low: int, high: int) -> bytes:
+        if high <= len(self._head):
+            return self._head[low:high]
+        begins = range(low, high, RANGE_BYTES)
+        ends = [min(begin + RANGE_BYTES, high) for begin in begins]
+        found = b"".join(self._path.read_ranges(begins, ends))
+        if len(found) != high - low:
+            raise SafetensorError(f"{len(found):,} of {high - low:,} bytes are there")
+        return found
+
 
 @dataclass(frozen=True)
 class ObjectSlice:
-    """Tensor of a file in an object store. begin: of all tensors in the file; entry: of the header."""
+    """Tensor of a file in an object store. entry: of the header."""
 
-    path: ObjectPath
-    begin: int
+    file: ObjectTensors
     entry: dict[str, Any]
 
     def get_shape(self) -> list[int]:
@@ -239,14 +252,10 @@ class ObjectSlice:
             row = (high - low) // max(1, shape[0])
             low, high = low + first * row, low + max(first, end) * row
             shape[0] = max(0, end - first)
-        begins = range(self.begin + low, self.begin + high, RANGE_BYTES)
-        ends = [min(begin + RANGE_BYTES, self.begin + high) for begin in begins]
-        content = bytearray().join(self.path.read_ranges(begins, ends)) if begins else bytearray()
-        if len(content) != high - low:
-            raise SafetensorError(f"{len(content):,} of {high - low:,} bytes are there")
         dtype = getattr(torch, TYPES[self.get_dtype()])
-        return (
-            torch.frombuffer(content, dtype=dtype).view(shape) if content else torch.empty(shape, dtype=dtype)
+        content = bytearray(self.file.read(low, high))
+        return (torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)).view(
+            shape
         )
 
 

@@ -1,0 +1,120 @@
+"""Object store on this machine for tests: moto's server of S3, and faults of stores on the way to it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+BUCKET = "bucket"
+# Whatever is logged or written must not have it.
+SECRET = "a-secret-of-the-store"
+ERROR = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>words of a server</Message></Error>"
+STATUSES = {
+    "SlowDown": "503 Slow Down",
+    "InternalError": "500 Internal Server Error",
+    "ExpiredToken": "400 Bad Request",
+    "AccessDenied": "403 Forbidden",
+}
+
+
+@dataclass
+class Fault:
+    """What a request meets instead of the store.
+
+    code: of the error, or "cut" for a connection that ends in the middle; number: of requests, of which
+    `after` succeed before; method, key: of the requests, all by default.
+    """
+
+    code: str
+    number: int = 10**9
+    after: int = 0
+    method: str = ""
+    key: str = ""
+
+
+@dataclass
+class Store:
+    """A running store.
+
+    requests: method, key and bytes of each answer; hidden: keys that lists lack; seconds: before an answer.
+    """
+
+    url: str = ""
+    fault: Fault | None = None
+    hidden: str = ""
+    seconds: float = 0.0
+    requests: list[tuple[str, str, int]] = field(default_factory=list)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment of a client."""
+        keys = {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": SECRET}
+        return {**keys, "AWS_ENDPOINT_URL": self.url, "AWS_DEFAULT_REGION": "us-east-1"}
+
+    def application(self, moto: WSGIApplication) -> WSGIApplication:
+        """The store as a program of WSGI."""
+        lock = threading.Lock()
+
+        def meets(method: str, key: str) -> Fault | None:
+            fault = self.fault
+            if fault is None or fault.method not in ("", method) or not re.search(fault.key, key):
+                return None
+            with lock:
+                fault.after -= 1
+                if fault.after >= 0 or fault.number <= 0:
+                    return None
+                fault.number -= 1
+            return fault
+
+        def serve(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+            method, key = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+            time.sleep(self.seconds)
+            fault = meets(method, key)
+            if fault and fault.code == "cut":
+                # A part of what was sent is read; no answer comes.
+                environ["wsgi.input"].read(1)
+                environ["werkzeug.socket"].shutdown(2)
+                return []
+            if fault:
+                start(STATUSES[fault.code], [("Content-Type", "application/xml")])
+                return [ERROR.format(code=fault.code).encode()]
+            content = b"".join(moto(environ, start))
+            if self.hidden and "list-type" in environ.get("QUERY_STRING", ""):
+                entry = rf"<Contents>(?:(?!</Contents>).)*{self.hidden}.*?</Contents>"
+                content = re.sub(entry.encode(), b"", content, flags=re.DOTALL)
+            self.requests.append((method, key, len(content)))
+            return [content]
+
+        return serve
+
+
+class _Silent(WSGIRequestHandler):
+    def log(self, kind: str, message: str, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Store]:
+    """A store with an empty bucket."""
+    import boto3
+
+    store = Store()
+    moto = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, store.application(moto), threaded=True, request_handler=_Silent)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    store.url = f"http://127.0.0.1:{server.port}"
+    options = {"aws_access_key_id": "a-key", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=store.url, **options).create_bucket(Bucket=BUCKET)
+    try:
+        yield store
+    finally:
+        server.shutdown()
