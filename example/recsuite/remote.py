@@ -21,7 +21,11 @@ from recsuite.files import local
 CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 30.0, 60.0, 3600.0
 # Bytes per request.
 BLOCK_BYTES = 2**23
-REASONS = {401: "it asks for a login", 403: "it may not be read with this login", 404: "it is not there"}
+REASONS = {
+    401: "it asks for a login",
+    403: "this login is not allowed to do it, or has expired",
+    404: "it is not there",
+}
 
 
 def is_remote(path: str) -> bool:
@@ -64,7 +68,9 @@ def reason_of_failure(error: BaseException) -> str:
     # fsspec reports every HTTP error as a missing file.
     if isinstance(error, FileNotFoundError) and error.__cause__:
         return reason_of_failure(error.__cause__)
-    kind, response = type(error).__name__, getattr(error, "response", None)
+    # s3fs keeps the answer in the cause of its own error.
+    kind, answered = type(error).__name__, error if hasattr(error, "response") else error.__cause__
+    response = getattr(answered, "response", None)
     in_answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     status = getattr(error, "status", None) or in_answer.get("HTTPStatusCode")
     status = {"FileNotFoundError": 404, "PermissionError": 403}.get(kind, status)
@@ -125,16 +131,14 @@ def _options(scheme: str) -> dict[str, Any]:
 STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 
 
-@contextlib.contextmanager
-def _as_os_error() -> Iterator[None]:
-    """Turn any failure of a request into an OSError; a missing or an existing object keeps its own kind."""
-    try:
-        yield
-    except (FileNotFoundError, FileExistsError, UserError):
-        raise
-    except Exception as error:
-        # No cause: it may hold the address with its secrets.
-        raise OSError(reason_of_failure(error)) from None
+class ObjectError(OSError, UserError):
+    """Failed request to an object store: a sentence by itself, and a reason where another one is said."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(
+            f"A request to {shown(url)} failed: {reason}. Fix: check the address, the login and the network."
+        )
+        self.strerror = reason
 
 
 def folder_at(place: Path | str, flag: str = "") -> Path:
@@ -162,8 +166,8 @@ def folder_at(place: Path | str, flag: str = "") -> Path:
 class ObjectPath:
     """Object, or prefix of objects, in a store of fsspec: s3, gcs, abfs or memory.
 
-    It has the methods of a `Path` that checkpoints need. Every failure is an OSError. An object is there as a
-    whole or not at all, so nothing needs a rename. url: without a slash at the end.
+    It has the methods of a `Path` that checkpoints need. A failure is an OSError, see `ObjectError`. An object
+    is there as a whole or not at all, so nothing needs a rename. url: without a slash at the end.
     """
 
     url: str
@@ -202,9 +206,19 @@ class ObjectPath:
         """Make this a link to another name beside it: a small object of JSON."""
         self.put(json.dumps({LINK: name}).encode())
 
+    @contextlib.contextmanager
+    def _requests(self) -> Iterator[tuple[Any, str]]:
+        """Yield the file system and the path in it; a missing or an existing object keeps its own error."""
+        try:
+            yield filesystem(self.url)
+        except (FileNotFoundError, FileExistsError, UserError):
+            raise
+        except Exception as error:
+            # No cause: it may hold the address with its secrets.
+            raise ObjectError(self.url, reason_of_failure(error)) from None
+
     def _info(self) -> dict[str, Any]:
-        with _as_os_error():
-            fs, path = filesystem(self.url)
+        with self._requests() as (fs, path):
             found: dict[str, Any] = fs.info(path)
         return found
 
@@ -233,16 +247,14 @@ class ObjectPath:
 
     def iterdir(self) -> Iterator[ObjectPath]:
         """Yield the objects and prefixes below this one."""
-        with _as_os_error():
-            fs, path = filesystem(self.url)
+        with self._requests() as (fs, path):
             found = fs.ls(path, detail=False)
         keys = {key.rstrip("/") for key in found} - {path.rstrip("/")}
         return map(self.__truediv__, sorted(key.rpartition("/")[2] for key in keys))
 
     def holding(self, name: str) -> dict[str, str]:
         """Return the name of each prefix below this one with an object of this name, and its version."""
-        with _as_os_error():
-            fs, path = filesystem(self.url)
+        with self._requests() as (fs, path):
             found = fs.find(path, detail=True)
         ends = f"/{name}"
         return {
@@ -253,8 +265,7 @@ class ObjectPath:
 
     def read_bytes(self) -> bytes:
         """Return the content of an object."""
-        with _as_os_error():
-            fs, path = filesystem(self.url)
+        with self._requests() as (fs, path):
             return bytes(fs.cat_file(path))
 
     def read_text(self) -> str:
@@ -263,15 +274,15 @@ class ObjectPath:
 
     def read_ranges(self, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
         """Return ranges of bytes of an object, read at the same time."""
-        with _as_os_error():
-            fs, path = filesystem(self.url)
-            found: list[bytes] = fs.cat_ranges([path] * len(begins), list(begins), list(ends))
+        with self._requests() as (fs, path):
+            found: list[bytes] = fs.cat_ranges(
+                [path] * len(begins), list(begins), list(ends), on_error="raise"
+            )
         return found
 
     def open(self, mode: str = "rb", buffering: int = -1) -> Any:
         """Open an object for reading, block by block."""
-        with _as_os_error():
-            fs, path = filesystem(self.url)
+        with self._requests() as (fs, path):
             return fs.open(path, mode, block_size=BLOCK_BYTES, cache_type="readahead")
 
     def put(self, content: bytes, is_new: bool = False) -> None:
@@ -280,21 +291,18 @@ class ObjectPath:
         Raises:
             FileExistsError: with is_new, when it is there.
         """
-        with _as_os_error():
-            fs, path = filesystem(self.url)
+        with self._requests() as (fs, path):
             fs.pipe_file(path, content, mode="create" if is_new else "overwrite")
 
     def upload(self, source: Path) -> None:
         """Write an object from a file of this machine."""
-        with _as_os_error():
-            fs, path = filesystem(self.url)
+        with self._requests() as (fs, path):
             fs.put_file(str(source), path)
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Remove an object."""
         try:
-            with _as_os_error():
-                fs, path = filesystem(self.url)
+            with self._requests() as (fs, path):
                 fs.rm_file(path)
         except FileNotFoundError:
             if not missing_ok:
@@ -304,15 +312,13 @@ class ObjectPath:
         """Remove all objects of a prefix. first: the name of the object that goes before the others."""
         if first:
             (self / first).unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError), _as_os_error():
-            fs, path = filesystem(self.url)
+        with contextlib.suppress(FileNotFoundError), self._requests() as (fs, path):
             fs.rm(path, recursive=True)
 
     def move_to(self, target: ObjectPath, last: str) -> None:
         """Move all objects of a prefix. last: the object that is written last and removed first."""
         names = [path.name for path in self.iterdir()]
-        with _as_os_error():
-            fs, path = filesystem(self.url)
+        with self._requests() as (fs, path):
             for name in sorted(names, key=lambda name: name == last):
                 fs.cp_file(f"{path}/{name}", f"{filesystem(target.url)[1]}/{name}")
         self.remove(last)

@@ -32,7 +32,9 @@ def _announced() -> None:
     print(f"DUMP_SEED={SEED} draws {CASES}")
 
 
-@pytest.fixture(scope="module", params=["one", "store", pytest.param("all", marks=pytest.mark.soak)])
+@pytest.fixture(
+    scope="module", params=["one", *(pytest.param(each, marks=pytest.mark.soak) for each in ("store", "all"))]
+)
 def variant(request: pytest.FixtureRequest) -> str:
     """What is read, and from where."""
     return str(request.param)
@@ -50,11 +52,11 @@ def launched(variant: str, all_of_them: bool, tmp_path_factory: pytest.TempPathF
     print(f"DUMP_SEED={SEED} draws {CASES}")
     folder = tmp_path_factory.mktemp("dumps")
     with running() if variant == "store" else contextlib.nullcontext() as store:
-        place = (f"s3://{BUCKET}/run", store.env) if store else (folder, {})
-        return launch_all(folder, *place, all_of_them)
+        place = f"s3://{BUCKET}/run" if store else str(folder)
+        return launch_all(folder, place, store.env if store else {}, all_of_them)
 
 
-def launch_all(folder: Path, place: object, env: dict[str, str], all_of_them: bool) -> Path:
+def launch_all(folder: Path, place: str, env: dict[str, str], all_of_them: bool) -> Path:
     for num_ratings in SIZES:
         write_synthetic(folder / str(num_ratings), num_ratings, seed=SEED)
     read = "read_all" if all_of_them else "read"

@@ -5,7 +5,8 @@ PLACE holds the checkpoints: the folder, or a URL of an object store.
 "write" trains small models, each drawn from DUMP_SEED, of which it writes deltas and, at the same steps,
 full checkpoints; then it trains one that is ended and resumed. "read" loads every checkpoint of one of the
 models that each launch wrote, and resumes what another number of ranks was ended at; "read_all" loads all
-models, and resumes what all other numbers of ranks were ended at. Rank 0 writes what was found: digests of
+models, and resumes what all other numbers of ranks were ended at. "end" and "go_on" do no more than end a
+training, and resume it on another number of ranks. Rank 0 writes what was found: digests of
 whole tensors, marks of rows, metrics and losses.
 """
 
@@ -120,6 +121,10 @@ def main() -> None:
 def act(action: str, folder: Path, place: Path, context: RuntimeContext) -> dict[str, Any]:
     if action == "write":
         return write_all(folder, place, context)
+    if action == "end":
+        return resume(place / "resume", ended_config(folder, context), context, adagrad(), several_widths)
+    if action == "go_on":
+        return go_on(place / "resume", f"resumed-{context.world_size}", folder, context)
     is_all = action == "read_all"
     return {str(writers): read_from(writers, folder, place, is_all, context) for writers in RANKS}
 
@@ -267,11 +272,15 @@ def read_from(
         config = config_of(folder, CASES[name], context)
         found["cases"][name] = read_case(by / name, CASES[name], all_of_them, config, context)
     if is_resumed(writers, readers, all_of_them):
-        copied = place / f"resumed-by-{writers}-{readers}"
-        copy(by / "resume" / "interrupted", copied, context)
-        config = ended_config(folder, context).replaced(batch_size=OTHER_BATCH_SIZE)
-        found["resumed"] = train(copied, config, context, rule=adagrad(), maker=several_widths, resume=True)
+        found["resumed"] = go_on(by / "resume", f"resumed-{readers}", folder, context)
     return found
+
+
+def go_on(place: Path, name: str, folder: Path, context: RuntimeContext) -> dict[str, Any]:
+    """Resume a copy of what another number of ranks was ended at."""
+    copy(place / "interrupted", place / name, context)
+    config = ended_config(folder, context).replaced(batch_size=OTHER_BATCH_SIZE)
+    return train(place / name, config, context, rule=adagrad(), maker=several_widths, resume=True)
 
 
 def maker_of(case: Case) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -30,8 +32,9 @@ STATUSES = {
 class Fault:
     """What a request meets instead of the store.
 
-    code: of the error, or "cut" for a connection that ends in the middle; number: of requests, of which
-    `after` succeed before; method, key: of the requests, all by default.
+    code: of the error, "cut" for a connection that ends without an answer, or "unheard" for one that ends so
+    after the request was carried out; number: of requests, of which `after` succeed before; method, key: of
+    the requests, all by default.
     """
 
     code: str
@@ -79,22 +82,34 @@ class Store:
             method, key = environ["REQUEST_METHOD"], environ["PATH_INFO"]
             time.sleep(self.seconds)
             fault = meets(method, key)
-            if fault and fault.code == "cut":
-                # A part of what was sent is read; no answer comes.
-                environ["wsgi.input"].read(1)
-                environ["werkzeug.socket"].shutdown(2)
-                return []
+            if fault and fault.code in ("cut", "unheard"):
+                # No answer comes.
+                if fault.code == "unheard":
+                    b"".join(moto(environ, cast(Any, partial(_note, []))))
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+                raise ConnectionResetError
             if fault:
                 start(STATUSES[fault.code], [("Content-Type", "application/xml")])
                 return [ERROR.format(code=fault.code).encode()]
-            content = b"".join(moto(environ, start))
+            begun: list[Any] = []
+            note: Any = partial(_note, begun)
+            content = b"".join(moto(environ, note))
             if self.hidden and "list-type" in environ.get("QUERY_STRING", ""):
                 entry = rf"<Contents>(?:(?!</Contents>).)*{self.hidden}.*?</Contents>"
                 content = re.sub(entry.encode(), b"", content, flags=re.DOTALL)
+            status, headers = begun[:2]
+            if method != "HEAD":
+                headers = [pair for pair in headers if pair[0].lower() != "content-length"]
+                headers.append(("Content-Length", str(len(content))))
+            start(status, headers)
             self.requests.append((method, key, len(content)))
             return [content]
 
         return serve
+
+
+def _note(begun: list[Any], *arguments: Any) -> None:
+    begun.extend(arguments)
 
 
 class _Silent(WSGIRequestHandler):

@@ -242,10 +242,13 @@ def _put_manifest(making: Path, final: ObjectPath) -> None:
     owner = (final.parent / LOCK).read_text()
     if owner != launch_name():
         raise UserError(f"another training, {owner}, writes to {final.parent} now")
+    content = (making / MANIFEST).read_bytes()
     try:
-        (final / MANIFEST).put((making / MANIFEST).read_bytes(), is_new=True)
+        (final / MANIFEST).put(content, is_new=True)
     except FileExistsError:
-        raise UserError("another training has written it") from None
+        # A request of ours may have been carried out, its answer lost, and the request sent again.
+        if (final / MANIFEST).read_bytes() != content:
+            raise UserError("another training has written it") from None
 
 
 def prune(save_dir: Path, keep: int) -> None:

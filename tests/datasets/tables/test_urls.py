@@ -100,7 +100,7 @@ def test_a_file_that_did_not_change_is_not_read_again(server: Server, tmp_path: 
     ("status", "sentence"),
     [
         (401, "it asks for a login"),
-        (403, "it may not be read with this login"),
+        (403, "this login is not allowed to do it, or has expired"),
         (404, "it is not there"),
         (418, "the server answers with status 418"),
     ],
