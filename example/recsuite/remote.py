@@ -166,8 +166,8 @@ def folder_at(place: Path | str, flag: str = "") -> Path:
 class ObjectPath:
     """Object, or prefix of objects, in a store of fsspec: s3, gcs, abfs or memory.
 
-    It has the methods of a `Path` that checkpoints need. A failure is an OSError, see `ObjectError`. An object
-    is there as a whole or not at all, so nothing needs a rename. url: without a slash at the end.
+    It has the methods of a `Path` that checkpoints need. A failure is an OSError, see `ObjectError`. An
+    object is there as a whole or not at all, so nothing needs a rename. url: without a slash at the end.
     """
 
     url: str

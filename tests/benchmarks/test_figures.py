@@ -32,6 +32,7 @@ TABLES = [
     ("recommend", "recommend", "limits"),
     ("scoring", "scoring", "scoring"),
     ("export", "export", "export"),
+    ("object_store", "object_store", "object_store"),
     ("event_types", "event_types", "event types"),
     ("ingest", "ingest_texts", "ingest_texts"),
     ("ingest", "ingest_numbers", "ingest_numbers"),

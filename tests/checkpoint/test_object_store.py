@@ -202,7 +202,7 @@ def test_rows_are_read_by_ranges_and_equal_those_of_the_file(
 # --- kills ---
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.soak)])
 def test_after_any_request_the_checkpoints_are_whole_and_the_next_training_goes_on(
     trained: Trained, place: Any, store: Store, every: int
 ) -> None:
@@ -239,7 +239,7 @@ def test_after_any_request_the_checkpoints_are_whole_and_the_next_training_goes_
             check_whole(chain_at(here))
         number += every
     assert number > 70
-    assert left > 1
+    assert left >= 1
 
 
 # --- faults ---

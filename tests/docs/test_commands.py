@@ -32,6 +32,7 @@ from tests.support.launch import (
     wait_for,
 )
 from tests.support.quick_python import quick_python
+from tests.support.store import running
 
 Lines = tuple[str, ...]
 Check = Callable[[Lines, Path], None]
@@ -167,6 +168,12 @@ def lives(lines: Lines, clone: Path) -> None:
 def loads_with_any_number_of_processes(lines: Lines, clone: Path) -> None:
     first, *others = models(succeeded(shell((f"{lines[0]}{SHORT}", *lines[1:]), clone)))
     assert others == [first, first]
+
+
+def lives_in_a_store(lines: Lines, clone: Path) -> None:
+    with running() as store:
+        first, second = models(succeeded(shell(lines, clone, **store.env)))
+    assert first == second
 
 
 def begins_where_there_is_no_checkpoint(lines: Lines, clone: Path) -> None:
@@ -421,6 +428,8 @@ CHECKS: dict[str, Check] = {
     "sbatch deploy/slurm.sh --dataset ml-1m": names_what_is_there,
     "docker build -f deploy/Dockerfile -t recommender .": names_what_is_there,
     "kubectl apply -f deploy/shared_folder.yaml -f deploy/trainjob.yaml": names_what_is_there,
+    # object_stores.md
+    "./run.sh dump --save_dir s3://bucket/run --epochs 2": lives_in_a_store,
     # ray.md
     "python example/ray_train.py 2 --dataset ml-latest-small --save_dir dumps": (
         is_run_by_the_test_of_the_script

@@ -154,6 +154,8 @@ def seen_in(folder: Path) -> set[tuple[str, int | str]]:
 # --- writing ---
 
 LOCK = ".lock"
+# Why a checkpoint in an object store is refused that is there already.
+WRITTEN = "another training has written it"
 # The attempt is optional: older versions did not write it.
 LEFTOVER = re.compile(
     r"\.making-(step|delta)-\d{9,}(-[0-9a-f]{12})?|\.removing-(step|delta)-\d{9,}|\.(latest|best)-\d+"
@@ -248,7 +250,7 @@ def _put_manifest(making: Path, final: ObjectPath) -> None:
     except FileExistsError:
         # A request of ours may have been carried out, its answer lost, and the request sent again.
         if (final / MANIFEST).read_bytes() != content:
-            raise UserError("another training has written it") from None
+            raise UserError(WRITTEN) from None
 
 
 def prune(save_dir: Path, keep: int) -> None:

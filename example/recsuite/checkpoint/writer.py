@@ -40,9 +40,10 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.checkpoint.chain import CheckpointChain
-from recsuite.checkpoint.folder import delta_name, full_name, making_name, new_attempt, publish
+from recsuite.checkpoint.folder import WRITTEN, delta_name, full_name, making_name, new_attempt, publish
 from recsuite.checkpoint.format import (
     CONFIG,
+    MANIFEST,
     VOCABULARY,
     DynamicRecord,
     Manifest,
@@ -414,6 +415,9 @@ class CheckpointWriter:
                 entries = [write_shard_file(path, contents.arrays, metadata) for path in paths]
                 entries += beside.result() if beside else ()
             if isinstance(final, ObjectPath):
+                # What is published stays as it is, also where it has a file of the same name.
+                if (final / MANIFEST).exists():
+                    raise UserError(WRITTEN)
                 for entry in entries:
                     (final / entry.name).upload(making / entry.name)
             return entries

@@ -792,7 +792,9 @@ class CheckpointConfig(Section):
         "validation ratings, or the latest. --resume always uses the latest.",
         choices=("best", "latest"),
     )
-    save_dir: str = flag("dumps", "Folder of the checkpoints, the same for all ranks.")
+    save_dir: str = flag(
+        "dumps", "Folder of the checkpoints, the same for all ranks, or a URL of an object store."
+    )
     warm_start: str = flag(
         "",
         "Checkpoint, or folder of checkpoints, of an earlier training on older data with the same features: "
