@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from checkpoint import forget
 from common import DOCS, Result, describe, finish, make_parser, origin, table
 from gpu_sections import two_tables
 from train_here import MLP_DIMS, columns_of, make_columns
@@ -83,6 +84,8 @@ def measure(flags: argparse.Namespace) -> Result:
                 checkpointer.close()
                 chain = chain_at(save_dir)
                 num_bytes = sum(path.stat().st_size for path in chain.base.iterdir())
+                if where == "disk":
+                    forget(chain.base, context)
                 timed(seconds, f"{where}, load", partial(restore, chain, state, columns, context))
     return {"about": describe(), "bytes": num_bytes, "store": flags.url or "moto", "seconds": seconds}
 

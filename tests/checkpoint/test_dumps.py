@@ -36,7 +36,7 @@ def _announced() -> None:
     scope="module", params=["one", *(pytest.param(each, marks=pytest.mark.soak) for each in ("store", "all"))]
 )
 def variant(request: pytest.FixtureRequest) -> str:
-    """What is read, and from where."""
+    """Return the variant: the place and the amount of what is read."""
     return str(request.param)
 
 

@@ -120,7 +120,7 @@ def local_tensors(trained: Trained) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def launched(running_store: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What 2 ranks found of a training that was ended and resumed, and 1 and 3 ranks of resuming it."""
+    """Results of 2 ranks whose training was ended and resumed, and of 1 and 3 ranks that resumed it."""
     folder = tmp_path_factory.mktemp("store")
     write_synthetic(folder / str(SIZES[0]), SIZES[0], seed=0)
     program, where = SUPPORT / "dump_ranks.py", f"s3://{BUCKET}/ranks"

@@ -37,7 +37,7 @@ OTHER_FLAGS = [
     ),
     *("--write", "--data", "--real", "--output", "--help", "--rebuild", "--logdir", "--format", "--label"),
     *("--candidates", "--planted", "--model", "--users", "--pairs", "--margin", "--keep_runs", "--warm"),
-    "--ntasks-per-node",
+    *("--ntasks-per-node", "--url"),
 ]
 
 

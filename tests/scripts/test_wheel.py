@@ -16,9 +16,12 @@ import pytest
 from recsuite.files import checkout
 from tests.support.launch import ROOT, python, succeeded
 
-# Imported by no statement: torch and retrieval.py look for them. fbgemm comes with torchrec, and
+# Imported by no statement: torch, retrieval.py and fsspec look for them. fbgemm comes with torchrec, and
 # typing_extensions is for the type checker alone.
-HIDDEN, NOT_NAMED = {"tensorboard", "faiss-cpu"}, {"fbgemm-gpu-cpu", "fbgemm-gpu", "typing-extensions"}
+HIDDEN, NOT_NAMED = (
+    {"tensorboard", "faiss-cpu", "s3fs"},
+    {"fbgemm-gpu-cpu", "fbgemm-gpu", "typing-extensions"},
+)
 # Built from these alone: the lists of packages and the documents are no part of it.
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "example", "tests", "benchmarks", "docs", "deploy")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")

@@ -30,7 +30,7 @@ STATUSES = {
 
 @dataclass
 class Fault:
-    """What a request meets instead of the store.
+    """Answer to a request instead of that of the store.
 
     code: of the error, "cut" for a connection that ends without an answer, or "unheard" for one that ends so
     after the request was carried out; number: of requests, of which `after` succeed before; method, key: of
