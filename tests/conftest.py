@@ -40,6 +40,7 @@ LONGEST = (
     "test_lost",
     "test_failures",
     "test_kill",
+    "test_object_store",
     "test_silence",
     "test_dumps",
     "test_service",

@@ -478,6 +478,7 @@ LONG = (
     f"./run.sh inc_dump {FOLLOWED}",
     "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out",
     "./run.sh export served --format onnx",
+    "./run.sh dump --save_dir s3://bucket/run --epochs 2",
     "./run.sh export served --checkpoint latest",
     "./run.sh setup",
     "./run.sh --epochs 2 --report_dir runs/first",
