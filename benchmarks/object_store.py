@@ -87,6 +87,7 @@ def measure(flags: argparse.Namespace) -> Result:
                 if where == "disk":
                     forget(chain.base, context)
                 timed(seconds, f"{where}, load", partial(restore, chain, state, columns, context))
+        folder_at(places["store"]).remove()  # type: ignore[attr-defined]
     return {"about": describe(), "bytes": num_bytes, "store": flags.url or "moto", "seconds": seconds}
 
 

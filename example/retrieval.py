@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import recsuite as rs
 from recsuite.errors import UserError, counted
+from recsuite.remote import is_remote
 from recsuite.runtime.console import say
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
 
     best = ServedModel.open(config.checkpoint.save_dir, config.checkpoint.checkpoint)
     viewer = open_viewer(best, config, config.flags)
-    start = export(best, Path(config.checkpoint.save_dir))
+    # An export is a folder of this machine.
+    save_dir = config.checkpoint.save_dir
+    start = export(best, Path() if is_remote(save_dir) else Path(save_dir))
     follower = Follower(config.checkpoint.save_dir, start=start, checkpoint=LATEST)
     model = follower.model
     model.tell(viewer.features)

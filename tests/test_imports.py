@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "checkpoint.shards": "errors files remote ids checkpoint.format",
     "checkpoint.recorded": "errors files remote config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
-    "training": "errors config runtime datasets models sharding compiled",
+    "training": "errors config remote runtime datasets models sharding compiled",
     "checkpoint": "errors files remote config runtime datasets models sharding training ids",
     "serving": "errors files remote config models runtime.console ids time_buckets datasets.schema "
     "datasets.spread datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "

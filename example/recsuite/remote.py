@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import io
 import json
 import os
 import re
@@ -68,11 +70,7 @@ def reason_of_failure(error: BaseException) -> str:
     # fsspec reports every HTTP error as a missing file.
     if isinstance(error, FileNotFoundError) and error.__cause__:
         return reason_of_failure(error.__cause__)
-    # s3fs keeps the answer in the cause of its own error.
-    kind, answered = type(error).__name__, error if hasattr(error, "response") else error.__cause__
-    response = getattr(answered, "response", None)
-    in_answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    status = getattr(error, "status", None) or in_answer.get("HTTPStatusCode")
+    kind, status = type(error).__name__, status_of(error)
     status = {"FileNotFoundError": 404, "PermissionError": 403}.get(kind, status)
     if status:
         return REASONS.get(status, f"the server answers with status {status}")
@@ -84,6 +82,14 @@ def reason_of_failure(error: BaseException) -> str:
     # The number of a TLS or name resolution error is not a system errno.
     number = 0 if "SSL" in kind else getattr(error, "errno", None) or 0
     return f"the connection failed ({os.strerror(number) if number > 0 else kind})"
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the status of the answer to a request that failed; None without an answer."""
+    # s3fs keeps the answer in the cause of its own error.
+    response = getattr(error if hasattr(error, "response") else error.__cause__, "response", None)
+    answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    return getattr(error, "status", None) or answer.get("HTTPStatusCode")
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -106,9 +112,10 @@ def filesystem(url: str) -> tuple[Any, str]:
             fs, path = url_to_fs(url, **_options(scheme))
     except ImportError as error:
         raise UserError(f"{shown(url)} requires a package that is not installed: {error}.") from None
-    # s3fs retries five times, on top of the retries and deadlines of botocore.
+    # s3fs tries five times, on top of the retries and deadlines of botocore. Twice: botocore does not try
+    # again where the answer ends in the middle.
     if hasattr(fs, "retries"):
-        fs.retries = 1
+        fs.retries = 2
     return fs, path
 
 
@@ -127,6 +134,43 @@ def _options(scheme: str) -> dict[str, Any]:
     return plain
 
 
+class RemoteFile(io.RawIOBase):
+    """A file behind a URL, read block by block; every failure is a UserError."""
+
+    def __init__(self, url: str) -> None:
+        with explained_remote(url):
+            fs, path = filesystem(url)
+            self._file = fs.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
+        self._url = url
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True unless the server sends the file only as a whole."""
+        return bool(self._file.seekable())
+
+    def readinto(self, block: Any) -> int:
+        """Read into a block, as far as data are left."""
+        with explained_remote(self._url):
+            found = self._file.read(len(block))
+        block[: len(found)] = found
+        return len(found)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position."""
+        with explained_remote(self._url):
+            self._file.seek(offset, whence)
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        """Close the connection."""
+        with contextlib.suppress(Exception):
+            self._file.close()
+        super().close()
+
+
 # Kinds of stores that take the place of a folder: an object is there as a whole or not at all.
 STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 
@@ -138,7 +182,10 @@ class ObjectError(OSError, UserError):
         super().__init__(
             f"A request to {shown(url)} failed: {reason}. Fix: check the address, the login and the network."
         )
-        self.strerror = reason
+        self.url, self.strerror = url, reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.url, self.strerror)
 
 
 def folder_at(place: Path | str, flag: str = "") -> Path:
@@ -154,10 +201,20 @@ def folder_at(place: Path | str, flag: str = "") -> Path:
     if str(place).partition("://")[0] not in STORES:
         return local(place, flag)
     parts = urlsplit(str(place))
-    if "@" in parts.netloc or parts.query or parts.fragment:
+    # An account of Azure stands after the container and an "@".
+    login = parts.netloc.rpartition("@")[0]
+    if (
+        (login if parts.scheme in ("s3", "s3a", "gs", "gcs") else ":" in login)
+        or parts.query
+        or parts.fragment
+    ):
         raise UserError(
             f"{flag and f'--{flag} '}{shown(str(place))} must not hold a login or a query; give them by the "
             "environment, such as AWS_PROFILE."
+        )
+    if not parts.netloc:
+        raise UserError(
+            f"{flag and f'--{flag} '}{place} names no bucket; give {parts.scheme}://BUCKET/FOLDER."
         )
     return cast(Path, ObjectPath(str(place).rstrip("/")))
 
@@ -211,7 +268,11 @@ class ObjectPath:
         """Yield the file system and the path in it; a missing or an existing object keeps its own error."""
         try:
             yield filesystem(self.url)
-        except (FileNotFoundError, FileExistsError, UserError):
+        except FileNotFoundError as error:
+            # Its words are a path, or those of the store about a bucket.
+            reason = "it is not there" if self.name in str(error) else str(error)
+            raise FileNotFoundError(errno.ENOENT, reason) from None
+        except (FileExistsError, UserError):
             raise
         except Exception as error:
             # No cause: it may hold the address with its secrets.
@@ -282,8 +343,7 @@ class ObjectPath:
 
     def open(self, mode: str = "rb", buffering: int = -1) -> Any:
         """Open an object for reading, block by block."""
-        with self._requests() as (fs, path):
-            return fs.open(path, mode, block_size=BLOCK_BYTES, cache_type="readahead")
+        return RemoteFile(self.url)
 
     def put(self, content: bytes, is_new: bool = False) -> None:
         """Write an object. is_new: only if it is not there, in one conditional request.
@@ -292,7 +352,13 @@ class ObjectPath:
             FileExistsError: with is_new, when it is there.
         """
         with self._requests() as (fs, path):
-            fs.pipe_file(path, content, mode="create" if is_new else "overwrite")
+            try:
+                fs.pipe_file(path, content, mode="create" if is_new else "overwrite")
+            except Exception as error:
+                # Of two writers at the same time, S3 answers one with 409.
+                if is_new and status_of(error) in (409, 412):
+                    raise FileExistsError(errno.EEXIST, "it is there already") from None
+                raise
 
     def upload(self, source: Path) -> None:
         """Write an object from a file of this machine."""
@@ -315,11 +381,10 @@ class ObjectPath:
         with contextlib.suppress(FileNotFoundError), self._requests() as (fs, path):
             fs.rm(path, recursive=True)
 
-    def move_to(self, target: ObjectPath, last: str) -> None:
-        """Move all objects of a prefix. last: the object that is written last and removed first."""
-        names = [path.name for path in self.iterdir()]
+    def move_to(self, target: ObjectPath, names: Sequence[str], last: str) -> None:
+        """Move objects of a prefix, and remove the others. last: is written last and removed first."""
         with self._requests() as (fs, path):
-            for name in sorted(names, key=lambda name: name == last):
+            for name in [*names, last]:
                 fs.cp_file(f"{path}/{name}", f"{filesystem(target.url)[1]}/{name}")
         self.remove(last)
 

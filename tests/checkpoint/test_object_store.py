@@ -25,7 +25,7 @@ from recsuite.checkpoint.shards import HEAD_BYTES, ObjectTensors, ShardFile
 from recsuite.checkpoint.writer import tensors_of
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.errors import UserError
-from recsuite.remote import ObjectPath, filesystem, folder_at
+from recsuite.remote import ObjectError, ObjectPath, filesystem, folder_at
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.training.progress import Progress
 from tests.support.dump_ranks import OTHER_BATCH_SIZE, SIZES
@@ -202,7 +202,7 @@ def test_rows_are_read_by_ranges_and_equal_those_of_the_file(
 # --- kills ---
 
 
-@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.soak)])
 def test_after_any_request_the_checkpoints_are_whole_and_the_next_training_goes_on(
     trained: Trained, place: Any, store: Store, every: int
 ) -> None:
@@ -233,10 +233,11 @@ def test_after_any_request_the_checkpoints_are_whole_and_the_next_training_goes_
         if number % (3 * every) == 0 or finished:
             with training(trained, here, keep=1) as again:
                 assert again.start.step == step_of(newest)
-                assert {path.name for path in here.iterdir()} & unfinished == set()
                 take_steps(trained, again, 9)
             assert names_in(here)[-1] == "step-000000009"
             check_whole(chain_at(here))
+            with training(trained, here, keep=1):
+                assert {path.name for path in here.iterdir()} - {*names_in(here), ".lock", "latest"} == set()
         number += every
     assert number > 70
     assert left >= 1
@@ -254,6 +255,7 @@ def test_after_any_request_the_checkpoints_are_whole_and_the_next_training_goes_
         Fault("unheard", 1, method="PUT", key="manifest"),
         Fault("SlowDown", 2, method="GET"),
         Fault("cut", 1, method="GET"),
+        Fault("half", 1, method="GET", key="part-"),
     ],
     ids=lambda fault: f"{fault.code}-{fault.method}",
 )
@@ -265,8 +267,8 @@ def test_a_store_that_fails_for_a_moment_loses_nothing(
         store.fault = dataclasses.replace(fault)
         take_steps(trained, checkpointer, 2)
         assert checkpointer.writer.failure == ""
+    trained.load(place)
     assert store.fault.number == 0
-    check_whole(chain_at(place))
     assert names_in(place)[-1] == "step-000000002"
 
 
@@ -302,11 +304,24 @@ def test_a_store_that_fails_gives_one_sentence_and_the_next_checkpoint_holds_the
         take_steps(trained, checkpointer, 3)
     assert f"Cannot write {place}/delta-000000002: {words}. Fix: " in failure
     assert SECRET not in failure + capsys.readouterr().out
-    assert names_in(place)[-2:] == ["delta-000000001", "delta-000000003"]
+    # A delta may be there although its answer was lost, so none builds on the one before it.
+    assert names_in(place)[-2:] == ["delta-000000001", "step-000000003"]
     wanted = {name: value.clone() for name, value in local_tensors(trained).items()}
     write_step(tensors_of(trained.train_state), 99)
     trained.load(place)
     assert all(torch.equal(value, wanted[name]) for name, value in local_tensors(trained).items())
+
+
+@pytest.mark.parametrize("code", ["cut", "half", "ExpiredToken", "InternalError"])
+def test_a_load_from_a_store_that_fails_is_one_sentence(
+    trained: Trained, place: Any, store: Store, code: str
+) -> None:
+    with training(trained, place) as checkpointer:
+        take_steps(trained, checkpointer, 1)
+    store.fault = Fault(code, method="GET", key="part-")
+    trained.refused(f"Cannot read {place}/step-000000001/part-", "Fix: check the address", path=place)
+    store.fault = None
+    trained.load(place)
 
 
 def test_an_old_listing_does_not_hide_the_newest_checkpoint(
@@ -321,6 +336,59 @@ def test_an_old_listing_does_not_hide_the_newest_checkpoint(
         take_steps(trained, checkpointer, 3)
     store.hidden = ""
     assert names_in(place)[-2:] == ["step-000000002", "step-000000003"]
+
+
+def test_a_checkpoint_that_a_listing_lacks_is_not_removed(trained: Trained, place: Any, store: Store) -> None:
+    with training(trained, place) as checkpointer:
+        take_steps(trained, checkpointer, 1, 2)
+    # As after a kill before the link of the second one.
+    (place / "latest").link_to("step-000000001")
+    store.hidden = "step-000000002/manifest"
+    with training(trained, place) as checkpointer:
+        assert checkpointer.start.step == 1
+    store.hidden = ""
+    check_whole(chain_at(place / "step-000000002"))
+
+
+def test_after_a_delta_whose_answer_was_lost_the_next_checkpoint_is_a_full_one(
+    trained: Trained, place: Any, store: Store
+) -> None:
+    with training(trained, place, inc_dump=True) as checkpointer:
+        take_steps(trained, checkpointer, 1)
+        # All tries are carried out, and no answer of them comes.
+        store.fault = Fault("unheard", method="PUT", key="delta-000000002/manifest")
+        take_steps(trained, checkpointer, 2)
+        assert "Cannot write" in checkpointer.writer.failure
+        store.fault = None
+        take_steps(trained, checkpointer, 3, 4)
+    assert names_in(place)[-3:] == ["delta-000000002", "step-000000003", "delta-000000004"]
+    check_whole(chain_at(place))
+
+
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_new_training_moves_those_of_an_earlier_one_aside_after_any_interruption(
+    trained: Trained, place: Any, store: Store, every: int
+) -> None:
+    fs, path = filesystem(place.url)
+    with training(trained, place / "begun") as checkpointer:
+        take_steps(trained, checkpointer, 1, 2)
+    number, finished = 0, False
+    while not finished:
+        here = place / f"at-{number}"
+        fs.copy(f"{path}/begun/", f"{path}/at-{number}/", recursive=True)
+        store.fault = fault = Fault("AccessDenied", after=number)
+        with contextlib.suppress(UserError), training(trained, here, resume=False):
+            pass
+        finished, store.fault = fault.number == 10**9, None
+        with training(trained, here, resume=False) as checkpointer:
+            take_steps(trained, checkpointer, 1)
+        (aside,) = (path for path in here.iterdir() if path.name.startswith("run-"))
+        assert names_in(aside) == ["step-000000001", "step-000000002"]
+        for checkpoint in checkpoints_in(aside):
+            check_whole(chain_at(checkpoint))
+        assert names_in(here) == ["step-000000001"]
+        number += every
+    assert number > 25
 
 
 def test_of_two_trainings_the_later_one_owns_the_place_and_the_earlier_one_is_refused(
@@ -410,6 +478,42 @@ def test_a_bucket_that_is_not_there_is_one_sentence_on_every_rank(store: Store, 
     ranks = torchrun(2, EXAMPLE, *flags, env=store.env, timeout=120)
     assert ranks.returncode != 0
     assert sentence in ranks.stderr
+
+
+def test_no_files_stay_on_this_machine(
+    trained: Trained, place: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = {*tmp_path.iterdir()}
+    with contextlib.suppress(UserError), training(trained, place) as checkpointer:
+        take_steps(trained, checkpointer, 1)
+        store.fault = Fault("AccessDenied", method="PUT", key="step-000000002")
+        take_steps(trained, checkpointer, 2)
+    assert {*tmp_path.iterdir()} == before
+
+
+def test_checkpoints_in_the_memory_of_a_process_are_those_of_a_store(trained: Trained) -> None:
+    place: Any = folder_at("memory://bucket/run")
+    for resume in (False, True, False):
+        with training(trained, place, resume=resume, inc_dump=True) as checkpointer:
+            first = checkpointer.start.step
+            take_steps(trained, checkpointer, first + 1, first + 2)
+    assert names_in(place) == ["step-000000000", "delta-000000001", "delta-000000002"]
+    trained.load(place)
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///run", "memory://"])
+def test_an_address_without_a_bucket_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match="names no bucket; give"):
+        folder_at(url)
+
+
+def test_an_error_of_a_store_is_the_same_in_another_process() -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(ObjectError("s3://bucket/run", "a reason")))
+    assert str(error) == str(ObjectError("s3://bucket/run", "a reason"))
+    assert error.strerror == "a reason"
 
 
 def test_an_object_path_is_equal_to_itself_after_a_message_to_another_process(place: Any) -> None:

@@ -32,9 +32,9 @@ STATUSES = {
 class Fault:
     """Answer to a request instead of that of the store.
 
-    code: of the error, "cut" for a connection that ends without an answer, or "unheard" for one that ends so
-    after the request was carried out; number: of requests, of which `after` succeed before; method, key: of
-    the requests, all by default.
+    code: of the error, "cut" for a connection that ends without an answer, "unheard" for one that ends so
+    after the request was carried out, or "half" for one that ends in the middle of the answer; number: of
+    requests, of which `after` succeed before; method, key: of the requests, all by default.
     """
 
     code: str
@@ -88,7 +88,7 @@ class Store:
                     b"".join(moto(environ, cast(Any, partial(_note, []))))
                 environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
                 raise ConnectionResetError
-            if fault:
+            if fault and fault.code != "half":
                 start(STATUSES[fault.code], [("Content-Type", "application/xml")])
                 return [ERROR.format(code=fault.code).encode()]
             begun: list[Any] = []
@@ -102,6 +102,8 @@ class Store:
                 headers = [pair for pair in headers if pair[0].lower() != "content-length"]
                 headers.append(("Content-Length", str(len(content))))
             start(status, headers)
+            if fault and fault.code == "half":
+                content = content[: len(content) // 2]
             self.requests.append((method, key, len(content)))
             return [content]
 

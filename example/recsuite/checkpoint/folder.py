@@ -196,8 +196,10 @@ def writing(save_dir: Path) -> Iterator[None]:
 def _unfinished_in(save_dir: Path) -> list[Path]:
     if not isinstance(save_dir, ObjectPath):
         return [path for path in save_dir.iterdir() if LEFTOVER.fullmatch(path.name)]
-    complete = {path.name for path in _folders_in(save_dir)}
-    return [path for path in save_dir.iterdir() if NAME.fullmatch(path.name) and path.name not in complete]
+    # A later one may be that of an earlier trainer that still runs. A listing may lack a manifest.
+    newest = max((step_of(path) for path in checkpoints_in(save_dir)), default=-1)
+    there = [path for path in save_dir.iterdir() if NAME.fullmatch(path.name) and step_of(path) <= newest]
+    return [path for path in there if not (path / MANIFEST).is_file()]
 
 
 def tidying(save_dir: Path) -> contextlib.AbstractContextManager[None]:
@@ -241,9 +243,7 @@ def _put_manifest(making: Path, final: ObjectPath) -> None:
     Raises:
         UserError: when another trainer has begun to write there, or has written this checkpoint.
     """
-    owner = (final.parent / LOCK).read_text()
-    if owner != launch_name():
-        raise UserError(f"another training, {owner}, writes to {final.parent} now")
+    check_owner(final.parent)
     content = (making / MANIFEST).read_bytes()
     try:
         (final / MANIFEST).put(content, is_new=True)
@@ -251,6 +251,23 @@ def _put_manifest(making: Path, final: ObjectPath) -> None:
         # A request of ours may have been carried out, its answer lost, and the request sent again.
         if (final / MANIFEST).read_bytes() != content:
             raise UserError(WRITTEN) from None
+    try:
+        check_owner(final.parent)
+    except UserError:
+        # The other one does not know of it.
+        (final / MANIFEST).unlink()
+        raise
+
+
+def check_owner(save_dir: ObjectPath) -> None:
+    """Refuse to write in an object store where another trainer has begun.
+
+    Raises:
+        UserError: with the name of its launch.
+    """
+    owner = (save_dir / LOCK).read_text()
+    if owner != launch_name():
+        raise UserError(f"another training, {owner}, writes to {save_dir} now")
 
 
 def prune(save_dir: Path, keep: int) -> None:
@@ -292,15 +309,25 @@ def archive_checkpoints(save_dir: Path) -> Path:
         aside.mkdir(exist_ok=True)
         # The newest first: if this is interrupted, the rest of the chain has no gap.
         for checkpoint in reversed(there):
-            if (aside / checkpoint.name).exists():
+            if _is_taken(aside / checkpoint.name, checkpoint):
                 raise UserError(f"{aside} holds a {checkpoint.name} already; give another --save_dir.")
             _move(checkpoint, aside / checkpoint.name)
     return aside
 
 
+def _is_taken(target: Path, checkpoint: Path) -> bool:
+    if not isinstance(target, ObjectPath):
+        return target.exists()
+    # A move that was interrupted is made again.
+    manifest = target / MANIFEST
+    return manifest.is_file() and manifest.read_bytes() != (checkpoint / MANIFEST).read_bytes()
+
+
 def _move(checkpoint: Path, target: Path) -> None:
     if isinstance(checkpoint, ObjectPath) and isinstance(target, ObjectPath):
-        checkpoint.move_to(target, MANIFEST)
+        # Not those of a listing, which may lack one.
+        names = [entry.name for entry in read_manifest(checkpoint).files]
+        checkpoint.move_to(target, names, MANIFEST)
     else:
         checkpoint.rename(target)
 

@@ -40,7 +40,15 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.checkpoint.chain import CheckpointChain
-from recsuite.checkpoint.folder import WRITTEN, delta_name, full_name, making_name, new_attempt, publish
+from recsuite.checkpoint.folder import (
+    WRITTEN,
+    check_owner,
+    delta_name,
+    full_name,
+    making_name,
+    new_attempt,
+    publish,
+)
 from recsuite.checkpoint.format import (
     CONFIG,
     MANIFEST,
@@ -227,6 +235,8 @@ class CheckpointWriter:
         self.save_dir = folder_at(config.checkpoint.save_dir)
         # Files are made on this machine, and uploaded to an object store from here.
         self.is_uploaded = isinstance(self.save_dir, ObjectPath)
+        if self.is_uploaded:
+            self._staging = tempfile.TemporaryDirectory(prefix="checkpoint-")
         # The reason why the last checkpoint could not be written; empty if it was written.
         self.failure = ""
         self.tables = train_state.tables
@@ -326,6 +336,9 @@ class CheckpointWriter:
         try:
             self._write_files(final, self._contents(is_delta=True), manifest)
         except UserError as error:
+            if self.is_uploaded:
+                # It may be published although its answer was lost: the next one must not build on another.
+                self.link = None
             self._note_failure(final, str(error))
             return
         # Only after success: the changes of a delta that failed belong to the next one.
@@ -359,6 +372,8 @@ class CheckpointWriter:
             UserError: when it failed. An earlier one may have: what it held is in those after it.
         """
         self.finish()
+        if self.is_uploaded:
+            self._staging.cleanup()
         if self.failure:
             raise UserError(self.failure)
 
@@ -415,10 +430,11 @@ class CheckpointWriter:
                 entries = [write_shard_file(path, contents.arrays, metadata) for path in paths]
                 entries += beside.result() if beside else ()
             if isinstance(final, ObjectPath):
-                # What is published stays as it is, also where it has a file of the same name.
-                if (final / MANIFEST).exists():
-                    raise UserError(WRITTEN)
                 for entry in entries:
+                    # Before each file: what is published stays as it is, and only one training writes.
+                    check_owner(final.parent)
+                    if (final / MANIFEST).is_file():
+                        raise UserError(WRITTEN)
                     (final / entry.name).upload(making / entry.name)
             return entries
 
@@ -436,7 +452,7 @@ class CheckpointWriter:
         # checkpoints.
         raise_on_all(lambda: _in_words(finish) if rank == 0 else None, self.group)
         if self.is_uploaded:
-            shutil.rmtree(making)
+            shutil.rmtree(making, ignore_errors=True)
 
     def _write_beside(self, making: Path, is_delta: bool) -> list[FileEntry]:
         """Write the files of a checkpoint without tensors, and wait until they are on the disk."""
@@ -450,7 +466,7 @@ class CheckpointWriter:
     def _making(self, final: Path) -> Path:
         name = making_name(final, self.attempt)
         if self.is_uploaded:
-            return Path(tempfile.gettempdir(), f"{name}-{self.context.rank}")
+            return Path(self._staging.name, name)
         return final.with_name(name)
 
     def _writing_deadline(self) -> timedelta:
@@ -504,8 +520,8 @@ class CheckpointWriter:
         if self.context.rank == 0 or self.is_uploaded:
             shutil.rmtree(self._making(final), ignore_errors=True)
         self.failure = (
-            f"Cannot write {final}: {reason}. Fix: make room, or give a --save_dir that can be written, and "
-            "--resume; the checkpoints before it are whole."
+            f"Cannot write {final}: {reason}. Fix: make room or restore access, or give a --save_dir that "
+            "can be written, and --resume; the checkpoints before it are whole."
         )
         self.context.say(self.failure)
 

@@ -48,6 +48,7 @@ from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.datasets.tables.values import ID, TIME, ColumnSpec, frame_of, parsed, raw_values
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, local, typed
+from recsuite.remote import folder_at
 from recsuite.runtime.host import stat_fields
 from recsuite.runtime.process import launch_name, read_launch
 from recsuite.serving.export import write_export
@@ -436,7 +437,7 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
 
         def known() -> tuple[Snapshot, RawData, TableSchema]:
             source = locate(config.data, config.runtime.seed)
-            snapshot = read_settled(Path(config.checkpoint.save_dir))
+            snapshot = read_settled(folder_at(config.checkpoint.save_dir))
             return snapshot, read(source, config.data), source.table_schema
 
         # On every rank, because each may be asked for scores. The folder is removed after all have read it,

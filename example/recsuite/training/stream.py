@@ -22,6 +22,7 @@ from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
 from recsuite.datasets.streams import Prefix, Rule, StreamState, Window, check_prefix, next_window, num_empty
 from recsuite.errors import UserError, counted, format_metric
 from recsuite.models.tasks import WorkerTask
+from recsuite.remote import folder_at
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, launch_name, raise_on_all
 from recsuite.training.callbacks import TrainedWindow
 from recsuite.training.evaluation import Evaluator, PredictionEvaluator
@@ -152,7 +153,7 @@ def owner_name(config: CheckpointConfig) -> str:
     This is the folder of its checkpoints, or else this launch. Two trainings on the same data must not remove
     each other's columns.
     """
-    return str(Path(config.save_dir).absolute()) if config.writes else launch_name()
+    return str(folder_at(config.save_dir).absolute()) if config.writes else launch_name()
 
 
 def describe_growth(before: Columns, columns: Columns) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
-import io
 import os
 import re
 from collections.abc import Iterable
@@ -23,50 +22,13 @@ import xxhash
 from recsuite.datasets.tables.schema_file import EVENTS, FILENAME, ITEMS, USERS, Files
 from recsuite.errors import UserError, printable
 from recsuite.files import check_name, digest_of, explained, place_for
-from recsuite.remote import BLOCK_BYTES, explained_remote, filesystem, is_remote, shown
+from recsuite.remote import BLOCK_BYTES, RemoteFile, explained_remote, filesystem, is_remote, shown
 
 # Names of the digests, versions and times that a server may keep of a file.
 MARKS = (
     *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "VersionId", "versionId", "generation"),
     *("Last-Modified", "LastModified", "mtime", "modified", "updated"),
 )
-
-
-class RemoteFile(io.RawIOBase):
-    """A file behind a URL, read block by block; every failure is a UserError."""
-
-    def __init__(self, url: str) -> None:
-        with explained_remote(url):
-            fs, path = filesystem(url)
-            self._file = fs.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
-        self._url = url
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True unless the server sends the file only as a whole."""
-        return bool(self._file.seekable())
-
-    def readinto(self, block: Any) -> int:
-        """Read into a block, as far as data are left."""
-        with explained_remote(self._url):
-            found = self._file.read(len(block))
-        block[: len(found)] = found
-        return len(found)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position."""
-        with explained_remote(self._url):
-            self._file.seek(offset, whence)
-        return int(self._file.tell())
-
-    def close(self) -> None:
-        """Close the connection."""
-        with contextlib.suppress(Exception):
-            self._file.close()
-        super().close()
 
 
 def size_of(url: str) -> int:

@@ -27,10 +27,10 @@ from pyarrow import csv as arrow_csv
 from pyarrow import ipc, parquet, types
 from pyarrow import json as arrow_json
 
-from recsuite.datasets.tables.files import MISSING_PARTITION, File, RemoteFile
+from recsuite.datasets.tables.files import MISSING_PARTITION, File
 from recsuite.datasets.tables.values import EXACT
 from recsuite.errors import UserError, counted, printable
-from recsuite.remote import is_remote
+from recsuite.remote import RemoteFile, is_remote
 
 # Characters of a row in a message.
 MOST_SHOWN = 120
