@@ -24,6 +24,7 @@ from recsuite.config.parser import parse_given
 from recsuite.datasets import opening
 from recsuite.datasets.opening import MACHINE_FLAGS
 from recsuite.errors import UserError
+from recsuite.runtime.process import RuntimeContext
 from recsuite.tools import script
 from tests.support.launch import EXAMPLE, python, succeeded
 from tests.support.tiny_dumps import add_dump, add_file
@@ -345,7 +346,7 @@ def test_flags_of_other_versions_are_skipped_and_reported(
 
 
 def test_labels_for_another_task_than_that_of_a_checkpoint_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: RuntimeContext
 ) -> None:
     (tmp_path / "a.csv").write_text("user,item\n" + "".join(f"u{n % 5},i{n % 7}\n" for n in range(40)))
     monkeypatch.setattr(recorded, "with_recorded", lambda config, given: config.replaced(task="rating"))
@@ -353,11 +354,11 @@ def test_labels_for_another_task_than_that_of_a_checkpoint_are_refused(
     monkeypatch.setattr(opening, "check_same_flags", lambda config: None)
     config = Config.of(data_path=str(tmp_path), load="somewhere")
     with pytest.raises(UserError, match=r"--task rating, and the labels of .* are for --task ranking;"):
-        script._agree_on_flags(config, frozenset())
+        script._agree_on_flags(config, context, frozenset(), frozenset())
 
 
 def test_a_default_of_a_script_does_not_go_before_the_flags_of_a_checkpoint(
-    trained: Config, monkeypatch: pytest.MonkeyPatch
+    trained: Config, monkeypatch: pytest.MonkeyPatch, context: RuntimeContext
 ) -> None:
     monkeypatch.setattr(script, "broadcast_from_rank0", lambda decided: decided())
     monkeypatch.setattr(opening, "check_same_flags", lambda config: None)
@@ -371,6 +372,6 @@ def test_a_default_of_a_script_does_not_go_before_the_flags_of_a_checkpoint(
     assert added == {"task", "preset"}
     # What was given is still held against the checkpoint.
     with pytest.raises(UserError, match="--negatives 5 does not fit"):
-        script._agree_on_flags(config, given, added)
-    found = script._agree_on_flags(config, given - {"negatives"}, added)
+        script._agree_on_flags(config, context, given, added)
+    found = script._agree_on_flags(config, context, given - {"negatives"}, added)
     assert (found.model.task, found.model.preset, found.model.negatives) == ("rating", "auto", 0)

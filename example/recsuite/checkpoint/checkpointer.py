@@ -299,9 +299,9 @@ def _check_continues(
 def _check_kind(chain: CheckpointChain, progress: Progress, config: Config) -> None:
     # Before its first window a stream has no progress yet.
     is_stream = progress.stream is not None or (
-        progress.step == 0 and progress.best is None and config.stream.stream
+        progress.step == 0 and progress.best is None and bool(config.stream.stream)
     )
-    if is_stream != config.stream.stream:
+    if is_stream != bool(config.stream.stream):
         was, given = ("a stream", "without") if is_stream else ("epochs", "with")
         raise UserError(
             f"{chain.folder} is of a training in {was}, and cannot continue {given} --stream; leave out "

@@ -156,7 +156,8 @@ def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
                 f"{folder / CONFIG} has {printable(repr(flags[name]))} for --{name}, which takes "
                 f"{getattr(kinds[name], '__name__', kinds[name])}; load it with the program that wrote it."
             ) from None
-    return {name: _plain(value) for name, value in flags.items()}
+    # Like a folder, the address of a topic is not taken from a checkpoint.
+    return {name: _plain(bool(value) if name == "stream" else value) for name, value in flags.items()}
 
 
 def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, Any]) -> None:
@@ -199,7 +200,9 @@ def _refuse_others(
     folder: Path, names: Collection[str], recorded: dict[str, Any], config: Config, given: Collection[str]
 ) -> None:
     for name in names:
-        if name in given and name in recorded and _plain(recorded[name]) != config.flags[name]:
+        # A topic and its copy in files are the same data.
+        value = bool(config.flags[name]) if name == "stream" else config.flags[name]
+        if name in given and name in recorded and _plain(recorded[name]) != value:
             raise UserError(
                 f"--{name} {as_given(config.flags[name])} does not fit {folder}, which was trained with "
                 f"--{name} {as_given(_plain(recorded[name]))}; leave it out, or train again without --resume."

@@ -122,6 +122,10 @@ def _add(group: Any, section: type[Section], field: dataclasses.Field[Any]) -> N
     name, default, limits = field.name, field.default, section.flag(field.name)
     # argparse fills in percent signs in a help text.
     flag, text = f"--{name}", limits.text.replace("%", "%%")
+    if name == "stream":
+        # The type of its value is not that of its default.
+        group.add_argument(flag, nargs="?", const=True, metavar="TOPIC", help=text)
+        return
     if isinstance(default, bool):
         long = [f"--{LONG_NAMES[name]}"] if name in LONG_NAMES else []
         # The default of a switch is False unless set here, independent of the parser's default.

@@ -703,12 +703,18 @@ NOT_IN_A_STREAM = {
 }
 
 
+# Address of a topic: brokers, and a name of up to 249 characters.
+TOPIC = re.compile(r"kafka://[^/@?#\s]+/(?!\.\.?$)[A-Za-z0-9._-]{1,249}")
+
+
 @dataclass(frozen=True)
 class StreamConfig(Section):
     """Training on the events in the order of time, window after window."""
 
-    stream: bool = flag(
-        False, "Train once on the ratings in the order of time: predict each --window, then train on it."
+    stream: bool | str = flag(
+        False,
+        "Train once on the ratings in the order of time: predict each --window, then train on it. With "
+        "kafka://HOST:PORT/TOPIC the ratings are the messages of this topic, see docs/kafka.md.",
     )
     window: str = flag(
         "1d",
@@ -723,6 +729,11 @@ class StreamConfig(Section):
     )
 
     @property
+    def topic(self) -> str:
+        """Address of the Kafka topic with the events; empty for a stream of files."""
+        return self.stream if isinstance(self.stream, str) else ""
+
+    @property
     def span(self) -> Duration:
         """Length of a window, in seconds or in events."""
         return duration("window", self.window, "events")
@@ -735,9 +746,15 @@ class StreamConfig(Section):
         """
         super().validate()
         require(self.span.amount >= 1, f"--window must be longer than 0, got {self.window}")
+        # The value is not shown: someone may have written a password into it.
+        require(
+            not self.topic or TOPIC.fullmatch(self.topic) is not None,
+            "--stream must be without a value, or kafka://HOST:PORT/TOPIC, with several HOST:PORT separated "
+            "by commas; a login belongs in the file that KAFKA_CONFIG names",
+        )
 
 
-def check_given_flags(stream: bool, given: Collection[str], duplicates: str) -> None:
+def check_given_flags(stream: bool | str, given: Collection[str], duplicates: str) -> None:
     """Refuse flags that a stream cannot use. given: the flags of the command line.
 
     Raises:

@@ -7,6 +7,7 @@ TorchRec, so that the workers start while it is imported.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_user_tables, locate, look
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
+from recsuite.datasets.topic import COPY, COPY_DEADLINE, Topic
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 from recsuite.runtime.process import (
@@ -49,11 +51,14 @@ Seen = dict[str, int]
 class FileWatcher:
     """Polling of the files of a data set for new data. Every rank makes one before it reads the files.
 
-    A file that is new or has grown is new data. A file that changed and kept its size is not.
+    A file that is new or has grown is new data. A file that changed and kept its size is not. advance: looks
+    for messages of a topic and copies them, see `copy_topic`; None without a topic.
     """
 
-    def __init__(self, config: Config, say: Callable[[str], None]) -> None:
-        self.config, self.say = config, say
+    def __init__(
+        self, config: Config, say: Callable[[str], None], advance: Callable[[], bool] | None = None
+    ) -> None:
+        self.config, self.say, self._advance = config, say, advance
         self.known = self._before = {file.name: file.size for file in self._files()}
         # Time since which changed files are incomplete, and the last message.
         self._since: float | None = None
@@ -68,12 +73,17 @@ class FileWatcher:
         Raises:
             UserError: when they cannot be read.
         """
+        if self._advance is not None:
+            self._advance()
         return bool(broadcast_from_rank0(self._has_settled))
 
     def _has_settled(self) -> bool:
         files = self._files()
         now, before = {file.name: file.size for file in files}, self._before
         self._before = now
+        if self._advance is not None:
+            # A copy has only whole messages, and may grow at every look.
+            before = {**before, **{name: now[name] for name in now if name.startswith(f"{COPY}/")}}
         if now == self.known:
             self._since = None
             return False
@@ -113,6 +123,26 @@ def _ends_a_line(file: TableFile) -> bool:
     with file.open() as opened:
         opened.seek(-1, 2)
         return opened.read(1) == b"\n"
+
+
+def copy_topic(topic: Topic, context: RuntimeContext) -> bool:
+    """Copy the messages of a topic to every machine, up to the same end offsets. Collective: every rank.
+
+    Return False if there was no new message since the last call.
+
+    Raises:
+        UserError: see `Topic.offsets` and `Topic.copy`.
+    """
+    offsets: dict[int, tuple[int, int]] = broadcast_from_rank0(topic.offsets)
+    ends = {number: end for number, (_, end) in offsets.items()}
+    if ends == topic.ends:
+        return False
+    work, fix = f"copy the messages of {topic.address}", "start again, and it continues where it was"
+    notes = once_per_node(context, lambda: topic.copy(offsets), COPY_DEADLINE, work, fix)[0]
+    topic.ends = ends
+    for note in notes:
+        context.say(note)
+    return True
 
 
 # Flags that may differ between machines: paths of data, workers, and monitoring.
@@ -165,9 +195,25 @@ def open_data(
     Raises:
         UserError: when the data cannot be obtained, differ between machines, or the workers cannot start.
     """
-    # Before the files are read: later changes are new data.
-    following = FileWatcher(config, context.say) if config.stream.follow_data else None
-    columns = open_same_columns(config, context, stream_state)
+    with contextlib.ExitStack() as stack:
+        topic, advance = None, None
+        if config.stream.topic:
+            topic = stack.enter_context(contextlib.closing(Topic(config)))
+            advance = functools.partial(copy_topic, topic, context)
+            advance()
+        # Before the files are read: later changes are new data.
+        following = FileWatcher(config, context.say, advance) if config.stream.follow_data else None
+        columns = open_same_columns(config, context, stream_state)
+        if topic is not None:
+            topic.check_retained(stream_state.events_per_file, columns.events_per_file)
+        _report_data(columns, config, context)
+        # Before the model is built, so that the workers start and make their first batches meanwhile.
+        loader = stack.enter_context(load(columns, config, context, build))
+        yield Data(columns, loader, stream_state, following, build)
+
+
+def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> None:
+    """Print the source and the sizes of the data, after checking that they fit the task. Not collective."""
     check_task(columns.schema, config.model.task)
     check_leaks(columns, config.model.task)
     schema = columns.schema
@@ -183,9 +229,6 @@ def open_data(
         )
     for line in (f"{columns.source}: {sizes}, {things}", *columns.notes):
         context.say(line)
-    # Before the model is built, so that the workers start and make their first batches meanwhile.
-    with load(columns, config, context, build) as loader:
-        yield Data(columns, loader, stream_state, following, build)
 
 
 def open_same_columns(

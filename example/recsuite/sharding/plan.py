@@ -84,7 +84,7 @@ def build_model(
     head = make_head(columns, config.model, config.data.history, maker)
     widths = widths_of(head, [table.name for table in held_tables(columns)], config.model.embedding_dim)
     memory = int((1 - RESERVED_FOR_DENSE) * _memory_per_rank(context)) * context.world_size
-    held, seed, is_stream = held_tables(columns), config.runtime.seed, config.stream.stream
+    held, seed, is_stream = held_tables(columns), config.runtime.seed, bool(config.stream.stream)
     specs = specs_of(held, config.tables, widths, INIT_STD, seed, memory, is_stream)
     num_rows = {
         table.name: context.world_size * rows_per_rank(specs[table.name], context.world_size)

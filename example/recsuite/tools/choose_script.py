@@ -43,6 +43,11 @@ def fitting_command(argv: list[str]) -> list[str]:
     # Given flags would override those of the checkpoint.
     if config.checkpoint.reads:
         return ["example.py", *argv]
+    if config.stream.topic:
+        from recsuite.datasets.topic import Topic
+
+        with contextlib.closing(Topic(config)) as topic:
+            topic.copy(topic.offsets())
     fitted, name = fitted_to_data(config, given)
     # Impossible flags are refused here, so that the error names the flags that were given.
     with_preset(fitted.replaced(preset=name), given)

@@ -255,7 +255,7 @@ def joined_launch(
     """
     try:
         context = init_runtime(config)
-        yield _agree_on_flags(config, given, defaults), context
+        yield _agree_on_flags(config, context, given, defaults), context
     except Exception as error:
         identify_lost_peers(error, config)
         raise
@@ -263,12 +263,19 @@ def joined_launch(
         cleanup_runtime()
 
 
-def _agree_on_flags(config: Config, given: frozenset[str], defaults: frozenset[str] = frozenset()) -> Config:
+def _agree_on_flags(
+    config: Config, context: RuntimeContext, given: frozenset[str], defaults: frozenset[str]
+) -> Config:
     """Return the same configuration on every rank, except flags of one machine. Collective: every rank."""
     # This imports torch, which a data worker must not do.
-    from recsuite.datasets.opening import check_same_flags, fitted_to_tables, with_machine_flags
+    from recsuite.datasets.opening import check_same_flags, copy_topic, fitted_to_tables, with_machine_flags
+    from recsuite.datasets.topic import Topic
 
     check_same_flags(config)
+    if config.stream.topic:
+        # The flags are fitted to its messages.
+        with contextlib.closing(Topic(config)) as topic:
+            copy_topic(topic, context)
 
     def decided() -> Config:
         if not config.checkpoint.reads:

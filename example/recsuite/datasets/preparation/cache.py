@@ -17,6 +17,7 @@ from recsuite.datasets.columns import DIGEST_THREADS, VERSION, Columns, load_col
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, with_flags
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
+from recsuite.datasets.topic import COPY
 from recsuite.errors import UserError, printable
 from recsuite.files import (
     digest_of_bytes,
@@ -67,6 +68,12 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
         raise UserError(
             f"{flag} does not support events of several types, and [events] of schema.toml has "
             f"{', '.join(map(printable, source.schema.event_types))}. Fix: remove {flag}, or the section."
+        )
+    others = [file.name for file in source.events if not file.name.startswith(f"{COPY}/")]
+    if config.stream.topic and others:
+        raise UserError(
+            f"--stream {config.stream.topic} has its events in {source.folder / COPY}, and {others[0]} would "
+            f'be read as events too. Fix: write events = "{COPY}" under [files] of schema.toml.'
         )
     known = stream_state if config.stream.stream else None
     if known is not None and not source.has_times:
