@@ -53,7 +53,7 @@ class Flags(TypedDict, total=False):
     patience: int
     pipeline: str
     cpu_tables: str
-    stream: bool
+    stream: bool | str
     window: str
     follow_data: bool
     until: int

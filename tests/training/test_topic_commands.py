@@ -1,0 +1,226 @@
+"""Commands for a stream of a Kafka topic: the same as of files, on any ranks, after a kill and a loss."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recsuite.checkpoint.folder import deltas_in, newest_in
+from recsuite.checkpoint.format import read_manifest
+from recsuite.datasets.topic import COPY
+from recsuite.training.progress import StreamProgress
+from tests.support.kafka import SCHEMA, MockKafka, as_json, ratings
+from tests.support.launch import EXAMPLE, LAUNCHER, python, run_command, started, succeeded, wait_for
+
+pytest.importorskip("confluent_kafka")
+
+NUMBER, GLOBAL_BATCH_SIZE = 2_000, 48
+MODEL = ("--vocabulary", "dynamic", "--capacity", 1_000, "--embedding_dim", 8, "--mlp_dims", 8)
+STREAM = ("--inc_dump", "--window", 240, *MODEL)
+ONE_RANK = ("--batch_size", GLOBAL_BATCH_SIZE)
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[MockKafka]:
+    """Brokers with a topic of two partitions; some messages are late, and one is far in the future."""
+    with contextlib.closing(MockKafka()) as found:
+        found.create("ratings", 2)
+        found.send("ratings", as_json(rows()), 2)
+        yield found
+
+
+def rows() -> list[dict[str, object]]:
+    found = ratings(NUMBER)
+    found[500]["timestamp"] = 4_000_000_000
+    return found
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "schema.toml").write_text(SCHEMA)
+    return path
+
+
+def command(data: Path, save_dir: Path, *flags: object) -> list[str]:
+    return [str(each) for each in (EXAMPLE, "--data_path", data, "--save_dir", save_dir, *flags)]
+
+
+def stream_in(save_dir: Path) -> StreamProgress:
+    stream = read_manifest(newest(save_dir)).progress.stream
+    assert stream is not None
+    return stream
+
+
+def bits(*folders: Path) -> dict[str, str]:
+    """Digest of the rows and weights of checkpoints. Manifests have times and names of files."""
+    found = {
+        f"{folder.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
+        for folder in folders
+        for path in folder.glob("*.safetensors")
+    }
+    assert len(found) >= len(folders) > 0
+    return found
+
+
+def newest(save_dir: Path) -> Path:
+    found = newest_in(save_dir)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(kafka: MockKafka, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training on one rank, with its data and its dumps."""
+    folder = tmp_path_factory.mktemp("topic")
+    address = ("--stream", kafka.address("ratings"))
+    output = succeeded(
+        python(*command(folder_of(folder / "data"), folder / "dumps", *address, *STREAM, *ONE_RANK))
+    )
+    assert "1 rating is held back until" in output or "held back" in output
+    assert stream_in(folder / "dumps").end == NUMBER - 1
+    return folder
+
+
+def test_a_topic_trains_bit_for_bit_as_a_file_of_each_partition(undisturbed: Path, tmp_path: Path) -> None:
+    data = folder_of(tmp_path / "data")
+    lines = as_json(rows())
+    for partition in range(2):
+        (data / f"{partition}.jsonl").write_bytes(b"\n".join(lines[partition::2]) + b"\n")
+    succeeded(python(*command(data, tmp_path / "dumps", "--stream", *STREAM, *ONE_RANK)))
+    found, of_topic = stream_in(tmp_path / "dumps"), stream_in(undisturbed / "dumps")
+    assert (found.sums, found.digest, found.end) == (of_topic.sums, of_topic.digest, of_topic.end)
+    assert bits(*deltas_in(tmp_path / "dumps")) == bits(*deltas_in(undisturbed / "dumps"))
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.soak)])
+def test_ranks_read_the_same_windows_of_a_topic(
+    kafka: MockKafka, undisturbed: Path, tmp_path: Path, ranks: int
+) -> None:
+    # More messages: the end offsets are asked once for all ranks.
+    launcher = (sys.executable, *LAUNCHER, "--standalone", f"--nproc_per_node={ranks}")
+    flags = ("--stream", kafka.address("ratings"), *STREAM, "--batch_size", GLOBAL_BATCH_SIZE // ranks)
+    succeeded(run_command([*launcher, *command(folder_of(tmp_path / "data"), tmp_path / "dumps", *flags)]))
+    found, alone = stream_in(tmp_path / "dumps"), stream_in(undisturbed / "dumps")
+    assert (found.end, found.digest, found.counts) == (alone.end, alone.digest, alone.counts)
+    assert found.events_per_file == alone.events_per_file
+    assert found.sums["rmse"] == pytest.approx(alone.sums["rmse"], rel=1e-3)
+    copies = [(path / "data" / COPY) for path in (undisturbed, tmp_path)]
+    one, other = ({path.name: path.read_bytes() for path in copy.glob("partition-*")} for copy in copies)
+    assert one == other
+
+
+@pytest.mark.parametrize("copy", ["kept", "lost"])
+def test_a_resume_after_a_kill_equals_the_undisturbed_training_bit_for_bit(
+    kafka: MockKafka, undisturbed: Path, tmp_path: Path, copy: str
+) -> None:
+    data, save_dir = folder_of(tmp_path / "data"), tmp_path / "dumps"
+    address = ("--stream", kafka.address("ratings"))
+    # Each step a checkpoint, so that the kill comes in the middle.
+    killed = command(data, save_dir, *address, *STREAM, *ONE_RANK, "--dump_every", 1)
+    with started([sys.executable, "-u", *killed]) as process:
+        while not save_dir.exists() or len(deltas_in(save_dir)) < 3:
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+    assert 0 < stream_in(save_dir).end < NUMBER - 1
+    if copy == "lost":
+        shutil.rmtree(data / COPY)
+        shutil.rmtree(data / ".columns")
+    succeeded(python(*command(data, save_dir, "--resume", *address, "--dump_every", 0)))
+    assert stream_in(save_dir) == stream_in(undisturbed / "dumps")
+    shutil.copytree(undisturbed / "dumps", tmp_path / "whole", symlinks=True)
+    for folder in (save_dir, tmp_path / "whole"):
+        succeeded(python(*command(data, folder, "--compact")))
+    assert bits(newest(save_dir)) == bits(newest(tmp_path / "whole"))
+
+
+def test_a_training_follows_a_topic_and_late_messages_are_skipped_and_counted(
+    kafka: MockKafka, tmp_path: Path
+) -> None:
+    kafka.create("growing", 2)
+    kafka.send("growing", as_json(ratings(1_200)), 2)
+    data, save_dir = folder_of(tmp_path / "data"), tmp_path / "dumps"
+    flags = ("--stream", kafka.address("growing"), *STREAM, *ONE_RANK, "--follow_data")
+    with started([sys.executable, "-u", *command(data, save_dir, *flags)]) as process:
+        wait_for(process, "waiting for more ratings")
+        assert stream_in(save_dir).end == 1_200
+        late = as_json(ratings(3, first=10))
+        kafka.send("growing", [*as_json(ratings(237, first=1_200)), *late, None], 2)
+        wait_for(process, "has 237 new ratings, and 3 others older than the learned events, skipped")
+        kafka.send("growing", as_json(ratings(3, first=1_437)), 2)
+        wait_for(process, "has 3 new ratings")
+        wait_for(process, "waiting for more ratings")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert stream_in(save_dir).end == 1_440
+
+
+def test_lost_brokers_end_every_rank_with_one_sentence(tmp_path: Path) -> None:
+    data, save_dir = folder_of(tmp_path / "data"), tmp_path / "dumps"
+    with contextlib.ExitStack() as stack:
+        kafka = MockKafka()
+        stack.callback(kafka.close)
+        kafka.create("lost", 2)
+        kafka.send("lost", as_json(ratings(1_200)), 2)
+        flags = ("--stream", kafka.address("lost"), *STREAM, "--follow_data")
+        limits = ("--timeout", 20, "--worker_timeout", 10)
+        launcher = (sys.executable, "-u", *LAUNCHER, "--standalone", "--nproc_per_node=2")
+        with started([*launcher, *command(data, save_dir, *flags, *limits)]) as process:
+            wait_for(process, "waiting for more ratings")
+            stack.close()
+            assert process.wait(60) == 2
+            assert process.stderr is not None
+            errors = process.stderr.read()
+    assert errors.count("no broker has answered for 10 s") == 1
+    assert "Traceback" not in errors
+
+
+def test_a_resume_without_the_messages_that_it_has_learned_names_their_offsets(
+    kafka: MockKafka, undisturbed: Path, tmp_path: Path
+) -> None:
+    """The mock brokers cannot remove messages, so the record says that the topic begins later."""
+    data, save_dir = tmp_path / "data", tmp_path / "dumps"
+    shutil.copytree(undisturbed / "data", data, ignore=shutil.ignore_patterns(".columns"))
+    shutil.copytree(undisturbed / "dumps", save_dir, symlinks=True)
+    path = data / COPY / "partition-00000-00000000000000000000.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[50:]))
+    record = data / COPY / ".topic.json"
+    size, rest = path.stat().st_size, record.read_text()
+    rest = rest.replace('"first": {"0": 0', '"first": {"0": 50').replace(
+        str(sum(map(len, lines))), str(size), 1
+    )
+    record.write_text(rest)
+    refused = python(*command(data, save_dir, "--resume", "--stream", kafka.address("ratings")))
+    assert refused.returncode == 2
+    assert "has learned messages of partition 0 of kafka://" in refused.stderr
+    assert "retains none before offset 50" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_load_and_a_resume_without_the_address_read_the_copy(undisturbed: Path, tmp_path: Path) -> None:
+    save_dir = tmp_path / "dumps"
+    shutil.copytree(undisturbed / "dumps", save_dir, symlinks=True)
+    for what in ("--load", "--resume"):
+        output = succeeded(python(*command(undisturbed / "data", save_dir, what)))
+        assert "none is left to predict" in output or "windows of the stream are learned" in output
+
+
+def test_a_command_line_without_a_local_folder_is_refused(tmp_path: Path) -> None:
+    for flags, message in (
+        (("--stream", "kafka://a/b"), "--stream kafka:// requires --data_path, a folder of this machine"),
+        (("--stream", "clicks"), "--stream must be without a value, or kafka://HOST:PORT/TOPIC"),
+        (("--stream", "kafka://me:secret@a/b", "--data_path", tmp_path), "a login belongs in the file"),
+    ):
+        refused: subprocess.CompletedProcess[str] = python(EXAMPLE, *flags)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+        assert "secret" not in refused.stderr
