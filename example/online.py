@@ -2,6 +2,7 @@
 
     python online.py                           a small drifting synthetic data set
     python online.py --data_path FOLDER        the ratings of a folder, replayed by their times
+    python online.py --data_path FOLDER --stream kafka://HOST:PORT/TOPIC    the messages of a topic
     python online.py --window 7d --ttl 180d    further flags are those of example.py
 
 The training is another process: it predicts each window of ratings, trains on it, and writes a delta. This

@@ -36,3 +36,13 @@ def test_all_models_are_judged_by_the_same_ratings(tmp_path: Path) -> None:
     errors = [*only["rmse"].values(), *(online["rmse"] for online in only["online"])]
     assert all(0.8 < error < 1.6 for error in errors)
     assert all(seconds > 0 for seconds in (only["cpu_seconds"], only["online"][0]["cpu_seconds"]))
+
+
+@pytest.mark.soak
+def test_a_topic_and_a_file_of_the_same_events_are_measured(tmp_path: Path) -> None:
+    pytest.importorskip("confluent_kafka")
+    found, printed = measured("kafka", tmp_path, "--events", 20_000, "--chunks", 2)
+    assert len(found["throughput"]) == 2
+    assert all(seconds > 0 for kind in found["throughput"].values() for seconds in kind.values())
+    assert [len(seconds) for seconds in found["delays"].values()] == [2, 2]
+    assert "20,000 events, events/s" in printed

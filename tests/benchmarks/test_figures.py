@@ -22,6 +22,7 @@ TABLES = [
     ("dynamic_train", "dynamic_train", "training"),
     ("online_quality", "online_quality", "online quality"),
     ("online_serving", "online_serving", "online"),
+    ("kafka", "kafka", "kafka"),
     ("sequences", "sequences", "sequences"),
     ("sequences", "sequences_planted", "sequences_planted"),
     ("sequences_speed", "sequences_speed", "speed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -127,6 +128,24 @@ def learns_and_serves_a_stream(lines: Lines, clone: Path) -> None:
         served = [sys.executable, "-u", *server.split()[1:], "--port", str(free_port())]
         with started(served, cwd=clone) as serving:
             wait_for(serving, "serving dumps at http://")
+
+
+def learns_from_a_topic(lines: Lines, clone: Path) -> None:
+    pytest.importorskip("confluent_kafka")
+    from tests.support.kafka import SCHEMA, MockKafka, as_json, ratings
+
+    # The first line installs what the tests have.
+    assert lines[0] == "pip install confluent-kafka"
+    data = clone / "shop"
+    data.mkdir()
+    (data / "schema.toml").write_text(SCHEMA)
+    with contextlib.closing(MockKafka()) as kafka:
+        kafka.create("ratings", 2)
+        kafka.send("ratings", as_json(ratings(1_500)), 2)
+        line = lines[1].replace("kafka://localhost:9092/ratings", kafka.address("ratings"))
+        output = succeeded(shell((line.replace("FOLDER", str(data)),), clone))
+    assert "a stream of 1,500 ratings" in output
+    assert re.search(r"\| predicted before learned, \d+ windows", output)
 
 
 def meets_other_machines(lines: Lines, clone: Path) -> None:
@@ -434,6 +453,8 @@ CHECKS: dict[str, Check] = {
     "python example/ray_train.py 2 --dataset ml-latest-small --save_dir dumps": (
         is_run_by_the_test_of_the_script
     ),
+    # kafka.md
+    "pip install confluent-kafka": learns_from_a_topic,
     # dynamic.md
     "python example/online.py": is_run_by_the_test_of_the_script,
     # retrieval.md

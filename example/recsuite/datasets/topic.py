@@ -304,7 +304,9 @@ class Topic:
         try:
             while ends:
                 lines: dict[str, list[bytes]] = {}
-                for number, offset, value in self._messages(consumer, ends):
+                # Not more than there are, for which it would wait.
+                most = min(AT_ONCE, sum(end - record.next[str(number)] for number, end in ends.items()))
+                for number, offset, value in self._messages(consumer, ends, most):
                     if offset < ends[number]:
                         record.next[str(number)] = offset + 1
                         num_empty, num_read = num_empty + (value is None), num_read + 1
@@ -336,7 +338,9 @@ class Topic:
         empty = counted(num_empty, "message")
         return [f"skipped {empty} without a value of {self.address}"] if num_empty else []
 
-    def _messages(self, consumer: Any, ends: Mapping[int, int]) -> Iterator[tuple[int, int, bytes | None]]:
+    def _messages(
+        self, consumer: Any, ends: Mapping[int, int], most: int
+    ) -> Iterator[tuple[int, int, bytes | None]]:
         """Yield partition, offset and value of the next messages of partitions that are not at their ends.
 
         The end of a partition is a message without a value at the last offset.
@@ -344,7 +348,7 @@ class Topic:
         from confluent_kafka import KafkaError
 
         transient = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
-        for message in consumer.consume(AT_ONCE, WAIT_SECONDS):
+        for message in consumer.consume(most, WAIT_SECONDS):
             error, number = message.error(), message.partition()
             if error is None:
                 if number in ends:
@@ -405,9 +409,11 @@ def _lines_of_arrow(value: bytes) -> bytes:
         rows = pyarrow.ipc.open_stream(value).read_all().to_pylist()
     except (pyarrow.ArrowException, OSError):
         return _bad_line(value)
+    # One encoder for all rows: `json.dumps` would make one for each.
+    encode = json.JSONEncoder(default=_as_text).encode
     # A NaN is a missing value, and JSON has none.
     objects = ({name: None if each != each else each for name, each in row.items()} for row in rows)
-    return b"".join(json.dumps(row, default=_as_text).encode() + b"\n" for row in objects)
+    return "".join(f"{encode(row)}\n" for row in objects).encode()
 
 
 def _as_text(value: Any) -> str:
