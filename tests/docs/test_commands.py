@@ -131,7 +131,6 @@ def learns_and_serves_a_stream(lines: Lines, clone: Path) -> None:
 
 
 def learns_from_a_topic(lines: Lines, clone: Path) -> None:
-    pytest.importorskip("confluent_kafka")
     from tests.support.kafka import SCHEMA, MockKafka, as_json, ratings
 
     # The first line installs what the tests have.

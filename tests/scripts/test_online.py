@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -47,3 +48,17 @@ def test_a_single_window_gives_no_comparison(tmp_path: Path) -> None:
         "online.py requires at least two windows. Fix: give more ratings, or a smaller --window."
         in ended.stderr
     )
+
+
+def test_a_server_follows_a_stream_of_a_topic_whose_schema_is_guessed(tmp_path: Path) -> None:
+    from tests.support.kafka import MockKafka, as_json, ratings
+
+    (tmp_path / "data").mkdir()
+    with contextlib.closing(MockKafka()) as kafka:
+        kafka.create("ratings", 2)
+        kafka.send("ratings", as_json(ratings(3_000)), 2)
+        flags = ("--data_path", tmp_path / "data", "--window", "3d")
+        output = succeeded(python(ONLINE, *flags, "--stream", kafka.address("ratings")))
+    assert "serving the model after window" in output
+    assert len(re.findall(r"without training after window \d+, beside (\S+) with it:", output)) == 2
+    assert "[timestamp]" in (tmp_path / "data" / "schema.toml").read_text()

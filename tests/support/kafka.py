@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import pyarrow
+import pytest
 
 from recsuite.config.config import Config
+
+confluent_kafka = pytest.importorskip(
+    "confluent_kafka", reason="needs confluent-kafka, of requirements-dev.txt"
+)
 
 SCHEMA = (
     '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n'

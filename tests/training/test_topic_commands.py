@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,6 @@ from recsuite.datasets.topic import COPY
 from recsuite.training.progress import StreamProgress
 from tests.support.kafka import SCHEMA, MockKafka, as_json, ratings
 from tests.support.launch import EXAMPLE, LAUNCHER, python, run_command, started, succeeded, wait_for
-
-pytest.importorskip("confluent_kafka")
 
 NUMBER, GLOBAL_BATCH_SIZE = 2_000, 48
 MODEL = ("--vocabulary", "dynamic", "--capacity", 1_000, "--embedding_dim", 8, "--mlp_dims", 8)
@@ -84,7 +81,7 @@ def undisturbed(kafka: MockKafka, tmp_path_factory: pytest.TempPathFactory) -> P
     output = succeeded(
         python(*command(folder_of(folder / "data"), folder / "dumps", *address, *STREAM, *ONE_RANK))
     )
-    assert "1 rating is held back until" in output or "held back" in output
+    assert " held back until others are as new" in output
     assert stream_in(folder / "dumps").end == NUMBER - 1
     return folder
 
@@ -104,7 +101,6 @@ def test_a_topic_trains_bit_for_bit_as_a_file_of_each_partition(undisturbed: Pat
 def test_ranks_read_the_same_windows_of_a_topic(
     kafka: MockKafka, undisturbed: Path, tmp_path: Path, ranks: int
 ) -> None:
-    # More messages: the end offsets are asked once for all ranks.
     launcher = (sys.executable, *LAUNCHER, "--standalone", f"--nproc_per_node={ranks}")
     flags = ("--stream", kafka.address("ratings"), *STREAM, "--batch_size", GLOBAL_BATCH_SIZE // ranks)
     succeeded(run_command([*launcher, *command(folder_of(tmp_path / "data"), tmp_path / "dumps", *flags)]))
@@ -179,14 +175,14 @@ def test_lost_brokers_end_every_rank_with_one_sentence(tmp_path: Path) -> None:
             assert process.wait(60) == 2
             assert process.stderr is not None
             errors = process.stderr.read()
-    assert errors.count("no broker has answered for 10 s") == 1
+    assert errors.count("no answer for 10 s") == 1
     assert "Traceback" not in errors
 
 
 def test_a_resume_without_the_messages_that_it_has_learned_names_their_offsets(
     kafka: MockKafka, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """The mock brokers cannot remove messages, so the record says that the topic begins later."""
+    # The mock brokers cannot remove messages, so the record says that the topic begins later.
     data, save_dir = tmp_path / "data", tmp_path / "dumps"
     shutil.copytree(undisturbed / "data", data, ignore=shutil.ignore_patterns(".columns"))
     shutil.copytree(undisturbed / "dumps", save_dir, symlinks=True)
@@ -212,15 +208,3 @@ def test_a_load_and_a_resume_without_the_address_read_the_copy(undisturbed: Path
     for what in ("--load", "--resume"):
         output = succeeded(python(*command(undisturbed / "data", save_dir, what)))
         assert "none is left to predict" in output or "windows of the stream are learned" in output
-
-
-def test_a_command_line_without_a_local_folder_is_refused(tmp_path: Path) -> None:
-    for flags, message in (
-        (("--stream", "kafka://a/b"), "--stream kafka:// requires --data_path, a folder of this machine"),
-        (("--stream", "clicks"), "--stream must be without a value, or kafka://HOST:PORT/TOPIC"),
-        (("--stream", "kafka://me:secret@a/b", "--data_path", tmp_path), "a login belongs in the file"),
-    ):
-        refused: subprocess.CompletedProcess[str] = python(EXAMPLE, *flags)
-        assert refused.returncode == 2
-        assert message in refused.stderr
-        assert "secret" not in refused.stderr

@@ -56,7 +56,7 @@ class FileWatcher:
     """
 
     def __init__(
-        self, config: Config, say: Callable[[str], None], advance: Callable[[], bool] | None = None
+        self, config: Config, say: Callable[[str], None], advance: Callable[[], None] | None = None
     ) -> None:
         self.config, self.say, self._advance = config, say, advance
         self.known = self._before = {file.name: file.size for file in self._files()}
@@ -125,10 +125,8 @@ def _ends_a_line(file: TableFile) -> bool:
         return opened.read(1) == b"\n"
 
 
-def copy_topic(topic: Topic, context: RuntimeContext) -> bool:
-    """Copy the messages of a topic to every machine, up to the same end offsets. Collective: every rank.
-
-    Return False if there was no new message since the last call.
+def copy_topic(topic: Topic, context: RuntimeContext) -> None:
+    """Copy new messages of a topic to every machine, up to the same end offsets. Collective: every rank.
 
     Raises:
         UserError: see `Topic.offsets` and `Topic.copy`.
@@ -136,13 +134,12 @@ def copy_topic(topic: Topic, context: RuntimeContext) -> bool:
     offsets: dict[int, tuple[int, int]] = broadcast_from_rank0(topic.offsets)
     ends = {number: end for number, (_, end) in offsets.items()}
     if ends == topic.ends:
-        return False
+        return
     work, fix = f"copy the messages of {topic.address}", "start again, and it continues where it was"
     notes = once_per_node(context, lambda: topic.copy(offsets), COPY_DEADLINE, work, fix)[0]
     topic.ends = ends
     for note in notes:
         context.say(note)
-    return True
 
 
 # Flags that may differ between machines: paths of data, workers, and monitoring.

@@ -186,7 +186,7 @@ class Topic:
         """Return an answer of the brokers, as soon as there is one.
 
         Raises:
-            UserError: after so many seconds without one, or when it is no.
+            UserError: after so many seconds without one, or when the login is refused.
         """
         from confluent_kafka import KafkaException
 
@@ -199,7 +199,7 @@ class Topic:
             # It calls `_note`. No partition is assigned, so there is no message to lose.
             self._consumer.poll(0)
             if self._is_refused or time.monotonic() > end:
-                raise self._failed(f"no broker has answered for {seconds:.0f} s", reason)
+                raise self._failed(f"no answer for {seconds:.0f} s", reason)
 
     def _failed(self, what: str, reason: str = "") -> UserError:
         """Return the error for brokers that do not answer."""
@@ -215,9 +215,8 @@ class Topic:
         error = (topic := consumer.list_topics(self.name, timeout=ASK_SECONDS).topics[self.name]).error
         if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise UserError(f"{self.address} does not exist: the brokers have no topic {self.name}.")
-        if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise UserError(f"{self.address} may not be read with this login; see {SETTINGS}.")
         if error is not None:
+            # Such as a missing right to read it, or an election of leaders.
             raise KafkaException(error)
         return sorted(topic.partitions)
 
@@ -307,7 +306,8 @@ class Topic:
                 # Not more than there are, for which it would wait.
                 most = min(AT_ONCE, sum(end - record.next[str(number)] for number, end in ends.items()))
                 for number, offset, value in self._messages(consumer, ends, most):
-                    if offset < ends[number]:
+                    # Never below, unless the client repeats messages.
+                    if record.next[str(number)] <= offset < ends[number]:
                         record.next[str(number)] = offset + 1
                         num_empty, num_read = num_empty + (value is None), num_read + 1
                         content = b"" if value is None else lines_of(value)
@@ -417,10 +417,8 @@ def _lines_of_arrow(value: bytes) -> bytes:
 
 
 def _as_text(value: Any) -> str:
-    """Return a value that JSON lacks: a time in ISO form, bytes, or a decimal number."""
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    """Return a value that JSON lacks: bytes, a time in ISO form, or a decimal number."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def read_settings() -> dict[str, str]:
@@ -433,12 +431,8 @@ def read_settings() -> dict[str, str]:
     if not path:
         return {}
     with explained(f"Cannot read {printable(path)}, which {SETTINGS} names"):
-        lines = Path(path).read_text(errors="replace").splitlines()
-    found = {}
-    for number, line in enumerate(lines, 1):
-        name, mark, value = line.strip().partition("=")
-        if name and not name.startswith("#"):
-            if not mark:
-                raise UserError(f"{printable(path)}, line {number}: must be key=value, as for librdkafka.")
-            found[name.strip()] = value.strip()
-    return found
+        lines = [line.strip() for line in Path(path).read_text(errors="replace").splitlines()]
+    pairs = {number: line.partition("=") for number, line in enumerate(lines, 1) if line and line[0] != "#"}
+    if wrong := [number for number, (_, mark, _) in pairs.items() if not mark]:
+        raise UserError(f"{printable(path)}, line {wrong[0]}: must be key=value, as for librdkafka.")
+    return {name.strip(): value.strip() for name, _, value in pairs.values()}

@@ -6,6 +6,7 @@ other lines are printed in any case.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -92,6 +93,13 @@ def check_data(config: Config) -> str:
     """
     from recsuite.datasets.source import locate, look
 
+    if config.stream.topic:
+        from recsuite.datasets.topic import Topic
+
+        with contextlib.closing(Topic(config)) as topic:
+            offsets = topic.offsets().values()
+        number = counted(sum(end - low for low, end in offsets), "message")
+        return f"{config.stream.topic}: {number} in {counted(len(offsets), 'partition')}"
     try:
         folder, source = look(config.data, config.runtime.seed)
         if source is None:

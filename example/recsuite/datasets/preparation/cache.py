@@ -69,8 +69,8 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
             f"{flag} does not support events of several types, and [events] of schema.toml has "
             f"{', '.join(map(printable, source.schema.event_types))}. Fix: remove {flag}, or the section."
         )
-    others = [file.name for file in source.events if not file.name.startswith(f"{COPY}/")]
-    if config.stream.topic and others:
+    events = map(source.tables.name_of, source.tables.events)
+    if config.stream.topic and (others := [name for name in events if not name.startswith(f"{COPY}/")]):
         raise UserError(
             f"--stream {config.stream.topic} has its events in {source.folder / COPY}, and {others[0]} would "
             f'be read as events too. Fix: write events = "{COPY}" under [files] of schema.toml.'

@@ -75,11 +75,6 @@ class TableSource:
         """Files that `read` reads."""
         return [TableFile(file, self.tables.name_of(file)) for file in self.tables.files]
 
-    @property
-    def events(self) -> list[TableFile]:
-        """Files of the events among them."""
-        return self.files[: len(self.tables.events)]
-
     def read(self) -> RawData:
         """Read all files.
 
