@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,16 @@ from recsuite.checkpoint.format import read_manifest
 from recsuite.datasets.topic import COPY
 from recsuite.training.progress import StreamProgress
 from tests.support.kafka import SCHEMA, MockKafka, as_json, ratings
-from tests.support.launch import EXAMPLE, LAUNCHER, python, run_command, started, succeeded, wait_for
+from tests.support.launch import (
+    EXAMPLE,
+    LAUNCHER,
+    free_port,
+    python,
+    run_command,
+    started,
+    succeeded,
+    wait_for,
+)
 
 NUMBER, GLOBAL_BATCH_SIZE = 2_000, 48
 MODEL = ("--vocabulary", "dynamic", "--capacity", 1_000, "--embedding_dim", 8, "--mlp_dims", 8)
@@ -208,3 +218,31 @@ def test_a_load_and_a_resume_without_the_address_read_the_copy(undisturbed: Path
     for what in ("--load", "--resume"):
         output = succeeded(python(*command(undisturbed / "data", save_dir, what)))
         assert "none is left to predict" in output or "windows of the stream are learned" in output
+
+
+def test_machines_with_folders_of_their_own_copy_up_to_the_same_offsets(
+    kafka: MockKafka, tmp_path: Path
+) -> None:
+    kafka.create("moving", 2)
+    kafka.send("moving", as_json(ratings(1_200)), 2)
+    endpoint, sent = f"--rdzv_endpoint=127.0.0.1:{free_port()}", 1_200
+    where = ["--nnodes=2", "--rdzv_backend=c10d", endpoint, "--nproc_per_node=1"]
+    flags = ("--stream", kafka.address("moving"), *STREAM, "--batch_size", GLOBAL_BATCH_SIZE // 2)
+    datas = [folder_of(tmp_path / name) for name in ("first", "second")]
+    commands = [
+        [sys.executable, *LAUNCHER, *where, *command(data, tmp_path / "dumps", *flags)] for data in datas
+    ]
+    with started(commands[0]) as first, started(commands[1]) as second:
+        # Messages arrive while both machines begin.
+        while first.poll() is None:
+            kafka.send("moving", as_json(ratings(20, first=sent)), 2)
+            sent += 20
+            time.sleep(0.05)
+        outputs = [process.communicate(timeout=60) for process in (first, second)]
+        assert [first.returncode, second.returncode] == [0, 0], outputs
+    one, other = (
+        {path.name: path.read_bytes() for path in (data / COPY).glob("partition-*")} for data in datas
+    )
+    assert one == other
+    assert 1_200 <= sum(content.count(b"\n") for content in one.values()) < sent
+    assert stream_in(tmp_path / "dumps").end == sum(content.count(b"\n") for content in one.values())
