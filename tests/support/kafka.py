@@ -17,6 +17,8 @@ confluent_kafka = pytest.importorskip(
     "confluent_kafka", reason="needs confluent-kafka, of requirements-dev.txt"
 )
 
+KafkaError: Any = confluent_kafka.KafkaError
+
 SCHEMA = (
     '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n'
     '[timestamp]\ncolumn = "timestamp"\nformat = "unix"\n'

@@ -228,9 +228,9 @@ def test_machines_with_folders_of_their_own_copy_up_to_the_same_offsets(
     endpoint, sent = f"--rdzv_endpoint=127.0.0.1:{free_port()}", 1_200
     where = ["--nnodes=2", "--rdzv_backend=c10d", endpoint, "--nproc_per_node=1"]
     flags = ("--stream", kafka.address("moving"), *STREAM, "--batch_size", GLOBAL_BATCH_SIZE // 2)
-    datas = [folder_of(tmp_path / name) for name in ("first", "second")]
+    folders = [folder_of(tmp_path / name) for name in ("first", "second")]
     commands = [
-        [sys.executable, *LAUNCHER, *where, *command(data, tmp_path / "dumps", *flags)] for data in datas
+        [sys.executable, *LAUNCHER, *where, *command(data, tmp_path / "dumps", *flags)] for data in folders
     ]
     with started(commands[0]) as first, started(commands[1]) as second:
         # Messages arrive while both machines begin.
@@ -241,7 +241,7 @@ def test_machines_with_folders_of_their_own_copy_up_to_the_same_offsets(
         outputs = [process.communicate(timeout=60) for process in (first, second)]
         assert [first.returncode, second.returncode] == [0, 0], outputs
     one, other = (
-        {path.name: path.read_bytes() for path in (data / COPY).glob("partition-*")} for data in datas
+        {path.name: path.read_bytes() for path in (data / COPY).glob("partition-*")} for data in folders
     )
     assert one == other
     assert 1_200 <= sum(content.count(b"\n") for content in one.values()) < sent

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.topic import COPY, RECORD, Topic, file_of, lines_of
 from recsuite.errors import UserError
 from recsuite.tools.doctor import check_data
-from tests.support.kafka import MockKafka, as_arrow, as_json, config_of, ratings
+from tests.support.kafka import KafkaError, MockKafka, as_arrow, as_json, config_of, ratings
 
 
 @pytest.fixture(scope="module")
@@ -305,3 +307,42 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka", None)
     with pytest.raises(UserError, match="requires confluent-kafka; pip install confluent-kafka"):
         Topic(config_of("kafka://localhost:1/x", tmp_path)).offsets()
+
+
+class Compacted:
+    """A client of one partition of which a topic has removed messages."""
+
+    def __init__(self, offsets: list[int], end: int) -> None:
+        self.offsets, self.end, self.assigned = offsets, end, list[int]()
+
+    def assign(self, partitions: list[Any]) -> None:
+        self.assigned = [partition.offset for partition in partitions]
+
+    def consume(self, number: int, seconds: float) -> list[Any]:
+        found = [(offset, None) for offset in self.offsets if offset >= self.assigned[-1]]
+        return [message(*each) for each in (*found, (self.end, KafkaError._PARTITION_EOF))]
+
+    def incremental_unassign(self, partitions: list[Any]) -> None:
+        pass
+
+    def unassign(self) -> None:
+        pass
+
+
+def message(offset: int, error: int | None) -> Any:
+    found = None if error is None else SimpleNamespace(code=lambda: error)
+    value = None if error else as_json(ratings(1, first=offset))[0]
+    return SimpleNamespace(
+        error=lambda: found, partition=lambda: 0, offset=lambda: offset, value=lambda: value
+    )
+
+
+def test_offsets_without_a_message_are_passed_over_and_the_end_is_kept(tmp_path: Path) -> None:
+    topic = Topic(config_of("kafka://localhost:1/x", tmp_path))
+    # Of the last offsets no message is left.
+    topic._consumer = Compacted([0, 3, 7], end=9)
+    for end, left, begin in ((5, [0, 3], 0), (9, [0, 3, 7], 5)):
+        topic.copy({0: (0, end)})
+        assert topic._consumer.assigned == [begin]
+        assert lines_in(tmp_path) == {file_of(0, 0): [as_json(ratings(1, first=each))[0] for each in left]}
+        assert json.loads((tmp_path / COPY / RECORD).read_text())["next"] == {"0": end}
