@@ -91,6 +91,7 @@ def undisturbed(kafka: MockKafka, tmp_path_factory: pytest.TempPathFactory) -> P
     output = succeeded(
         python(*command(folder_of(folder / "data"), folder / "dumps", *address, *STREAM, *ONE_RANK))
     )
+    assert f"copying {kafka.address('ratings')} to {folder / 'data' / COPY}" in output
     assert " held back until others are as new" in output
     assert stream_in(folder / "dumps").end == NUMBER - 1
     return folder

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from recsuite.config.config import Config
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import explained, flush, locked, plain, replacing, typed
-from recsuite.runtime.console import stage
+from recsuite.runtime.console import say, stage
 
 # Folder of the copy in --data_path: the tables in a folder of this name are the events. Its record is hidden
 # from readers of tables.
@@ -36,6 +36,8 @@ SETTINGS = "KAFKA_CONFIG"
 AT_ONCE, WAIT_SECONDS = 10_000, 0.2
 # Seconds between two replacements of the record; seconds of one request, and until no broker was there.
 SAVE_SECONDS, ASK_SECONDS, FIRST_SECONDS = 5.0, 2.0, 30.0
+# Seconds of waiting after which the reason is shown.
+SAID_AFTER = 10.0
 # A copy takes as long as a topic is large. It ends with an error when no message comes for half of --timeout.
 COPY_DEADLINE = 4 * 3600.0
 # Characters of an unreadable message that are kept.
@@ -113,6 +115,8 @@ class Topic:
             self.folder.mkdir(exist_ok=True)
             with locked(self.folder / ".lock", f"copying {self.address} to {self.folder}", COPY_DEADLINE):
                 record = self._recovered()
+                if not record.next:
+                    say(f"copying {self.address} to {self.folder}")
                 notes, ends = self._begun(record, offsets)
                 self._save(record, ())
                 if ends:
@@ -190,7 +194,7 @@ class Topic:
         """
         from confluent_kafka import KafkaException
 
-        end = time.monotonic() + seconds
+        begin, is_said = time.monotonic(), False
         while True:
             try:
                 return ask()
@@ -198,8 +202,12 @@ class Topic:
                 reason = error.args[0].str()
             # It calls `_note`. No partition is assigned, so there is no message to lose.
             self._consumer.poll(0)
-            if self._is_refused or time.monotonic() > end:
+            waited = time.monotonic() - begin
+            if self._is_refused or waited > seconds:
                 raise self._failed(f"no answer for {seconds:.0f} s", reason)
+            if waited > SAID_AFTER and not is_said:
+                say(f"waiting for an answer of {self.address}: {printable(self._fault or reason)}")
+                is_said = True
 
     def _failed(self, what: str, reason: str = "") -> UserError:
         """Return the error for brokers that do not answer."""

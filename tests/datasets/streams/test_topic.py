@@ -174,7 +174,11 @@ def test_a_lost_broker_and_moved_leaders_lose_no_message(kafka: MockKafka, name:
     assert [*lines_in(tmp_path).values()] == [values[k::3] for k in range(3)]
 
 
-def test_a_broker_that_stays_away_ends_a_copy_with_one_sentence(tmp_path: Path) -> None:
+def test_a_broker_that_stays_away_is_reported_and_ends_a_copy_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(topics, "ASK_SECONDS", 0.3)
+    monkeypatch.setattr(topics, "SAID_AFTER", 0.5)
     with contextlib.closing(MockKafka(1)) as kafka:
         kafka.create("away", 1)
         kafka.send("away", as_json(ratings(10)), 1)
@@ -187,6 +191,7 @@ def test_a_broker_that_stays_away_ends_a_copy_with_one_sentence(tmp_path: Path) 
                 topic.copy(offsets)
             with pytest.raises(UserError, match=r"no answer for 2 s \(.*\)\. Fix: check the address"):
                 topic.offsets()
+            assert capsys.readouterr().out.count(f"waiting for an answer of {topic.address}: ") == 1
             kafka.start(1)
             topic.copy(topic.offsets())
     assert len(lines_in(tmp_path)[file_of(0, 0)]) == 10
