@@ -97,11 +97,17 @@ def undisturbed(kafka: MockKafka, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def test_a_topic_trains_bit_for_bit_as_a_file_of_each_partition(undisturbed: Path, tmp_path: Path) -> None:
-    data = folder_of(tmp_path / "data")
+def files_of(data: Path) -> Path:
+    """A folder with the messages of the topic, in a file for each partition."""
     lines = as_json(rows())
+    folder_of(data)
     for partition in range(2):
         (data / f"{partition}.jsonl").write_bytes(b"\n".join(lines[partition::2]) + b"\n")
+    return data
+
+
+def test_a_topic_trains_bit_for_bit_as_a_file_of_each_partition(undisturbed: Path, tmp_path: Path) -> None:
+    data = files_of(tmp_path / "data")
     succeeded(python(*command(data, tmp_path / "dumps", "--stream", *STREAM, *ONE_RANK)))
     found, of_topic = stream_in(tmp_path / "dumps"), stream_in(undisturbed / "dumps")
     assert (found.sums, found.digest, found.end) == (of_topic.sums, of_topic.digest, of_topic.end)
@@ -109,12 +115,17 @@ def test_a_topic_trains_bit_for_bit_as_a_file_of_each_partition(undisturbed: Pat
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.soak)])
-def test_ranks_read_the_same_windows_of_a_topic(
+def test_ranks_read_the_same_windows_of_a_topic_and_train_bit_for_bit_as_on_files(
     kafka: MockKafka, undisturbed: Path, tmp_path: Path, ranks: int
 ) -> None:
     launcher = (sys.executable, *LAUNCHER, "--standalone", f"--nproc_per_node={ranks}")
-    flags = ("--stream", kafka.address("ratings"), *STREAM, "--batch_size", GLOBAL_BATCH_SIZE // ranks)
-    succeeded(run_command([*launcher, *command(folder_of(tmp_path / "data"), tmp_path / "dumps", *flags)]))
+    flags = (*STREAM, "--batch_size", GLOBAL_BATCH_SIZE // ranks)
+    folders = (folder_of(tmp_path / "data"), files_of(tmp_path / "files"))
+    save_dirs = (tmp_path / "dumps", tmp_path / "dumps of files")
+    for data, save_dir, value in zip(folders, save_dirs, ([kafka.address("ratings")], []), strict=True):
+        succeeded(run_command([*launcher, *command(data, save_dir, "--stream", *value, *flags)]))
+    of_topic, of_files = (bits(*deltas_in(save_dir)) for save_dir in save_dirs)
+    assert of_topic == of_files
     found, alone = stream_in(tmp_path / "dumps"), stream_in(undisturbed / "dumps")
     assert (found.end, found.digest, found.counts) == (alone.end, alone.digest, alone.counts)
     assert found.events_per_file == alone.events_per_file
