@@ -29,7 +29,7 @@ from tests.support.launch import (
     wait_for,
 )
 
-NUMBER, GLOBAL_BATCH_SIZE = 2_000, 48
+NUMBER, GLOBAL_BATCH_SIZE = 3_000, 48
 MODEL = ("--vocabulary", "dynamic", "--capacity", 1_000, "--embedding_dim", 8, "--mlp_dims", 8)
 STREAM = ("--inc_dump", "--window", 240, *MODEL)
 ONE_RANK = ("--batch_size", GLOBAL_BATCH_SIZE)
