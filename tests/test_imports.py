@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "serving": "errors files remote config models runtime.console ids time_buckets datasets.schema "
     "datasets.spread datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "
     "checkpoint.chain checkpoint.shards checkpoint.recorded training.progress",
-    "monitoring": "errors files config runtime datasets models training",
+    "monitoring": "errors files remote config runtime datasets models training",
 }
 
 

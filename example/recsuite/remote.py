@@ -17,7 +17,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from recsuite.errors import UserError
-from recsuite.files import local
+from recsuite.files import local, replace_file
 
 # Seconds to connect, seconds without data, and seconds of a request for a block or a whole file.
 CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 30.0, 60.0, 3600.0
@@ -219,6 +219,18 @@ def folder_at(place: Path | str, flag: str = "") -> Path:
     return cast(Path, ObjectPath(str(place).rstrip("/")))
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write or replace a file, in one rename or as one object.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    if isinstance(path, ObjectPath):
+        path.put(content)
+    else:
+        replace_file(path, content)
+
+
 @dataclass(frozen=True, order=True)
 class ObjectPath:
     """Object, or prefix of objects, in a store of fsspec: s3, gcs, abfs or memory.
@@ -312,6 +324,13 @@ class ObjectPath:
             found = fs.ls(path, detail=False)
         keys = {key.rstrip("/") for key in found} - {path.rstrip("/")}
         return map(self.__truediv__, sorted(key.rpartition("/")[2] for key in keys))
+
+    def rglob(self, name: str) -> Iterator[ObjectPath]:
+        """Yield the objects of this name anywhere below."""
+        with self._requests() as (fs, path):
+            found = fs.find(path)
+        keys = [key.removeprefix(f"{path.rstrip('/')}/") for key in found]
+        return (self / key for key in sorted(keys) if key.rpartition("/")[2] == name)
 
     def holding(self, name: str) -> dict[str, str]:
         """Return the name of each prefix below this one with an object of this name, and its version."""

@@ -456,12 +456,21 @@ def test_commands_train_load_and_recommend_from_a_store_and_no_object_or_line_ha
 ) -> None:
     flags = ("--data_path", data, "--save_dir", place)
     output = ""
-    for command in (("--inc_dump", "--epochs", 1), ("--load",), ("--recommend", "--user", 1), ("--compact",)):
+    report = ("--report_dir", place / "report")
+    for command in (
+        ("--inc_dump", "--epochs", 1, *report),
+        ("--load", *report),
+        ("--recommend", "--user", 1),
+        ("--compact",),
+    ):
         result = python(EXAMPLE, *flags, *command, env=store.env, timeout=120)
         output += succeeded(result) + result.stderr
     assert f"dumped {place}/step-000000000" in output
+    shown = succeeded(python("-m", "recsuite.monitoring.results", place, env=store.env))
+    assert re.search(r"^\| report ", shown, re.MULTILINE)
     held = objects_of(place)
-    assert SECRET not in output
+    assert {"report/metrics.json", "report/test.json"} <= held.keys()
+    assert SECRET not in output + shown
     assert not [name for name, content in held.items() if SECRET.encode() in content]
     assert len(held) > 10
 

@@ -249,6 +249,13 @@ def test_a_store_is_refused_whose_url_has_a_login_and_the_sentence_does_not_show
     Config.of(dump=True, save_dir="s3://bucket/a").validate()
 
 
+def test_what_is_written_bit_by_bit_needs_a_folder_of_this_machine() -> None:
+    with pytest.raises(
+        UserError, match="--tensorboard requires a --report_dir on this machine, got s3://b/a"
+    ):
+        Config.of(tensorboard=True, report_dir="s3://b/a").validate()
+
+
 def test_a_named_data_set_cannot_be_written_to_a_url() -> None:
     with pytest.raises(UserError, match="--data_path s3://bucket/a is a URL"):
         Config.of(dataset="ml-1m", data_path="s3://bucket/a").validate()

@@ -31,7 +31,7 @@ from recsuite.config.sections import (
     require,
 )
 from recsuite.files import local
-from recsuite.remote import folder_at
+from recsuite.remote import folder_at, is_remote
 
 # Of --weight_decay in all passes: rows are stored divided by their decay, which must fit a float32.
 MOST_DECAY = 60
@@ -171,10 +171,15 @@ class Config:
         )
         # A named data set is downloaded or generated in --data_path; the user's own tables may be a URL.
         names = ("data_path",) if self.data.dataset else ()
-        for name in (*names, "cache_dir", "export", "report_dir"):
+        for name in (*names, "cache_dir", "export"):
             local(flags[name], name)
-        for name in ("save_dir", "load", "warm_start"):
+        for name in ("save_dir", "load", "warm_start", "report_dir"):
             folder_at(flags[name], name)
+        for name in ("profile", "tensorboard"):
+            require(
+                not (flags[name] and is_remote(self.monitoring.report_dir)),
+                f"--{name} requires a --report_dir on this machine, got {self.monitoring.report_dir}",
+            )
         # A folder without read permission passes here: the code that opens it reports the reason.
         # The user's own tables may be one file; a named data set is a folder of several.
         for name in (*names, "cache_dir", "report_dir", "save_dir"):

@@ -920,7 +920,9 @@ class MonitoringConfig(Section):
         "Check the packages, the device, the memory and the data on this machine; trains nothing.",
     )
     report_dir: str = flag(
-        "", "Folder that gets metrics.json of a training, or test.json of --load; empty means no report."
+        "",
+        "Folder, or URL of an object store, that gets metrics.json of a training, or test.json of --load; "
+        "empty means no report.",
     )
     by: str = flag(
         "",

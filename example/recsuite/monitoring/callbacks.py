@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
+from recsuite.remote import folder_at
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import PHASES, Callback
 from recsuite.training.progress import Progress
@@ -105,7 +106,7 @@ def _asked_for(
     if flags.report_dir:
         from recsuite.monitoring.report import make_report_dir
 
-        make_report_dir(Path(flags.report_dir))
+        make_report_dir(folder_at(flags.report_dir))
     if flags.profile:
         from recsuite.monitoring.profiler import Profile
 

@@ -20,7 +20,8 @@ from recsuite.datasets.leakage import MOST_LABEL_LEAKAGE
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics, finite
 from recsuite.datasets.schema import ITEM, USER
 from recsuite.errors import counted, format_metric, markdown_table, with_article
-from recsuite.files import digest_of_bytes, explained, replace_file
+from recsuite.files import digest_of_bytes, explained
+from recsuite.remote import folder_at, write_whole
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Epoch, Run, TrainedWindow
@@ -47,7 +48,7 @@ def make_report_dir(folder: Path) -> None:
     with explained(f"Cannot write to --report_dir {folder}", "give another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         # A test write, because the file mode does not show that a disk is full or read-only.
-        replace_file(folder / ".writable", b"")
+        write_whole(folder / ".writable", b"")
         (folder / ".writable").unlink(missing_ok=True)
 
 
@@ -74,27 +75,27 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
 
 
 def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
-    """Write metrics.json into --report_dir, in one rename. Call on rank 0.
+    """Write metrics.json into --report_dir, as a whole. Call on rank 0.
 
     Raises:
         UserError: when the folder cannot be written.
     """
-    folder = Path(config.monitoring.report_dir)
+    folder = folder_at(config.monitoring.report_dir)
     advice = "give another --report_dir; the training itself ended well"
     with explained(f"Cannot write the report to {folder}", advice):
         report = {**_report(run, config, context), "time": seconds}
-        replace_file(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
+        write_whole(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
 
 
 def write_test(test: Metrics, columns: Columns, config: Config) -> None:
-    """Write the test of a checkpoint as test.json into --report_dir, in one rename. Call on rank 0.
+    """Write the test of a checkpoint as test.json into --report_dir, as a whole. Call on rank 0.
 
     Raises:
         UserError: when the folder cannot be written.
     """
     from recsuite.models.tasks import TASKS
 
-    folder, main = Path(config.monitoring.report_dir), TASKS[config.model.task].main_metric
+    folder, main = folder_at(config.monitoring.report_dir), TASKS[config.model.task].main_metric
     report = {
         "config": config.flags,
         "test_digest": digest_of_test(columns),
@@ -103,7 +104,7 @@ def write_test(test: Metrics, columns: Columns, config: Config) -> None:
     }
     with explained(f"Cannot write the report to {folder}", "give another --report_dir"):
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / "test.json", json.dumps(report, indent=1, allow_nan=False).encode())
+        write_whole(folder / "test.json", json.dumps(report, indent=1, allow_nan=False).encode())
 
 
 def digest_of_test(columns: Columns) -> str:

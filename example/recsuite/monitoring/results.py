@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.errors import LINES, UserError, escaped, format_metric, markdown_table, printable
-from recsuite.files import local, reason_of
+from recsuite.files import reason_of
+from recsuite.remote import folder_at
 from recsuite.runtime.console import end_when_pipe_closes
 from recsuite.runtime.host import check_descriptors
 
@@ -66,8 +67,8 @@ def find_runs(folders: Sequence[Path]) -> list[RunReport]:
             )
         files |= dict.fromkeys(path.resolve() for path in found)
     # The name of a run is the part of its path that differs from the others'.
-    shared = os.path.commonpath([path.parent.parent for path in files])
-    return [read_report(path, os.path.relpath(path.parent, shared)) for path in files]
+    shared = os.path.commonpath([str(path.parent.parent) for path in files])
+    return [read_report(path, os.path.relpath(str(path.parent), shared)) for path in files]
 
 
 def read_report(path: Path, name: str) -> RunReport:
@@ -181,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(prog="report", description="Compare the reports of runs.")
     parser.add_argument(
-        "runs", nargs="+", type=local, metavar="RUN", help="--report_dir, or a folder of such"
+        "runs", nargs="+", type=folder_at, metavar="RUN", help="--report_dir, or a folder of such"
     )
     groups: dict[str, list[RunReport]] = {}
     for run in find_runs(parser.parse_args(arguments).runs):
