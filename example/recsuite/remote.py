@@ -384,6 +384,11 @@ class ObjectPath:
         with self._requests() as (fs, path):
             fs.put_file(str(source), path)
 
+    def download(self, target: Path) -> None:
+        """Write an object into a file of this machine."""
+        with self._requests() as (fs, path):
+            fs.get_file(path, str(target))
+
     def unlink(self, missing_ok: bool = False) -> None:
         """Remove an object."""
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from recsuite.checkpoint.checkpointer import Checkpointer, checkpointing
 from recsuite.checkpoint.folder import best_in, checkpoints_in, full_checkpoints_in, newest_in, step_of
 from recsuite.checkpoint.shards import HEAD_BYTES, ObjectTensors, ShardFile
 from recsuite.checkpoint.writer import tensors_of
+from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.remote import ObjectError, ObjectPath, filesystem, folder_at
 from recsuite.serving.served import Follower, ServedModel
@@ -509,6 +512,27 @@ def test_checkpoints_in_the_memory_of_a_process_are_those_of_a_store(trained: Tr
             take_steps(trained, checkpointer, first + 1, first + 2)
     assert names_in(place) == ["step-000000000", "delta-000000001", "delta-000000002"]
     trained.load(place)
+
+
+def test_columns_that_one_machine_made_are_used_by_another_and_damaged_ones_are_made_again(
+    place: Any, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = []
+    for number, part in enumerate((None, None, "time.npy")):
+        copy = tmp_path / str(number)
+        shutil.copytree(data, copy, ignore=shutil.ignore_patterns(".columns"))
+        if part:
+            (stored,) = place.iterdir()
+            content = bytearray((stored / part).read_bytes())
+            content[-1] ^= 1
+            (stored / part).put(bytes(content))
+        made.append(open_columns(Config.of(data_path=str(copy), cache_dir=str(place))))
+        said = capsys.readouterr()
+        assert ("reading" in said.out + said.err) == (number != 1)
+        assert ("are those of" in said.out + said.err) == (number == 1)
+    for columns in made[1:]:
+        assert columns.digest == made[0].digest
+        assert np.array_equal(columns.column("rows"), made[0].column("rows"))
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///run", "memory://"])

@@ -171,9 +171,9 @@ class Config:
         )
         # A named data set is downloaded or generated in --data_path; the user's own tables may be a URL.
         names = ("data_path",) if self.data.dataset else ()
-        for name in (*names, "cache_dir", "export"):
+        for name in (*names, "export"):
             local(flags[name], name)
-        for name in ("save_dir", "load", "warm_start", "report_dir"):
+        for name in ("save_dir", "load", "warm_start", "report_dir", "cache_dir"):
             folder_at(flags[name], name)
         for name in ("profile", "tensorboard"):
             require(

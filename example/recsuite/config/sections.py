@@ -165,7 +165,9 @@ class DataConfig(Section):
         "columns, for you to correct, and exit.",
     )
     cache_dir: str = flag(
-        "", "Folder for the columns made from the files. Default: .columns beside the files."
+        "",
+        "Folder for the columns made from the files. Default: .columns beside the files. With a URL of an object "
+        "store they are also copied there, and taken from there.",
     )
     rebuild: bool = flag(
         False,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
 from recsuite.config.sections import TOP, DataConfig
-from recsuite.datasets.columns import DIGEST_THREADS, VERSION, Columns, load_columns
+from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, with_flags
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
@@ -24,8 +24,11 @@ from recsuite.files import (
     explained,
     locked,
     place_for,
+    remove,
     replace_file,
+    replacing,
 )
+from recsuite.remote import ObjectPath, folder_at, is_remote
 from recsuite.runtime.console import say, stage
 
 if TYPE_CHECKING:
@@ -78,7 +81,8 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
     known = stream_state if config.stream.stream else None
     if known is not None and not source.has_times:
         raise UserError("The events have no times, so --stream has no order to follow; remove it.")
-    cache = Path(data.cache_dir) if data.cache_dir else place_for(source.folder, COLUMNS)
+    is_named = bool(data.cache_dir) and not is_remote(data.cache_dir)
+    cache = Path(data.cache_dir) if is_named else place_for(source.folder, COLUMNS)
     digests = _digests(source.files)
     name = _name(digests, source.key, data, seed, known)
 
@@ -96,7 +100,7 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
         columns = columns or _unchanged(found, source, stream_state)
     # First without the lock: most runs find their columns, even in a read-only folder.
     if columns is None and not _is_due(data, cache, name, launch):
-        columns = _found(cache, name, source, bool(data.cache_dir))
+        columns = _found(cache, name, source, is_named)
     if columns is None:
         advice = "give --cache_dir a folder with space that can be written"
         with explained(f"Cannot write the columns of {source.folder} to {cache}", advice):
@@ -155,6 +159,13 @@ def _with_lock(
         say(f"the columns in {folder} are damaged and are made again: {fault}")
     elif there is not None:
         say(f"the columns in {folder} are made again, as --rebuild asks")
+    # Columns of a stream are those of its training.
+    is_shared = is_remote(data.cache_dir) and stream_state is None
+    store = folder_at(data.cache_dir) / name if is_shared else None
+    if isinstance(store, ObjectPath) and not folder.exists():
+        fetched = _fetched(store, folder, source)
+        if fetched is not None:
+            return fetched
     say(f"reading {source.folder}; its columns will lie in {folder}")
     # Imported here: with existing columns a rank needs no compiler of loops, and no Arrow.
     from recsuite.datasets.preparation.making import make_columns
@@ -164,10 +175,38 @@ def _with_lock(
     if data.rebuild:
         replace_file(_mark_of(cache, name), launch.encode())
     _report_kept_folder(folder, made, there)
+    if isinstance(store, ObjectPath):
+        _share(made, store)
     # Every byte was read for its digest when it was written.
     columns, _ = load_columns(made, source.folder, source.schema, every_byte=False)
     assert columns is not None
     return columns
+
+
+def _fetched(store: ObjectPath, folder: Path, source: TableSource) -> Columns | None:
+    """Return columns that another machine put into an object store, copied to a folder; None without any."""
+    with explained(f"Cannot read {store}", "give another --cache_dir"):
+        if not (store / MANIFEST).is_file():
+            return None
+        with replacing(folder) as aside:
+            aside.mkdir()
+            for path in store.iterdir():
+                path.download(aside / path.name)
+    columns, fault = load_columns(folder, source.folder, source.schema)
+    if columns is None:
+        say(f"the columns in {store} are damaged and are made again: {fault}")
+        remove(folder)
+    else:
+        say(f"the columns in {folder} are those of {store}")
+    return columns
+
+
+def _share(folder: Path, store: ObjectPath) -> None:
+    """Copy columns into an object store, the manifest last."""
+    with explained(f"Cannot write the columns to {store}", "give another --cache_dir"):
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
+            (store / path.name).upload(path)
+    say(f"the columns are also in {store}")
 
 
 def _mark_of(cache: Path, name: str) -> Path:

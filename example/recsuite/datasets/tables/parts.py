@@ -408,7 +408,8 @@ def kept(tables: Tables, config: DataConfig) -> Iterator[Path]:
     root = Path(tables.root)
     home = root if root.is_dir() else root.parent
     beside = None if is_remote(tables.root) else place_for(home, ".columns")
-    cache = Path(config.cache_dir) if config.cache_dir else beside
+    is_named = config.cache_dir and not is_remote(config.cache_dir)
+    cache = Path(config.cache_dir) if is_named else beside
     if cache is not None:
         # Several data sets may share a folder for their columns.
         folder = cache / FOLDER / digest_of_bytes(tables.root.encode())[:12]
