@@ -134,7 +134,7 @@ def learns_from_a_topic(lines: Lines, clone: Path) -> None:
     from tests.support.kafka import SCHEMA, MockKafka, as_json, ratings
 
     # The first line installs what the tests have.
-    assert lines[0] == "pip install confluent-kafka"
+    assert lines[0] == ".venv/bin/pip install confluent-kafka"
     data = clone / "shop"
     data.mkdir()
     (data / "schema.toml").write_text(SCHEMA)
@@ -453,7 +453,7 @@ CHECKS: dict[str, Check] = {
         is_run_by_the_test_of_the_script
     ),
     # kafka.md
-    "pip install confluent-kafka": learns_from_a_topic,
+    ".venv/bin/pip install confluent-kafka": learns_from_a_topic,
     # dynamic.md
     "python example/online.py": is_run_by_the_test_of_the_script,
     # retrieval.md

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import shutil
 import signal
 import sys
@@ -197,7 +198,7 @@ def test_lost_brokers_end_every_rank_with_one_sentence(tmp_path: Path) -> None:
             assert process.wait(60) == 2
             assert process.stderr is not None
             errors = process.stderr.read()
-    assert errors.count("no answer for 10 s") == 1
+    assert len(re.findall(r"no answer for 1\d s", errors)) == 1
     assert "Traceback" not in errors
 
 

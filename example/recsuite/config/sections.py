@@ -166,8 +166,8 @@ class DataConfig(Section):
     )
     cache_dir: str = flag(
         "",
-        "Folder for the columns made from the files. Default: .columns beside the files. With a URL of an object "
-        "store they are also copied there, and taken from there.",
+        "Folder for the columns made from the files. Default: .columns beside the files. With a URL of an "
+        "object store they are also copied there, and taken from there.",
     )
     rebuild: bool = flag(
         False,

@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ COPY_DEADLINE = 4 * 3600.0
 SHOWN = 200
 # Start of an Arrow stream.
 ARROW = b"\xff\xff\xff\xff"
+# Longest line that readers of JSON lines take.
+JSON_BLOCK_BYTES = 2**22
 NOT_IN_A_LINE = re.compile(rb"[\n\r\0]")
 
 T = TypeVar("T")
@@ -95,10 +98,12 @@ class Topic:
 
         if not self.ends:
             seconds = min(seconds, FIRST_SECONDS)
-        found = self._retried(lambda: self._partitions(consumer), seconds)
+        # Of all requests together: other ranks wait for the answers.
+        until = time.monotonic() + seconds
+        found = self._retried(lambda: self._partitions(consumer), until)
         ask = functools.partial(consumer.get_watermark_offsets, timeout=ASK_SECONDS)
         return {
-            number: self._retried(functools.partial(ask, TopicPartition(self.name, number)), seconds)
+            number: self._retried(functools.partial(ask, TopicPartition(self.name, number)), until)
             for number in found
         }
 
@@ -155,7 +160,8 @@ class Topic:
                 import confluent_kafka
             except ImportError:
                 raise UserError(
-                    "--stream kafka:// requires confluent-kafka; pip install confluent-kafka."
+                    "--stream kafka:// requires confluent-kafka: "
+                    f"{sys.executable} -m pip install confluent-kafka"
                 ) from None
             own = {
                 "bootstrap.servers": self.servers,
@@ -175,6 +181,9 @@ class Topic:
                 self._consumer = confluent_kafka.Consumer({**others, **given, **own})
             except confluent_kafka.KafkaException as error:
                 raise UserError(f"{SETTINGS} has a wrong setting: {error.args[0].str()}.") from None
+            # Settings that name functions of Python.
+            except (TypeError, ValueError, AttributeError) as error:
+                raise UserError(f"{SETTINGS} has a wrong setting: {printable(str(error))}.") from None
         return self._consumer
 
     def _note(self, error: Any) -> None:
@@ -186,25 +195,28 @@ class Topic:
             self._fault = error.str()
         self._is_refused |= error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
-    def _retried(self, ask: Callable[[], T], seconds: float) -> T:
+    def _retried(self, ask: Callable[[], T], until: float) -> T:
         """Return an answer of the brokers, as soon as there is one.
 
         Raises:
-            UserError: after so many seconds without one, or when the login is refused.
+            UserError: at a time without one, or when the login is refused.
         """
         from confluent_kafka import KafkaException
 
         begin, is_said = time.monotonic(), False
         while True:
             try:
-                return ask()
+                answer = ask()
+                # What was wrong before is repaired.
+                self._fault, self._is_refused = "", False
+                return answer
             except KafkaException as error:
                 reason = error.args[0].str()
             # It calls `_note`. No partition is assigned, so there is no message to lose.
             self._consumer.poll(0)
             waited = time.monotonic() - begin
-            if self._is_refused or waited > seconds:
-                raise self._failed(f"no answer for {seconds:.0f} s", reason)
+            if self._is_refused or time.monotonic() > until:
+                raise self._failed(f"no answer for {waited:.0f} s", reason)
             if waited > SAID_AFTER and not is_said:
                 say(f"waiting for an answer of {self.address}: {printable(self._fault or reason)}")
                 is_said = True
@@ -221,7 +233,9 @@ class Topic:
         from confluent_kafka import KafkaError, KafkaException
 
         error = (topic := consumer.list_topics(self.name, timeout=ASK_SECONDS).topics[self.name]).error
-        if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        # Brokers that just started may not know it for a moment.
+        is_unknown = error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+        if is_unknown and not self.ends:
             raise UserError(f"{self.address} does not exist: the brokers have no topic {self.name}.")
         if error is not None:
             # Such as a missing right to read it, or an election of leaders.
@@ -329,11 +343,14 @@ class Topic:
                     if content := b"".join(contents):
                         with (self.folder / name).open("ab") as file:
                             file.write(content)
+                        # A slow disk is no silence of the brokers.
+                        heard = time.monotonic()
                         record.files[name] = record.files.get(name, 0) + len(content)
                         unflushed.add(name)
                 reached(num_read)
                 now = time.monotonic()
-                if self._is_refused or now - heard > self._seconds:
+                waited = now - heard
+                if ends and waited > (ASK_SECONDS if self._is_refused else self._seconds):
                     number = min(ends)
                     position = f"partition {number} at offset {record.next[str(number)]} of {ends[number]}"
                     raise self._failed(f"no message has come for {now - heard:.0f} s, {position}")
@@ -366,15 +383,18 @@ class Topic:
                 if number in ends and message.offset() >= ends[number]:
                     yield number, ends[number], None
             elif error.code() not in transient:
+                where = f"partition {number} of " if number >= 0 else ""
                 raise UserError(
-                    f"Cannot read partition {number} of {self.address}: {printable(error.str())}. Fix: check "
-                    "the topic, and start again."
+                    f"Cannot read {where}{self.address}: {printable(error.str())}. Fix: check the topic and "
+                    f"the rights of this login, also on the group that group.id names, and start again."
                 )
 
     def _save(self, record: CopyRecord, unflushed: set[str] | tuple[()]) -> None:
         """Replace the record, after the files are on the disk."""
         for name in unflushed:
             flush(self.folder / name)
+        # Otherwise a power cut could remove the names of files whose bytes are on the disk.
+        flush(self.folder)
         with replacing(self.folder / RECORD) as aside:
             aside.write_text(json.dumps(plain(record)))
             flush(aside)
@@ -393,9 +413,14 @@ def lines_of(value: bytes) -> bytes:
     """
     if value.startswith(ARROW):
         return _lines_of_arrow(value)
+    if len(value) > JSON_BLOCK_BYTES:
+        return _bad_line(value)
     is_line = value.startswith(b"{") and not NOT_IN_A_LINE.search(value)
     try:
         text = value.decode()
+        if b"\\ud" in value.lower():
+            # An escape may be half of a character, which no file can have.
+            json.dumps(json.loads(text), ensure_ascii=False).encode()
         if is_line:
             return value + b"\n"
         if isinstance(json.loads(text), dict):
@@ -414,19 +439,29 @@ def _lines_of_arrow(value: bytes) -> bytes:
     import pyarrow
 
     try:
-        rows = pyarrow.ipc.open_stream(value).read_all().to_pylist()
-    except (pyarrow.ArrowException, OSError):
+        table = pyarrow.ipc.open_stream(value).read_all()
+        # Otherwise wrong offsets of texts would read foreign memory.
+        table.validate(full=True)
+        rows = table.to_pylist()
+    # Texts that are not UTF-8, and times that Python does not have, are errors of other kinds.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError):
         return _bad_line(value)
     # One encoder for all rows: `json.dumps` would make one for each.
     encode = json.JSONEncoder(default=_as_text).encode
     # A NaN is a missing value, and JSON has none.
     objects = ({name: None if each != each else each for name, each in row.items()} for row in rows)
-    return "".join(f"{encode(row)}\n" for row in objects).encode()
+    lines = [f"{encode(row)}\n".encode() for row in objects]
+    return b"".join(line if len(line) <= JSON_BLOCK_BYTES else _bad_line(line) for line in lines)
 
 
 def _as_text(value: Any) -> str:
     """Return a value that JSON lacks: bytes, a time in ISO form, or a decimal number."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def is_setting(name: str, mark: str, value: str) -> bool:
+    """Return True for the parts of a `key=value`. A key that is none may hold a secret, and is not shown."""
+    return bool(mark and value.strip()) and re.fullmatch(r"[a-z0-9._]+", name.strip()) is not None
 
 
 def read_settings() -> dict[str, str]:
@@ -441,6 +476,8 @@ def read_settings() -> dict[str, str]:
     with explained(f"Cannot read {printable(path)}, which {SETTINGS} names"):
         lines = [line.strip() for line in Path(path).read_text(errors="replace").splitlines()]
     pairs = {number: line.partition("=") for number, line in enumerate(lines, 1) if line and line[0] != "#"}
-    if wrong := [number for number, (_, mark, _) in pairs.items() if not mark]:
+    if wrong := [
+        number for number, (name, mark, value) in pairs.items() if not is_setting(name, mark, value)
+    ]:
         raise UserError(f"{printable(path)}, line {wrong[0]}: must be key=value, as for librdkafka.")
     return {name.strip(): value.strip() for name, _, value in pairs.values()}
