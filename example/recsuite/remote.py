@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import io
@@ -74,8 +73,8 @@ def reason_of_failure(error: BaseException) -> str:
     status = {"FileNotFoundError": 404, "PermissionError": 403}.get(kind, status)
     if status:
         return REASONS.get(status, f"the server answers with status {status}")
-    # fsspec has its own timeout error; it is a TimeoutError only since Python 3.11.
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in kind:
+    # By its name: each library has its own.
+    if isinstance(error, TimeoutError) or "Timeout" in kind:
         return f"the server was silent for {SILENT_SECONDS:.0f} s"
     if "Credentials" in kind:
         return "it needs a login, such as one that AWS_PROFILE names"

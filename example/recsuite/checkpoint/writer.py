@@ -519,9 +519,10 @@ class CheckpointWriter:
         # The next checkpoint may need the space.
         if self.context.rank == 0 or self.is_uploaded:
             shutil.rmtree(self._making(final), ignore_errors=True)
+        first = "restore the access" if self.is_uploaded else "make room"
         self.failure = (
-            f"Cannot write {final}: {reason}. Fix: make room or restore access, or give a --save_dir that "
-            "can be written, and --resume; the checkpoints before it are whole."
+            f"Cannot write {final}: {reason}. Fix: {first}, or give a --save_dir that can be written, and "
+            "--resume; the checkpoints before it are whole."
         )
         self.context.say(self.failure)
 

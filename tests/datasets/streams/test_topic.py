@@ -315,11 +315,9 @@ def test_settings_come_from_a_file_and_are_not_shown(
         ),
     ):
         path.write_text(text)
-        begin = time.monotonic()
         with pytest.raises(UserError, match=message) as refused:
             copied(config)
         assert "secret" not in str(refused.value)
-        assert time.monotonic() - begin < 8
     path.write_text("client.id = mine\nsasl.password=secret\n")
     assert copied(config) == []
     assert "secret" not in json.dumps(config.flags) + (tmp_path / "data" / COPY / RECORD).read_text()
