@@ -22,6 +22,11 @@ from recsuite.files import local, replace_file
 CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 30.0, 60.0, 3600.0
 # Bytes per request.
 BLOCK_BYTES = 2**23
+# Names of the digests, versions and times that a server may keep of a file.
+MARKS = (
+    *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "VersionId", "versionId", "generation"),
+    *("Last-Modified", "LastModified", "mtime", "modified", "updated"),
+)
 REASONS = {
     401: "it asks for a login",
     403: "this login is not allowed to do it, or has expired",
@@ -81,6 +86,11 @@ def reason_of_failure(error: BaseException) -> str:
     # The number of a TLS or name resolution error is not a system errno.
     number = 0 if "SSL" in kind else getattr(error, "errno", None) or 0
     return f"the connection failed ({os.strerror(number) if number > 0 else kind})"
+
+
+def marks_of(info: dict[str, Any]) -> list[str]:
+    """Return the digests, versions and times that a server keeps of a file. info: what fsspec says of it."""
+    return [f"{name}={info[name]}" for name in MARKS if info.get(name)]
 
 
 def status_of(error: BaseException) -> int | None:
@@ -337,7 +347,7 @@ class ObjectPath:
             found = fs.find(path, detail=True)
         ends = f"/{name}"
         return {
-            key.removesuffix(ends).rpartition("/")[2]: _version_of(info)
+            key.removesuffix(ends).rpartition("/")[2]: "\n".join(marks_of(info)) or str(info.get("created"))
             for key, info in found.items()
             if key.endswith(ends) and key.count("/") == path.rstrip("/").count("/") + 2
         }
@@ -414,8 +424,3 @@ class ObjectPath:
 
 # Key of the content of a link.
 LINK = "checkpoint"
-
-
-def _version_of(info: dict[str, Any]) -> str:
-    names = ("ETag", "etag", "md5Hash", "mtime", "created", "LastModified", "size")
-    return next((str(info[name]) for name in names if info.get(name)), "")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recsuite.config.config import Config
+from recsuite.datasets.tables.files import JSON_BLOCK_BYTES
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import explained, flush, locked, plain, replacing, typed
 from recsuite.runtime.console import say, stage
@@ -45,8 +46,6 @@ COPY_DEADLINE = 4 * 3600.0
 SHOWN = 200
 # Start of an Arrow stream.
 ARROW = b"\xff\xff\xff\xff"
-# Longest line that readers of JSON lines take.
-JSON_BLOCK_BYTES = 2**22
 NOT_IN_A_LINE = re.compile(rb"[\n\r\0]")
 
 T = TypeVar("T")

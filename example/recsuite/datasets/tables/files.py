@@ -22,13 +22,10 @@ import xxhash
 from recsuite.datasets.tables.schema_file import EVENTS, FILENAME, ITEMS, USERS, Files
 from recsuite.errors import UserError, printable
 from recsuite.files import check_name, digest_of, explained, place_for
-from recsuite.remote import BLOCK_BYTES, RemoteFile, explained_remote, filesystem, is_remote, shown
+from recsuite.remote import BLOCK_BYTES, RemoteFile, explained_remote, filesystem, is_remote, marks_of, shown
 
-# Names of the digests, versions and times that a server may keep of a file.
-MARKS = (
-    *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "VersionId", "versionId", "generation"),
-    *("Last-Modified", "LastModified", "mtime", "modified", "updated"),
-)
+# Bytes of JSON lines that are parsed at once; no line may be longer.
+JSON_BLOCK_BYTES = 2**22
 
 
 def size_of(url: str) -> int:
@@ -44,7 +41,7 @@ def mark_of(url: str) -> str:
     proves nothing about later reads. If the server reports none of them, every byte is read.
     """
     info = _info(url)
-    marks = [f"{name}={info[name]}" for name in MARKS if info.get(name)]
+    marks = marks_of(info)
     if not marks:
         return _digest_of_content(url)
     return xxhash.xxh3_128_hexdigest("\n".join([shown(url), f"size={info.get('size')}", *marks]).encode())

@@ -27,7 +27,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import ipc, parquet, types
 from pyarrow import json as arrow_json
 
-from recsuite.datasets.tables.files import MISSING_PARTITION, File
+from recsuite.datasets.tables.files import JSON_BLOCK_BYTES, MISSING_PARTITION, File
 from recsuite.datasets.tables.values import EXACT
 from recsuite.errors import UserError, counted, printable
 from recsuite.remote import RemoteFile, is_remote
@@ -600,8 +600,6 @@ def _of_data(file: File, first: list[str], mark: str) -> str:
     )
 
 
-# Bytes that are parsed at once; no line may be longer.
-JSON_BLOCK_BYTES = 2**22
 # Arrow's parser crashes the process at a hundred thousand nested brackets.
 DEEPEST = 64
 # Characters of a line in a message.
