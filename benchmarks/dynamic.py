@@ -35,6 +35,7 @@ from recsuite.sharding.dynamic import (
     bucket_of,
     positions_in_buckets,
 )
+from recsuite.sharding.storage import TableRows
 
 PAGE = DOCS / "log" / "benchmarks.md"
 ONE_MILLION, TEN_MILLION = 1_000_000, 10_000_000
@@ -78,7 +79,7 @@ def measure_size(rows: int, flags: argparse.Namespace) -> dict[str, Any]:
     # Of different ages, which decide on evictions.
     seen = ids % 1000
     before, num_rows = resident_memory(), places + 1
-    share = DynamicTable(spec, 0, 1, torch.empty(num_rows, spec.embedding_dim), torch.empty(num_rows))
+    share = DynamicTable(spec, 0, 1, empty_rows(num_rows, spec.embedding_dim))
     put_ids(share, ids, seen)
     resident, weights = resident_memory() - before, num_rows * (spec.embedding_dim + 1) * 4
     found = {
@@ -151,11 +152,16 @@ def rates(share: DynamicTable, ids: torch.Tensor, flags: argparse.Namespace) -> 
     return found
 
 
+def empty_rows(number: int, dim: int) -> TableRows:
+    """Rows of a table that were not drawn."""
+    return TableRows(torch.empty(number, dim), {"momentum1": torch.empty(number)})
+
+
 def places_that_wait(spec: DynamicSpec) -> dict[str, int]:
     """Bytes for ids that wait for admission, as counted and as resident memory."""
     before = resident_memory()
-    empty = torch.empty(spec.capacity + 1, 0), torch.empty(0)
-    share = DynamicTable(DynamicSpec("user", 0, spec.capacity, spec.capacity, admit=2), 0, 1, *empty)
+    empty = empty_rows(spec.capacity + 1, 0)
+    share = DynamicTable(DynamicSpec("user", 0, spec.capacity, spec.capacity, admit=2), 0, 1, empty)
     resident = resident_memory() - before - share.places.nbytes
     return {"counted": share.waiting.nbytes, "resident": resident}
 

@@ -19,6 +19,7 @@ from recsuite.sharding.dynamic import (
     WaitingIds,
     initial_rows,
 )
+from recsuite.sharding.storage import TableRows
 from recsuite.sharding.table import IdCounters, RowSlots
 
 BITS = 2**64 - 1
@@ -184,8 +185,10 @@ class Shares:
                 rank,
                 world_size,
                 # What a place held before must not matter.
-                torch.full((places + 1, spec.embedding_dim), float("nan")),
-                torch.full((places + 1,), float("nan")),
+                TableRows(
+                    torch.full((places + 1, spec.embedding_dim), float("nan")),
+                    {"momentum1": torch.full((places + 1,), float("nan"))},
+                ),
             )
             for rank in range(world_size)
         ]

@@ -113,9 +113,9 @@ def start_from(
         for name, table in train_state.tables.items():
             if name in tables:
                 table.load(reader, float(train_state.row_scale))
-            elif not draws and "weight" in (rows := table.export()):
+            elif not draws:
                 # The model knew nothing of this feature.
-                rows["weight"].zero_()
+                table.multiply(0)
     new = {name: int((rows[1:] == UNKNOWN_ROW).sum()) for name, rows in places.items()}
     shown = ", ".join(f"{number:,} of {name}" for name, number in new.items() if number)
     chosen = describe_choice(manifest.progress, requested_kind(folder, checkpoint, until), task.main_label)

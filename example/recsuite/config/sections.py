@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from os.path import exists
@@ -126,6 +127,24 @@ def duration(flag: str, text: str, things: str) -> Duration:
     most = MOST_SECONDS if is_time else MOST_NUMBER
     require(amount <= most, f"--{flag} must be at most {'36525d' if is_time else most}, got {text}")
     return Duration(amount, is_time)
+
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B", re.ASCII)
+
+
+def size_of(text: str, flag: str) -> int:
+    """Parse the text of a flag as a number of bytes, such as 512MB, 1.5GB or 8GiB.
+
+    Raises:
+        UserError: when it is none.
+    """
+    found = SIZE.fullmatch(text.strip())
+    require(found is not None, f"--{flag} must be a size such as 512MB, 8GB or 8GiB, got {text}")
+    assert found is not None
+    unit = UNITS[found[2]]
+    # 10^3 becomes 2^10, 10^6 becomes 2^20.
+    return int(float(found[1]) * (1 << 10 * (len(str(unit)) // 3) if found[3] else unit))
 
 
 OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")
@@ -395,6 +414,35 @@ class TablesConfig(Section):
         most=1024,
     )
 
+    storage: str = flag(
+        "memory",
+        "Where tables are on a CPU: in memory, or on a disk (disk) those for which --memory_budget has no "
+        "room. Or the names of tables on the disk, separated by commas; dynamic tables are there if any is. "
+        "Rows that steps use are in memory too. It changes no result.",
+    )
+    memory_budget: str = flag(
+        "1GB",
+        "Memory of a rank for tables and for rows of tables on the disk, such as 512MB or 8GB.",
+    )
+    storage_dir: str = flag(
+        "", "Folder on a local disk for tables, whose files end with the process. Default: TMPDIR or /tmp."
+    )
+
+    @property
+    def is_on_disk(self) -> bool:
+        """True if tables may be on a disk."""
+        return self.storage != "memory"
+
+    @property
+    def folder(self) -> str:
+        """Folder of tables on a disk."""
+        return self.storage_dir or tempfile.gettempdir()
+
+    @property
+    def tables_on_disk(self) -> list[str]:
+        """Names of tables in --storage; empty if the sizes decide."""
+        return [] if self.storage in ("memory", "disk") else self.storage.split(",")
+
     def validate(self) -> None:
         """Refuse impossible values.
 
@@ -403,6 +451,9 @@ class TablesConfig(Section):
         """
         super().validate()
         self.capacities()
+        size_of(self.memory_budget, "memory_budget")
+        for name in ("memory_budget", "storage_dir"):
+            require(self.is_on_disk or self.is_default(name), f"--{name} requires --storage disk, got memory")
         require(
             self.eviction != "ttl" or self.expiry.amount > 0,
             "--eviction ttl requires --ttl above 0",
@@ -832,7 +883,9 @@ class CheckpointConfig(Section):
         3, "Number of full checkpoints to keep, besides the best one and the bases of deltas.", least=1
     )
     async_dump: bool = flag(
-        False, "Write full checkpoints from a copy in memory while the training continues."
+        False,
+        "Write full checkpoints from a copy in memory while the training continues.",
+        requires=("storage", "memory"),
     )
 
     @property

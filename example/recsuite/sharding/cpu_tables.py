@@ -24,7 +24,8 @@ R: keys that come to a rank; D: numbers in a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
-from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv
+from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
@@ -46,6 +47,7 @@ from recsuite.runtime.process import profiler_range
 from recsuite.sharding.dynamic import NO_ROW, BucketPlacement, DynamicSpec, DynamicTable, rows_per_rank
 from recsuite.sharding.exchange import Exchange, open_exchange
 from recsuite.sharding.recommender import of_tables
+from recsuite.sharding.storage import DiskStorage, FilesForTables, RowsOnDisk, TableRows
 from recsuite.sharding.table_rules import TableRule
 
 
@@ -53,13 +55,12 @@ from recsuite.sharding.table_rules import TableRule
 class TableGroup:
     """Tables of this rank in one kernel: those with the same kind of sharding.
 
-    kernel: FBGEMM's, which holds the rows and the learning rate; state: optimizer state of all rows, by name,
-    float32 [rows] or [rows, D]; first_key: the key of its first row; tables: their names, each with its first
-    row; rule: the optimizer.
+    kernel: FBGEMM's, with the learning rate; rows: its rows; first_key: the key of
+    the first one; tables: their names, each with its first row; rule: the optimizer.
     """
 
     kernel: Any
-    state: Mapping[str, torch.Tensor]
+    rows: TableRows
     first_key: int
     tables: tuple[tuple[str, int], ...]
     rule: TableRule
@@ -69,19 +70,19 @@ class TableGroup:
         """The group that holds the rows: this one."""
         return self
 
-    @property
-    def weights(self) -> torch.Tensor:
-        """All rows, float32 [rows, D]."""
-        # FBGEMM keeps the tables of a group one after the other in one array; all of ours are equally wide.
-        return self.kernel.weights_host.detach().view(-1, self.kernel.max_D)
+    def expected_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows, int64 [n], that a later step requests: these."""
+        return rows
 
     def learn(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
         """Update distinct rows, int64 [n], by their gradients, float32 [n, D], which are overwritten."""
         rate, number = self.kernel.learning_rate_tensor, int(self.kernel.iter_cpu.add_(1))
-        self.rule.update(self.weights, self.state, rows, gradients, rate, number)
+        self.rows.update(self.rule, rows, gradients, rate, number)
 
 
-def make_state(rule: TableRule, module: Any) -> dict[str, torch.Tensor]:
+def make_state(
+    rule: TableRule, module: Any, zeros: Callable[[list[int]], torch.Tensor] = torch.zeros
+) -> dict[str, torch.Tensor]:
     """Return the optimizer state of the tables of a TorchRec module with FBGEMM's kernel, all zero, by name.
 
     It is added to TorchRec's optimizer of the module, by table, so that it is in checkpoints. On a CPU the
@@ -92,7 +93,7 @@ def make_state(rule: TableRule, module: Any) -> dict[str, torch.Tensor]:
     sizes = [weight.local_shards()[0].tensor.size(0) for weight in weights.values()]
     for name, is_of_row in rule.slots.items():
         whole = [sum(sizes), module.emb_module.max_D]
-        state[name] = torch.zeros(whole[:1] if is_of_row else whole)
+        state[name] = zeros(whole[:1] if is_of_row else whole)
         for (table, weight), held in zip(weights.items(), state[name].split(sizes), strict=True):
             optimizer.state[weight][f"{table}.{name}"] = _sharded_as(weight, held)
     return state
@@ -124,6 +125,11 @@ class DynamicPart:
     group: TableGroup
     first_row: int
 
+    def expected_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ids that have one now, int64."""
+        rows = self.share.find(ids[ids != UNKNOWN_ID])
+        return rows[rows >= 0] + self.first_row
+
     def rows_of(self, ids: torch.Tensor, is_training: bool) -> torch.Tensor:
         """Return the rows of ids in the group, int64 [n]; NO_ROW for ids without a row.
 
@@ -149,9 +155,10 @@ class LookupRequest(Multistreamable):
     sent: the number of returned rows from each rank; unknowns: the index of the unknown row of each part;
     received: the number of keys and ids from each rank; in_parts: the same for each part of this rank; rows:
     the requested rows, in that order, int64 [R], as rows of the groups, but as ids of dynamic tables as long
-    as `is_resolved` is false; missing: the indices of ids among them without a row, int64, or None;
-    capacities: those of the layout when they were sent; by_rows: the ids of the batch sorted by returned row,
-    int32 [ids], and the start of each row's ids in that order, int32, or None before it is first used.
+    as `is_resolved` is false; expected: see `RowsOnDisk.begin`; missing: the indices of ids among them
+    without a row, int64, or None; capacities: those of the layout when they were sent; by_rows: the ids of
+    the batch sorted by returned row, int32 [ids], and the start of each row's ids in that order, int32, or
+    None before it is first used.
     """
 
     features: KeyedJaggedTensor
@@ -163,6 +170,7 @@ class LookupRequest(Multistreamable):
     rows: torch.Tensor
     capacities: tuple[int, ...] = ()
     is_resolved: bool = False
+    expected: int = 0
     missing: torch.Tensor | None = None
     by_rows: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -198,6 +206,8 @@ class TableLayout:
         self.plan = plan
         self.num_rows = num_rows
         self.groups: list[TableGroup] = []
+        # The rows of the group on a disk.
+        self.on_disk: RowsOnDisk | None = None
         self.dynamic: dict[str, DynamicPart] = {}
         # The number to add to a row of a table to get its key, by the shard of the row.
         self.shifts = {
@@ -354,7 +364,10 @@ class CountsExchange(Awaitable[Awaitable[LookupRequest]]):
 
     def _wait_impl(self) -> Awaitable[LookupRequest]:
         with profiler_range("input exchange"):
-            return KeysExchange(self, self.keys.counts()[:, 1:])
+            keys = KeysExchange(self, self.keys.counts()[:, 1:])
+            if self.layout.on_disk is not None:
+                keys.expect_rows(self.layout.on_disk)
+            return keys
 
 
 class KeysExchange(Awaitable[LookupRequest]):
@@ -378,6 +391,8 @@ class KeysExchange(Awaitable[LookupRequest]):
         )
 
     def _wait_impl(self) -> LookupRequest:
+        if self.request.expected:
+            return self.request
         with profiler_range("input exchange"):
             self.request.rows = self.keys.keys().long()
             for part, piece in self.layout.pieces(self.request):
@@ -385,6 +400,14 @@ class KeysExchange(Awaitable[LookupRequest]):
                 if part is part.group:
                     self.request.rows[piece] -= part.group.first_key
             return self.request
+
+    def expect_rows(self, rows: RowsOnDisk) -> None:
+        """Begin to load the rows. The keys were sent with their counts, so they are here too."""
+        request, expected = self._wait_impl(), rows.next_call
+        for part, piece in self.layout.pieces(request):
+            if part.group.rows is rows:
+                rows.expect(part.expected_rows(request.rows[piece]))
+        request.expected = expected
 
 
 class RowRequests(NamedTuple):
@@ -542,18 +565,31 @@ class CpuTables(ShardedEmbeddingCollection):
     sharder: gives their optimizer and the dynamic tables; shares: of dynamic tables, by name.
     """
 
-    def __init__(self, sharder: CpuTablesSharder, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        sharder: CpuTablesSharder,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            if sharder.storage is not None:
+                number = module.embedding_dim() * _num_split_rows(params, env.rank)
+                stack.enter_context(FilesForTables(sharder.storage, [number]))
+            super().__init__(module, params, env, *arguments, **options)
         self.exchange = open_exchange(self._env.process_group, sharder.timeout)
         # TorchRec's pipelines check if the input exchange still waits for a first batch; this one does not.
         self._has_uninitialized_input_dist = False
         # Autograd calls the backward only if an input requires a gradient. The rows do not, so this empty
         # tensor does, also on a rank that holds no rows.
         self.anchor = torch.zeros(0, requires_grad=True)
-        self.layout = self._lay_out(sharder.rule, sharder.dynamic)
+        self.layout = self._lay_out(sharder)
         self.shares = {name: part.share for name, part in self.layout.dynamic.items()}
+        self.rows_of_tables = {name: group.rows for group in self.layout.groups for name, _ in group.tables}
 
-    def _lay_out(self, rule: TableRule, dynamic: Specs) -> TableLayout:
+    def _lay_out(self, sharder: CpuTablesSharder) -> TableLayout:
         """Assign keys to the rows of all ranks, and find the kernels of this rank."""
         plan = {name: self.module_sharding_plan[name] for name in self._table_names}
         num_rows = {name: config.num_embeddings for name, config in self._table_name_to_config.items()}
@@ -565,12 +601,15 @@ class CpuTables(ShardedEmbeddingCollection):
                 first_key, tables = layout.add_group(rank, kind)
                 if rank == self._env.rank:
                     module = _module_of(lookup, tables)
-                    state = make_state(rule, module) if module else {}
+                    is_on_disk = kind == ShardingType.ROW_WISE.value
+                    rows = _rows_of(module, sharder, is_on_disk)
+                    if isinstance(rows, RowsOnDisk):
+                        layout.on_disk = rows
                     kernel = module and module.emb_module
-                    layout.groups.append(TableGroup(kernel, state, first_key, tables, rule))
+                    layout.groups.append(TableGroup(kernel, rows, first_key, tables, sharder.rule))
         # Other tables of the model have another width.
-        for name in [name for name in dynamic if name in plan]:
-            layout.dynamic[name] = self._share_of(dynamic[name], layout)
+        for name in [name for name in sharder.dynamic if name in plan]:
+            layout.dynamic[name] = self._share_of(sharder.dynamic[name], layout)
         layout.close()
         return layout
 
@@ -579,9 +618,9 @@ class CpuTables(ShardedEmbeddingCollection):
         places = {name: (group, first) for group in layout.groups for name, first in group.tables}
         group, first_row = places[spec.name]
         rank, world_size = self._env.rank, self._env.world_size
-        rows = slice(first_row, first_row + rows_per_rank(spec, world_size))
-        state = group.state["momentum1"][rows]
-        share = DynamicTable(spec, rank, world_size, group.weights[rows], state)
+        share = DynamicTable(
+            spec, rank, world_size, group.rows.part(first_row, rows_per_rank(spec, world_size))
+        )
         if share.unknown is not None:
             # The unknown row is trained like any other row, and starts at zero.
             share.unknown[0].zero_()
@@ -636,6 +675,25 @@ class CpuTables(ShardedEmbeddingCollection):
             self.post_lookup_tracker_fn(looked_up, rows, self, None)
 
 
+def _num_split_rows(params: Mapping[str, ParameterSharding], rank: int) -> int:
+    """Return the rows of a rank of all tables that are split by rows."""
+    split = (table for table in params.values() if table.sharding_type == ShardingType.ROW_WISE.value)
+    shards = (shard for table in split for shard in table.sharding_spec.shards)
+    return sum(shard.shard_sizes[0] for shard in shards if shard.placement.rank() == rank)
+
+
+def _rows_of(module: Any, sharder: CpuTablesSharder, is_split: bool) -> TableRows:
+    """Return the rows of a TorchRec module: on the disk if there are such tables, and these are split."""
+    if module is None:
+        return TableRows(torch.empty(0, 0), {})
+    kernel, storage = module.emb_module, sharder.storage
+    # FBGEMM keeps the tables of a group one after the other in one array; all of ours are equally wide.
+    weights = kernel.weights_host.detach().view(-1, kernel.max_D)
+    if storage is None or not is_split:
+        return TableRows(weights, make_state(sharder.rule, module))
+    return RowsOnDisk(storage, weights, make_state(sharder.rule, module, storage.zeros))
+
+
 def _module_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
     """Return TorchRec's module of a table group; None where this rank holds no rows of it."""
     held = [[table.name for table in config.embedding_tables] for config in lookup.grouped_configs]
@@ -654,11 +712,13 @@ class RowLookup(torch.autograd.Function):
         """Collective: every rank."""
         ctx.tables, ctx.request = tables, request
         with profiler_range("lookup"):
+            if tables.layout.on_disk is not None:
+                tables.layout.on_disk.begin(request.expected)
             mine = tables.exchange.outgoing("rows", (len(request.rows), tables._embedding_dim))
             rows = request.rows if request.missing is None else request.rows.clamp(min=0)
             for part, piece in tables.layout.pieces(request):
                 # Written to memory that other ranks read: rows are copied once on this side.
-                torch.index_select(part.group.weights, 0, rows[piece], out=mine.rows[piece])
+                part.group.rows.look_up(rows[piece], mine.rows[piece])
             # Mark the ids without a row in the rows that go back.
             if request.missing is not None:
                 mine.rows.view(torch.int32)[request.missing, 0] = MARK
@@ -691,13 +751,21 @@ class RowLookup(torch.autograd.Function):
 class CpuTablesSharder(EmbeddingCollectionSharder):
     """Sharder that makes `CpuTables` from the tables of a model.
 
-    rule: their optimizer; timeout: seconds to wait for another rank; dynamic: specs of the dynamic tables.
+    rule: their optimizer; timeout: seconds to wait for another rank; dynamic: specs of the dynamic tables;
+    storage: of the tables that are split by rows, None for memory.
     """
 
-    def __init__(self, fused_params: dict[str, Any], rule: TableRule, timeout: float, dynamic: Specs) -> None:
+    def __init__(
+        self,
+        fused_params: dict[str, Any],
+        rule: TableRule,
+        timeout: float,
+        dynamic: Specs,
+        storage: DiskStorage | None = None,
+    ) -> None:
         # The kernel itself does not train and needs no state: this is the only optimizer without one.
         super().__init__(fused_params={**fused_params, "optimizer": EmbOptimType.EXACT_SGD})
-        self.rule, self.timeout, self.dynamic = rule, timeout, dynamic
+        self.rule, self.timeout, self.dynamic, self.storage = rule, timeout, dynamic, storage
 
     def shard(
         self,

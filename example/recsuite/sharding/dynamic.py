@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ import torch
 
 from recsuite.errors import UserError
 from recsuite.ids import UNKNOWN_ID
+from recsuite.sharding.storage import DiskStorage, TableRows
 from recsuite.sharding.table import (
     SINCE_BEGINNING,
     EmbeddingTable,
@@ -404,23 +405,35 @@ class BucketPlaces:
     once; taken: number of places with an id.
     """
 
-    def __init__(self, num_buckets: int, width: int, order: EvictionOrder, device: torch.device) -> None:
-        self.width, self.order, self.device = width, order, device
+    def __init__(
+        self,
+        num_buckets: int,
+        width: int,
+        order: EvictionOrder,
+        device: torch.device,
+        storage: DiskStorage | None = None,
+    ) -> None:
+        self.width, self.order, self.device, self.storage = width, order, device, storage
         self._numbers = torch.arange(1, width + 1, dtype=torch.uint8, device=device)
         self.reset(num_buckets)
 
     def reset(self, num_buckets: int) -> None:
         """Start with so many empty buckets, without marks."""
-        shape = (num_buckets, self.width)
-        self.ids = torch.full(shape, EMPTY, dtype=torch.int64, device=self.device)
-        self.seen = torch.full_like(self.ids, NEVER)
-        self.count = torch.zeros(num_buckets * self.width, dtype=torch.int32, device=self.device)
-        self.touched = torch.zeros(num_buckets * self.width, dtype=torch.bool, device=self.device)
-        self.fresh = torch.zeros_like(self.touched)
+        shape, number = (num_buckets, self.width), num_buckets * self.width
+        self.ids = self._full(shape, EMPTY, torch.int64)
+        self.seen = self._full(shape, NEVER, torch.int64)
+        self.count = self._full((number,), 0, torch.int32)
+        self.touched = self._full((number,), 0, torch.bool)
+        self.fresh = self._full((number,), 0, torch.bool)
         # Buffer of `_is_first`, one entry for each bucket; always written before it is read.
-        self._first = torch.empty(num_buckets, dtype=torch.int32, device=self.device)
+        self._first = self._full((num_buckets,), 0, torch.int32)
         self.gone: list[torch.Tensor] = []
         self.taken = 0
+
+    def _full(self, shape: Sequence[int], value: int, dtype: torch.dtype) -> torch.Tensor:
+        if self.storage is not None:
+            return self.storage.full(shape, value, dtype)
+        return torch.full(shape, value, dtype=dtype, device=self.device)
 
     @property
     def flat_ids(self) -> torch.Tensor:
@@ -683,8 +696,8 @@ CHUNK = 2**18
 class DynamicTable(EmbeddingTable):
     """One rank's share of one dynamic table, whose rows are found by id.
 
-    weights: float32 [P + 1, D], and state of the optimizer, float32 [P + 1]; row r is that of place r; the
-    last row, on rank 0, is the unknown row.
+    rows: P + 1, with "momentum1" as the state of the optimizer, float32 [P + 1]; row r is that of place r;
+    the last row, on rank 0, is the unknown row.
     """
 
     prefix = "dynamic"
@@ -695,13 +708,12 @@ class DynamicTable(EmbeddingTable):
         spec: DynamicSpec,
         rank: int,
         world_size: int,
-        weights: torch.Tensor,
-        state: torch.Tensor,
+        rows: TableRows,
     ) -> None:
         self.spec, self.rank, self.world_size = spec, rank, world_size
         self.name = spec.name
-        self.weights, self.state = weights, state
-        self.device = weights.device
+        self.rows, self.weights, self.state = rows, rows.weights, rows.state["momentum1"]
+        self.device = self.weights.device
         self.clock, self.scale = TableClock(spec), 1.0
         # All ids last seen before this time were removed already: finding them reads all places.
         self._looked_for = NEVER
@@ -709,16 +721,20 @@ class DynamicTable(EmbeddingTable):
         self.first_capacity = spec.capacity
         self._lay_out(spec.capacity)
         num_buckets = self.placement.buckets_on(rank)
-        self.places = BucketPlaces(num_buckets, BUCKET_WIDTH, self.clock.order(), self.device)
+        where = self.device, rows.storage
+        self.places = BucketPlaces(num_buckets, BUCKET_WIDTH, self.clock.order(), *where)
         num_waiting = num_buckets if spec.admit > 1 else 0
-        self.waiting = BucketPlaces(num_waiting, BUCKET_WIDTH, eviction_order_of_waiting(), self.device)
+        self.waiting = BucketPlaces(num_waiting, BUCKET_WIDTH, eviction_order_of_waiting(), *where)
         self.admitted = self.evicted = self.expired = self.unplaced = self.unadmitted = 0
         # Work of the backend after a backward; the same for all tables of a module, and harmless twice.
         self.complete_step: Callable[[], None] = lambda: None
 
     @property
     def unknown(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The unknown row, float32 [D], and its optimizer state, float32 []; None on other ranks."""
+        """The unknown row, float32 [D], and its optimizer state, float32 []; None on other ranks.
+
+        As other tensors of the table, they may be out of date, see `TableRows.flush`.
+        """
         return (self.weights[-1], self.state[-1]) if self.rank == 0 else None
 
     def _lay_out(self, capacity: int) -> None:
@@ -805,8 +821,7 @@ class DynamicTable(EmbeddingTable):
         self.evicted += live
         self.expired += late
         self.admitted += len(ids)
-        self.weights.index_copy_(0, placed, initial_rows(self.spec, ids, self.scale))
-        self.state.index_fill_(0, placed, 0)
+        self.rows.insert(placed, initial_rows(self.spec, ids, self.scale))
         return rows
 
     def _insert_after_waiting(self, ids: torch.Tensor, home: torch.Tensor) -> torch.Tensor:
@@ -840,10 +855,11 @@ class DynamicTable(EmbeddingTable):
 
     def _rows_at(self, which: torch.Tensor, waiting: torch.Tensor) -> LiveRows:
         rows = self.places.ascending(which)
+        self.rows.flush()
         return LiveRows(
             self.places.flat_ids[rows],
-            self.weights.index_select(0, rows),
-            self.state.index_select(0, rows),
+            self.rows.taken(self.weights, rows),
+            self.rows.taken(self.state, rows),
             self.places.flat_seen[rows],
             self.places.count[rows],
             self.waiting.waiting(waiting),
@@ -911,7 +927,7 @@ class DynamicTable(EmbeddingTable):
     @property
     def nbytes(self) -> int:
         """See `EmbeddingTable`."""
-        return self.weights.nbytes
+        return 0 if self.rows.on_disk else self.weights.nbytes
 
     def copy(self) -> RowSlots:
         """See `EmbeddingTable`: by id, because a place may get another id."""
@@ -978,8 +994,14 @@ class DynamicTable(EmbeddingTable):
         rows = which.nonzero().view(-1)
         if self.unknown is not None:
             rows = torch.cat([rows, rows.new_tensor([len(self.weights) - 1])])
+        self.rows.flush()
         held = {"weight": self.weights, "momentum1": self.state}
-        return {slot: largest_of(value.index_select(0, rows)) for slot, value in held.items()}
+        return {slot: largest_of(self.rows.taken(value, rows)) for slot, value in held.items()}
+
+    def multiply(self, factor: float) -> None:
+        """See `EmbeddingTable`."""
+        self.rows.forget()
+        self.weights.mul_(factor)
 
     def clear_changes(self) -> None:
         """Forget what changed."""
@@ -996,6 +1018,7 @@ class DynamicTable(EmbeddingTable):
         all ids at once.
         """
         self._looked_for = NEVER
+        self.rows.forget()
         dropped = sum(
             self._put_rows(live, slice(first, first + CHUNK)) for first in range(0, len(live.ids), CHUNK)
         )
@@ -1023,6 +1046,7 @@ class DynamicTable(EmbeddingTable):
 
     def clear(self) -> None:
         """Remove all ids, with the marks."""
+        self.rows.forget()
         for of in (self.places, self.waiting):
             of.reset(len(of.ids))
 

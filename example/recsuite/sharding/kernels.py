@@ -91,3 +91,92 @@ def update_by_adagrad(
         factor = rate / (np.sqrt(sums[row]) + eps)
         for number in range(dim):
             weights[row, number] -= factor * gradients[place, number]
+
+
+# Requests of a row that its slot remembers, see `storage.RowsOnDisk`.
+MOST_HEAT = 3
+
+
+@compiled
+def find_slots(
+    rows: np.ndarray,
+    slot_of: np.ndarray,
+    called: np.ndarray,
+    heat: np.ndarray,
+    loaded: np.ndarray,
+    call: int,
+    slots: np.ndarray,
+    missing: np.ndarray,
+) -> tuple[int, int]:
+    """Find the slots of rows, see `storage.RowsOnDisk`, and note the call in them.
+
+    rows, slots: int64 [n]; missing: the indices of rows without a slot, int64 [n]. Returns the number of
+    these, and that of the last transfer that fills any of the slots.
+    """
+    number, newest = 0, 0
+    for place in range(len(rows)):
+        slot = slot_of[rows[place]]
+        if slot < 0:
+            missing[number] = place
+            number += 1
+            continue
+        slots[place] = slot
+        called[slot] = call
+        heat[slot] = min(heat[slot] + 1, MOST_HEAT)
+        newest = max(newest, loaded[slot])
+    return number, newest
+
+
+@compiled
+def evict(
+    rows: np.ndarray,
+    missing: np.ndarray,
+    slot_of: np.ndarray,
+    row_of: np.ndarray,
+    called: np.ndarray,
+    heat: np.ndarray,
+    loaded: np.ndarray,
+    least: int,
+    call: int,
+    transfer: int,
+    hand: int,
+    done: int,
+    slots: np.ndarray,
+    before: np.ndarray,
+) -> tuple[int, int]:
+    """Give the missing rows from index `done` on the slots of others, which no call since `least` used.
+
+    before: the row that had the slot, or -1, int64 [missing]. Returns the number of rows with a slot, and the
+    next position of the clock's hand.
+    """
+    for index in range(done, len(missing)):
+        row, seen = rows[missing[index]], 0
+        before[index] = -1
+        if slot_of[row] >= 0:
+            # The row is requested twice.
+            slots[missing[index]] = slot_of[row]
+            continue
+        while row_of[hand] >= 0 and (called[hand] >= least or heat[hand] > 0):
+            if called[hand] < least:
+                heat[hand] -= 1
+            hand = hand + 1 if hand + 1 < len(row_of) else 0
+            seen += 1
+            # Each slot was seen with every heat.
+            if seen > (MOST_HEAT + 1) * len(row_of):
+                return index, hand
+        before[index] = row_of[hand]
+        if row_of[hand] >= 0:
+            slot_of[row_of[hand]] = -1
+        row_of[hand], slot_of[row] = row, hand
+        called[hand], heat[hand], loaded[hand] = call, 0, transfer
+        slots[missing[index]] = hand
+        hand = hand + 1 if hand + 1 < len(row_of) else 0
+    return len(missing), hand
+
+
+@compiled
+def copy_rows(source: np.ndarray, of_source: np.ndarray, target: np.ndarray, of_target: np.ndarray) -> None:
+    """Copy rows, float32 [n, D], of one array to rows of another. of_source, of_target: int64 [n]."""
+    for place in range(len(of_source)):
+        for number in range(source.shape[1]):
+            target[of_target[place], number] = source[of_source[place], number]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 
 import torch
@@ -32,10 +34,11 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
-from recsuite.config.sections import TrainingConfig, require
+from recsuite.config.sections import TablesConfig, TrainingConfig, require, size_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import HISTORY, UNKNOWN_ROW, Table
 from recsuite.errors import UserError
+from recsuite.files import explained
 from recsuite.models.tasks import ModelMaker, widths_of
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
@@ -44,6 +47,7 @@ from recsuite.sharding.data_parallel import FixedBuckets
 from recsuite.sharding.dynamic import DynamicSpec, DynamicTable, rows_per_rank
 from recsuite.sharding.dynamic_ranks import dynamic_rows, specs_of
 from recsuite.sharding.recommender import TrainableModel, make_head, make_model
+from recsuite.sharding.storage import DiskStorage, TableRows
 from recsuite.sharding.table import EmbeddingTable, StaticTable
 from recsuite.sharding.table_rules import TableRule, check_rule
 from recsuite.sharding.torchrec_tables import TorchRecTablesSharder
@@ -83,7 +87,7 @@ def build_model(
     torch.manual_seed(config.runtime.seed)
     head = make_head(columns, config.model, config.data.history, maker)
     widths = widths_of(head, [table.name for table in held_tables(columns)], config.model.embedding_dim)
-    memory = int((1 - RESERVED_FOR_DENSE) * _memory_per_rank(context)) * context.world_size
+    memory = int((1 - RESERVED_FOR_DENSE) * _room_per_rank(config.tables, context)) * context.world_size
     held, seed, is_stream = held_tables(columns), config.runtime.seed, bool(config.stream.stream)
     specs = specs_of(held, config.tables, widths, INIT_STD, seed, memory, is_stream)
     num_rows = {
@@ -93,8 +97,9 @@ def build_model(
         for table in held
     }
     model = make_model(columns, config.model, head, num_rows, loss)
-    sharder = make_sharder(tables, config, specs, context, max(widths.values()))
-    plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context, tables)
+    storage = make_storage(config.tables, num_rows, widths, specs, tables, context)
+    sharder = make_sharder(tables, config, specs, context, max(widths.values()), storage)
+    plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context, tables, storage)
     # Tables are allocated here, each shard on the rank that owns it; before, only their shapes exist.
     sharded = DistributedModelParallel(
         model, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
@@ -110,12 +115,65 @@ def held_tables(columns: Columns) -> list[Table]:
     return [table for table in columns.tables if table.rows]
 
 
+def bytes_of_rows(rule: TableRule, width: int) -> int:
+    """Return the bytes of a row with the state of its optimizer."""
+    return 4 * (width + sum(1 if is_of_row else width for is_of_row in rule.slots.values()))
+
+
+def make_storage(
+    config: TablesConfig,
+    num_rows: Mapping[str, int],
+    widths: Mapping[str, int],
+    specs: Mapping[str, DynamicSpec],
+    rule: TableRule,
+    context: RuntimeContext,
+) -> DiskStorage | None:
+    """Return the storage of tables on a disk; None if all are in memory. Not collective.
+
+    Raises:
+        UserError: for a table that there is not, and a budget without room for those in memory.
+    """
+    if not config.is_on_disk:
+        return None
+    size = {name: rows * bytes_of_rows(rule, widths[name]) for name, rows in num_rows.items()}
+    budget, names = size_of(config.memory_budget, "memory_budget"), set(config.tables_on_disk)
+    require(
+        names <= size.keys(),
+        f"--storage must be memory, disk, or some of the tables {', '.join(size)}, got {config.storage}",
+    )
+    if not names:
+        if sum(size.values()) <= budget * context.world_size:
+            return None
+        # The smallest tables stay in memory while half of the budget is left for rows of the others.
+        smallest = sorted(size.keys() - specs.keys(), key=lambda name: size[name])
+        sums = accumulate(size[name] for name in smallest)
+        names = size.keys() - {name for name, used in zip(smallest, sums, strict=True) if used <= budget / 2}
+    # One kind of sharding is on the disk, and dynamic tables have no other.
+    names |= specs.keys()
+    in_memory = sum(size[name] for name in size.keys() - names)
+    require(
+        in_memory < budget,
+        f"--memory_budget {config.memory_budget} has no room for the tables in memory, which take "
+        f"{in_memory / 1e6:,.0f} MB; give a larger one, or --storage disk",
+    )
+    totals: dict[int, int] = {}
+    for name in names:
+        totals[widths[name]] = totals.get(widths[name], 0) + size[name]
+    shares = {width: total / sum(totals.values()) for width, total in totals.items()}
+    return DiskStorage(config.folder, frozenset(names), shares, budget - in_memory)
+
+
 def make_sharder(
-    rule: TableRule, config: Config, specs: Mapping[str, DynamicSpec], context: RuntimeContext, width: int
+    rule: TableRule,
+    config: Config,
+    specs: Mapping[str, DynamicSpec],
+    context: RuntimeContext,
+    width: int,
+    storage: DiskStorage | None = None,
 ) -> EmbeddingCollectionSharder:
     """Return the sharder of the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses.
 
-    width: of the widest table.
+    width: of the widest table; storage: of tables on a disk.
 
     Raises:
         UserError: on a GPU, for rows that are wider than FBGEMM reads there; see also `check_rule`.
@@ -128,7 +186,11 @@ def make_sharder(
     # A row out of range is a bug in this library: it must end the run, and not become row 0.
     fused_params["bounds_check_mode"] = BoundsCheckMode.FATAL
     if is_cpu and cpu_tables == "vectorised":
-        return CpuTablesSharder(fused_params, rule, config.runtime.timeout, specs)
+        return CpuTablesSharder(fused_params, rule, config.runtime.timeout, specs, storage)
+    require(
+        not config.tables.is_on_disk,
+        f"--storage {config.tables.storage} requires a CPU and --cpu_tables vectorised",
+    )
     if not is_cpu:
         require(
             width <= WIDEST_ON_GPU,
@@ -153,10 +215,12 @@ def make_plan(
     batch_size: int,
     context: RuntimeContext,
     rule: TableRule,
+    storage: DiskStorage | None = None,
 ) -> ShardingPlan:
     """Return TorchRec's plan: rank 0 makes it, all ranks use it. Collective: every rank.
 
-    num_rows: of each table; batch_size: of each rank; rule: the optimizer of the tables.
+    num_rows: of each table; batch_size: of each rank; rule: the optimizer of the tables; storage: of tables
+    on a disk, which are split by rows, the others then are not.
 
     Constraints: dynamic tables are split by rows, equally over the ranks. Static tables with many rows per
     rank are split too, so that all ranks share their memory and work. Small ones stay whole on the rank that
@@ -170,6 +234,8 @@ def make_plan(
     splits_all = isinstance(sharder, TorchRecTablesSharder)
     large = ROWS_PER_RANK_WORTH_SPLITTING * context.world_size if context.world_size > 1 else math.inf
     split = {name for name, rows in num_rows.items() if splits_all or name in specs or rows >= large}
+    if storage is not None:
+        split = {*storage.tables}
     constraints = {
         name: ParameterConstraints(
             sharding_types=[(ShardingType.ROW_WISE if name in split else ShardingType.TABLE_WISE).value],
@@ -179,7 +245,7 @@ def make_plan(
         )
         for name in num_rows
     }
-    memory = _memory_per_rank(context)
+    memory = _memory_per_rank(context) if storage is None else _disk_per_rank(storage.folder, context)
     planner = EmbeddingShardingPlanner(
         # The planner does not count the optimizer state, which may be as large as the rows.
         topology=_topology(memory // (1 + [*rule.slots.values()].count(False)), context),
@@ -196,8 +262,9 @@ def make_plan(
         needed = sum(rows * widths[name] for name, rows in num_rows.items()) * 4 / 2**30
         raise UserError(
             f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks "
-            f"have {memory / 2**30:.1f} GiB each ({str(error).strip().splitlines()[0]}); start more "
-            f"processes or give a smaller --embedding_dim{' or --capacity' if specs else ''}."
+            f"have {memory / 2**30:.1f} GiB {'of disk ' if storage else ''}each "
+            f"({str(error).strip().splitlines()[0]}); start more processes or give a smaller "
+            f"--embedding_dim{' or --capacity' if specs else ''}."
         ) from error
 
 
@@ -212,6 +279,17 @@ def _topology(memory: int, context: RuntimeContext) -> Topology:
     )
     kernels = KernelConfig(compute_device=context.device.type)
     return TopologyFactory.create_topology(trainer, kernel_config=kernels)
+
+
+def _room_per_rank(config: TablesConfig, context: RuntimeContext) -> int:
+    if config.is_on_disk:
+        return _disk_per_rank(config.folder, context)
+    return _memory_per_rank(context)
+
+
+def _disk_per_rank(folder: str, context: RuntimeContext) -> int:
+    with explained(f"Cannot read --storage_dir {folder}", "give another folder"):
+        return shutil.disk_usage(folder).free // context.local_world_size
 
 
 def _memory_per_rank(context: RuntimeContext) -> int:
@@ -270,13 +348,20 @@ def embedding_tables(model: DistributedModelParallel) -> dict[str, EmbeddingTabl
         tensors[key.split(".")[-2]] |= {slot.rpartition(".")[2]: value for slot, value in state.items()}
     dynamic = dynamic_rows(model)
     names = model.module.recommender.widths
-    return {name: dynamic.get(name) or StaticTable(name, tensors[name]) for name in names}
+    rows = rows_of_tables(model)
+    return {name: dynamic.get(name) or StaticTable(name, tensors[name], rows.get(name)) for name in names}
+
+
+def rows_of_tables(model: nn.Module) -> dict[str, TableRows]:
+    """Return this rank's rows of the group of each table; none of tables of TorchRec. Not collective."""
+    found = (getattr(module, "rows_of_tables", {}) for module in model.modules())
+    return {name: rows for tables in found for name, rows in tables.items()}
 
 
 def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
     """Describe each table in a line: rows, dimension, how it is split, on which ranks, MiB of weights."""
     lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
-    dynamic = dynamic_rows(model)
+    dynamic, held = dynamic_rows(model), rows_of_tables(model)
     # There is a sharded module for each width.
     plan = {name: found for module in model.plan.plan.values() for name, found in module.items()}
     for table in held_tables(columns):
@@ -286,7 +371,9 @@ def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
         rows = dynamic[table.name].spec.capacity if table.name in dynamic else table.rows
         mib = rows * width * 4 / 2**20
         line = f"{table.name:<12}{rows:>12,}{width:>5}  {parameter.sharding_type:<12}{shown:<10}{mib:>8.2f}"
-        lines.append(line + (_describe_dynamic(dynamic[table.name]) if table.name in dynamic else ""))
+        line += _describe_dynamic(dynamic[table.name]) if table.name in dynamic else ""
+        on_disk = table.name in held and held[table.name].on_disk
+        lines.append(line + (f"  on disk, {len(on_disk.row_of):,} rows in memory" if on_disk else ""))
     return "\n".join(lines)
 
 

@@ -23,6 +23,7 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.errors import UserError
+from recsuite.sharding.storage import TableRows
 
 # Values of n rows by the name of the slot: "weight", float32 [n, D]; the state of the optimizer by the names
 # of its rule, float32 [n] or [n, D]; and what tells which rows they are.
@@ -73,12 +74,13 @@ class EmbeddingTable(ABC):
     """This rank's share of one embedding table.
 
     prefix: the first word of the names of its tensors in files; exports_copies: True if a full export never
-    has the table's own tensors; name: of the table. Only `end_step` is collective.
+    has the table's own tensors; name: of the table; rows: their storage. Only `end_step` is collective.
     """
 
     prefix: ClassVar[str]
     exports_copies: ClassVar[bool] = False
     name: str
+    rows: TableRows
 
     @property
     def first(self) -> int:
@@ -128,6 +130,10 @@ class EmbeddingTable(ABC):
         raise NotImplementedError
 
     @abstractmethod
+    def multiply(self, factor: float) -> None:
+        """Multiply all rows of this rank by a number."""
+
+    @abstractmethod
     def clear_changes(self) -> None:
         """Forget which rows changed."""
 
@@ -138,7 +144,7 @@ class EmbeddingTable(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of all weights of this rank."""
+        """Bytes of memory for a copy of this rank."""
 
     @abstractmethod
     def copy(self) -> RowSlots:
@@ -169,13 +175,18 @@ class StaticTable(EmbeddingTable):
     """Table whose rows have numbers.
 
     tensors: by slot, split by rows over the ranks or whole on one of them; a rank without rows has only the
-    weight. marks: True for changed rows of this rank, bool [n], once `track_changes` was called.
+    weight; rows: those of its group on this rank, None for TorchRec's. marks: True for changed rows of this
+    rank, bool [n], once `track_changes` was called.
     """
 
     prefix = "tables"
 
-    def __init__(self, name: str, tensors: Mapping[str, ShardedTensor]) -> None:
+    def __init__(
+        self, name: str, tensors: Mapping[str, ShardedTensor], rows: TableRows | None = None
+    ) -> None:
         self.name, self._tensors = name, tensors
+        # Without any, its tensors are up to date at any time.
+        self.rows = rows or TableRows(torch.empty(0), {})
         self.marks: torch.Tensor | None = None
 
     @property
@@ -207,32 +218,46 @@ class StaticTable(EmbeddingTable):
 
     def export(self, changed: bool = False) -> RowSlots:
         """See `EmbeddingTable`; "rows": the numbers of changed rows, int64 [n], ascending."""
-        held = {slot: shard.tensor.detach() for slot, shard in self.shards.items()}
+        self.rows.flush()
+        held = self._held()
         if not changed:
             return held
         rows = self.changed_rows()
-        return {"rows": rows + self.first, **{slot: value[rows] for slot, value in held.items()}}
+        taken = {slot: self.rows.taken(value, rows) for slot, value in held.items()}
+        return {"rows": rows + self.first, **taken}
+
+    def _held(self) -> RowSlots:
+        return {slot: shard.tensor.detach() for slot, shard in self.shards.items()}
 
     def check(self, source: RowSource, folder: Path) -> None:
         """No-op: a checkpoint of the same shapes has the same rows."""
 
     def load(self, source: RowSource, scale: float) -> int:
         """See `EmbeddingTable`."""
-        source.fill_rows(self.name, self.export(), self.first)
+        self.rows.forget()
+        source.fill_rows(self.name, self._held(), self.first)
         return 0
 
     def set_rows(self, rows: torch.Tensor) -> None:
         """See `EmbeddingTable`."""
         # None: this rank has no row.
+        self.rows.forget()
         if self._weight is not None:
             mine = rows[self.first : self.first + len(self._weight)]
             self._weight[:, : mine.size(1)] = mine.to(self._weight)
 
     def subtract(self, rows: torch.Tensor) -> None:
         """See `EmbeddingTable`."""
+        self.rows.forget()
         if self._weight is not None:
             self._weight.sub_(rows)
             self.mark(torch.arange(len(rows), device=rows.device))
+
+    def multiply(self, factor: float) -> None:
+        """See `EmbeddingTable`."""
+        self.rows.forget()
+        if self._weight is not None:
+            self._weight.mul_(factor)
 
     def track_changes(self) -> None:
         """Mark changed rows from now on, a byte for each row."""
@@ -252,22 +277,23 @@ class StaticTable(EmbeddingTable):
     @property
     def nbytes(self) -> int:
         """See `EmbeddingTable`."""
-        return 0 if self._weight is None else self._weight.nbytes
+        return 0 if self._weight is None or self.rows.on_disk else self._weight.nbytes
 
     def copy(self) -> RowSlots:
         """See `EmbeddingTable`."""
-        # In the memory of the host: another device has less to spare.
-        return {} if self._weight is None else {"weight": self._weight.to("cpu", copy=True)}
+        self.rows.flush()
+        return {} if self._weight is None else {"weight": self.rows.copied(self._weight)}
 
     def restore(self, copy: RowSlots) -> None:
         """See `EmbeddingTable`."""
+        self.rows.forget()
         if self._weight is not None:
             self._weight.copy_(copy["weight"])
 
     @property
     def _weight(self) -> torch.Tensor | None:
         """Weights of this rank, float32 [n, D]; None if it has no rows."""
-        return self.export().get("weight")
+        return self._held().get("weight")
 
     def largest(self, changed: bool = False) -> dict[str, float]:
         """See `EmbeddingTable`."""

@@ -30,6 +30,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recsuite.sharding.dynamic import EMPTY, NO_ROW, DynamicSpec, DynamicTable
 from recsuite.sharding.recommender import of_tables
+from recsuite.sharding.storage import TableRows
 
 
 class OwnersDist(RwSparseFeaturesDist):
@@ -132,9 +133,8 @@ class TorchRecTables(ShardedEmbeddingCollection):
         kernels = []
         for kernel, name, weights, state in self._local_tables():
             if name in dynamic:
-                self.shares[name] = DynamicTable(
-                    dynamic[name], self._env.rank, self._env.world_size, weights, state
-                )
+                rows = TableRows(weights, {"momentum1": state})
+                self.shares[name] = DynamicTable(dynamic[name], self._env.rank, self._env.world_size, rows)
                 kernels.append(kernel)
             else:
                 shards = self.module_sharding_plan[name].sharding_spec.shards

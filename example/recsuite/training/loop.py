@@ -32,6 +32,7 @@ from recsuite.runtime.process import (
 from recsuite.sharding.dynamic_ranks import counts_of, describe_counts
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import Metric, ModelInput
+from recsuite.sharding.storage import describe_storage
 from recsuite.sharding.table_rules import TableRule
 from recsuite.training.callbacks import (
     Callback,
@@ -309,6 +310,8 @@ class Training:
 
     def finish(self) -> Run:
         """Test the best weights, and call the callbacks at the end; for a stream without a test."""
+        for line in describe_storage(self.train_state.tables):
+            self.context.say(line)
         number = self.progress.epoch
         if self.windows is not None:
             overall, empty = self._overall(), self.windows.num_empty(self.stream)

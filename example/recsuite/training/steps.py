@@ -130,11 +130,21 @@ def with_histories(
     return [*parts], torch.cat([*parts.values()]), torch.cat([*found.values()])
 
 
+# Batches whose rows are loaded from a disk before their step.
+STEPS_AHEAD = 2
+
+
 class Overlap(TrainPipelineSparseDist):
     """TorchRec's pipeline for a loop that makes the steps itself.
 
     Copying the next batches and exchanging their ids overlap with the computation of the current one.
+
+    ahead: batches whose ids are exchanged before their step, with the current one.
     """
+
+    def __init__(self, model: Any, optimizer: Any, device: torch.device, ahead: int = 1) -> None:
+        super().__init__(model, optimizer, device)
+        self.ahead, self._exchanged = ahead, 0
 
     def device_batches(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         """Yield batches on the device, whose ids were exchanged.
@@ -148,18 +158,30 @@ class Overlap(TrainPipelineSparseDist):
             self.fill_pipeline(source)
             if not self.batches:
                 return
+            # TorchRec has exchanged those of the very first batch.
+            self._exchanged = max(self._exchanged, 1)
             self._set_module_context(self.contexts[0])
             self._wait_for_batch()
-            if len(self.batches) >= 2:
-                self.start_sparse_data_dist(self.batches[1], self.contexts[1])
+            while len(self.batches) > self._exchanged < self.ahead:
+                self._send()
+                self.after_forward()
+                self.enqueue_batch(source)
+            self._send()
             self.enqueue_batch(source)
             yield self.batches[0]
             self.dequeue_batch()
+            self._exchanged -= 1
+
+    def _send(self) -> None:
+        if len(self.batches) > self._exchanged:
+            number = self._exchanged
+            self.start_sparse_data_dist(self.batches[number], self.contexts[number])
 
     def after_forward(self) -> None:
         """Send the ids of the next batch, during the backward."""
-        if len(self.batches) >= 2:
-            self.wait_sparse_data_dist(self.contexts[1])
+        if len(self.batches) > self._exchanged:
+            self.wait_sparse_data_dist(self.contexts[self._exchanged])
+            self._exchanged += 1
 
 
 class Pass:
@@ -192,7 +214,10 @@ class Pass:
         self.begin = self.progress = progress
         self.schedule, self.context, self.on_step = schedule, context, on_step
         exchanges = context.device.type == "cuda" and context.world_size > 1
-        self.overlaps = exchanges if config.pipeline == "auto" else config.pipeline == "sparse_dist"
+        # Rows on a disk are loaded as soon as their ids are known.
+        self.loads = any(table.rows.on_disk for table in model.tables.values())
+        overlaps = exchanges or self.loads
+        self.overlaps = overlaps if config.pipeline == "auto" else config.pipeline == "sparse_dist"
         self.window = (progress.stream.begin, progress.stream.end) if progress.stream else None
         self.step_sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples, self.window)
         self.losses: np.ndarray | None = None
@@ -252,7 +277,8 @@ class Pass:
             yield there
 
     def _overlapped(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
-        overlap = Overlap(self.model.model, self.model.optimizer, self.context.device)
+        ahead = STEPS_AHEAD if self.loads else 1
+        overlap = Overlap(self.model.model, self.model.optimizer, self.context.device, ahead)
         self.model.after_forward = overlap.after_forward
         try:
             yield from overlap.device_batches(source)

@@ -179,10 +179,8 @@ def apply_row_scale(train_state: ShardedModel) -> bool:
     mantissa, exponent = math.frexp(float(train_state.row_scale))
     if exponent > SMALLEST_EXPONENT:
         return False
-    for name, value in train_state.model.state_dict().items():
-        if isinstance(value, ShardedTensor) and name.endswith(".weight"):
-            for shard in value.local_shards():
-                shard.tensor.detach().mul_(2.0**exponent)
+    for table in train_state.tables.values():
+        table.multiply(2.0**exponent)
     train_state.row_scale.fill_(mantissa)
     return True
 

@@ -1,0 +1,456 @@
+"""Rows of tables on a CPU, in memory or in files on a local disk: `--storage`.
+
+    step -> rows in memory, `--memory_budget`: row -> slot        read and changed in place
+                 ^ rows of the next batches, before their step
+                 v changed rows, when another row takes the slot, in the order of their places
+            mapped files: weights, state of the optimizer         what checkpoints read and write
+
+A step computes with the slots as it computes with a whole table, so results are the same to the last bit. The
+files have no names: they end with the process, and a training continues from its checkpoints.
+
+n: rows; D: numbers in a row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from recsuite.errors import UserError
+from recsuite.files import explained
+from recsuite.sharding.table_rules import TableRule
+
+if TYPE_CHECKING:
+    from recsuite.sharding.table import EmbeddingTable
+
+# Reads of a disk at the same time: they wait for it, and use no core.
+READERS = 16
+# Fewer rows are not worth another reader.
+ROWS_PER_READER = 32
+# Memory of a slot besides the row: see the arrays of `RowsOnDisk`.
+BYTES_BESIDE_A_SLOT = 4 + 8 + 8 + 1 + 1
+# Rows to copy at once, so that copies need little memory.
+CHUNK = 2**16
+
+
+class TableRows:
+    """Rows in memory, with the state of their optimizer.
+
+    weights: float32 [n, D]; state: by slot, float32 [n] or [n, D]; storage: of what is not in memory.
+    """
+
+    storage: DiskStorage | None = None
+
+    def __init__(self, weights: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        self.weights, self.state = weights, state
+
+    @property
+    def on_disk(self) -> RowsOnDisk | None:
+        """The rows of the group, if they are on a disk."""
+        return None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Weights and state by slot."""
+        return {"weight": self.weights, **self.state}
+
+    def look_up(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy the weights of some rows, int64 [k], to `out`, float32 [k, D]."""
+        torch.index_select(self.weights, 0, rows, out=out)
+
+    def update(
+        self, rule: TableRule, rows: torch.Tensor, gradients: torch.Tensor, rate: torch.Tensor, number: int
+    ) -> None:
+        """Make a step of an optimizer, see `TableRule.update`."""
+        rule.update(self.weights, self.state, rows, gradients, rate, number)
+
+    def insert(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
+        """Replace distinct rows, int64 [k], by weights, float32 [k, D], with a state of zero."""
+        self.weights.index_copy_(0, rows, weights)
+        for state in self.state.values():
+            state.index_fill_(0, rows, 0)
+
+    def flush(self) -> None:
+        """Bring the tensors up to date, before they are read."""
+
+    def forget(self) -> None:
+        """Bring the tensors up to date, before they are changed."""
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor that may be as large as the table, in the host's memory or a file."""
+        # In the memory of the host: another device has less to spare.
+        return tensor.to("cpu", copy=True)
+
+    def part(self, first: int, number: int) -> TableRows:
+        """Return the rows of one table."""
+        return RowsOfTable(self, first, number)
+
+    def taken(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return a copy of some rows, int64 [k], of a tensor; call `flush` before."""
+        return values.index_select(0, rows)
+
+
+class RowsOfTable(TableRows):
+    """Rows of one table among those of a group. first: the number of its first row in the group."""
+
+    def __init__(self, whole: TableRows, first: int, number: int) -> None:
+        here = slice(first, first + number)
+        super().__init__(whole.weights[here], {slot: value[here] for slot, value in whole.state.items()})
+        self.whole, self.first, self.storage = whole, first, whole.storage
+
+    @property
+    def on_disk(self) -> RowsOnDisk | None:
+        """See `TableRows`."""
+        return self.whole.on_disk
+
+    def insert(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
+        """See `TableRows`."""
+        self.whole.insert(rows + self.first, weights)
+
+    def flush(self) -> None:
+        """See `TableRows`."""
+        self.whole.flush()
+
+    def forget(self) -> None:
+        """See `TableRows`."""
+        self.whole.forget()
+
+    def taken(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """See `TableRows`."""
+        return self.whole.taken(values, rows)
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `TableRows`."""
+        return self.whole.copied(tensor)
+
+
+@dataclass(frozen=True)
+class DiskStorage:
+    """Storage of tables on a disk.
+
+    folder: on a local disk; tables: the names of those on the disk; shares: the part of `budget` for the
+    tables of each width; budget: bytes of this rank for rows in memory.
+    """
+
+    folder: str
+    tables: frozenset[str]
+    shares: Mapping[int, float]
+    budget: int
+
+    def full(self, shape: Sequence[int], value: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor in a file, of which single pages are read, see `zeros`."""
+        found = self.zeros(shape, dtype).fill_(value)
+        if found.numel():
+            advise(found, mmap.MADV_RANDOM)
+        return found
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return zeros in a mapped file without a name.
+
+        Raises:
+            UserError: when the disk has no room.
+        """
+        number = math.prod(shape)
+        size = max(1, number) * dtype.itemsize
+        with (
+            explained(
+                f"Cannot make a file of {size / 2**20:,.0f} MiB in --storage_dir {self.folder}",
+                "make room, or give another folder",
+            ),
+            tempfile.TemporaryFile(dir=self.folder, buffering=0) as file,
+        ):
+            # Reserved: a write to a mapped page that finds no room on the disk kills the process.
+            os.posix_fallocate(file.fileno(), 0, size)
+            path = f"/proc/self/fd/{file.fileno()}"
+            return torch.from_file(path, shared=True, size=number, dtype=dtype).view(*shape)
+
+
+class FilesForTables(TorchFunctionMode):
+    """While it is active, FBGEMM's tables are made in files: `torch.zeros` with a number of elements."""
+
+    def __init__(self, storage: DiskStorage, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.storage, self.sizes = storage, [size for size in sizes if size]
+        self._made: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.zeros and args and args[0] in self.sizes:
+            self._made.append(self.storage.zeros([args[0]]))
+            return self._made[-1]
+        # TorchRec draws rows that are drawn again: see `plan.fill_tables`.
+        if func is torch.Tensor.uniform_ and any(_is_part(args[0], whole) for whole in self._made):
+            return args[0]
+        return func(*args, **kwargs)
+
+
+def _is_part(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+@dataclass
+class StorageCounts:
+    """Counts: requested rows, those loaded from the disk, those of them that a step waited for, written rows."""
+
+    requested: int = 0
+    loaded: int = 0
+    late: int = 0
+    written: int = 0
+
+
+def describe_storage(tables: Mapping[str, EmbeddingTable]) -> list[str]:
+    """Describe in lines how the lookups of this rank found rows on a disk; none without a disk."""
+    names: dict[RowsOnDisk, list[str]] = {}
+    for name, table in tables.items():
+        if (rows := table.rows.on_disk) is not None:
+            names.setdefault(rows, []).append(name)
+    lines = []
+    for rows, of_group in names.items():
+        counts = rows.counts
+        hits, early = 1 - counts.loaded / max(1, counts.requested), 1 - counts.late / max(1, counts.loaded)
+        lines.append(
+            f"on disk: {', '.join(of_group)}; {hits:.1%} of {counts.requested:,} requested rows were in "
+            f"memory, {early:.1%} of the others came before their step; {counts.written:,} rows written back"
+        )
+    return lines
+
+
+class RowsOnDisk(TableRows):
+    """Rows in mapped files, with some of them in memory. One thread calls it.
+
+    The newest batches' rows stay in memory; among the others a clock evicts those that were requested least
+    ("GCLOCK", after Smith, "Sequentiality and Prefetching in Database Systems", 1978).
+
+    slot_of: row to slot or -1, int32 [n]. For each slot, row_of: its row or -1,
+    int32; called: the number of the call that used it last, int64; loaded: the number of the transfer that
+    fills it, int64; heat: how often it was requested, up to 3, uint8; dirty: True if changed.
+
+    Raises:
+        UserError: when the budget is too small.
+    """
+
+    def __init__(
+        self,
+        storage: DiskStorage,
+        weights: torch.Tensor,
+        state: Mapping[str, torch.Tensor],
+    ) -> None:
+        super().__init__(weights, state)
+        self.storage: DiskStorage = storage
+        number, budget = len(weights), int(storage.budget * storage.shares[weights.size(1)])
+        bytes_of_row = sum(value[:1].nbytes for value in self.tensors.values())
+        slots = (budget - 4 * number) // (bytes_of_row + BYTES_BESIDE_A_SLOT)
+        if slots < 1:
+            raise UserError(
+                f"--memory_budget has {budget / 2**20:,.1f} MiB for {number:,} rows on the disk, whose index "
+                f"alone takes {4 * number / 2**20:,.1f} MiB; give a larger one, or start more processes."
+            )
+        slots = min(slots, number)
+        self.held = {slot: torch.empty(slots, *value.shape[1:]) for slot, value in self.tensors.items()}
+        self.slot_of = torch.full([number], -1, dtype=torch.int32)
+        self.row_of = torch.full([slots], -1, dtype=torch.int32)
+        self.called = torch.zeros(slots, dtype=torch.int64)
+        self.loaded = torch.zeros(slots, dtype=torch.int64)
+        self.heat = torch.zeros(slots, dtype=torch.uint8)
+        self.dirty = torch.zeros(slots, dtype=torch.bool)
+        self.counts = StorageCounts()
+        self._call = self._hand = self._started = self._done = 0
+        # Rows used since this call stay in memory, if there is room.
+        self._since = 1
+        self._transfers: list[tuple[Future[None], int]] = []
+        # One transfer after the other: a row may be written and read again.
+        self._queue, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(READERS)
+        self._is_random = False
+
+    def expect(self, rows: torch.Tensor) -> None:
+        """Begin to load rows, int64 [k], that a later step requests."""
+        self.counts.loaded += self._place(rows, must=False)[1]
+
+    @property
+    def on_disk(self) -> RowsOnDisk | None:
+        """See `TableRows`."""
+        return self
+
+    @property
+    def next_call(self) -> int:
+        """Number of the next call."""
+        return self._call + 1
+
+    def begin(self, expected: int) -> None:
+        """Begin the lookups of a step. expected: the number of the first call that expected its rows."""
+        self._since = expected
+
+    def look_up(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """See `TableRows`."""
+        self.counts.requested += len(rows)
+        slots, loaded, newest = self._place(rows)
+        self.counts.loaded += loaded
+        self.counts.late += self._wait(newest)
+        torch.index_select(self.held["weight"], 0, slots, out=out)
+
+    def update(
+        self, rule: TableRule, rows: torch.Tensor, gradients: torch.Tensor, rate: torch.Tensor, number: int
+    ) -> None:
+        """See `TableRows`."""
+        slots = self._slots(rows)
+        self.dirty.index_fill_(0, slots, True)
+        state = {slot: value for slot, value in self.held.items() if slot != "weight"}
+        rule.update(self.held["weight"], state, slots, gradients, rate, number)
+
+    def insert(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
+        """See `TableRows`."""
+        slots = self._slots(rows, is_new=True)
+        self.dirty.index_fill_(0, slots, True)
+        for slot, value in self.held.items():
+            if slot == "weight":
+                value.index_copy_(0, slots, weights)
+            else:
+                value.index_fill_(0, slots, 0)
+
+    def flush(self) -> None:
+        """See `TableRows`."""
+        self._wait(self._started)
+        changed = self.dirty.nonzero().view(-1)
+        rows = self.row_of[changed]
+        order = rows.argsort()
+        self._advise(is_random=False)
+        self._copy(rows[order], changed[order], is_load=False)
+        self.dirty.zero_()
+
+    def forget(self) -> None:
+        """See `TableRows`."""
+        self.flush()
+        self.slot_of.fill_(-1)
+        self.row_of.fill_(-1)
+        self.heat.zero_()
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `TableRows`."""
+        return self.storage.zeros(tensor.shape, tensor.dtype).copy_(tensor)
+
+    def taken(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """See `TableRows`; a copy of many rows is in a file."""
+        if len(rows) <= CHUNK:
+            return values.index_select(0, rows)
+        found = self.storage.zeros([len(rows), *values.shape[1:]])
+        for part, target in zip(rows.split(CHUNK), found.split(CHUNK), strict=True):
+            torch.index_select(values, 0, part, out=target)
+        return found
+
+    def _slots(self, rows: torch.Tensor, is_new: bool = False) -> torch.Tensor:
+        """Return the slots of distinct rows, which are in memory until the next call.
+
+        Raises:
+            UserError: when they do not fit.
+        """
+        slots, _, newest = self._place(rows, is_new=is_new)
+        self._wait(newest)
+        return slots
+
+    def _place(
+        self, rows: torch.Tensor, must: bool = True, is_new: bool = False
+    ) -> tuple[torch.Tensor, int, int]:
+        """Find slots for rows, and begin to load those that are not in memory.
+
+        must: evict rows of the newest batches if nothing else is left; otherwise skip what has no room.
+        Returns the slots, int64 [k], the number of rows to load, and the number of the last transfer that
+        fills any of the slots.
+        """
+        # Not at the top: numba takes 60 MiB, and this module is imported on a GPU too.
+        from recsuite.sharding.kernels import evict, find_slots
+
+        self._call += 1
+        slots, missing = torch.empty_like(rows), torch.empty_like(rows)
+        of_slots = (self.called.numpy(), self.heat.numpy(), self.loaded.numpy())
+        number, newest = find_slots(
+            rows.numpy(), self.slot_of.numpy(), *of_slots, self._call, slots.numpy(), missing.numpy()
+        )
+        if not number:
+            return slots, 0, newest
+        wanted, before = missing[:number], torch.full([number], -1, dtype=torch.int64)
+        done = 0
+        for least in (self._since, self._call) if must else (self._since,):
+            done, self._hand = evict(
+                *(rows.numpy(), wanted.numpy(), self.slot_of.numpy(), self.row_of.numpy(), *of_slots),
+                *(least, self._call, self._started + 1, self._hand, done, slots.numpy(), before.numpy()),
+            )
+            if done == number:
+                break
+        if must and done < number:
+            raise UserError(
+                f"A step requests {len(rows):,} rows at once, and --memory_budget has room for "
+                f"{len(self.row_of):,}; give a larger one, or a smaller --batch_size."
+            )
+        self._transfer(rows[wanted[:done]], slots[wanted[:done]], before[:done], is_new)
+        return slots, done, self._started
+
+    def _transfer(self, rows: torch.Tensor, slots: torch.Tensor, before: torch.Tensor, is_new: bool) -> None:
+        """Begin to write back changed rows that lost their slots, and to load others into these."""
+        self._started += 1
+        leaving = (before >= 0) & self.dirty[slots]
+        old, from_slots = before[leaving], slots[leaving]
+        order = old.argsort()
+        old, from_slots = old[order], from_slots[order]
+        self.counts.written += len(old)
+        self.dirty[from_slots] = False
+        self._advise(is_random=True)
+
+        def run() -> None:
+            self._copy(old, from_slots, is_load=False)
+            if not is_new:
+                self._copy(rows, slots, is_load=True)
+
+        self._transfers.append((self._queue.submit(run), len(rows)))
+
+    def _copy(self, rows: torch.Tensor, slots: torch.Tensor, is_load: bool) -> None:
+        """Copy rows between files and memory, each part in its own thread."""
+        from recsuite.sharding.kernels import copy_rows
+
+        def copy(part: tuple[torch.Tensor, torch.Tensor]) -> None:
+            for name, held in self.held.items():
+                there = self.tensors[name]
+                sides = [(there, part[0]), (held, part[1])]
+                (source, of_source), (target, of_target) = sides if is_load else sides[::-1]
+                flat = (value.view(len(value), -1).numpy() for value in (source, target))
+                copy_rows(next(flat), of_source.numpy(), next(flat), of_target.numpy())
+
+        parts = max(1, min(READERS, len(rows) // ROWS_PER_READER))
+        pieces = zip(rows.long().tensor_split(parts), slots.tensor_split(parts), strict=True)
+        for _ in map(copy, pieces) if parts == 1 else self._readers.map(copy, pieces):
+            pass
+
+    def _wait(self, number: int) -> int:
+        """Wait until a transfer has ended; return the number of rows that were waited for."""
+        waited = 0
+        while self._done < number:
+            transfer, rows = self._transfers.pop(0)
+            waited += 0 if transfer.done() else rows
+            transfer.result()
+            self._done += 1
+        return waited
+
+    def _advise(self, is_random: bool) -> None:
+        """Tell the kernel to read single pages, or whole files ahead."""
+        if self._is_random == is_random:
+            return
+        self._is_random = is_random
+        for value in self.tensors.values():
+            if value.numel():
+                advise(value, mmap.MADV_RANDOM if is_random else mmap.MADV_NORMAL)
+
+
+def advise(tensor: torch.Tensor, advice: int) -> None:
+    """Tell the kernel how the pages of a mapped tensor are used."""
+    begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    size = tensor.data_ptr() + tensor.nbytes - begin
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), advice)

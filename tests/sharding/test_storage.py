@@ -1,0 +1,250 @@
+"""Tables on a disk: rows, deltas and losses are the bits of tables in memory, and memory is bounded."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from recsuite.checkpoint.chain import chain_at
+from recsuite.checkpoint.folder import checkpoints_in
+from recsuite.checkpoint.format import read_manifest
+from recsuite.checkpoint.shards import RowReader
+from recsuite.config.config import Config
+from recsuite.config.sections import size_of
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.errors import UserError
+from recsuite.sharding.storage import BYTES_BESIDE_A_SLOT, DiskStorage, RowsOnDisk, TableRows
+from recsuite.sharding.table_rules import Adam, RowWiseAdagrad, TableRule
+from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
+
+NUM_ROWS, DIM = 300, 5
+
+
+def on_disk(folder: Path, rule: TableRule, slots: int, seed: int = 0) -> tuple[RowsOnDisk, TableRows]:
+    """Rows on a disk with so many of them in memory, and equal rows in memory."""
+    shapes = {slot: [NUM_ROWS, DIM][: 2 - is_of_row] for slot, is_of_row in rule.slots.items()}
+    bytes_of_row = 4 * (DIM + sum(1 if is_of_row else DIM for is_of_row in rule.slots.values()))
+    budget = 4 * NUM_ROWS + slots * (bytes_of_row + BYTES_BESIDE_A_SLOT)
+    storage = DiskStorage(str(folder), frozenset(), {DIM: 1.0}, budget)
+    state = {slot: storage.zeros(shape) for slot, shape in shapes.items()}
+    there = RowsOnDisk(storage, storage.zeros([NUM_ROWS, DIM]), state)
+    there.weights.copy_(torch.randn(NUM_ROWS, DIM, generator=torch.Generator().manual_seed(seed)))
+    assert len(there.row_of) == slots
+    return there, TableRows(
+        there.weights.clone(), {slot: torch.zeros(shape) for slot, shape in shapes.items()}
+    )
+
+
+def assert_equal(there: TableRows, here: TableRows) -> None:
+    for slot, value in here.tensors.items():
+        assert torch.equal(value, there.tensors[slot]), slot
+
+
+@pytest.mark.parametrize("rule", [RowWiseAdagrad(0.1), Adam(0.1)], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("slots", [40, 90, NUM_ROWS])
+def test_rows_on_a_disk_are_those_in_memory_whatever_is_asked_and_expected(
+    tmp_path: Path, rule: TableRule, slots: int
+) -> None:
+    there, here = on_disk(tmp_path, rule, slots)
+    generator = torch.Generator().manual_seed(slots)
+
+    def some(most: int) -> torch.Tensor:
+        # Small numbers are popular.
+        drawn = (torch.rand(most, generator=generator) ** 3 * NUM_ROWS).long()
+        return drawn.unique()
+
+    expected: list[tuple[torch.Tensor, int]] = []
+    rate = torch.tensor(0.1)
+    for number in range(1, 120):
+        rows = some(40)
+        call = there.next_call
+        there.expect(rows)
+        expected.append((rows, call))
+        if len(expected) < 3:
+            continue
+        rows, call = expected.pop(0)
+        there.begin(call)
+        found, right = torch.empty(len(rows), DIM), torch.empty(len(rows), DIM)
+        there.look_up(rows, found)
+        here.look_up(rows, right)
+        assert torch.equal(found, right)
+        gradients = torch.randn(len(rows), DIM, generator=generator)
+        there.update(rule, rows, gradients.clone(), rate, number)
+        here.update(rule, rows, gradients.clone(), rate, number)
+        if number % 7 == 0:
+            new = some(20)
+            weights = torch.randn(len(new), DIM, generator=generator)
+            there.insert(new, weights)
+            here.insert(new, weights)
+        if number % 11 == 0:
+            there.flush()
+            assert_equal(there, here)
+        if number % 29 == 0:
+            # What a load does.
+            there.forget()
+            for rows_of in (there, here):
+                rows_of.weights.mul_(0.5)
+    there.flush()
+    assert_equal(there, here)
+    counts = there.counts
+    assert counts.requested > counts.loaded > 0
+    assert (counts.written > 0) == (slots < NUM_ROWS)
+
+
+def test_popular_rows_stay_in_memory(tmp_path: Path) -> None:
+    there, _ = on_disk(tmp_path, RowWiseAdagrad(0.1), 60)
+    popular = torch.arange(20)
+    for step in range(50):
+        rare = torch.arange(20 + step * 5, 25 + step * 5)
+        call = there.next_call
+        there.expect(torch.cat([popular, rare]))
+        there.begin(call)
+        there.look_up(torch.cat([popular, rare]), torch.empty(25, DIM))
+    # Each row came once: no popular row was evicted.
+    assert there.counts.loaded == 20 + 50 * 5
+
+
+def test_a_step_that_does_not_fit_the_budget_ends_with_one_sentence(tmp_path: Path) -> None:
+    there, _ = on_disk(tmp_path, RowWiseAdagrad(0.1), 30)
+    with pytest.raises(UserError, match=r"requests 31 rows at once.* room for 30; give a larger one"):
+        there.look_up(torch.arange(31), torch.empty(31, DIM))
+
+
+def test_rows_that_were_expected_give_way_to_those_of_a_step(tmp_path: Path) -> None:
+    there, here = on_disk(tmp_path, RowWiseAdagrad(0.1), 30)
+    call = there.next_call
+    for first in (0, 20, 40):
+        there.expect(torch.arange(first, first + 20))
+    there.begin(call)
+    for first in (0, 20, 40):
+        rows, found = torch.arange(first, first + 20), torch.empty(20, DIM)
+        there.look_up(rows, found)
+        assert torch.equal(found, here.weights[rows])
+
+
+def test_a_budget_below_the_index_of_the_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--memory_budget has 0\.0 MiB for 300 rows .* give a larger one"):
+        on_disk(tmp_path, RowWiseAdagrad(0.1), -1)
+
+
+def test_a_full_disk_is_found_before_the_training_and_named(tmp_path: Path) -> None:
+    with (
+        mock.patch.object(
+            os, "posix_fallocate", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        ),
+        pytest.raises(
+            UserError, match=r"Cannot make a file of 0 MiB in --storage_dir .*No space left.*make room"
+        ),
+    ):
+        on_disk(tmp_path, RowWiseAdagrad(0.1), 30)
+
+
+def test_files_have_no_names_and_end_with_the_process(tmp_path: Path) -> None:
+    there, _ = on_disk(tmp_path, RowWiseAdagrad(0.1), 30)
+    there.flush()
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("512MB", 512 * 10**6),
+        ("8GB", 8 * 10**9),
+        ("1.5 GB", 15 * 10**8),
+        ("8GiB", 2**33),
+        ("2KiB", 2048),
+        ("7B", 7),
+    ],
+)
+def test_sizes_are_decimal_or_binary(text: str, number: int) -> None:
+    assert size_of(text, "memory_budget") == number
+
+
+@pytest.mark.parametrize("text", ["", "8", "GB", "-1GB", "8gb", "1e9B", "٣GB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--memory_budget must be a size such as 512MB"):
+        size_of(text, "memory_budget")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"memory_budget": "1MB"}, "--memory_budget requires --storage disk, got memory"),
+        ({"storage_dir": "/tmp"}, "--storage_dir requires --storage disk, got memory"),
+        ({"storage": "disk", "memory_budget": "1"}, "--memory_budget must be a size"),
+        ({"storage": "disk", "dump": True, "async_dump": True}, "--async_dump requires --storage memory"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(flags: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        Config.of(**flags).validate()
+
+
+# --- trainings ---
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Folder and results of a launch of so many ranks."""
+    folder = tmp_path_factory.mktemp("storage")
+    write_synthetic(folder / "ratings", 8_000, seed=0)
+    path = folder / "results.json"
+    script = SUPPORT / "storage_ranks.py"
+    succeeded(torchrun(request.param, script, path, folder / "ratings", folder, 96, timeout=100))
+    return folder, read_json(path)
+
+
+@pytest.mark.parametrize("variant", ["static", "dynamic"])
+def test_a_training_on_a_disk_equals_that_in_memory_bit_for_bit(
+    found: tuple[Path, Any], variant: str
+) -> None:
+    folder, results = found
+    memory = results[variant]["memory"]
+    assert len(memory["losses"]) > 10
+    for storage in ("disk", "moved"):
+        assert results[variant][storage]["test"] == memory["test"]
+        assert memory["losses"][-5:] == results[variant][storage]["losses"][-5:]
+        assert_equal_checkpoints(folder / f"{variant} memory", folder / f"{variant} {storage}")
+
+
+def assert_equal_checkpoints(one: Path, other: Path) -> None:
+    names = [path.name for path in checkpoints_in(one)]
+    assert len(names) > 5
+    # A training that was resumed wrote one more.
+    assert {*names} <= {path.name for path in checkpoints_in(other)}
+    for name in names:
+        here, there = contents_of(one / name), contents_of(other / name)
+        assert here.keys() == there.keys()
+        for key, value in here.items():
+            assert torch.equal(value, there[key]), (name, key)
+
+
+def contents_of(folder: Path) -> dict[str, torch.Tensor]:
+    """All rows of a checkpoint by table and slot, those of dynamic tables in the order of their ids."""
+    chain = chain_at(folder)
+    manifests = [read_manifest(each) for each in chain.folders]
+    reader, shapes = RowReader(chain.folders, manifests), manifests[-1].tensors
+    found = {}
+    for name in manifests[-1].features:
+        slots = {
+            key.split(".")[2]: torch.empty(shape)
+            for key, (shape, _) in shapes.items()
+            if key.startswith(f"tables.{name}.")
+        }
+        if slots:
+            reader.fill_rows(name, slots)
+        else:
+            parts = [*reader.rows_of_ids(name)]
+            slots = {slot: torch.cat([part[slot] for part in parts]) for slot in parts[0]}
+            order = slots["ids"].argsort()
+            slots = {
+                slot: value[order] if len(value) == len(order) else value for slot, value in slots.items()
+            }
+        found |= {f"{name}.{slot}": value for slot, value in slots.items()}
+    return found

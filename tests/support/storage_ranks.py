@@ -1,0 +1,65 @@
+"""Program of each rank of a launch in `test_storage.py`.
+
+python storage_ranks.py RESULTS DATA FOLDER GLOBAL_BATCH_SIZE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from recsuite.config.config import Config
+from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
+from tests.support.trainings import train
+
+# Memory of all ranks: about twice what a step needs, and half of the tables.
+BUDGET = 40_000
+DISK = {"storage": "user,movie,history"}
+TIGHT = {"vocabulary": "dynamic", "capacity": "user=160,movie=224,history=224", "max_load_factor": 0.0}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "static": {"weight_decay": 1.0},
+    "dynamic": {**TIGHT, "admission_threshold": 2},
+}
+
+
+def main() -> None:
+    """Train with tables in memory and on the disk; rank 0 writes what came of it."""
+    results, data, folder = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    context = init_runtime(Config())
+    config = Config.of(
+        data_path=data,
+        batch_size=int(sys.argv[4]) // context.world_size,
+        epochs=2,
+        embedding_dim=8,
+        mlp_dims=(8,),
+        history=4,
+        initial_rows="random",
+        inc_dump=True,
+        dump_every=20,
+        keep=100,
+        timeout=60,
+    )
+    found = {
+        name: compared(name, config.replaced(**flags), folder, context) for name, flags in VARIANTS.items()
+    }
+    cleanup_runtime()
+    if context.rank == 0:
+        results.write_text(json.dumps(found))
+
+
+def compared(name: str, config: Config, folder: Path, context: RuntimeContext) -> dict[str, Any]:
+    """Results in memory, on the disk, and of a training that goes from one to the other."""
+    found: dict[str, Any] = {}
+    disk = {**DISK, "memory_budget": f"{BUDGET // context.world_size}B"}
+    for storage, flags in (("memory", {}), ("disk", disk)):
+        found[storage] = train(folder / f"{name} {storage}", config, context, **flags)
+    moved = folder / f"{name} moved"
+    train(moved, config, context, end_at=7)
+    found["moved"] = train(moved, config.replaced(resume=True), context, **disk)
+    return found
+
+
+if __name__ == "__main__":
+    main()
