@@ -52,8 +52,9 @@ def main() -> None:
 def compared(name: str, config: Config, folder: Path, context: RuntimeContext) -> dict[str, Any]:
     """Results in memory, on the disk, and of a training that goes from one to the other."""
     found: dict[str, Any] = {}
-    disk = {**DISK, "memory_budget": f"{BUDGET // context.world_size}B"}
-    for storage, flags in (("memory", {}), ("disk", disk)):
+    disk: dict[str, Any] = {**DISK, "memory_budget": f"{BUDGET // context.world_size}B"}
+    in_memory: dict[str, Any] = {}
+    for storage, flags in (("memory", in_memory), ("disk", disk)):
         found[storage] = train(folder / f"{name} {storage}", config, context, **flags)
     moved = folder / f"{name} moved"
     train(moved, config, context, end_at=7)

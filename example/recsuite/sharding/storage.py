@@ -200,7 +200,7 @@ def _is_part(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
 
 @dataclass
 class StorageCounts:
-    """Counts: requested rows, those loaded from the disk, those of them that a step waited for, written rows."""
+    """Counts of rows: requested, loaded from the disk, of these that a step waited for, written back."""
 
     requested: int = 0
     loaded: int = 0
