@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "time_buckets": "config",
     "datasets": "errors files remote config runtime workers ids time_buckets compiled",
     "models": "config datasets.schema",
-    "sharding": "errors config runtime datasets models ids compiled",
+    "sharding": "errors files config runtime datasets models ids compiled",
     "training.progress": "files",
     "checkpoint.format": "errors files remote training.progress",
     "checkpoint.folder": "errors files remote runtime.console runtime.process checkpoint.format",

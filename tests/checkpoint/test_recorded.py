@@ -53,7 +53,7 @@ OF_THE_COMMAND_LINE = (
         "by",
         "cutoffs",
     ),
-    *("pipeline", "timeout", "rebuild", "distribution"),
+    *("pipeline", "timeout", "rebuild", "distribution", "storage", "memory_budget", "storage_dir"),
 )
 
 # Of flags of each type, values of another type or beyond what they may be.

@@ -30,6 +30,7 @@ VALUES: dict[str, str] = {
     **{"dataset": "ml-100k", "load": "newest", "window": "2d", "mlp_dims": "8", "embedding_dim": "16"},
     **{"eviction": "lfu", "split": "random", "checkpoint": "latest", "task": "response", "preset": "none"},
     **{"synthetic_ratings": "5000", "max_bad_rows": "0.5", "cutoffs": "5"},
+    **{"storage": "disk", "memory_budget": "2GB", "storage_dir": "data"},
 }
 WITH = {
     **dict.fromkeys(("window", "follow_data"), "--stream"),
@@ -39,6 +40,7 @@ WITH = {
     **dict.fromkeys(("history_weights", "negatives"), "--task ranking"),
     **{"format": "--export there", "row_type": "--export there --format onnx"},
     "day_feature": "--split random",
+    **dict.fromkeys(("memory_budget", "storage_dir"), "--storage disk"),
     **dict.fromkeys(("num_blocks", "num_heads", "dropout"), "--task sequence"),
     **{"half_life": "--eviction lfu", "max_bad_rows": "--bad_rows skip", "tensorboard": "--report_dir data"},
     **{"user": "--recommend", "recommend": "--user 1", "synthetic_kind": "--dataset synthetic"},

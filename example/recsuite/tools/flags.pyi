@@ -34,6 +34,9 @@ class Flags(TypedDict, total=False):
     distribution: str
     max_load_factor: float
     max_growth: int
+    storage: str
+    memory_budget: str
+    storage_dir: str
     task: str
     embedding_dim: int
     mlp_dims: tuple[int, ...]
