@@ -129,6 +129,8 @@ def duration(flag: str, text: str, things: str) -> Duration:
     return Duration(amount, is_time)
 
 
+# Storage of tables in the host's memory, which a GPU reads.
+UVM, UVM_CACHING = "uvm", "uvm_caching"
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B", re.ASCII)
 
@@ -416,9 +418,17 @@ class TablesConfig(Section):
 
     storage: str = flag(
         "memory",
-        "Where tables are on a CPU: in memory, or on a disk (disk) those for which --memory_budget has no "
-        "room. Or the names of tables on the disk, separated by commas; dynamic tables are there if any is. "
-        "Rows that steps use are in memory too. It changes no result.",
+        "Where tables are: in memory (memory). On a CPU also on a disk: those for which --memory_budget has "
+        "no room (disk), or those of these names, separated by commas; dynamic tables if any is. On a GPU "
+        "also in the memory of the host: those for which the GPU has no room (uvm), with a cache on the GPU "
+        "(uvm_caching). It changes no result.",
+    )
+    cache_load_factor: float = flag(
+        0.2,
+        "Share of the rows of a table of --storage uvm_caching in the cache on the GPU.",
+        least=0.001,
+        most=1,
+        requires=("storage", UVM_CACHING),
     )
     memory_budget: str = flag(
         "1GB",
@@ -431,7 +441,7 @@ class TablesConfig(Section):
     @property
     def is_on_disk(self) -> bool:
         """True if tables may be on a disk."""
-        return self.storage != "memory"
+        return self.storage not in ("memory", UVM, UVM_CACHING)
 
     @property
     def folder(self) -> str:
@@ -453,7 +463,10 @@ class TablesConfig(Section):
         self.capacities()
         size_of(self.memory_budget, "memory_budget")
         for name in ("memory_budget", "storage_dir"):
-            require(self.is_on_disk or self.is_default(name), f"--{name} requires --storage disk, got memory")
+            require(
+                self.is_on_disk or self.is_default(name),
+                f"--{name} requires --storage disk, got {self.storage}",
+            )
         require(
             self.eviction != "ttl" or self.expiry.amount > 0,
             "--eviction ttl requires --ttl above 0",

@@ -31,10 +31,10 @@ from torchrec.distributed.planner.types import (
     TopologyFactory,
     TrainerConfig,
 )
-from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
-from recsuite.config.sections import TablesConfig, TrainingConfig, require, size_of
+from recsuite.config.sections import UVM, UVM_CACHING, TablesConfig, TrainingConfig, require, size_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import HISTORY, UNKNOWN_ROW, Table
 from recsuite.errors import UserError
@@ -47,7 +47,7 @@ from recsuite.sharding.data_parallel import FixedBuckets
 from recsuite.sharding.dynamic import DynamicSpec, DynamicTable, rows_per_rank
 from recsuite.sharding.dynamic_ranks import dynamic_rows, specs_of
 from recsuite.sharding.recommender import TrainableModel, make_head, make_model
-from recsuite.sharding.storage import DiskStorage, TableRows
+from recsuite.sharding.storage import DiskStorage, RowsInHostMemory, TableRows
 from recsuite.sharding.table import EmbeddingTable, StaticTable
 from recsuite.sharding.table_rules import TableRule, check_rule
 from recsuite.sharding.torchrec_tables import TorchRecTablesSharder
@@ -99,7 +99,7 @@ def build_model(
     model = make_model(columns, config.model, head, num_rows, loss)
     storage = make_storage(config.tables, num_rows, widths, specs, tables, context)
     sharder = make_sharder(tables, config, specs, context, max(widths.values()), storage)
-    plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context, tables, storage)
+    plan = make_plan(model, sharder, num_rows, specs, config, context, tables, storage)
     # Tables are allocated here, each shard on the rank that owns it; before, only their shapes exist.
     sharded = DistributedModelParallel(
         model, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
@@ -179,18 +179,25 @@ def make_sharder(
         UserError: on a GPU, for rows that are wider than FBGEMM reads there; see also `check_rule`.
     """
     cpu_tables, is_cpu = config.training.cpu_tables, context.device.type == "cpu"
+    kind, is_ours = config.tables.storage, is_cpu and cpu_tables == "vectorised"
+    require(
+        not config.tables.is_on_disk or is_ours,
+        f"--storage {kind} requires a CPU and --cpu_tables vectorised",
+    )
+    require(kind not in (UVM, UVM_CACHING) or not is_cpu, f"--storage {kind} requires a GPU")
+    require(
+        kind != UVM_CACHING or not specs,
+        "--storage uvm_caching cannot be used with dynamic tables, whose rows change outside of FBGEMM; give "
+        "uvm",
+    )
     check_rule(rule, cpu_tables if is_cpu else "gpu", bool(specs))
     # A step uses the batches of all ranks, so the rate is for that many events.
     rate = rule.rate(config.loader.batch_size * context.world_size)
     fused_params = {"optimizer": rule.fbgemm, "learning_rate": rate, **rule.options()}
     # A row out of range is a bug in this library: it must end the run, and not become row 0.
     fused_params["bounds_check_mode"] = BoundsCheckMode.FATAL
-    if is_cpu and cpu_tables == "vectorised":
+    if is_ours:
         return CpuTablesSharder(fused_params, rule, config.runtime.timeout, specs, storage)
-    require(
-        not config.tables.is_on_disk,
-        f"--storage {config.tables.storage} requires a CPU and --cpu_tables vectorised",
-    )
     if not is_cpu:
         require(
             width <= WIDEST_ON_GPU,
@@ -212,15 +219,15 @@ def make_plan(
     sharder: EmbeddingCollectionSharder,
     num_rows: Mapping[str, int],
     specs: Mapping[str, DynamicSpec],
-    batch_size: int,
+    config: Config,
     context: RuntimeContext,
     rule: TableRule,
     storage: DiskStorage | None = None,
 ) -> ShardingPlan:
     """Return TorchRec's plan: rank 0 makes it, all ranks use it. Collective: every rank.
 
-    num_rows: of each table; batch_size: of each rank; rule: the optimizer of the tables; storage: of tables
-    on a disk, which are split by rows, the others then are not.
+    num_rows: of each table; rule: the optimizer of the tables; storage: of tables on a disk, which are split
+    by rows, the others then are not.
 
     Constraints: dynamic tables are split by rows, equally over the ranks. Static tables with many rows per
     rank are split too, so that all ranks share their memory and work. Small ones stay whole on the rank that
@@ -236,12 +243,14 @@ def make_plan(
     split = {name for name, rows in num_rows.items() if splits_all or name in specs or rows >= large}
     if storage is not None:
         split = {*storage.tables}
+    kernels, cache = _kernels(config)
     constraints = {
         name: ParameterConstraints(
             sharding_types=[(ShardingType.ROW_WISE if name in split else ShardingType.TABLE_WISE).value],
-            # The kernel with the optimizer in the backward. Otherwise the planner may choose one that keeps
-            # rows in the host's memory and copies them to a GPU when they are needed, which is slower.
-            compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+            # The kernel with the optimizer in the backward, and unless asked none that keeps rows in the
+            # host's memory and copies them to a GPU when they are needed, which is slower.
+            compute_kernels=kernels,
+            cache_params=cache,
         )
         for name in num_rows
     }
@@ -249,7 +258,7 @@ def make_plan(
     planner = EmbeddingShardingPlanner(
         # The planner does not count the optimizer state, which may be as large as the rows.
         topology=_topology(memory // (1 + [*rule.slots.values()].count(False)), context),
-        batch_size=batch_size,
+        batch_size=config.loader.batch_size,
         # TorchRec's default estimates the dense part instead, and warns that it over-estimates.
         storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),
         constraints=constraints,
@@ -268,14 +277,29 @@ def make_plan(
         ) from error
 
 
+def _kernels(config: Config) -> tuple[list[str], CacheParams | None]:
+    """Return the kernels that the planner may choose from, and the cache of that in the host's memory."""
+    storage, fused = config.tables.storage, EmbeddingComputeKernel.FUSED.value
+    if storage == UVM:
+        return [fused, EmbeddingComputeKernel.FUSED_UVM.value], None
+    if storage == UVM_CACHING:
+        # Only with a pipeline that loads rows before their step.
+        prefetches = config.training.pipeline == "auto"
+        cache = CacheParams(load_factor=config.tables.cache_load_factor, prefetch_pipeline=prefetches)
+        return [fused, EmbeddingComputeKernel.FUSED_UVM_CACHING.value], cache
+    return [fused], None
+
+
 def _topology(memory: int, context: RuntimeContext) -> Topology:
     """Return the planner's view of the machines: ranks, nodes, and bytes of each rank."""
     trainer = TrainerConfig(
         world_size=context.world_size,
         local_world_size=context.local_world_size,
-        # Memory of the device that holds the tables; only one of the two counts is used.
         hbm_cap_bytes=memory,
-        ddr_cap_bytes=memory,
+        # On a CPU that of the tables, on a GPU that of tables in the host's memory.
+        ddr_cap_bytes=memory
+        if context.device.type == "cpu"
+        else allowed_memory() // context.local_world_size,
     )
     kernels = KernelConfig(compute_device=context.device.type)
     return TopologyFactory.create_topology(trainer, kernel_config=kernels)
@@ -354,8 +378,13 @@ def embedding_tables(model: DistributedModelParallel) -> dict[str, EmbeddingTabl
 
 def rows_of_tables(model: nn.Module) -> dict[str, TableRows]:
     """Return this rank's rows of the group of each table; none of tables of TorchRec. Not collective."""
-    found = (getattr(module, "rows_of_tables", {}) for module in model.modules())
-    return {name: rows for tables in found for name, rows in tables.items()}
+    found: dict[str, TableRows] = {}
+    for module in model.modules():
+        found |= getattr(module, "rows_of_tables", {})
+        for table in getattr(getattr(module, "config", None), "embedding_tables", ()):
+            if table.compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING:
+                found[table.name] = RowsInHostMemory(module.emb_module)
+    return found
 
 
 def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:

@@ -100,6 +100,26 @@ class TableRows:
         return values.index_select(0, rows)
 
 
+class RowsInHostMemory(TableRows):
+    """Rows in the host's memory with a cache on a GPU. kernel: FBGEMM's, which has both.
+
+    TorchRec brings the tables up to date only in `state_dict`.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        super().__init__(torch.empty(0), {})
+        self.kernel = kernel
+
+    def flush(self) -> None:
+        """See `TableRows`."""
+        self.kernel.flush()
+
+    def forget(self) -> None:
+        """See `TableRows`."""
+        self.kernel.flush()
+        self.kernel.reset_cache_states()
+
+
 class RowsOfTable(TableRows):
     """Rows of one table among those of a group. first: the number of its first row in the group."""
 
