@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.utils import _wait_for_batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.config.sections import TrainingConfig
@@ -27,6 +28,7 @@ from recsuite.runtime.process import STEP, RuntimeContext, profiler_range
 from recsuite.sharding.dynamic_ranks import grow
 from recsuite.sharding.exchange import sum_in_order
 from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.storage import RowsInHostMemory
 from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.callbacks import Step
 from recsuite.training.progress import Progress
@@ -142,9 +144,8 @@ class Overlap(TrainPipelineSparseDist):
     ahead: batches whose ids are exchanged before their step, with the current one.
     """
 
-    def __init__(self, model: Any, optimizer: Any, device: torch.device, ahead: int = 1) -> None:
-        super().__init__(model, optimizer, device)
-        self.ahead, self._exchanged = ahead, 0
+    ahead = 1
+    _exchanged = 0
 
     def device_batches(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         """Yield batches on the device, whose ids were exchanged.
@@ -184,6 +185,36 @@ class Overlap(TrainPipelineSparseDist):
             self._exchanged += 1
 
 
+class Prefetch(PrefetchTrainPipelineSparseDist, Overlap):
+    """`Overlap` that also brings the rows of the next batch from the host's memory to the cache on the GPU."""
+
+    def device_batches(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
+        """See `Overlap`."""
+        while True:
+            if not self._model_attached:
+                self.attach(self._model)
+            self.fill_pipeline(source)
+            if not self.batches:
+                return
+            self._set_module_context(self.contexts[0])
+            _wait_for_batch(self.batches[0], self._prefetch_stream)
+            self.enqueue_batch(source)
+            if len(self.batches) >= 2:
+                self.wait_sparse_data_dist(self.contexts[1])
+            yield self.batches[0]
+            if len(self.batches) >= 3:
+                self.start_sparse_data_dist(self.batches[2], self.contexts[2])
+            self.dequeue_batch()
+
+    def after_forward(self) -> None:
+        """Bring the rows of the next batch, during the backward."""
+        # Frees the memory of the current batch first.
+        self.contexts[0].module_input_post_prefetch.clear()
+        self.contexts[0].module_contexts_post_prefetch.clear()
+        if len(self.batches) >= 2:
+            self._prefetch(self.contexts[1])
+
+
 class Pass:
     """Batches of the rest of an epoch, or of a window of a stream; to be iterated over once.
 
@@ -214,9 +245,12 @@ class Pass:
         self.begin = self.progress = progress
         self.schedule, self.context, self.on_step = schedule, context, on_step
         exchanges = context.device.type == "cuda" and context.world_size > 1
-        # Rows on a disk are loaded as soon as their ids are known.
+        # Rows elsewhere are loaded as soon as their ids are known.
         self.loads = any(table.rows.on_disk for table in model.tables.values())
-        overlaps = exchanges or self.loads
+        self.prefetches = config.pipeline == "auto" and any(
+            isinstance(table.rows, RowsInHostMemory) for table in model.tables.values()
+        )
+        overlaps = exchanges or self.loads or self.prefetches
         self.overlaps = overlaps if config.pipeline == "auto" else config.pipeline == "sparse_dist"
         self.window = (progress.stream.begin, progress.stream.end) if progress.stream else None
         self.step_sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples, self.window)
@@ -277,8 +311,9 @@ class Pass:
             yield there
 
     def _overlapped(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
-        ahead = STEPS_AHEAD if self.loads else 1
-        overlap = Overlap(self.model.model, self.model.optimizer, self.context.device, ahead)
+        pipeline = Prefetch if self.prefetches else Overlap
+        overlap = pipeline(self.model.model, self.model.optimizer, self.context.device)
+        overlap.ahead = STEPS_AHEAD if self.loads else 1
         self.model.after_forward = overlap.after_forward
         try:
             yield from overlap.device_batches(source)
