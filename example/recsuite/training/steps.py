@@ -186,7 +186,7 @@ class Overlap(TrainPipelineSparseDist):
 
 
 class Prefetch(PrefetchTrainPipelineSparseDist, Overlap):
-    """`Overlap` that also brings the rows of the next batch from the host's memory to the cache on the GPU."""
+    """`Overlap` that also loads the rows of the next batch into the cache on the GPU."""
 
     def device_batches(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         """See `Overlap`."""
@@ -207,7 +207,7 @@ class Prefetch(PrefetchTrainPipelineSparseDist, Overlap):
             self.dequeue_batch()
 
     def after_forward(self) -> None:
-        """Bring the rows of the next batch, during the backward."""
+        """Load the rows of the next batch, during the backward."""
         # Frees the memory of the current batch first.
         self.contexts[0].module_input_post_prefetch.clear()
         self.contexts[0].module_contexts_post_prefetch.clear()
