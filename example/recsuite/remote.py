@@ -280,6 +280,10 @@ class ObjectPath:
             return self.with_name(str(json.loads(self.read_bytes())[LINK]))
         return self
 
+    def is_symlink(self) -> bool:
+        """Return True for a link, see `link_to`."""
+        return self.resolve() != self
+
     def link_to(self, name: str) -> None:
         """Make this a link to another name beside it: a small object of JSON."""
         self.put(json.dumps({LINK: name}).encode())

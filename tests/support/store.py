@@ -90,7 +90,7 @@ class Store:
                 raise ConnectionResetError
             if fault and fault.code != "half":
                 start(STATUSES[fault.code], [("Content-Type", "application/xml")])
-                return [ERROR.format(code=fault.code).encode()]
+                return [b"" if method == "HEAD" else ERROR.format(code=fault.code).encode()]
             begun: list[Any] = []
             note: Any = partial(_note, begun)
             content = b"".join(moto(environ, note))

@@ -39,6 +39,8 @@ def wait_for_first(save_dir: Path, checkpoint: str = BEST) -> None:
 
 def _has_learned(save_dir: Path, checkpoint: str) -> bool:
     """Return True if there is a checkpoint after step 0, or validated initial rows and the best is wanted."""
+    # It may be a link, see `Follower`.
+    save_dir = save_dir.resolve()
     newest = newest_in(save_dir)
     if newest is None or step_of(newest) > 0:
         return newest is not None

@@ -421,8 +421,10 @@ class Follower:
         return self.model.snapshot is not before
 
     def _take_newer(self) -> None:
-        best = best_in(self.save_dir) if self.checkpoint == BEST else None
-        wanted = best or newest_in(self.save_dir)
+        # It may be a link to a folder of checkpoints; in an object store only `resolve` follows one.
+        save_dir = self.save_dir.resolve()
+        best = best_in(save_dir) if self.checkpoint == BEST else None
+        wanted = best or newest_in(save_dir)
         if wanted is None:
             # Between two runs.
             return

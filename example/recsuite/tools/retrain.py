@@ -10,12 +10,16 @@
 Each call trains in a new run, and tests the promoted model on the same newest events. A training learns all
 events anew, or with --warm begins with the rows and the dense part of the promoted model. The link changes in
 one rename, after everything else is written; whatever fails or is killed before leaves it as it was.
+
+In an object store the link is a small object. A store has no lock that ends with its process: the newest
+retrain owns the folder, and an earlier one that still runs promotes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import re
@@ -24,7 +28,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from recsuite.checkpoint.folder import set_link
 from recsuite.checkpoint.recorded import DATA_FLAGS, NAME_FLAGS
@@ -33,10 +37,12 @@ from recsuite.config.parser import parse_given
 from recsuite.config.presets import with_preset
 from recsuite.datasets.drift import drift_lines
 from recsuite.errors import UserError
-from recsuite.files import explained, held, local, replace_file
+from recsuite.files import explained, held
 from recsuite.monitoring.results import lower_is_better
+from recsuite.remote import ObjectPath, folder_at, write_whole
 from recsuite.runtime.console import say
 from recsuite.runtime.host import die_with_parent
+from recsuite.runtime.process import launch_name
 from recsuite.tools.choose_script import SCRIPTS, fitting_command
 from recsuite.tools.script import exit_status, run_script
 
@@ -66,7 +72,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """
     parser = argparse.ArgumentParser(prog="./run.sh retrain", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--save_dir", type=local, default=Path("models"), help="folder of the runs: models")
+    parser.add_argument("--save_dir", type=folder_at, default=Path("models"), help="folder of runs: models")
     parser.add_argument("--margin", type=float, default=0.0, help="by how much the new one must be better: 0")
     parser.add_argument("--keep_runs", type=int, default=4, help="runs to keep beside the promoted one: 4")
     parser.add_argument("--warm", action="store_true", help="begin with the rows of the promoted model")
@@ -90,12 +96,7 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         with explained(f"Cannot write to --save_dir {folder}", "give another folder"):
             folder.mkdir(parents=True, exist_ok=True)
-            # Else a folder that is called like a run may be another program's.
-            is_ours = (folder / LOCK).exists()
-            stack.enter_context(held(folder / LOCK, f"Another retrain is at work in {folder}; wait for it."))
-        if is_ours:
-            remove_unfinished(folder)
-        run = folder / f"run-{max([0, *map(number_of, runs_in(folder))]) + 1:06d}"
+            run = begin(folder, stack)
         promoted = promoted_in(folder)
         script, *words = fitting_command(others)
         for task, name in SCRIPTS.items():
@@ -107,32 +108,97 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
         training = [*words, "--dump", "--save_dir", str(run), "--report_dir", str(run / "report")]
         if promoted and flags.warm:
             training += ["--warm_start", str(promoted)]
-        if status := launch(flags, script, training):
-            say(f"the training failed with status {status}: {described(promoted)}")
-            return status
-        new = json.loads((run / "report" / "metrics.json").read_text())
-        for line in drift_lines(new["drift"]):
-            say(line)
-        if promoted is None:
-            verdict = {"is_better": True, "reason": "it is the first"}
-        else:
-            data = data_words(new["config"])
-            test = ["--load", str(promoted), "--other_data", *data]
-            if status := launch(flags, script, [*test, "--report_dir", str(run / "before")]):
-                say(f"the test of the promoted model failed with status {status}: {described(promoted)}")
+        status = launch(flags, script, training)
+        with explained(f"Cannot finish {run}", "call retrain again"):
+            check_newest(run)
+            if status:
+                say(f"the training failed with status {status}: {described(promoted)}")
                 return status
-            old = json.loads((run / "before" / "test.json").read_text())
-            if new["test_digest"] != old["test_digest"]:
-                say(f"the data changed during the training, call retrain again: {described(promoted)}")
-                return 1
-            verdict = compare(new, old, flags.margin)
-        replace_file(run / VERDICT, json.dumps(verdict, indent=1).encode())
-        if verdict["is_better"]:
-            set_link(run, PROMOTED)
-            say(f"promoted {run}: {verdict['reason']}")
-        else:
-            say(f"did not promote {run}: {verdict['reason']}; {described(promoted)}")
-        remove_old(folder, flags.keep_runs)
+            return finish(flags, script, run, promoted)
+
+
+def begin(folder: Path, stack: contextlib.ExitStack) -> Path:
+    """Return the new run of the only retrain in a folder, and remove what earlier ones did not finish.
+
+    Raises:
+        UserError: when another one is at work; in an object store, the other one is refused.
+    """
+    # Else a folder that is called like a run may be another program's.
+    is_ours = (folder / LOCK).exists()
+    if isinstance(folder, ObjectPath):
+        run = claimed(folder)
+        remove_unfinished([each for each in runs_in(folder) if each < run and (each / LOCK).exists()])
+        return run
+    stack.enter_context(held(folder / LOCK, f"Another retrain is at work in {folder}; wait for it."))
+    if is_ours:
+        remove_unfinished(runs_in(folder))
+    return folder / f"run-{max([0, *map(number_of, runs_in(folder))]) + 1:06d}"
+
+
+def claimed(folder: ObjectPath) -> Path:
+    """Return a new run in an object store, and own the folder from now on.
+
+    The lock names the newest run, so no number is used again: an earlier retrain may still write into a run
+    that was removed.
+    """
+    lock = folder / LOCK
+    found = RUN.fullmatch(lock.read_text()) if lock.exists() else None
+    for number in itertools.count(int(found[1]) + 1 if found else 1):
+        run = folder / f"run-{number:06d}"
+        # Of two that begin at the same time, one makes this object.
+        with contextlib.suppress(FileExistsError):
+            if not run.exists():
+                (run / LOCK).put(launch_name().encode(), is_new=True)
+                break
+    # Before anything is removed: an earlier one must not promote a run that loses its files.
+    lock.put(run.name.encode())
+    return cast(Path, run)
+
+
+def check_newest(run: Path) -> None:
+    """Refuse to go on in an object store where another retrain has begun, and remove the run.
+
+    Raises:
+        UserError: with the name of the other run.
+    """
+    if isinstance(run, ObjectPath) and (newest := (run.parent / LOCK).read_text()) != run.name:
+        # The other one did not see what came after it.
+        remove_run(run)
+        raise UserError(
+            f"Another retrain is at work in {run.parent}, on {newest}, so {run.name} is not promoted; wait "
+            "for it."
+        )
+
+
+def finish(flags: argparse.Namespace, script: str, run: Path, promoted: Path | None) -> int:
+    """Compare the model of a run with the promoted one, promote the better one, and remove old runs."""
+    new = json.loads((run / "report" / "metrics.json").read_text())
+    for line in drift_lines(new["drift"]):
+        say(line)
+    if promoted is None:
+        verdict = {"is_better": True, "reason": "it is the first"}
+    else:
+        data = data_words(new["config"])
+        test = ["--load", str(promoted), "--other_data", *data]
+        status = launch(flags, script, [*test, "--report_dir", str(run / "before")])
+        check_newest(run)
+        if status:
+            say(f"the test of the promoted model failed with status {status}: {described(promoted)}")
+            return status
+        old = json.loads((run / "before" / "test.json").read_text())
+        if new["test_digest"] != old["test_digest"]:
+            say(f"the data changed during the training, call retrain again: {described(promoted)}")
+            return 1
+        verdict = compare(new, old, flags.margin)
+    write_whole(run / VERDICT, json.dumps(verdict, indent=1).encode())
+    # Again: another one may have removed a run that had no verdict.
+    check_newest(run)
+    if verdict["is_better"]:
+        set_link(run, PROMOTED)
+        say(f"promoted {run}: {verdict['reason']}")
+    else:
+        say(f"did not promote {run}: {verdict['reason']}; {described(promoted)}")
+    remove_old(run.parent, flags.keep_runs)
     return 0
 
 
@@ -175,9 +241,10 @@ def promoted_in(folder: Path) -> Path | None:
     link = folder / PROMOTED
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} must be a link to a run, and is none; move it away.")
-    if link.is_symlink() and not link.exists():
-        say(f"{link} names {link.resolve().name}, which is gone")
-    return link.resolve() if link.exists() else None
+    run = link.resolve()
+    if link.is_symlink() and not run.exists():
+        say(f"{link} names {run.name}, which is gone")
+    return run if link.is_symlink() and run.exists() else None
 
 
 def check_comparable(config: Config, promoted: Path | None) -> None:
@@ -231,20 +298,30 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if RUN.fullmatch(path.name) and not path.is_symlink())
 
 
-def remove_unfinished(folder: Path) -> None:
+def remove_unfinished(runs: Sequence[Path]) -> None:
     """Remove runs without a verdict, which were killed or failed; call it with the lock."""
-    for run in runs_in(folder):
+    for run in runs:
         if not (run / VERDICT).exists():
             say(f"removing {run}, which was not finished")
-            shutil.rmtree(run)
+            remove_run(run)
 
 
 def remove_old(folder: Path, keep: int) -> None:
     """Remove the oldest runs but `keep`, and never the promoted one; call it with the lock."""
     promoted = (folder / PROMOTED).resolve()
-    others = [run for run in runs_in(folder) if run.resolve() != promoted]
+    # A run without a verdict may be that of a newer retrain, in an object store.
+    there = [run for run in runs_in(folder) if (run / VERDICT).exists()]
+    others = [run for run in there if run.resolve() != promoted]
     for run in others[: max(0, len(others) - keep)]:
         say(f"removing {run}, see --keep_runs")
+        remove_run(run)
+
+
+def remove_run(run: Path) -> None:
+    """Remove a run; in an object store the verdict first, so that the next retrain removes what is left."""
+    if isinstance(run, ObjectPath):
+        run.remove(VERDICT)
+    else:
         shutil.rmtree(run)
 
 
