@@ -43,7 +43,14 @@ from recsuite.ids import UNKNOWN_ID
 from recsuite.models.layers import DistinctRows
 from recsuite.models.rows import SharedRows
 from recsuite.runtime.process import profiler_range
-from recsuite.sharding.dynamic import NO_ROW, BucketPlacement, DynamicSpec, DynamicTable, rows_per_rank
+from recsuite.sharding.dynamic import (
+    BUCKET_WIDTH,
+    NO_ROW,
+    BucketPlacement,
+    DynamicSpec,
+    DynamicTable,
+    rows_per_rank,
+)
 from recsuite.sharding.exchange import Exchange, open_exchange
 from recsuite.sharding.recommender import of_tables
 from recsuite.sharding.table_rules import TableRule
@@ -139,6 +146,7 @@ class DynamicPart:
 
 
 Part = TableGroup | DynamicPart
+Specs = Mapping[str, DynamicSpec]
 
 
 @dataclass
@@ -489,6 +497,52 @@ def _moved(index: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> t
     return places[index]
 
 
+class RequestCounter:
+    """Number of keys that a rank requests from each rank, by the plan of tables that need not exist.
+
+    plan, num_rows: of the tables of one width, by name; specs: of all dynamic tables; distinct: False for
+    tables that request a row once for each of its ids; key_bytes: of each key in a message.
+    """
+
+    def __init__(
+        self,
+        plan: Mapping[str, ParameterSharding],
+        num_rows: Mapping[str, int],
+        specs: Specs,
+        world_size: int,
+        distinct: bool,
+    ) -> None:
+        self.layout, self.distinct, self.world_size = TableLayout(plan, num_rows), distinct, world_size
+        for rank in range(world_size):
+            for kind in dict.fromkeys(table.sharding_type for table in plan.values()):
+                self.layout.add_group(rank, kind)
+        self.layout.close()
+        self.placements = {
+            name: BucketPlacement(spec.distribution, spec.capacity // BUCKET_WIDTH, world_size)
+            for name, spec in specs.items()
+            if name in plan
+        }
+        is_narrow = self.layout.key_dtype == torch.int32 and distinct and not self.placements
+        self.key_bytes = 4 if is_narrow else 8
+
+    def __call__(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """Return the number of keys that a rank with a batch requests from each rank, int64 [ranks]."""
+        found, layout = of_tables(features, self.layout.plan), self.layout
+        values = dict(zip(found.keys(), found.values().split(found.length_per_key()), strict=True))
+        static = [name for name in values if name not in self.placements]
+        keys = layout.keys_of(static, [values[name] for name in static])
+        keys = distinct(keys).keys if self.distinct else keys.sort().values
+        ends = torch.searchsorted(keys, layout.group_ends)
+        counts = ends.diff(prepend=ends.new_zeros(1)).view(self.world_size, -1).sum(1)
+        for name, placement in self.placements.items():
+            if self.distinct:
+                counts += _by_rank(values[name], placement)[1]
+            else:
+                owners = placement.owner_of(values[name]).masked_fill_(values[name] == UNKNOWN_ID, 0)
+                counts += owners.bincount(minlength=self.world_size)
+        return counts
+
+
 # The bits of a float32 NaN that no arithmetic produces.
 MARK = 0x7FC0DEAD
 
@@ -531,9 +585,6 @@ def fill_unknown_rows(request: LookupRequest, rows: torch.Tensor) -> None:
     instead = torch.arange(len(rows))
     instead[missing] = torch.tensor(request.unknowns)[parts[missing]]
     request.inverse = instead[request.inverse]
-
-
-Specs = Mapping[str, DynamicSpec]
 
 
 class CpuTables(ShardedEmbeddingCollection):

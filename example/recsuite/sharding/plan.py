@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
+    HardwareConfig,
     KernelConfig,
     ParameterConstraints,
     PlannerError,
@@ -78,22 +80,8 @@ def build_model(
     Raises:
         UserError: see `make_plan` and `check_rule`.
     """
-    # Again, right before the dense weights are drawn: they must not depend on earlier draws from torch's
-    # generator.
-    torch.manual_seed(config.runtime.seed)
-    head = make_head(columns, config.model, config.data.history, maker)
-    widths = widths_of(head, [table.name for table in held_tables(columns)], config.model.embedding_dim)
-    memory = int((1 - RESERVED_FOR_DENSE) * _memory_per_rank(context)) * context.world_size
-    held, seed, is_stream = held_tables(columns), config.runtime.seed, bool(config.stream.stream)
-    specs = specs_of(held, config.tables, widths, INIT_STD, seed, memory, is_stream)
-    num_rows = {
-        table.name: context.world_size * rows_per_rank(specs[table.name], context.world_size)
-        if table.name in specs
-        else table.rows
-        for table in held
-    }
-    model = make_model(columns, config.model, head, num_rows, loss)
-    sharder = make_sharder(tables, config, specs, context, max(widths.values()))
+    held = unsharded(columns, config, context, tables, _memory_per_rank(context), maker, loss)
+    model, sharder, num_rows, specs = held
     plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context, tables)
     # Tables are allocated here, each shard on the rank that owns it; before, only their shapes exist.
     sharded = DistributedModelParallel(
@@ -103,6 +91,55 @@ def build_model(
     equal = (columns.schema.item, HISTORY) if columns.schema.event_types else ()
     fill_tables(sharded, config.runtime.seed, specs, equal)
     return sharded
+
+
+class UnshardedModel(NamedTuple):
+    """Model whose tables are not allocated, and all that a plan is made from.
+
+    sharder: of the tables; num_rows: of each table on all ranks; specs: of the dynamic tables.
+    """
+
+    model: TrainableModel
+    sharder: EmbeddingCollectionSharder
+    num_rows: Mapping[str, int]
+    specs: Mapping[str, DynamicSpec]
+
+
+def unsharded(
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+    tables: TableRule,
+    memory: int,
+    maker: ModelMaker | None = None,
+    loss: nn.Module | None = None,
+) -> UnshardedModel:
+    """Return the model of a data set with its tables on the meta device. Not collective.
+
+    context: of a rank, or a description of one that is not running; memory: bytes of each rank; others: see
+    `build_model`.
+
+    Raises:
+        UserError: see `check_rule` and `specs_of`.
+    """
+    # Again, right before the dense weights are drawn: they must not depend on earlier draws from torch's
+    # generator.
+    torch.manual_seed(config.runtime.seed)
+    head = make_head(columns, config.model, config.data.history, maker)
+    held, seed, is_stream = held_tables(columns), config.runtime.seed, bool(config.stream.stream)
+    widths = widths_of(head, [table.name for table in held], config.model.embedding_dim)
+    memory = int((1 - RESERVED_FOR_DENSE) * memory) * context.world_size
+    specs = specs_of(held, config.tables, widths, INIT_STD, seed, memory, is_stream)
+    num_rows = {
+        table.name: context.world_size * rows_per_rank(specs[table.name], context.world_size)
+        if table.name in specs
+        else table.rows
+        for table in held
+    }
+    model = make_model(columns, config.model, head, num_rows, loss)
+    return UnshardedModel(
+        model, make_sharder(tables, config, specs, context, max(widths.values())), num_rows, specs
+    )
 
 
 def held_tables(columns: Columns) -> list[Table]:
@@ -158,37 +195,14 @@ def make_plan(
 
     num_rows: of each table; batch_size: of each rank; rule: the optimizer of the tables.
 
-    Constraints: dynamic tables are split by rows, equally over the ranks. Static tables with many rows per
-    rank are split too, so that all ranks share their memory and work. Small ones stay whole on the rank that
-    the planner chooses: splitting them has no benefit, and costs an exchange with all ranks. So does a table
-    of one rank: two kinds of sharding are two lookups.
-
     Raises:
         UserError: when the tables do not fit the memory of the ranks.
     """
-    # With one kind of sharding there is one exchange of ids, see `torchrec_tables`.
-    splits_all = isinstance(sharder, TorchRecTablesSharder)
-    large = ROWS_PER_RANK_WORTH_SPLITTING * context.world_size if context.world_size > 1 else math.inf
-    split = {name for name, rows in num_rows.items() if splits_all or name in specs or rows >= large}
-    constraints = {
-        name: ParameterConstraints(
-            sharding_types=[(ShardingType.ROW_WISE if name in split else ShardingType.TABLE_WISE).value],
-            # The kernel with the optimizer in the backward. Otherwise the planner may choose one that keeps
-            # rows in the host's memory and copies them to a GPU when they are needed, which is slower.
-            compute_kernels=[EmbeddingComputeKernel.FUSED.value],
-        )
-        for name in num_rows
-    }
     memory = _memory_per_rank(context)
-    planner = EmbeddingShardingPlanner(
-        # The planner does not count the optimizer state, which may be as large as the rows.
-        topology=_topology(memory // (1 + [*rule.slots.values()].count(False)), context),
-        batch_size=batch_size,
-        # TorchRec's default estimates the dense part instead, and warns that it over-estimates.
-        storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),
-        constraints=constraints,
-        debug=False,
-    )
+    # Memory of the device that holds the tables; only one of the two counts is used.
+    topology = make_topology(context, rule, memory, memory)
+    constraints = constraints_of(num_rows, specs, sharder, context.world_size)
+    planner = make_planner(topology, constraints, batch_size)
     try:
         return planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
     except PlannerError as error:
@@ -201,17 +215,77 @@ def make_plan(
         ) from error
 
 
-def _topology(memory: int, context: RuntimeContext) -> Topology:
-    """Return the planner's view of the machines: ranks, nodes, and bytes of each rank."""
+def constraints_of(
+    num_rows: Mapping[str, int],
+    specs: Mapping[str, DynamicSpec],
+    sharder: EmbeddingCollectionSharder,
+    world_size: int,
+    kernels: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, ParameterConstraints]:
+    """Return the constraints of a plan: sharding type and kernel of each table.
+
+    Dynamic tables are split by rows, equally over the ranks. Static tables with many rows per rank are split
+    too, so that all ranks share their memory and work. Small ones stay whole on the rank that the planner
+    chooses: splitting them has no benefit, and costs an exchange with all ranks. So does a table of one rank:
+    two kinds of sharding are two lookups.
+
+    num_rows: of each table; kernels: of tables that need another one than the fused kernel.
+    """
+    # With one kind of sharding there is one exchange of ids, see `torchrec_tables`.
+    splits_all = isinstance(sharder, TorchRecTablesSharder)
+    large = ROWS_PER_RANK_WORTH_SPLITTING * world_size if world_size > 1 else math.inf
+    split = {name for name, rows in num_rows.items() if splits_all or name in specs or rows >= large}
+    # The kernel with the optimizer in the backward. Otherwise the planner may choose one that keeps rows in
+    # the host's memory and copies them to a GPU when they are needed, which is slower.
+    fused = EmbeddingComputeKernel.FUSED.value
+    return {
+        name: ParameterConstraints(
+            sharding_types=[(ShardingType.ROW_WISE if name in split else ShardingType.TABLE_WISE).value],
+            compute_kernels=[kernels.get(name, fused)],
+        )
+        for name in num_rows
+    }
+
+
+def make_planner(
+    topology: Topology, constraints: dict[str, ParameterConstraints], batch_size: int
+) -> EmbeddingShardingPlanner:
+    """Return TorchRec's planner. batch_size: of each rank."""
+    return EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch_size,
+        # TorchRec's default estimates the dense part instead, and warns that it over-estimates.
+        storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),
+        constraints=constraints,
+        debug=False,
+    )
+
+
+def make_topology(
+    context: RuntimeContext,
+    rule: TableRule,
+    hbm: int,
+    host_memory: int,
+    hardware: HardwareConfig | None = None,
+) -> Topology:
+    """Return the planner's view of the machines: ranks, nodes, and bytes of each rank.
+
+    context: of a rank, or a description of one that is not running; hardware: disks and rates, where they are
+    known.
+    """
+    # The planner does not count the optimizer state, which may be as large as the rows.
+    share = 1 + [*rule.slots.values()].count(False)
     trainer = TrainerConfig(
         world_size=context.world_size,
         local_world_size=context.local_world_size,
-        # Memory of the device that holds the tables; only one of the two counts is used.
-        hbm_cap_bytes=memory,
-        ddr_cap_bytes=memory,
+        hbm_cap_bytes=hbm // share,
+        ddr_cap_bytes=host_memory // share,
     )
-    kernels = KernelConfig(compute_device=context.device.type)
-    return TopologyFactory.create_topology(trainer, kernel_config=kernels)
+    # A kernel without rates of its own would ignore those of the hardware.
+    kernels = KernelConfig(
+        compute_device=context.device.type, use_hardware_based_bandwidth=hardware is not None
+    )
+    return TopologyFactory.create_topology(trainer, hardware, kernels)
 
 
 def _memory_per_rank(context: RuntimeContext) -> int:
