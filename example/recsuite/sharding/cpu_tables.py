@@ -501,7 +501,7 @@ class RequestCounter:
     """Number of keys that a rank requests from each rank, by the plan of tables that need not exist.
 
     plan, num_rows: of the tables of one width, by name; specs: of all dynamic tables; distinct: False for
-    tables that request a row once for each of its ids; key_bytes: of each key in a message.
+    tables that request a row once for each of its ids.
     """
 
     def __init__(
@@ -522,8 +522,6 @@ class RequestCounter:
             for name, spec in specs.items()
             if name in plan
         }
-        is_narrow = self.layout.key_dtype == torch.int32 and distinct and not self.placements
-        self.key_bytes = 4 if is_narrow else 8
 
     def __call__(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """Return the number of keys that a rank with a batch requests from each rank, int64 [ranks]."""
