@@ -42,6 +42,7 @@ from recsuite.datasets.loader import BatchLoader, EpochSampler
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError, counted, markdown_table
 from recsuite.files import explained
+from recsuite.runtime.console import filter_library_messages
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu_tables import CpuTablesSharder, RequestCounter
 from recsuite.sharding.dynamic_ranks import bytes_of_a_place
@@ -484,36 +485,47 @@ def cluster_of(flags: argparse.Namespace) -> Cluster:
     )
 
 
-def plan(flags: argparse.Namespace, config: Config, given: frozenset[str]) -> int:
-    """Print the plan of tables on a cluster. Not collective.
+def tables_of(
+    flags: argparse.Namespace, config: Config, given: frozenset[str]
+) -> tuple[Maker, list[list[KeyedJaggedTensor]]]:
+    """Return a function that makes the tables of flags, and the ids of first steps, see `first_batches`.
 
     Raises:
-        UserError: when the tables do not fit, with all that would make them fit.
+        UserError: when the tables or the data cannot be read.
     """
-    cluster, ranks = cluster_of(flags), flags.hosts * (flags.gpus_per_host or flags.procs_per_host)
     (rule,) = (kind(lr=config.optimizer.lr) for kind in RULES if kind.__name__ == flags.optimizer)
-    batches: list[list[KeyedJaggedTensor]] = []
     if flags.table or flags.tables:
         lines = [each.split(":") for each in flags.table]
         if flags.tables:
             with explained(f"Cannot read --tables {flags.tables}", "give another file"):
                 text = Path(flags.tables).read_text()
             lines += [line for line in csv.reader(text.splitlines()[1:]) if line]
-        make = given_tables(lines, config, rule)
-    else:
-        fitted, name = fitted_to_data(config, given)
-        config = with_preset(fitted.replaced(preset=name), given, ranks).replaced(num_workers=0)
-        columns = open_columns(config)
-        batches = first_batches(columns, config, ranks, flags.steps)
-        make = trained_tables(columns, config, rule, ids_of_an_event(batches[0][0], config.loader.batch_size))
-    tables = make(cluster, MAX_EMBEDDING_DIM)
+        return given_tables(lines, config, rule), []
+    ranks = cluster_of(flags).context.world_size
+    fitted, name = fitted_to_data(config, given)
+    config = with_preset(fitted.replaced(preset=name), given, ranks).replaced(num_workers=0)
+    columns = open_columns(config)
+    batches = first_batches(columns, config, ranks, flags.steps)
+    ids = ids_of_an_event(batches[0][0], config.loader.batch_size)
+    return trained_tables(columns, config, rule, ids), batches
+
+
+def plan(flags: argparse.Namespace, config: Config, given: frozenset[str]) -> int:
+    """Print the plan of tables on a cluster; return the exit status. Not collective.
+
+    Raises:
+        UserError: when the tables do not fit, with all that would make them fit.
+    """
+    filter_library_messages()
+    cluster = cluster_of(flags)
+    make, batches = tables_of(flags, config, given)
+    tables, ranks = make(cluster, MAX_EMBEDDING_DIM), cluster.context.world_size
     kernels = {
         name: kernel for flag, kernel in KERNELS.items() for name in getattr(flags, flag).split(",") if name
     }
-    strange = sorted(kernels.keys() - tables.num_rows.keys())
-    require(
-        not strange, f"--uvm and --on_disk take names of tables, {', '.join(tables.num_rows)}, got {strange}"
-    )
+    for name in kernels:
+        known = ", ".join(tables.num_rows)
+        require(name in tables.num_rows, f"--uvm and --on_disk take names of the tables {known}, got {name}")
     found = find_plan(tables, cluster, kernels)
     if found is None:
         raise UserError(refusal(make, cluster, kernels))
