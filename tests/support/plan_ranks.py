@@ -13,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
@@ -80,7 +81,7 @@ def noting_reads() -> list[dict[str, list[list[int]]]]:
             noted[-1].setdefault(channel, []).append([rank, found.numel() * found.element_size()])
         return found
 
-    SharedExchange._rows_of = rows_of  # type: ignore[method-assign]
+    mock.patch.object(SharedExchange, "_rows_of", rows_of).start()
     return noted
 
 

@@ -10,8 +10,10 @@ import pytest
 
 from recsuite.config.sections import MAX_EMBEDDING_DIM
 from recsuite.errors import UserError
+from recsuite.sharding.table_rules import RowWiseAdagrad
 from recsuite.tools import plan
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
+from tests.support.trained import Trained
 
 GPUS = ("--hosts", "2", "--gpus_per_host", "2")
 CPUS = ("--gpus_per_host", "0", "--procs_per_host")
@@ -210,3 +212,18 @@ def test_the_plan_of_a_training_is_that_of_its_ranks_with_their_memory_and_bytes
                     read[owner, place] += num_bytes
         assert wanted.tolist() == read.tolist()
     assert (sent[0] > 0).all() or ranks == 1
+
+
+def test_the_size_of_a_checkpoint_is_that_of_its_shard_files(trained: Trained) -> None:
+    flags, _, _ = plan.parse([*CPUS, "1"])
+    cluster, config = plan.cluster_of(flags), trained.config
+    ids = {table.name: 1.0 for table in trained.columns.tables}
+    make = plan.trained_tables(trained.columns, config, RowWiseAdagrad(1.0), ids)
+    tables = make(cluster, MAX_EMBEDDING_DIM)
+    found = plan.find_plan(tables, cluster, {})
+    assert found is not None
+    (wanted,) = plan.checkpoint_of(tables, found, cluster)
+    files = [file.read_bytes() for file in (trained.folder / "step-000000002").glob("part-*")]
+    # A file begins with the length of its heading of names and shapes.
+    written = sum(len(each) - 8 - int.from_bytes(each[:8], "little") for each in files)
+    assert written == pytest.approx(wanted, rel=0.01)

@@ -379,6 +379,19 @@ def shown(num_bytes: float) -> str:
     return f"{num_bytes / 1000**place:.{min(place, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[place]}"
 
 
+def checkpoint_of(tables: Tables, plan: Plan, cluster: Cluster) -> np.ndarray:
+    """Return the bytes of a full checkpoint that each host writes, float64 [hosts]: its tensors."""
+    of_hosts = plan.held.reshape(cluster.hosts, -1).sum(1)
+    # The first rank writes the dense part, with two numbers of optimizer state for each of its own.
+    of_hosts[0] += 12 * dense_numbers(tables)
+    return np.asarray(of_hosts)
+
+
+def dense_numbers(tables: Tables) -> int:
+    """Return the number of parameters besides tables."""
+    return sum(weight.numel() for weight in tables.model.parameters() if not weight.is_meta)
+
+
 def report(tables: Tables, plan: Plan, cluster: Cluster, exchanged: np.ndarray, source: str) -> None:
     """Print a plan. exchanged: see `sent`; source: the origin of these numbers."""
     milliseconds, fullest = plan.parts.sum(1), (plan.memory / np.maximum(cluster.limits, 1)).max(1)
@@ -409,8 +422,7 @@ def report(tables: Tables, plan: Plan, cluster: Cluster, exchanged: np.ndarray, 
     limits = " and ".join(f"{shown(cluster.limits[place])} of {TIERS[place]}" for place in tiers)
     print(f"memory: rank {fullest.argmax()} uses most, {fullest.max():.0%} of its {limits}")
     print(f"sent in a step by each rank to others: {source}")
-    dense = sum(weight.numel() for weight in tables.model.parameters() if not weight.is_meta)
-    if dense and len(ranks) > 1:
+    if (dense := dense_numbers(tables)) and len(ranks) > 1:
         print(f"dense gradients, averaged over ranks in each step: {shown(4 * dense)}")
     slowest = int(milliseconds.argmax())
     shares = ", ".join(
@@ -420,11 +432,8 @@ def report(tables: Tables, plan: Plan, cluster: Cluster, exchanged: np.ndarray, 
     )
     estimate = f"{milliseconds[slowest]:.3g} ms by the planner's estimate"
     print(f"step: rank {slowest} is the slowest, {estimate}: {shares}")
-    # With two numbers of optimizer state for each one of the dense part.
-    of_hosts = plan.held.reshape(cluster.hosts, -1).sum(1)
-    of_hosts[0] += 12 * dense
-    seconds = of_hosts.max() / cluster.disk
-    most = "at most " if tables.specs else ""
+    of_hosts = checkpoint_of(tables, plan, cluster)
+    seconds, most = of_hosts.max() / cluster.disk, "at most " if tables.specs else ""
     print(
         f"checkpoint: {most}{shown(of_hosts.sum())}, {most}{shown(of_hosts.max())} of one host, "
         f"{seconds:.3g} s at {shown(cluster.disk)}/s a host"
