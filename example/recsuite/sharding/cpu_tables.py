@@ -500,8 +500,7 @@ def _moved(index: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> t
 class RequestCounter:
     """Number of keys that a rank requests from each rank, by the plan of tables that need not exist.
 
-    plan, num_rows: of the tables of one width, by name; specs: of all dynamic tables; distinct: False for
-    tables that request a row once for each of its ids.
+    plan, num_rows: of the tables of one width, by name; specs: of all dynamic tables.
     """
 
     def __init__(
@@ -510,35 +509,26 @@ class RequestCounter:
         num_rows: Mapping[str, int],
         specs: Specs,
         world_size: int,
-        distinct: bool,
     ) -> None:
-        self.layout, self.distinct, self.world_size = TableLayout(plan, num_rows), distinct, world_size
+        self.layout, self.placements = TableLayout(plan, num_rows), dict[str, BucketPlacement]()
         for rank in range(world_size):
             for kind in dict.fromkeys(table.sharding_type for table in plan.values()):
                 self.layout.add_group(rank, kind)
         self.layout.close()
-        self.placements = {
-            name: BucketPlacement(spec.distribution, spec.capacity // BUCKET_WIDTH, world_size)
-            for name, spec in specs.items()
-            if name in plan
-        }
+        for name in specs.keys() & plan.keys():
+            num_buckets = specs[name].capacity // BUCKET_WIDTH
+            self.placements[name] = BucketPlacement(specs[name].distribution, num_buckets, world_size)
+        self.world_size = world_size
 
     def __call__(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """Return the number of keys that a rank with a batch requests from each rank, int64 [ranks]."""
-        found, layout = of_tables(features, self.layout.plan), self.layout
+        found = of_tables(features, self.layout.plan)
         values = dict(zip(found.keys(), found.values().split(found.length_per_key()), strict=True))
         static = [name for name in values if name not in self.placements]
-        keys = layout.keys_of(static, [values[name] for name in static])
-        keys = distinct(keys).keys if self.distinct else keys.sort().values
-        ends = torch.searchsorted(keys, layout.group_ends)
+        keys = distinct(self.layout.keys_of(static, [values[name] for name in static])).keys
+        ends = torch.searchsorted(keys, self.layout.group_ends)
         counts = ends.diff(prepend=ends.new_zeros(1)).view(self.world_size, -1).sum(1)
-        for name, placement in self.placements.items():
-            if self.distinct:
-                counts += _by_rank(values[name], placement)[1]
-            else:
-                owners = placement.owner_of(values[name]).masked_fill_(values[name] == UNKNOWN_ID, 0)
-                counts += owners.bincount(minlength=self.world_size)
-        return counts
+        return counts + sum(_by_rank(values[name], place)[1] for name, place in self.placements.items())
 
 
 # The bits of a float32 NaN that no arithmetic produces.
