@@ -22,7 +22,7 @@ EIGHT = ("--gpus_per_host", "8")
 LARGE = "--table=user:1_000_000_000:64"
 
 
-def planned(*words: str) -> tuple[plan.Tables, plan.Plan, list[np.ndarray]]:
+def planned(*words: str) -> tuple[plan.PlannedTables, plan.Plan, list[np.ndarray]]:
     """The tables of a command, their plan, and what ranks send in each step."""
     cluster, config, given = plan.parse([*words])
     make, batches = plan.tables_of(cluster, config, given)
@@ -121,7 +121,7 @@ def test_a_plan_shows_tables_ranks_slowest_rank_and_the_time_of_a_checkpoint(
     assert re.search(
         r"^\| user +\| 1,000,000,000 \| +64 \| +1 \| +row_wise \| +fused \| +0-31 \|", output, re.M
     )
-    assert re.search(r"^memory: rank 0 uses most, 12% of its 68.0 GB of HBM$", output, re.M)
+    assert re.search(r"^memory: rank 0 uses most, 12% of 68.0 GB of HBM$", output, re.M)
     shares = re.findall(r"(\d+)%(?=,|$)", output.partition("planner's estimate: ")[2].splitlines()[0])
     assert 97 <= sum(map(int, shares)) <= 103
     assert "checkpoint: 260.0 GB, 65.0 GB of one host, 65.0 s at 1.0 GB/s a host" in output

@@ -98,8 +98,8 @@ class Cluster(argparse.Namespace):
         return Cluster(**{**vars(self), "hosts": hosts})
 
 
-class Tables(NamedTuple):
-    """Tables to plan, on the meta device.
+class PlannedTables(NamedTuple):
+    """PlannedTables to plan, on the meta device.
 
     model: holds them, and the dense part; widths, ids, bytes_of_row: by table, the numbers in a row, the ids
     of an event, and the bytes of a row with its optimizer state; others as of `sharding.plan.unsharded`.
@@ -154,10 +154,10 @@ class Plan(NamedTuple):
 
 
 # Makes the tables for a cluster, with at most so many numbers in a row.
-Maker = Callable[[Cluster, int], Tables]
+Maker = Callable[[Cluster, int], PlannedTables]
 
 
-def find_plan(tables: Tables, cluster: Cluster, kernels: Mapping[str, str]) -> Plan | None:
+def find_plan(tables: PlannedTables, cluster: Cluster, kernels: Mapping[str, str]) -> Plan | None:
     """Return the plan of a training on a cluster; None if there is none that fits."""
     context, limits = cluster.context, cluster.limits
     # The planner takes bytes a millisecond of a rank, and reserves a part of HBM itself.
@@ -223,7 +223,7 @@ def refusal(make: Maker, cluster: Cluster, kernels: Mapping[str, str]) -> str:
     )
 
 
-def sent(tables: Tables, plan: Plan, features: Sequence[KeyedJaggedTensor] = ()) -> np.ndarray:
+def sent(tables: PlannedTables, plan: Plan, features: Sequence[KeyedJaggedTensor] = ()) -> np.ndarray:
     """Return the bytes of ids, rows and gradients that each rank sends to others, float64 [ranks, 3].
 
     features: the batch of each rank in a step. Without them, or if a row is requested once for each of its
@@ -263,11 +263,11 @@ def given_tables(lines: Sequence[str], config: Config, rule: TableRule) -> Maker
             f"a multiple of 4 up to {MAX_EMBEDDING_DIM:,}, got {line}",
         )
 
-    def make(cluster: Cluster, widest: int) -> Tables:
+    def make(cluster: Cluster, widest: int) -> PlannedTables:
         cut = {name: min(width, widest) for name, width in widths.items()}
         sharder = make_sharder(rule, config, {}, cluster.context, max(cut.values()))
         sizes = {name: _bytes_of_row(rule, width) for name, width in cut.items()}
-        return Tables(
+        return PlannedTables(
             make_embeddings(rows, cut), sharder, rows, {}, cut, ids, sizes, config.loader.batch_size, rule
         )
 
@@ -277,7 +277,7 @@ def given_tables(lines: Sequence[str], config: Config, rule: TableRule) -> Maker
 def trained_tables(columns: Columns, config: Config, rule: TableRule, ids: Mapping[str, float]) -> Maker:
     """Return a function that makes the tables of a training. ids: of an event, by table."""
 
-    def make(cluster: Cluster, widest: int) -> Tables:
+    def make(cluster: Cluster, widest: int) -> PlannedTables:
         cut = config.replaced(embedding_dim=min(config.model.embedding_dim, widest))
         memory = cluster.hbm if cluster.gpus_per_host else cluster.host_memory // cluster.procs_per_host
         model, sharder, num_rows, specs = unsharded(columns, cut, cluster.context, rule, memory)
@@ -286,7 +286,7 @@ def trained_tables(columns: Columns, config: Config, rule: TableRule, ids: Mappi
             name: bytes_of_a_place(cut.tables, width) if name in specs else _bytes_of_row(rule, width)
             for name, width in widths.items()
         }
-        return Tables(model, sharder, num_rows, specs, widths, ids, sizes, cut.loader.batch_size, rule)
+        return PlannedTables(model, sharder, num_rows, specs, widths, ids, sizes, cut.loader.batch_size, rule)
 
     return make
 
@@ -312,18 +312,20 @@ def shown(num_bytes: float) -> str:
     return f"{num_bytes / 1000**place:.{min(place, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[place]}"
 
 
-def checkpoint_of(tables: Tables, plan: Plan, hosts: int) -> np.ndarray:
+def checkpoint_of(tables: PlannedTables, plan: Plan, hosts: int) -> np.ndarray:
     """Return the bytes of the tensors of a full checkpoint that each host writes, float64 [hosts]."""
     # The first rank writes the dense part, with two numbers of optimizer state for each of its own.
     dense = np.eye(1, len(plan.held))[0] * 12 * tables.dense
     return np.asarray((plan.held + dense).reshape(hosts, -1).sum(1))
 
 
-def report(tables: Tables, plan: Plan, cluster: Cluster, steps: Sequence[np.ndarray], source: str) -> None:
+def report(
+    tables: PlannedTables, plan: Plan, cluster: Cluster, steps: Sequence[np.ndarray], source: str
+) -> None:
     """Print a plan. steps: of each the result of `sent`; source: the origin of these numbers."""
     ranks, times = len(plan.held), plan.parts.sum(1)
-    filled = (plan.memory / np.maximum(cluster.limits, 1)).max(1)
-    slowest, fullest = int(times.argmax()), int(filled.argmax())
+    filled = plan.memory / np.maximum(cluster.limits, 1)
+    slowest, fullest = int(times.argmax()), int(filled.max(1).argmax())
     print(f"{counted(ranks, 'rank')} on {counted(cluster.hosts, 'host')}, batches of {tables.batch_size:,}\n")
     lines = [["table", "rows", "dim", "ids", "sharding", "kernel", "ranks", "bytes"]]
     for name, table in plan.tables.items():
@@ -339,8 +341,10 @@ def report(tables: Tables, plan: Plan, cluster: Cluster, steps: Sequence[np.ndar
         lines.append([str(rank), *map(shown, cells[rank]), f"{times[rank]:.3g} ms"])
     lines.append(["mean", *map(shown, cells.mean(0)), f"{times.mean():.3g} ms"])
     print(markdown_table(lines), end="\n\n")
-    limits = " and ".join(f"{shown(cluster.limits[place])} of {TIERS[place]}" for place in tiers)
-    print(f"memory: rank {fullest} uses most, {filled[fullest]:.0%} of its {limits}")
+    limits = (
+        f"{filled[fullest, place]:.0%} of {shown(cluster.limits[place])} of {TIERS[place]}" for place in tiers
+    )
+    print(f"memory: rank {fullest} uses most, {', '.join(limits)}")
     print(f"sent in a step to other ranks: {source}")
     if tables.dense and ranks > 1:
         print(f"dense gradients, averaged over ranks in each step: {shown(4 * tables.dense)}")
