@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -80,8 +79,8 @@ def build_model(
     Raises:
         UserError: see `make_plan` and `check_rule`.
     """
-    held = unsharded(columns, config, context, tables, _memory_per_rank(context), maker, loss)
-    model, sharder, num_rows, specs = held
+    memory = _memory_per_rank(context)
+    model, sharder, num_rows, specs = unsharded(columns, config, context, tables, memory, maker, loss)
     plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context, tables)
     # Tables are allocated here, each shard on the rank that owns it; before, only their shapes exist.
     sharded = DistributedModelParallel(
@@ -93,18 +92,6 @@ def build_model(
     return sharded
 
 
-class UnshardedModel(NamedTuple):
-    """Model whose tables are not allocated, and all that a plan is made from.
-
-    sharder: of the tables; num_rows: of each table on all ranks; specs: of the dynamic tables.
-    """
-
-    model: TrainableModel
-    sharder: EmbeddingCollectionSharder
-    num_rows: Mapping[str, int]
-    specs: Mapping[str, DynamicSpec]
-
-
 def unsharded(
     columns: Columns,
     config: Config,
@@ -113,8 +100,11 @@ def unsharded(
     memory: int,
     maker: ModelMaker | None = None,
     loss: nn.Module | None = None,
-) -> UnshardedModel:
-    """Return the model of a data set with its tables on the meta device. Not collective.
+) -> tuple[TrainableModel, EmbeddingCollectionSharder, dict[str, int], dict[str, DynamicSpec]]:
+    """Return the model of a data set with its tables on the meta device, and all that a plan is made from.
+
+    Also returns the sharder of its tables, the rows of each table on all ranks, and the specs of dynamic
+    tables. Not collective.
 
     context: of a rank, or a description of one that is not running; memory: bytes of each rank; others: see
     `build_model`.
@@ -137,9 +127,7 @@ def unsharded(
         for table in held
     }
     model = make_model(columns, config.model, head, num_rows, loss)
-    return UnshardedModel(
-        model, make_sharder(tables, config, specs, context, max(widths.values())), num_rows, specs
-    )
+    return model, make_sharder(tables, config, specs, context, max(widths.values())), num_rows, specs
 
 
 def held_tables(columns: Columns) -> list[Table]:

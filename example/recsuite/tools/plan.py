@@ -99,7 +99,7 @@ class Cluster(argparse.Namespace):
 
 
 class PlannedTables(NamedTuple):
-    """PlannedTables to plan, on the meta device.
+    """Tables on the meta device, and all that a plan of them needs.
 
     model: holds them, and the dense part; widths, ids, bytes_of_row: by table, the numbers in a row, the ids
     of an event, and the bytes of a row with its optimizer state; others as of `sharding.plan.unsharded`.
