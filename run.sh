@@ -30,6 +30,8 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
        ./run.sh report RUN...        print a table of runs side by side, each a --report_dir or a folder of such
        ./run.sh doctor [FLAGS...]    install if needed, then examine this machine for what train with these
                                      FLAGS would start on it; status 1 if anything is a fault
+       ./run.sh plan --hosts N [FLAGS...]  print where tables would lie on machines that are only described, what
+                                     their ranks would send, and if it fits; "plan --help" lists its flags
        ./run.sh setup                only install
        ./run.sh test [PYTEST ARGS]   run the tests
        ./run.sh soak [PYTEST ARGS]   run the long tests; SOAK_SECONDS for each of them (default: 600)
@@ -307,6 +309,13 @@ report() {
   exec "$venv/bin/python" -m recsuite.monitoring.results "$@"
 }
 
+# plan FLAGS...: machines and tables of its own flags, or the tables of a training; nothing is launched.
+plan() {
+  set_up
+  set_environment
+  exec "$venv/bin/python" -m recsuite.tools.plan "$@"
+}
+
 # It sees what local rank 0 of train's launch would see.
 doctor() {
   read_launch
@@ -392,7 +401,7 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | retrain | dump | inc_dump | load | evaluate | compact | export | recommend | score | schema | report | doctor | setup | test | soak | lint | docs)
+    train | retrain | dump | inc_dump | load | evaluate | compact | export | recommend | score | schema | report | doctor | plan | setup | test | soak | lint | docs)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
@@ -417,6 +426,7 @@ main() {
     retrain) retrain "$@" ;;
     report) report "$@" ;;
     doctor) doctor "$@" ;;
+    plan) plan "$@" ;;
     test) run_tests "$@" ;;
     soak) soak "$@" ;;
     lint) lint ;;

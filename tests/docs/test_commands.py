@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import io
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import pytest
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.serving.served import ServedModel
+from recsuite.tools import plan
 from tests.support.documents import PAGES, README, blocks, commands, short_form
 from tests.support.launch import (
     ROOT,
@@ -38,6 +40,7 @@ from tests.support.store import running
 Lines = tuple[str, ...]
 Check = Callable[[Lines, Path], None]
 SERVING, LOADER = ROOT / "docs" / "serving.md", ROOT / "docs" / "loader.md"
+PLAN = ROOT / "docs" / "plan.md"
 YOUR_DATA, EVERY_WEEK = ROOT / "docs" / "your_data.md", ROOT / "docs" / "every_week.md"
 REAL = Path(os.environ.get("MOVIELENS_DATA", ROOT.parent / "shared" / "data" / "ml-latest-small"))
 WALKTHROUGH = (
@@ -336,6 +339,25 @@ def examines_the_machine(lines: Lines, clone: Path) -> None:
     assert output.count("versions") == 1
 
 
+def plans(lines: Lines, clone: Path) -> None:
+    """The lines below the command on its page, in their order."""
+    *before, command = lines
+    wanted = [
+        line for line in blocks(PLAN, "text")[commands(PLAN).index(lines)].splitlines() if line != "..."
+    ]
+    if before or "--dataset" in command:
+        found = succeeded(shell(lines, clone))
+    else:
+        # Without the seconds that imports take in each process.
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            status = plan.main(shlex.split(command)[2:])
+        found = re.sub(r"^\S+: (?=The tables)", "plan.py: ", output.getvalue())
+        assert status == 2 * wanted[0].startswith("plan.py: ")
+    printed = iter(found.splitlines())
+    assert [line for line in wanted if line not in printed] == []
+
+
 def is_run_by_the_test_of_the_benchmark(lines: Lines, clone: Path) -> None:
     (benchmark,) = re.findall(r"python benchmarks/(\w+)\.py ", lines[0])
     test = ROOT / "tests" / "benchmarks" / f"test_benchmark_{benchmark}.py"
@@ -487,6 +509,7 @@ CHECKS: dict[str, Check] = {
         for name in ("checkpoint", "feed", "train", "gpu")
     },
 }
+CHECKS |= {lines[0]: plans for lines in commands(PLAN)}
 BLOCKS = list(dict.fromkeys(lines for page in PAGES for lines in commands(page)))
 (LIFE,) = (lines for lines in BLOCKS if CHECKS.get(lines[0]) is lives)
 # Blocks of other pages than the README whose trainings take long: they run with the soak.

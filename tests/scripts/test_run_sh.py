@@ -456,6 +456,12 @@ def test_the_doctor_refuses_the_flags_that_train_refuses(copy: Copy) -> None:
     assert copy.calls() == []
 
 
+def test_a_plan_is_one_process_with_the_flags_as_given(copy: Copy) -> None:
+    copy.run("plan", "--hosts", "4", "--table", "two words:10:8", env={"FAKE_GPUS": "8", "VARIANT": "cpu"})
+    assert len(copy.installs()) == 1
+    assert copy.calls()[-1] == "-m|recsuite.tools.plan|--hosts|4|--table|two words:10:8"
+
+
 # --- mistakes ---
 
 
@@ -508,6 +514,7 @@ def test_help_names_every_subcommand_and_variable(copy: Copy, word: str) -> None
         "schema",
         "report",
         "doctor",
+        "plan",
         "setup",
         "test",
         "lint",

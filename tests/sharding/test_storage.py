@@ -16,7 +16,6 @@ from recsuite.checkpoint.folder import checkpoints_in
 from recsuite.checkpoint.format import read_manifest
 from recsuite.checkpoint.shards import RowReader
 from recsuite.config.config import Config
-from recsuite.config.sections import size_of
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.errors import UserError
 from recsuite.sharding.storage import BYTES_BESIDE_A_SLOT, DiskStorage, RowsOnDisk, TableRows
@@ -152,33 +151,14 @@ def test_files_have_no_names_and_end_with_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("512MB", 512 * 10**6),
-        ("8GB", 8 * 10**9),
-        ("1.5 GB", 15 * 10**8),
-        ("8GiB", 2**33),
-        ("2KiB", 2048),
-        ("7B", 7),
-    ],
-)
-def test_sizes_are_decimal_or_binary(text: str, number: int) -> None:
-    assert size_of(text, "memory_budget") == number
-
-
-@pytest.mark.parametrize("text", ["", "8", "GB", "-1GB", "8gb", "1e9B", "٣GB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="--memory_budget must be a size such as 512MB"):
-        size_of(text, "memory_budget")
-
-
-@pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         ({"memory_budget": "1MB"}, "--memory_budget requires --storage disk, got memory"),
         ({"storage_dir": "/tmp"}, "--storage_dir requires --storage disk, got memory"),
         ({"storage": "disk", "memory_budget": "1"}, "--memory_budget must be a size"),
         ({"storage": "disk", "dump": True, "async_dump": True}, "--async_dump requires --storage memory"),
+        ({"storage": "uvm", "memory_budget": "2GB"}, "--memory_budget requires --storage disk, got uvm"),
+        ({"storage": "uvm", "cache_load_factor": 0.5}, "--cache_load_factor requires --storage uvm_caching"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags: dict[str, Any], sentence: str) -> None:

@@ -131,22 +131,25 @@ def duration(flag: str, text: str, things: str) -> Duration:
 
 # Storage of tables in the host's memory, which a GPU reads.
 UVM, UVM_CACHING = "uvm", "uvm_caching"
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B", re.ASCII)
+SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(?:([kKMGTP])(i?))?([Bb])(/s)?", re.ASCII)
 
 
-def size_of(text: str, flag: str) -> int:
-    """Parse the text of a flag as a number of bytes, such as 512MB, 1.5GB or 8GiB.
+def size_of(text: str, flag: str, is_rate: bool = False) -> int:
+    """Parse the text of a flag, such as 512MB, 1.5TB or 16GiB, as a number of bytes.
+
+    is_rate: of a second; then 2GB/s and bits, such as 400Gb, are accepted too.
 
     Raises:
-        UserError: when it is none.
+        UserError: when it is no size, or 0.
     """
-    found = SIZE.fullmatch(text.strip())
-    require(found is not None, f"--{flag} must be a size such as 512MB, 8GB or 8GiB, got {text}")
-    assert found is not None
-    unit = UNITS[found[2]]
-    # 10^3 becomes 2^10, 10^6 becomes 2^20.
-    return int(float(found[1]) * (1 << 10 * (len(str(unit)) // 3) if found[3] else unit))
+    found, size = SIZE.fullmatch(text.strip()), 0
+    # 8gb and 8Gb for a memory are bits by their letter, and meant as bytes: refused.
+    if found is not None and (is_rate or (found[4], found[5]) == ("B", None)):
+        unit = (1024 if found[3] else 1000) ** " KMGTP".index((found[2] or " ").upper())
+        size = round(float(found[1]) * unit) // (8 if found[4] == "b" else 1)
+    shown = "rate such as 2GB/s or 400Gb/s" if is_rate else "size such as 512MB, 8GB or 16GiB"
+    require(size > 0, f"--{flag} must be a {shown}, got {text}")
+    return size
 
 
 OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")

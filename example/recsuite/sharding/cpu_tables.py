@@ -44,7 +44,14 @@ from recsuite.ids import UNKNOWN_ID
 from recsuite.models.layers import DistinctRows
 from recsuite.models.rows import SharedRows
 from recsuite.runtime.process import profiler_range
-from recsuite.sharding.dynamic import NO_ROW, BucketPlacement, DynamicSpec, DynamicTable, rows_per_rank
+from recsuite.sharding.dynamic import (
+    BUCKET_WIDTH,
+    NO_ROW,
+    BucketPlacement,
+    DynamicSpec,
+    DynamicTable,
+    rows_per_rank,
+)
 from recsuite.sharding.exchange import Exchange, open_exchange
 from recsuite.sharding.recommender import of_tables
 from recsuite.sharding.storage import DiskStorage, FilesForTables, RowsOnDisk, TableRows
@@ -145,6 +152,7 @@ class DynamicPart:
 
 
 Part = TableGroup | DynamicPart
+Specs = Mapping[str, DynamicSpec]
 
 
 @dataclass
@@ -512,6 +520,40 @@ def _moved(index: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> t
     return places[index]
 
 
+class RequestCounter:
+    """Number of keys that a rank requests from each rank, by the plan of tables that need not exist.
+
+    plan, num_rows: of the tables of one width, by name; specs: of all dynamic tables.
+    """
+
+    def __init__(
+        self,
+        plan: Mapping[str, ParameterSharding],
+        num_rows: Mapping[str, int],
+        specs: Specs,
+        world_size: int,
+    ) -> None:
+        self.layout, self.placements = TableLayout(plan, num_rows), dict[str, BucketPlacement]()
+        for rank in range(world_size):
+            for kind in dict.fromkeys(table.sharding_type for table in plan.values()):
+                self.layout.add_group(rank, kind)
+        self.layout.close()
+        for name in specs.keys() & plan.keys():
+            num_buckets = specs[name].capacity // BUCKET_WIDTH
+            self.placements[name] = BucketPlacement(specs[name].distribution, num_buckets, world_size)
+        self.world_size = world_size
+
+    def __call__(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """Return the number of keys that a rank with a batch requests from each rank, int64 [ranks]."""
+        found = of_tables(features, self.layout.plan)
+        values = dict(zip(found.keys(), found.values().split(found.length_per_key()), strict=True))
+        static = [name for name in values if name not in self.placements]
+        keys = distinct(self.layout.keys_of(static, [values[name] for name in static])).keys
+        ends = torch.searchsorted(keys, self.layout.group_ends)
+        counts = ends.diff(prepend=ends.new_zeros(1)).view(self.world_size, -1).sum(1)
+        return counts + sum(_by_rank(values[name], place)[1] for name, place in self.placements.items())
+
+
 # The bits of a float32 NaN that no arithmetic produces.
 MARK = 0x7FC0DEAD
 
@@ -554,9 +596,6 @@ def fill_unknown_rows(request: LookupRequest, rows: torch.Tensor) -> None:
     instead = torch.arange(len(rows))
     instead[missing] = torch.tensor(request.unknowns)[parts[missing]]
     request.inverse = instead[request.inverse]
-
-
-Specs = Mapping[str, DynamicSpec]
 
 
 class CpuTables(ShardedEmbeddingCollection):

@@ -68,9 +68,9 @@ def specs_of(
         _check_stream(dynamic, wanted, config)
     shares = _shares(dynamic, is_stream)
     # A share is for the tables after all growth, because that is what they need in the end.
-    bytes_of_a_place = {name: _bytes_of_a_place(config, widths[name]) * _growth(config) for name in names}
-    places = _places(dynamic, wanted, shares, bytes_of_a_place, memory)
-    _check_memory(places, bytes_of_a_place, config, memory)
+    sizes = {name: bytes_of_a_place(config, widths[name]) * _growth(config) for name in names}
+    places = _places(dynamic, wanted, shares, sizes, memory)
+    _check_memory(places, sizes, config, memory)
     return {
         name: DynamicSpec(
             name,
@@ -135,7 +135,8 @@ def _growth(config: TablesConfig) -> int:
     return 1 << (config.max_growth.bit_length() - 1) if config.max_load_factor else 1
 
 
-def _bytes_of_a_place(config: TablesConfig, embedding_dim: int) -> int:
+def bytes_of_a_place(config: TablesConfig, embedding_dim: int) -> int:
+    """Return the bytes of a row with its id, counters and optimizer state."""
     return (
         4 * embedding_dim + BYTES_BESIDE_A_ROW + (BYTES_OF_WAITING if config.admission_threshold > 1 else 0)
     )

@@ -24,6 +24,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
+    HardwareConfig,
     KernelConfig,
     ParameterConstraints,
     PlannerError,
@@ -65,6 +66,7 @@ ROWS_PER_RANK_WORTH_SPLITTING = 256
 WIDEST_ON_GPU = 1_024
 # Share of a rank's memory that the planner leaves to the dense part, the batches and everything else.
 RESERVED_FOR_DENSE = 0.15
+FUSED = EmbeddingComputeKernel.FUSED.value
 
 
 def build_model(
@@ -82,24 +84,9 @@ def build_model(
     Raises:
         UserError: see `make_plan` and `check_rule`.
     """
-    # Again, right before the dense weights are drawn: they must not depend on earlier draws from torch's
-    # generator.
-    torch.manual_seed(config.runtime.seed)
-    head = make_head(columns, config.model, config.data.history, maker)
-    widths = widths_of(head, [table.name for table in held_tables(columns)], config.model.embedding_dim)
-    memory = int((1 - RESERVED_FOR_DENSE) * _room_per_rank(config.tables, context)) * context.world_size
-    held, seed, is_stream = held_tables(columns), config.runtime.seed, bool(config.stream.stream)
-    specs = specs_of(held, config.tables, widths, INIT_STD, seed, memory, is_stream)
-    num_rows = {
-        table.name: context.world_size * rows_per_rank(specs[table.name], context.world_size)
-        if table.name in specs
-        else table.rows
-        for table in held
-    }
-    model = make_model(columns, config.model, head, num_rows, loss)
-    storage = make_storage(config.tables, num_rows, widths, specs, tables, context)
-    sharder = make_sharder(tables, config, specs, context, max(widths.values()), storage)
-    plan = make_plan(model, sharder, num_rows, specs, config, context, tables, storage)
+    memory = _room_per_rank(config.tables, context)
+    model, sharder, num_rows, specs = unsharded(columns, config, context, tables, memory, maker, loss)
+    plan = make_plan(model, sharder, num_rows, specs, config, context, tables)
     # Tables are allocated here, each shard on the rank that owns it; before, only their shapes exist.
     sharded = DistributedModelParallel(
         model, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
@@ -110,12 +97,52 @@ def build_model(
     return sharded
 
 
+def unsharded(
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+    tables: TableRule,
+    memory: int,
+    maker: ModelMaker | None = None,
+    loss: nn.Module | None = None,
+) -> tuple[TrainableModel, EmbeddingCollectionSharder, dict[str, int], dict[str, DynamicSpec]]:
+    """Return the model of a data set with its tables on the meta device, and all that a plan is made from.
+
+    Also returns the sharder of its tables, the rows of each table on all ranks, and the specs of dynamic
+    tables. Not collective.
+
+    context: of a rank, or a description of one that is not running; memory: bytes of each rank; others: see
+    `build_model`.
+
+    Raises:
+        UserError: see `check_rule` and `specs_of`.
+    """
+    # Again, right before the dense weights are drawn: they must not depend on earlier draws from torch's
+    # generator.
+    torch.manual_seed(config.runtime.seed)
+    head = make_head(columns, config.model, config.data.history, maker)
+    held, seed, is_stream = held_tables(columns), config.runtime.seed, bool(config.stream.stream)
+    widths = widths_of(head, [table.name for table in held], config.model.embedding_dim)
+    memory = int((1 - RESERVED_FOR_DENSE) * memory) * context.world_size
+    specs = specs_of(held, config.tables, widths, INIT_STD, seed, memory, is_stream)
+    num_rows = {
+        table.name: context.world_size * rows_per_rank(specs[table.name], context.world_size)
+        if table.name in specs
+        else table.rows
+        for table in held
+    }
+    model = make_model(columns, config.model, head, num_rows, loss)
+    storage = make_storage(config.tables, num_rows, widths, specs, tables, context)
+    sharder = make_sharder(tables, config, specs, context, max(widths.values()), storage)
+    return model, sharder, num_rows, specs
+
+
 def held_tables(columns: Columns) -> list[Table]:
     """Return the tables of a model: a feature without a table of its own uses that of another feature."""
     return [table for table in columns.tables if table.rows]
 
 
-def bytes_of_rows(rule: TableRule, width: int) -> int:
+def bytes_of_row(rule: TableRule, width: int) -> int:
     """Return the bytes of a row with the state of its optimizer."""
     return 4 * (width + sum(1 if is_of_row else width for is_of_row in rule.slots.values()))
 
@@ -135,7 +162,7 @@ def make_storage(
     """
     if not config.is_on_disk:
         return None
-    size = {name: rows * bytes_of_rows(rule, widths[name]) for name, rows in num_rows.items()}
+    size = {name: rows * bytes_of_row(rule, widths[name]) for name, rows in num_rows.items()}
     budget, names = size_of(config.memory_budget, "memory_budget"), set(config.tables_on_disk)
     require(
         names <= size.keys(),
@@ -222,48 +249,22 @@ def make_plan(
     config: Config,
     context: RuntimeContext,
     rule: TableRule,
-    storage: DiskStorage | None = None,
 ) -> ShardingPlan:
     """Return TorchRec's plan: rank 0 makes it, all ranks use it. Collective: every rank.
 
-    num_rows: of each table; rule: the optimizer of the tables; storage: of tables on a disk, which are split
-    by rows, the others then are not.
-
-    Constraints: dynamic tables are split by rows, equally over the ranks. Static tables with many rows per
-    rank are split too, so that all ranks share their memory and work. Small ones stay whole on the rank that
-    the planner chooses: splitting them has no benefit, and costs an exchange with all ranks. So does a table
-    of one rank: two kinds of sharding are two lookups.
+    num_rows: of each table; rule: the optimizer of the tables.
 
     Raises:
         UserError: when the tables do not fit the memory of the ranks.
     """
-    # With one kind of sharding there is one exchange of ids, see `torchrec_tables`.
-    splits_all = isinstance(sharder, TorchRecTablesSharder)
-    large = ROWS_PER_RANK_WORTH_SPLITTING * context.world_size if context.world_size > 1 else math.inf
-    split = {name for name, rows in num_rows.items() if splits_all or name in specs or rows >= large}
-    if storage is not None:
-        split = {*storage.tables}
+    memory = _room_per_rank(config.tables, context)
+    # Of a GPU and its host; on a CPU only one of the two counts is used.
+    host = memory if context.device.type == "cpu" else allowed_memory() // context.local_world_size
+    topology = make_topology(context, rule, memory, host)
     kernels, cache = _kernels(config)
-    constraints = {
-        name: ParameterConstraints(
-            sharding_types=[(ShardingType.ROW_WISE if name in split else ShardingType.TABLE_WISE).value],
-            # The kernel with the optimizer in the backward, and unless asked none that keeps rows in the
-            # host's memory and copies them to a GPU when they are needed, which is slower.
-            compute_kernels=kernels,
-            cache_params=cache,
-        )
-        for name in num_rows
-    }
-    memory = _memory_per_rank(context) if storage is None else _disk_per_rank(storage.folder, context)
-    planner = EmbeddingShardingPlanner(
-        # The planner does not count the optimizer state, which may be as large as the rows.
-        topology=_topology(memory // (1 + [*rule.slots.values()].count(False)), context),
-        batch_size=config.loader.batch_size,
-        # TorchRec's default estimates the dense part instead, and warns that it over-estimates.
-        storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),
-        constraints=constraints,
-        debug=False,
-    )
+    every = dict.fromkeys(num_rows, kernels)
+    constraints = constraints_of(num_rows, specs, sharder, context.world_size, every, cache)
+    planner = make_planner(topology, constraints, config.loader.batch_size)
     try:
         return planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
     except PlannerError as error:
@@ -271,38 +272,102 @@ def make_plan(
         needed = sum(rows * widths[name] for name, rows in num_rows.items()) * 4 / 2**30
         raise UserError(
             f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks "
-            f"have {memory / 2**30:.1f} GiB {'of disk ' if storage else ''}each "
+            f"have {memory / 2**30:.1f} GiB {'of disk ' if config.tables.is_on_disk else ''}each "
             f"({str(error).strip().splitlines()[0]}); start more processes or give a smaller "
             f"--embedding_dim{' or --capacity' if specs else ''}."
         ) from error
 
 
-def _kernels(config: Config) -> tuple[list[str], CacheParams | None]:
+def _kernels(config: Config) -> tuple[Sequence[str], CacheParams | None]:
     """Return the kernels that the planner may choose from, and the cache of that in the host's memory."""
-    storage, fused = config.tables.storage, EmbeddingComputeKernel.FUSED.value
+    storage = config.tables.storage
     if storage == UVM:
-        return [fused, EmbeddingComputeKernel.FUSED_UVM.value], None
+        return [FUSED, EmbeddingComputeKernel.FUSED_UVM.value], None
     if storage == UVM_CACHING:
         # Only with a pipeline that loads rows before their step.
         prefetches = config.training.pipeline == "auto"
         cache = CacheParams(load_factor=config.tables.cache_load_factor, prefetch_pipeline=prefetches)
-        return [fused, EmbeddingComputeKernel.FUSED_UVM_CACHING.value], cache
-    return [fused], None
+        return [FUSED, EmbeddingComputeKernel.FUSED_UVM_CACHING.value], cache
+    return [FUSED], None
 
 
-def _topology(memory: int, context: RuntimeContext) -> Topology:
-    """Return the planner's view of the machines: ranks, nodes, and bytes of each rank."""
+def constraints_of(
+    num_rows: Mapping[str, int],
+    specs: Mapping[str, DynamicSpec],
+    sharder: EmbeddingCollectionSharder,
+    world_size: int,
+    kernels: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    cache: CacheParams | None = None,
+) -> dict[str, ParameterConstraints]:
+    """Return the constraints of a plan: sharding type and kernel of each table.
+
+    Dynamic tables are split by rows, equally over the ranks. Static tables with many rows per rank are split
+    too, so that all ranks share their memory and work. Small ones stay whole on the rank that the planner
+    chooses: splitting them has no benefit, and costs an exchange with all ranks. So does a table of one rank:
+    two kinds of sharding are two lookups.
+
+    Tables on a disk are split too, and the others then are not: their storage goes by the kind of sharding.
+
+    num_rows: of each table; kernels: those to choose from, of tables that may have another than the fused
+    one; cache: of a kernel in the host's memory.
+    """
+    # With one kind of sharding there is one exchange of ids, see `torchrec_tables`.
+    splits_all = isinstance(sharder, TorchRecTablesSharder)
+    large = ROWS_PER_RANK_WORTH_SPLITTING * world_size if world_size > 1 else math.inf
+    split = {name for name, rows in num_rows.items() if splits_all or name in specs or rows >= large}
+    if isinstance(sharder, CpuTablesSharder) and sharder.storage is not None:
+        split = {*sharder.storage.tables}
+    return {
+        name: ParameterConstraints(
+            sharding_types=[(ShardingType.ROW_WISE if name in split else ShardingType.TABLE_WISE).value],
+            # The kernel with the optimizer in the backward. Otherwise the planner may choose one that keeps
+            # rows in the host's memory and copies them to a GPU when they are needed, which is slower.
+            compute_kernels=[*kernels.get(name, [FUSED])],
+            cache_params=cache,
+        )
+        for name in num_rows
+    }
+
+
+def make_planner(
+    topology: Topology, constraints: dict[str, ParameterConstraints], batch_size: int
+) -> EmbeddingShardingPlanner:
+    """Return TorchRec's planner. batch_size: of each rank."""
+    return EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch_size,
+        # TorchRec's default estimates the dense part instead, and warns that it over-estimates.
+        storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),
+        constraints=constraints,
+        debug=False,
+    )
+
+
+def make_topology(
+    context: RuntimeContext,
+    rule: TableRule,
+    hbm: int,
+    host_memory: int,
+    hardware: HardwareConfig | None = None,
+) -> Topology:
+    """Return the planner's view of the machines: ranks, nodes, and bytes of each rank.
+
+    context: of a rank, or a description of one that is not running; hardware: disks and rates, where they are
+    known.
+    """
+    # The planner does not count the optimizer state, which may be as large as the rows.
+    share = 1 + [*rule.slots.values()].count(False)
     trainer = TrainerConfig(
         world_size=context.world_size,
         local_world_size=context.local_world_size,
-        hbm_cap_bytes=memory,
-        # On a CPU that of the tables, on a GPU that of tables in the host's memory.
-        ddr_cap_bytes=memory
-        if context.device.type == "cpu"
-        else allowed_memory() // context.local_world_size,
+        hbm_cap_bytes=hbm // share,
+        ddr_cap_bytes=host_memory // share,
     )
-    kernels = KernelConfig(compute_device=context.device.type)
-    return TopologyFactory.create_topology(trainer, kernel_config=kernels)
+    # A kernel without rates of its own would ignore those of the hardware.
+    kernels = KernelConfig(
+        compute_device=context.device.type, use_hardware_based_bandwidth=hardware is not None
+    )
+    return TopologyFactory.create_topology(trainer, hardware, kernels)
 
 
 def _room_per_rank(config: TablesConfig, context: RuntimeContext) -> int:
