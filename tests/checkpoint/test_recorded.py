@@ -53,7 +53,8 @@ OF_THE_COMMAND_LINE = (
         "by",
         "cutoffs",
     ),
-    *("pipeline", "timeout", "rebuild", "distribution", "storage", "memory_budget", "storage_dir"),
+    *("pipeline", "timeout", "rebuild", "distribution", "storage", "memory_budget"),
+    *("storage_dir", "cache_load_factor"),
 )
 
 # Of flags of each type, values of another type or beyond what they may be.

@@ -150,7 +150,7 @@ def test_tables_that_do_not_fit_are_refused(
     huge = dataclasses.replace(
         columns, tables=tuple(dataclasses.replace(table, rows=10**10) for table in columns.tables)
     )
-    monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
+    monkeypatch.setattr(sharding, "_room_per_rank", lambda config, context: 2**30)
     with pytest.raises(UserError, match=r"The tables need \d+.\d GiB .* have 1.0 GiB each .*; start more"):
         build_train_state(huge, config, context)
 
@@ -164,7 +164,7 @@ def test_a_share_of_the_memory_fits_it_also_when_tables_have_grown(
     grow: float,
 ) -> None:
     memory = 2**24
-    monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: memory)
+    monkeypatch.setattr(sharding, "_room_per_rank", lambda config, context: memory)
     tried = config.replaced(vocabulary="dynamic", history=5, capacity=capacity, max_load_factor=grow)
     model = build_train_state(open_columns(tried), tried, context).model
     taken = sum(rows.weights.nbytes for rows in dynamic_rows(model).values())
@@ -174,7 +174,7 @@ def test_a_share_of_the_memory_fits_it_also_when_tables_have_grown(
 def test_a_capacity_beyond_the_memory_is_refused_before_anything_is_made_of_it(
     config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
+    monkeypatch.setattr(sharding, "_room_per_rank", lambda config, context: 2**30)
     tried = config.replaced(vocabulary="dynamic", history=5, capacity=str(2**38))
     with pytest.raises(
         UserError,

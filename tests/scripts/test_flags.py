@@ -41,6 +41,7 @@ WITH = {
     **{"format": "--export there", "row_type": "--export there --format onnx"},
     "day_feature": "--split random",
     **dict.fromkeys(("memory_budget", "storage_dir"), "--storage disk"),
+    "cache_load_factor": "--storage uvm_caching",
     **dict.fromkeys(("num_blocks", "num_heads", "dropout"), "--task sequence"),
     **{"half_life": "--eviction lfu", "max_bad_rows": "--bad_rows skip", "tensorboard": "--report_dir data"},
     **{"user": "--recommend", "recommend": "--user 1", "synthetic_kind": "--dataset synthetic"},

@@ -152,7 +152,7 @@ def test_an_optimizer_with_more_state_needs_more_memory_in_the_plan(
     rows = sum(table.rows for table in columns.tables)
     # For twice the rows, beside what the plan leaves to the dense part.
     room = int(2 * rows * config.model.embedding_dim * 4 / (1 - plan.RESERVED_FOR_DENSE))
-    monkeypatch.setattr(plan, "_memory_per_rank", lambda context: room)
+    monkeypatch.setattr(plan, "_room_per_rank", lambda config, context: room)
     build_train_state(columns, config, context)
     with pytest.raises(UserError, match="and room for their optimizer, and 1 ranks have"):
         build_train_state(columns, config, context, tables=Adam(0.01))

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torchrec.distributed.planner import EmbeddingShardingPlanner
 
 from recsuite.checkpoint.chain import chain_at
 from recsuite.checkpoint.folder import checkpoints_in
@@ -17,7 +18,10 @@ from recsuite.checkpoint.format import read_manifest
 from recsuite.checkpoint.shards import RowReader
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding import plan
 from recsuite.sharding.storage import BYTES_BESIDE_A_SLOT, DiskStorage, RowsOnDisk, TableRows
 from recsuite.sharding.table_rules import Adam, RowWiseAdagrad, TableRule
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
@@ -153,17 +157,93 @@ def test_files_have_no_names_and_end_with_the_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"memory_budget": "1MB"}, "--memory_budget requires --storage disk, got memory"),
+        ({"memory_budget": "1MB"}, "--memory_budget requires another --storage than memory"),
         ({"storage_dir": "/tmp"}, "--storage_dir requires --storage disk, got memory"),
         ({"storage": "disk", "memory_budget": "1"}, "--memory_budget must be a size"),
         ({"storage": "disk", "dump": True, "async_dump": True}, "--async_dump requires --storage memory"),
-        ({"storage": "uvm", "memory_budget": "2GB"}, "--memory_budget requires --storage disk, got uvm"),
+        ({"storage": "uvm", "storage_dir": "/tmp"}, "--storage_dir requires --storage disk, got uvm"),
         ({"storage": "uvm", "cache_load_factor": 0.5}, "--cache_load_factor requires --storage uvm_caching"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         Config.of(**flags).validate()
+
+
+# --- plans ---
+
+
+@pytest.fixture
+def one_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of described ranks, which are not there to agree."""
+
+    def plan(self: Any, module: Any, sharders: Any, group: Any) -> Any:
+        return self.plan(module, sharders)
+
+    monkeypatch.setattr(EmbeddingShardingPlanner, "collective_plan", plan)
+
+
+def planned(folder: Path, memory: int, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> dict[str, Any]:
+    """The plan of a training on two described GPUs, each with so much memory for tables."""
+    context = RuntimeContext(0, 0, 2, 2, torch.device("cuda"), 1)
+    config = Config.of(data_path=str(folder), embedding_dim=64, history=3, batch_size=64, **flags)
+    monkeypatch.setattr(plan, "_room_per_rank", lambda config, context: memory)
+    rule = RowWiseAdagrad(0.04)
+    model, sharder, num_rows, specs = plan.unsharded(open_columns(config), config, context, rule, memory)
+    found = plan.make_plan(model, sharder, num_rows, specs, config, context, rule)
+    return {name: table for module in found.plan.values() for name, table in module.items()}
+
+
+@pytest.mark.usefixtures("one_planner")
+def test_a_table_without_room_on_a_gpu_is_in_the_memory_of_the_host(
+    synthetic_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernels(memory: int, storage: str) -> set[str]:
+        found = planned(synthetic_folder, memory, monkeypatch, storage=storage)
+        return {table.compute_kernel for table in found.values()}
+
+    assert kernels(2**30, "uvm") == {"fused"}
+    with pytest.raises(UserError, match="start more processes or give a smaller --embedding_dim"):
+        kernels(300_000, "memory")
+    assert kernels(300_000, "uvm") == {"fused", "fused_uvm"}
+    # The planner prefers the cache for all tables.
+    assert kernels(300_000, "uvm_caching") == {"fused_uvm_caching"}
+
+
+@pytest.mark.usefixtures("one_planner")
+@pytest.mark.parametrize(("pipeline", "prefetches"), [("auto", True), ("plain", False)])
+def test_the_cache_on_a_gpu_has_the_share_of_the_flag_and_is_filled_ahead_by_the_pipeline(
+    synthetic_folder: Path, monkeypatch: pytest.MonkeyPatch, pipeline: str, prefetches: bool
+) -> None:
+    flags = {"storage": "uvm_caching", "cache_load_factor": 0.3, "pipeline": pipeline}
+    for table in planned(synthetic_folder, 1_500_000, monkeypatch, **flags).values():
+        assert table.cache_params is not None
+        assert table.cache_params.load_factor == 0.3
+        assert table.cache_params.prefetch_pipeline is prefetches
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "sentence"),
+    [
+        ("cpu", {"storage": "uvm"}, "--storage uvm requires a GPU"),
+        ("cuda", {"storage": "disk"}, "--storage disk requires a CPU and --cpu_tables vectorised"),
+        ("cpu", {"storage": "disk", "cpu_tables": "torchrec"}, "--storage disk requires a CPU and --cpu"),
+        ("cuda", {"storage": "uvm_caching", "vocabulary": "dynamic"}, "cannot be used with dynamic tables"),
+        ("cpu", {"storage": "shop"}, "--storage must be memory, disk, or some of the tables user, "),
+        (
+            "cpu",
+            {"storage": "user", "memory_budget": "1kB"},
+            "--memory_budget 1kB has no room for",
+        ),
+    ],
+)
+def test_storage_that_a_device_or_a_table_does_not_have_is_refused(
+    synthetic_folder: Path, device: str, flags: dict[str, Any], sentence: str
+) -> None:
+    context = RuntimeContext(0, 0, 1, 1, torch.device(device), 1)
+    config = Config.of(data_path=str(synthetic_folder), history=3, **flags)
+    with pytest.raises(UserError, match=sentence):
+        plan.unsharded(open_columns(config), config, context, RowWiseAdagrad(0.04), 2**30)
 
 
 # --- trainings ---

@@ -100,6 +100,24 @@ def test_a_device_learns_the_same_as_the_cpu(trained: Train, kind: str) -> None:
     assert on_cuda == pytest.approx(on_cpu, abs=2e-2)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("storage", ["uvm", "uvm_caching"])
+@pytest.mark.parametrize("pipeline", ["auto", "plain"])
+def test_tables_in_the_hosts_memory_learn_the_same_as_on_the_gpu(
+    trained: Train, data: Path, tmp_path: Path, storage: str, pipeline: str
+) -> None:
+    # Less than the tables of users and movies take on the GPU.
+    flags = ["--storage", storage, "--memory_budget", "40KB", "--pipeline", pipeline]
+    flags += ["--data_path", str(data), "--save_dir", str(tmp_path), *KINDS["random split"]]
+    output = example("cuda", *flags, "--dump", "--inc_dump")
+    assert f"fused_{storage}, in host memory" in output
+    on_gpu = metrics_of((trained("cuda", "random split") / "output.txt").read_text())
+    assert metrics_of(output) == pytest.approx(on_gpu, abs=1e-3)
+    # What the cache held is in the checkpoint.
+    loaded = example("cpu", "--data_path", data, "--load", "--save_dir", tmp_path)
+    assert metrics_of(loaded) == pytest.approx(on_gpu, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("kind", "device"), [("random split", "cpu"), *(CUDA(kind, "cuda") for kind in KINDS)]
 )

@@ -423,8 +423,8 @@ class TablesConfig(Section):
         "memory",
         "Where tables are: in memory (memory). On a CPU also on a disk: those for which --memory_budget has "
         "no room (disk), or those of these names, separated by commas; dynamic tables if any is. On a GPU "
-        "also in the memory of the host: those for which the GPU has no room (uvm), with a cache on the GPU "
-        "(uvm_caching). It changes no result.",
+        "also in the memory of the host: those for which the GPU has no room (uvm), or all with a cache on "
+        "the GPU (uvm_caching). It changes no result.",
     )
     cache_load_factor: float = flag(
         0.2,
@@ -434,8 +434,9 @@ class TablesConfig(Section):
         requires=("storage", UVM_CACHING),
     )
     memory_budget: str = flag(
-        "1GB",
-        "Memory of a rank for tables and for rows of tables on the disk, such as 512MB or 8GB.",
+        "",
+        "Memory of a rank for tables, and for rows of tables that are elsewhere, such as 512MB or 8GB. "
+        "Default: 1GB on a CPU, all of a GPU.",
     )
     storage_dir: str = flag(
         "", "Folder on a local disk for tables, whose files end with the process. Default: TMPDIR or /tmp."
@@ -464,12 +465,13 @@ class TablesConfig(Section):
         """
         super().validate()
         self.capacities()
-        size_of(self.memory_budget, "memory_budget")
-        for name in ("memory_budget", "storage_dir"):
-            require(
-                self.is_on_disk or self.is_default(name),
-                f"--{name} requires --storage disk, got {self.storage}",
-            )
+        if self.memory_budget:
+            size_of(self.memory_budget, "memory_budget")
+            require(self.storage != "memory", "--memory_budget requires another --storage than memory")
+        require(
+            self.is_on_disk or not self.storage_dir,
+            f"--storage_dir requires --storage disk, got {self.storage}",
+        )
         require(
             self.eviction != "ttl" or self.expiry.amount > 0,
             "--eviction ttl requires --ttl above 0",

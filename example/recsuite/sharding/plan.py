@@ -67,6 +67,8 @@ WIDEST_ON_GPU = 1_024
 # Share of a rank's memory that the planner leaves to the dense part, the batches and everything else.
 RESERVED_FOR_DENSE = 0.15
 FUSED = EmbeddingComputeKernel.FUSED.value
+# Memory of a rank for tables and rows of --storage disk.
+DEFAULT_BUDGET = "1GB"
 
 
 def build_model(
@@ -163,7 +165,10 @@ def make_storage(
     if not config.is_on_disk:
         return None
     size = {name: rows * bytes_of_row(rule, widths[name]) for name, rows in num_rows.items()}
-    budget, names = size_of(config.memory_budget, "memory_budget"), set(config.tables_on_disk)
+    budget, names = (
+        size_of(config.memory_budget or DEFAULT_BUDGET, "memory_budget"),
+        set(config.tables_on_disk),
+    )
     require(
         names <= size.keys(),
         f"--storage must be memory, disk, or some of the tables {', '.join(size)}, got {config.storage}",
@@ -180,8 +185,8 @@ def make_storage(
     in_memory = sum(size[name] for name in size.keys() - names)
     require(
         in_memory < budget,
-        f"--memory_budget {config.memory_budget} has no room for the tables in memory, which take "
-        f"{in_memory / 1e6:,.0f} MB; give a larger one, or --storage disk",
+        f"--memory_budget {config.memory_budget or DEFAULT_BUDGET} has no room for the tables in memory, "
+        f"which take {in_memory / 1e6:,.1f} MB; give a larger one, or --storage disk",
     )
     totals: dict[int, int] = {}
     for name in names:
@@ -371,19 +376,13 @@ def make_topology(
 
 
 def _room_per_rank(config: TablesConfig, context: RuntimeContext) -> int:
+    """Return the bytes for tables of a rank: of its GPU, of the memory of a CPU, or of the disk."""
     if config.is_on_disk:
-        return _disk_per_rank(config.folder, context)
-    return _memory_per_rank(context)
-
-
-def _disk_per_rank(folder: str, context: RuntimeContext) -> int:
-    with explained(f"Cannot read --storage_dir {folder}", "give another folder"):
-        return shutil.disk_usage(folder).free // context.local_world_size
-
-
-def _memory_per_rank(context: RuntimeContext) -> int:
+        with explained(f"Cannot read --storage_dir {config.folder}", "give another folder"):
+            return shutil.disk_usage(config.folder).free // context.local_world_size
     if context.device.type == "cuda":
-        return torch.cuda.get_device_properties(context.device).total_memory
+        whole = torch.cuda.get_device_properties(context.device).total_memory
+        return min(whole, size_of(config.memory_budget, "memory_budget") if config.memory_budget else whole)
     return allowed_memory() // context.local_world_size
 
 
@@ -466,6 +465,7 @@ def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
         mib = rows * width * 4 / 2**20
         line = f"{table.name:<12}{rows:>12,}{width:>5}  {parameter.sharding_type:<12}{shown:<10}{mib:>8.2f}"
         line += _describe_dynamic(dynamic[table.name]) if table.name in dynamic else ""
+        line += "" if parameter.compute_kernel == FUSED else f"  {parameter.compute_kernel}, in host memory"
         on_disk = table.name in held and held[table.name].on_disk
         lines.append(line + (f"  on disk, {len(on_disk.row_of):,} rows in memory" if on_disk else ""))
     return "\n".join(lines)

@@ -35,6 +35,7 @@ class Flags(TypedDict, total=False):
     max_load_factor: float
     max_growth: int
     storage: str
+    cache_load_factor: float
     memory_budget: str
     storage_dir: str
     task: str
