@@ -189,7 +189,8 @@ def test_the_launcher_may_be_killed_while_ranks_write_and_another_continues(
     place: Place, tmp_path: Path
 ) -> None:
     save_dir, seeded, steps = tmp_path / "dumps", random.Random(0), [0]
-    for modes in (["--dump", "--async_dump"], ["--inc_dump"]):
+    on_disk = ["--storage", "user,movie,history", "--memory_budget", "60kB"]
+    for modes in (["--dump", "--async_dump"], ["--inc_dump", *on_disk]):
         more = ("--resume", *modes, "--dump_every", 3, "--keep", 2, "--epochs", 1000, "--patience", 0)
         with started([*launched(), *flags(place, save_dir, *more)], env=place.env) as process:
             if steps[-1]:

@@ -423,8 +423,8 @@ class TablesConfig(Section):
         "memory",
         "Where tables are: in memory (memory). On a CPU also on a disk: those for which --memory_budget has "
         "no room (disk), or those of these names, separated by commas; dynamic tables if any is. On a GPU "
-        "also in the memory of the host: those for which the GPU has no room (uvm), or all with a cache on "
-        "the GPU (uvm_caching). It changes no result.",
+        "also in the memory of the host: those for which the GPU has no room (uvm), or, as the planner "
+        "prefers, more of them with a cache on the GPU (uvm_caching). It changes no result.",
     )
     cache_load_factor: float = flag(
         0.2,
