@@ -55,6 +55,17 @@ def test_faults_are_grouped_by_machine_and_kind(monkeypatch: pytest.MonkeyPatch)
         )
 
 
+def test_a_silent_rank_is_silent_to_all_of_many_ranks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(Peers, "_answer", lambda self: None)
+    monkeypatch.setattr(Peers, "_meet", lambda *arguments: [])
+    silent = Peers(dist.HashStore(), 0, 200, "localhost", False, 0)
+    with ThreadPoolExecutor(199) as pool:
+        faults = pool.map(lambda _: silent.mine.fault(), range(199))
+        assert {*faults} == {"does not answer"}
+    silent.close()
+
+
 def test_ranks_that_never_join_are_named() -> None:
     sentence = f"ranks 1, 2 of 3 did not connect: rank 0 on {HOST} waited 1 s"
     with pytest.raises(LostPeerError, match=sentence):

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan
-from recsuite.sharding.cpu_tables import CpuTables
+from recsuite.sharding.cpu_tables import CpuTables, TableLayout
 from recsuite.sharding.plan import make_sharder
 from recsuite.sharding.table_rules import (
     SGD,
@@ -167,3 +168,20 @@ def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeCo
         batch.features.values()[7] = row
         with pytest.raises(IndexError, match=f"user: rows .*{row}.* are asked for, and there are "):
             model(batch)
+
+
+def test_the_layout_of_the_rows_of_all_ranks_looks_at_each_shard_once() -> None:
+    # A search for the shards of each rank would look at each of them once for each rank.
+    ranks, names = 64, ("user", "movie")
+    shards = [mock.Mock(shard_offsets=[10 * rank, 0], shard_sizes=[10, 4]) for rank in range(ranks)]
+    for rank, shard in enumerate(shards):
+        shard.placement.rank.return_value = rank
+    table = mock.Mock(sharding_type="row_wise", **{"sharding_spec.shards": shards})
+    layout = TableLayout(dict.fromkeys(names, table), dict.fromkeys(names, 10 * ranks))
+    for rank in range(ranks):
+        assert layout.add_group(rank, "row_wise") == (20 * rank, (("user", 0), ("movie", 10)))
+    layout.close()
+    # The last row of each table is on the last rank.
+    last = torch.tensor([10 * ranks - 1])
+    assert layout.keys_of(names, [last, last]).tolist() == [20 * ranks - 11, 20 * ranks - 1]
+    assert {shard.placement.rank.call_count for shard in shards} == {len(names)}

@@ -15,7 +15,16 @@ import torch.distributed as dist
 
 from recsuite.errors import LostPeerError
 from recsuite.sharding import exchange
-from recsuite.sharding.exchange import HEADER_BYTES, Exchange, SharedExchange, map_file, sum_in_order
+from recsuite.sharding.exchange import (
+    HEADER_BYTES,
+    Exchange,
+    SharedExchange,
+    data_of,
+    header_of,
+    map_file,
+    slot_number,
+    sum_in_order,
+)
 from tests.support.exchange_ranks import NUM_RANKS, STEPS, numbers_of
 from tests.support.launch import SUPPORT, succeeded, torchrun
 
@@ -24,8 +33,9 @@ def test_each_way_gives_the_rows_and_keys_that_gloo_gives(tmp_path: Path) -> Non
     succeeded(torchrun(NUM_RANKS, SUPPORT / "exchange_ranks.py", tmp_path))
     for rank in range(NUM_RANKS):
         found = torch.load(tmp_path / f"{rank}.pt")
-        kinds = [found[f"{name} kind"] for name in ("gloo", "shared", "mixed")]
-        assert kinds == ["Exchange", "SharedExchange", "MixedExchange"]
+        kinds = [found[f"{name} kind"] for name in ("gloo", "shared", "mixed", "narrow")]
+        # Through gloo if one rank cannot map its own buffer.
+        assert kinds == ["Exchange", "SharedExchange", "MixedExchange", "Exchange"]
         for by_gloo, shared, mixed in zip(found["gloo"], found["shared"], found["mixed"], strict=True):
             assert torch.equal(by_gloo, shared)
             assert torch.equal(by_gloo, mixed)
@@ -112,6 +122,27 @@ def test_a_rank_that_has_ended_is_not_waited_for(
     # Of the 60 s that it would be waited for if it lived.
     assert time.monotonic() - start < 30
     child.wait()
+
+
+def test_a_sum_reads_the_numbers_of_all_ranks_where_they_are(
+    buffers: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A copy of the numbers of all ranks would take the memory of the dense part as often as there are ranks.
+    chosen = alone_with(buffers, monkeypatch)
+    taken: list[torch.Tensor] = []
+    wait = chosen.add_up(torch.ones(4))
+    slot = slot_number("dense", 1)
+    data_of(buffers[1], slot, torch.Size([4]), torch.float32).fill_(2)
+    header_of(buffers[1], slot)[0] = 1
+
+    def sum_of_taken(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        taken.extend(parts)
+        return sum_in_order(parts)
+
+    monkeypatch.setattr(exchange, "sum_in_order", sum_of_taken)
+    assert wait().tolist() == [3.0] * 4
+    places = [[each.untyped_storage().data_ptr() for each in some] for some in (taken, buffers)]
+    assert places[0] == places[1]
 
 
 def test_more_than_a_slot_takes_is_refused(

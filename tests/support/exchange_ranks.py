@@ -6,8 +6,10 @@ It swaps rows and keys in each way that there is, and stores what came in FOLDER
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from recsuite.sharding import exchange
-from recsuite.sharding.exchange import SLOTS, Exchange, map_file, open_exchange, starts_of
+from recsuite.sharding.exchange import BUFFER_BYTES, SLOTS, Exchange, map_file, open_exchange, starts_of
 
 NUM_RANKS = 3
 STEPS = 2 * SLOTS
@@ -30,6 +32,7 @@ def main(folder: str) -> None:
         ("gloo", Exchange(dist.group.WORLD)),
         ("shared", open_exchange(dist.group.WORLD, 60)),
         ("mixed", with_rank_1_on_another_machine(rank)),
+        ("narrow", without_room_for_rank_2()),
     ):
         # In turns, as a step adds dense gradients up between two exchanges of rows.
         steps = [
@@ -53,6 +56,18 @@ def with_rank_1_on_another_machine(rank: int) -> Exchange:
 
     with mock.patch.object(exchange, "map_file", map_here):
         return open_exchange(dist.group.WORLD, 60)
+
+
+def without_room_for_rank_2() -> Exchange:
+    """The exchange of ranks that may map the buffers of the first two alone, as under `ulimit -v`."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    most = pages * resource.getpagesize() + int(2.5 * BUFFER_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    try:
+        return open_exchange(dist.group.WORLD, 60)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def swapped(chosen: Exchange, rank: int, step: int) -> torch.Tensor:

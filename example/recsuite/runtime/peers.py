@@ -123,7 +123,8 @@ class Peers:
         # Other machines cannot reach a loopback address of this one.
         bound = "" if spans_machines and ipaddress.ip_address(address).is_loopback else address
         # The kernel chooses the port; the others find it in the store.
-        self._server = socket.create_server((bound, 0), family=family, backlog=128)
+        # All others may ask at once, and a stopped rank accepts none of them.
+        self._server = socket.create_server((bound, 0), family=family, backlog=max(128, world_size))
         threading.Thread(target=self._answer, name="answers", daemon=True).start()
         self.mine = RemoteRank(rank, socket.gethostname(), address, self._server.getsockname()[1])
         self.others = self._meet(store, world_size, deadline)

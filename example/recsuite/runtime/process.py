@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -484,20 +484,9 @@ def all_gather_object(action: Callable[[], Any], group: Any = None) -> list[Any]
     """Return the results of an action on all ranks, by rank; otherwise as `raise_on_all`. Collective."""
     import torch.distributed as dist
 
-    # A UserError on one rank alone would leave the others waiting, so its message is sent to all. Any other
-    # exception is a fault of the program: it ends this rank with its traceback, and torchrun the others.
-    result, sentence = None, None
-    try:
-        result = action()
-    except UserError as error:
-        sentence = str(error)
     everyones: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyones, (result, sentence), group=group)
-    # All ranks check them in the same order, so all raise the same error.
-    for _, found in everyones:
-        if found is not None:
-            raise UserError(found)
-    return [found for found, _ in everyones]
+    dist.all_gather_object(everyones, _attempted(action), group=group)
+    return _results_of(everyones)
 
 
 def broadcast_from_rank0(action: Callable[[], Any]) -> Any:
@@ -508,7 +497,29 @@ def broadcast_from_rank0(action: Callable[[], Any]) -> Any:
     """
     import torch.distributed as dist
 
-    return all_gather_object(action if dist.get_rank() == 0 else lambda: None)[0]
+    # Not gathered: in a gather each rank sends and receives as many bytes as the longest result has, once for
+    # each other rank, and a result may be the vocabulary of a stream.
+    found = [_attempted(action) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found, src=0)
+    return _results_of(found)[0]
+
+
+def _attempted(action: Callable[[], Any]) -> tuple[Any, str | None]:
+    """Return the result of an action, and the message of the UserError that it raised, if any."""
+    # A UserError on one rank alone would leave the others waiting, so its message is sent to all. Any other
+    # exception is a fault of the program: it ends this rank with its traceback, and torchrun the others.
+    try:
+        return action(), None
+    except UserError as error:
+        return None, str(error)
+
+
+def _results_of(attempts: Sequence[Any]) -> list[Any]:
+    # All ranks check them in the same order, so all raise the same error.
+    for _, found in attempts:
+        if found is not None:
+            raise UserError(found)
+    return [found for found, _ in attempts]
 
 
 def once_per_node(

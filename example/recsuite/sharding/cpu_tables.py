@@ -25,6 +25,7 @@ R: keys that come to a rank; D: numbers in a row.
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -228,6 +229,11 @@ class TableLayout:
         }
         self.num_keys = 0
         self._group_ends: list[int] = []
+        # Sorted once: a search for those of each rank would take the square of the ranks.
+        self._shards: dict[tuple[int, str], list[tuple[str, int, Any]]] = defaultdict(list)
+        for name, table in plan.items():
+            for index, shard in enumerate(table.sharding_spec.shards):
+                self._shards[shard.placement.rank(), table.sharding_type].append((name, index, shard))
 
     @property
     def parts(self) -> list[Part]:
@@ -245,12 +251,10 @@ class TableLayout:
         Returns the first key, and the names of the tables, each with its first row in the group.
         """
         first_key, tables = self.num_keys, []
-        for name, table in self.plan.items():
-            for index, shard in enumerate(table.sharding_spec.shards):
-                if table.sharding_type == kind and shard.placement.rank() == rank:
-                    tables.append((name, self.num_keys - first_key))
-                    self.shifts[name][index] = self.num_keys - shard.shard_offsets[0]
-                    self.num_keys += shard.shard_sizes[0]
+        for name, index, shard in self._shards[rank, kind]:
+            tables.append((name, self.num_keys - first_key))
+            self.shifts[name][index] = self.num_keys - shard.shard_offsets[0]
+            self.num_keys += shard.shard_sizes[0]
         self._group_ends.append(self.num_keys)
         return first_key, tuple(tables)
 

@@ -287,11 +287,11 @@ def data_of(buffer: torch.Tensor, slot: int, shape: torch.Size, dtype: torch.dty
     return buffer[first : first + size].view(dtype).view(shape)
 
 
-def map_buffers(group: Any) -> tuple[list[torch.Tensor | None], list[list[bool]], list[BufferOwner]]:
+def map_buffers(group: Any) -> tuple[list[torch.Tensor | None], list[int], list[BufferOwner]]:
     """Make the buffer of this rank, and map those of all ranks. Collective: every rank.
 
-    Returns rank to buffer, None for one that this rank cannot map; for each rank True for the buffers that it
-    has mapped; and the ranks' descriptions.
+    Returns rank to buffer, None unless this rank and the other one have mapped each other's; for each rank
+    the number of its buffers, 0 for one without its own; and the ranks' descriptions.
     """
     # Random: two containers may have the same process numbers, and then the same path exists in both. Only
     # this name tells the right file.
@@ -301,9 +301,15 @@ def map_buffers(group: Any) -> tuple[list[torch.Tensor | None], list[list[bool]]
         peers: list[BufferOwner] = all_gather_object(lambda: mine, group)
         buffers = [map_file(peer.path, peer.name) for peer in peers]
         # The file descriptors close here, after all ranks have mapped the files: a mapping keeps its file.
-        # The result goes to all ranks, so that all decide alike how to exchange.
-        mapped = all_gather_object(lambda: [buffer is not None for buffer in buffers], group)
-    return buffers, mapped, peers
+        # One number for each pair: a rank that got the whole table would get the square of the ranks.
+        mapped = torch.tensor([buffer is not None for buffer in buffers], dtype=torch.int64)
+        by_others = torch.empty_like(mapped)
+        dist.all_to_all_single(by_others, mapped, group=group)
+    # In both directions, because each of the two reads from the other.
+    pairs = (mapped * by_others).tolist()
+    # 0 for a rank that could not make its own buffer.
+    counts = all_gather_object(lambda: pairs[dist.get_rank(group)] * sum(pairs), group)
+    return [buffer if pair else None for buffer, pair in zip(buffers, pairs, strict=True)], counts, peers
 
 
 def _make_file(name: str, stack: contextlib.ExitStack) -> str:
@@ -414,10 +420,17 @@ class SharedExchange(Exchange):
         """See `Exchange`."""
         mine = self.outgoing("dense", numbers.shape)
         mine.rows.copy_(numbers)
-        # Every rank takes all numbers of all ranks.
-        wait = self.exchange_rows(mine, [0] * self.world_size, [len(numbers)] * self.world_size)
-        # Each rank adds up the whole: reading is faster than a second exchange.
-        return lambda: sum_in_order(wait().view(self.world_size, -1).unbind())
+        # Every rank takes all numbers of all ranks, from the first one on.
+        self._publish(mine, [0] * self.world_size)
+
+        def wait() -> torch.Tensor:
+            firsts = [self._wait_for(rank, mine) for rank in range(self.world_size)]
+            # Each rank adds up the whole: reading is faster than a second exchange. In place, without a copy
+            # of the numbers of all ranks.
+            of_ranks = enumerate(firsts)
+            return sum_in_order([self._rows_of(rank, mine, first, len(numbers)) for rank, first in of_ranks])
+
+        return wait
 
     def _publish(self, outgoing: OutgoingMessage, num_out: list[int]) -> None:
         """Publish the rows to the other ranks, with the index of each rank's first row."""
@@ -540,17 +553,12 @@ def open_exchange(group: Any, timeout: float) -> Exchange:
     keeps_order_of_stores = platform.machine() in ("x86_64", "AMD64")
     if dist.get_world_size(group) == 1 or not keeps_order_of_stores or not hasattr(os, "memfd_create"):
         return Exchange(group)
-    buffers, mapped, peers = map_buffers(group)
-    rank, ranks = dist.get_rank(group), range(len(peers))
-    # In both directions, because each of the two reads from the other.
-    pairs = {(one, other) for one in ranks for other in ranks if mapped[one][other] and mapped[other][one]}
-    alone = {(rank, rank) for rank in ranks}
-    # All ranks decide from the same table, and so alike: exchanges of different kinds would wait for each
+    buffers, counts, peers = map_buffers(group)
+    # All ranks decide from the same numbers, and so alike: exchanges of different kinds would wait for each
     # other. If one rank could not make its own buffer, all use gloo.
-    if pairs == alone or not alone <= pairs:
+    if min(counts) == 0 or max(counts) == 1:
         return Exchange(group)
-    buffers = [buffer if (rank, other) in pairs else None for other, buffer in enumerate(buffers)]
     # Both sides could open the same /proc path, so a process has the same number on both sides.
     pids = [peer.pid for peer in peers]
-    kind = SharedExchange if len(pairs) == len(ranks) ** 2 else MixedExchange
+    kind = SharedExchange if min(counts) == len(peers) else MixedExchange
     return kind(group, buffers, timeout, pids)
