@@ -5,8 +5,8 @@
 
 Each measurement is a process: it trains a pass, which fills the rows in memory, and then one that counts.
 With tables in memory a process has all memory. The others run in a group of processes with as much memory as
-that training took without its tables, 1.1 times the budget, and 64 MB for files: the kernel's cache of files is
-part of the group.
+that training took without its tables, 1.1 times the budget, and 64 MB for files: the kernel's cache of files
+is part of it.
 """
 
 from __future__ import annotations

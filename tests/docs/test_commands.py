@@ -434,6 +434,13 @@ def names_what_is_there(lines: Lines, clone: Path) -> None:
 
 
 # By the first line of a block; a block that stands in two documents runs once.
+def trains_on_a_disk(lines: Lines, clone: Path) -> None:
+    output = succeeded(shell((f"{lines[0]}{SHORT}",), clone))
+    assert models(output)
+    shown = r"on disk: user_day; .* requested rows were in memory, .* came before their step; .* written back"
+    assert re.search(shown, output)
+
+
 CHECKS: dict[str, Check] = {
     "./run.sh": trains_then_tests,
     ". .venv/bin/activate": trains_shortly,
@@ -445,6 +452,8 @@ CHECKS: dict[str, Check] = {
     "./run.sh --data_path ~/shop": trains_on_own_tables,
     "./run.sh dump --epochs 4": lives,
     "./run.sh recommend --user 42": recommends,
+    # larger_than_memory.md
+    "./run.sh train --storage disk --memory_budget 2MB --epochs 2 --embedding_dim 64": trains_on_a_disk,
     # CONTRIBUTING.md
     "./run.sh lint": names_what_is_there,
     # checkpoints.md

@@ -51,7 +51,6 @@ from recsuite.sharding.dynamic import (
     BucketPlacement,
     DynamicSpec,
     DynamicTable,
-    rows_per_rank,
 )
 from recsuite.sharding.exchange import Exchange, open_exchange
 from recsuite.sharding.recommender import of_tables
@@ -126,17 +125,16 @@ def _sharded_as(weight: ShardedTensor, held: torch.Tensor) -> ShardedTensor:
 class DynamicPart:
     """This rank's share of a dynamic table.
 
-    share: maps ids to rows; group: the table group with the rows; first_row: of the share in the group.
+    share: maps ids to rows; group: the table group with the rows.
     """
 
     share: DynamicTable
     group: TableGroup
-    first_row: int
 
     def expected_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ids that have one now, int64."""
         rows = self.share.find(ids[ids != UNKNOWN_ID])
-        return rows[rows >= 0] + self.first_row
+        return rows[rows >= 0] + self.share.first_row
 
     def rows_of(self, ids: torch.Tensor, is_training: bool) -> torch.Tensor:
         """Return the rows of ids in the group, int64 [n]; NO_ROW for ids without a row.
@@ -149,7 +147,8 @@ class DynamicPart:
         rows = self.share.find_or_insert(known) if is_training else self.share.find(known)
         if has_unknown:
             rows = torch.cat([rows.new_full((1,), len(self.share.weights) - 1), rows])
-        return torch.where(rows >= 0, rows + self.first_row, rows) if self.first_row else rows
+        first = self.share.first_row
+        return torch.where(rows >= 0, rows + first, rows) if first else rows
 
 
 Part = TableGroup | DynamicPart
@@ -661,13 +660,11 @@ class CpuTables(ShardedEmbeddingCollection):
         places = {name: (group, first) for group in layout.groups for name, first in group.tables}
         group, first_row = places[spec.name]
         rank, world_size = self._env.rank, self._env.world_size
-        share = DynamicTable(
-            spec, rank, world_size, group.rows.part(first_row, rows_per_rank(spec, world_size))
-        )
+        share = DynamicTable(spec, rank, world_size, group.rows, first_row)
         if share.unknown is not None:
             # The unknown row is trained like any other row, and starts at zero.
             share.unknown[0].zero_()
-        return DynamicPart(share, group, first_row)
+        return DynamicPart(share, group)
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> KJTListSplitsAwaitable:
         """Request the rows of features from the ranks. Collective: every rank."""

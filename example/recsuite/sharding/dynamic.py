@@ -696,8 +696,9 @@ CHUNK = 2**18
 class DynamicTable(EmbeddingTable):
     """One rank's share of one dynamic table, whose rows are found by id.
 
-    rows: P + 1, with "momentum1" as the state of the optimizer, float32 [P + 1]; row r is that of place r;
-    the last row, on rank 0, is the unknown row.
+    rows: those of this rank's group of tables, with "momentum1" as the state of the optimizer; first: the
+    number of the first one of this table, whose P + 1 rows are those of its places, and the last one, on rank
+    0, is the unknown row.
     """
 
     prefix = "dynamic"
@@ -709,10 +710,13 @@ class DynamicTable(EmbeddingTable):
         rank: int,
         world_size: int,
         rows: TableRows,
+        first: int = 0,
     ) -> None:
         self.spec, self.rank, self.world_size = spec, rank, world_size
         self.name = spec.name
-        self.rows, self.weights, self.state = rows, rows.weights, rows.state["momentum1"]
+        self.rows, self.first_row = rows, first
+        here = slice(first, first + rows_per_rank(spec, world_size))
+        self.weights, self.state = rows.weights[here], rows.state["momentum1"][here]
         self.device = self.weights.device
         self.clock, self.scale = TableClock(spec), 1.0
         # All ids last seen before this time were removed already: finding them reads all places.
@@ -821,7 +825,7 @@ class DynamicTable(EmbeddingTable):
         self.evicted += live
         self.expired += late
         self.admitted += len(ids)
-        self.rows.insert(placed, initial_rows(self.spec, ids, self.scale))
+        self.rows.insert(placed + self.first_row, initial_rows(self.spec, ids, self.scale))
         return rows
 
     def _insert_after_waiting(self, ids: torch.Tensor, home: torch.Tensor) -> torch.Tensor:

@@ -91,10 +91,6 @@ class TableRows:
         # In the memory of the host: another device has less to spare.
         return tensor.to("cpu", copy=True)
 
-    def part(self, first: int, number: int) -> TableRows:
-        """Return the rows of one table."""
-        return RowsOfTable(self, first, number)
-
     def taken(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return a copy of some rows, int64 [k], of a tensor; call `flush` before."""
         return values.index_select(0, rows)
@@ -118,40 +114,6 @@ class RowsInHostMemory(TableRows):
         """See `TableRows`."""
         self.kernel.flush()
         self.kernel.reset_cache_states()
-
-
-class RowsOfTable(TableRows):
-    """Rows of one table among those of a group. first: the number of its first row in the group."""
-
-    def __init__(self, whole: TableRows, first: int, number: int) -> None:
-        here = slice(first, first + number)
-        super().__init__(whole.weights[here], {slot: value[here] for slot, value in whole.state.items()})
-        self.whole, self.first, self.storage = whole, first, whole.storage
-
-    @property
-    def on_disk(self) -> RowsOnDisk | None:
-        """See `TableRows`."""
-        return self.whole.on_disk
-
-    def insert(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
-        """See `TableRows`."""
-        self.whole.insert(rows + self.first, weights)
-
-    def flush(self) -> None:
-        """See `TableRows`."""
-        self.whole.flush()
-
-    def forget(self) -> None:
-        """See `TableRows`."""
-        self.whole.forget()
-
-    def taken(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """See `TableRows`."""
-        return self.whole.taken(values, rows)
-
-    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `TableRows`."""
-        return self.whole.copied(tensor)
 
 
 @dataclass(frozen=True)
