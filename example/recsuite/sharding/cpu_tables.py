@@ -36,7 +36,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
-from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv, ShardingType
+from torchrec.distributed.types import Awaitable, NoWait, ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
@@ -628,6 +628,8 @@ class CpuTables(ShardedEmbeddingCollection):
         # tensor does, also on a rank that holds no rows.
         self.anchor = torch.zeros(0, requires_grad=True)
         self.layout = self._lay_out(sharder)
+        # Keys of later steps, by the identity of their features, which are kept so that it stays theirs.
+        self.sent_ahead: dict[int, tuple[KeyedJaggedTensor, Awaitable[Any]]] = {}
         self.shares = {name: part.share for name, part in self.layout.dynamic.items()}
         self.rows_of_tables = {name: group.rows for group in self.layout.groups for name, _ in group.tables}
 
@@ -666,9 +668,25 @@ class CpuTables(ShardedEmbeddingCollection):
             share.unknown[0].zero_()
         return DynamicPart(share, group)
 
-    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> KJTListSplitsAwaitable:
+    def send_ahead(self, features: KeyedJaggedTensor) -> None:
+        """Request the rows of a later step. Collective: every rank."""
+        with torch.no_grad():
+            wanted = of_tables(features, self.layout.plan)
+            self.sent_ahead[id(features)] = features, CountsExchange(self.layout, self.exchange, wanted)
+
+    def load_ahead(self, features: KeyedJaggedTensor) -> None:
+        """Receive the requests that `send_ahead` sent, and begin to load their rows. Collective."""
+        with torch.no_grad():
+            self.sent_ahead[id(features)] = features, self.sent_ahead[id(features)][1].wait()
+
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[Any]]:
         """Request the rows of features from the ranks. Collective: every rank."""
         with torch.no_grad():
+            if id(features) in self.sent_ahead:
+                _, keys = self.sent_ahead.pop(id(features))
+                if isinstance(keys, CountsExchange):
+                    keys = keys.wait()
+                return NoWait(NoWait([keys.wait()]))
             # TorchRec waits twice, for the counts and then for the keys; its pipeline does other work between
             # the two.
             features = of_tables(features, self.layout.plan)

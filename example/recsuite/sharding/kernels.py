@@ -180,3 +180,28 @@ def copy_rows(source: np.ndarray, of_source: np.ndarray, target: np.ndarray, of_
     for place in range(len(of_source)):
         for number in range(source.shape[1]):
             target[of_target[place], number] = source[of_source[place], number]
+
+
+@compiled
+def clean_pages(
+    rows: np.ndarray,
+    per_page: int,
+    slot_of: np.ndarray,
+    dirty: np.ndarray,
+    others: np.ndarray,
+    slots: np.ndarray,
+) -> int:
+    """Find the changed rows that are in the same pages of a file as some rows, and mark them unchanged.
+
+    rows: int64 [n]; per_page: rows in a page; others, slots: those found, int64 [n * per_page]; slot_of,
+    dirty: see `storage.RowsOnDisk`. Returns their number.
+    """
+    number = 0
+    for row in rows:
+        first = row // per_page * per_page
+        for other in range(first, min(first + per_page, len(slot_of))):
+            slot = slot_of[other]
+            if slot >= 0 and dirty[slot]:
+                others[number], slots[number], dirty[slot] = other, slot, False
+                number += 1
+    return number

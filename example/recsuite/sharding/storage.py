@@ -253,6 +253,7 @@ class RowsOnDisk(TableRows):
         # One transfer after the other: a row may be written and read again.
         self._queue, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(READERS)
         self._is_random = False
+        self._rows_of_page = max(1, mmap.PAGESIZE // weights[:1].nbytes)
 
     def expect(self, rows: torch.Tensor) -> None:
         """Begin to load rows, int64 [k], that a later step requests."""
@@ -378,13 +379,23 @@ class RowsOnDisk(TableRows):
 
     def _transfer(self, rows: torch.Tensor, slots: torch.Tensor, before: torch.Tensor, is_new: bool) -> None:
         """Begin to write back changed rows that lost their slots, and to load others into these."""
+        from recsuite.sharding.kernels import clean_pages
+
         self._started += 1
         leaving = (before >= 0) & self.dirty[slots]
         old, from_slots = before[leaving], slots[leaving]
-        order = old.argsort()
-        old, from_slots = old[order], from_slots[order]
-        self.counts.written += len(old)
         self.dirty[from_slots] = False
+        if len(old):
+            # With the changed rows in the same pages, which then lose their slots at no cost. A step may
+            # change one of them meanwhile: then it is written again.
+            room = len(old) * self._rows_of_page
+            others, of_slots = torch.empty(room, dtype=torch.int64), torch.empty(room, dtype=torch.int64)
+            arrays = (each.numpy() for each in (self.slot_of, self.dirty, others, of_slots))
+            number = clean_pages(old.numpy(), self._rows_of_page, *arrays)
+            old, from_slots = torch.cat([old, others[:number]]), torch.cat([from_slots, of_slots[:number]])
+            order = old.argsort()
+            old, from_slots = old[order], from_slots[order]
+        self.counts.written += len(old)
         self._advise(is_random=True)
 
         def run() -> None:

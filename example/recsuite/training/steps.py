@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.utils import _wait_for_batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -25,6 +27,7 @@ from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.schema import HISTORY
 from recsuite.models.layers import Members, repeated
 from recsuite.runtime.process import STEP, RuntimeContext, profiler_range
+from recsuite.sharding.cpu_tables import CpuTables
 from recsuite.sharding.dynamic_ranks import grow
 from recsuite.sharding.exchange import sum_in_order
 from recsuite.sharding.recommender import ModelInput
@@ -132,20 +135,15 @@ def with_histories(
     return [*parts], torch.cat([*parts.values()]), torch.cat([*found.values()])
 
 
-# Batches whose rows are loaded from a disk before their step.
-STEPS_AHEAD = 2
+# Batches whose ids are exchanged before their step; those of the first ones are loaded from the disk.
+STEPS_AHEAD = 3
 
 
 class Overlap(TrainPipelineSparseDist):
     """TorchRec's pipeline for a loop that makes the steps itself.
 
     Copying the next batches and exchanging their ids overlap with the computation of the current one.
-
-    ahead: batches whose ids are exchanged before their step, with the current one.
     """
-
-    ahead = 1
-    _exchanged = 0
 
     def device_batches(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         """Yield batches on the device, whose ids were exchanged.
@@ -159,30 +157,18 @@ class Overlap(TrainPipelineSparseDist):
             self.fill_pipeline(source)
             if not self.batches:
                 return
-            # TorchRec has exchanged those of the very first batch.
-            self._exchanged = max(self._exchanged, 1)
             self._set_module_context(self.contexts[0])
             self._wait_for_batch()
-            while len(self.batches) > self._exchanged < self.ahead:
-                self._send()
-                self.after_forward()
-                self.enqueue_batch(source)
-            self._send()
+            if len(self.batches) >= 2:
+                self.start_sparse_data_dist(self.batches[1], self.contexts[1])
             self.enqueue_batch(source)
             yield self.batches[0]
             self.dequeue_batch()
-            self._exchanged -= 1
-
-    def _send(self) -> None:
-        if len(self.batches) > self._exchanged:
-            number = self._exchanged
-            self.start_sparse_data_dist(self.batches[number], self.contexts[number])
 
     def after_forward(self) -> None:
         """Send the ids of the next batch, during the backward."""
-        if len(self.batches) > self._exchanged:
-            self.wait_sparse_data_dist(self.contexts[self._exchanged])
-            self._exchanged += 1
+        if len(self.batches) >= 2:
+            self.wait_sparse_data_dist(self.contexts[1])
 
 
 class Prefetch(PrefetchTrainPipelineSparseDist, Overlap):
@@ -215,6 +201,26 @@ class Prefetch(PrefetchTrainPipelineSparseDist, Overlap):
             self._prefetch(self.contexts[1])
 
 
+def load_ahead(model: nn.Module, batches: Iterator[ModelInput]) -> Iterator[ModelInput]:
+    """Yield batches on the device; the rows of the next ones are loaded from the disk. Collective."""
+    tables = [module for module in model.modules() if isinstance(module, CpuTables)]
+    waiting: deque[ModelInput] = deque()
+    try:
+        for batch in batches:
+            for module in tables:
+                module.send_ahead(batch.features)
+                if waiting:
+                    # Sent a step ago: no rank waits for another one.
+                    module.load_ahead(waiting[-1].features)
+            waiting.append(batch)
+            if len(waiting) > STEPS_AHEAD:
+                yield waiting.popleft()
+        yield from waiting
+    finally:
+        for module in tables:
+            module.sent_ahead.clear()
+
+
 class Pass:
     """Batches of the rest of an epoch, or of a window of a stream; to be iterated over once.
 
@@ -245,13 +251,11 @@ class Pass:
         self.begin = self.progress = progress
         self.schedule, self.context, self.on_step = schedule, context, on_step
         exchanges = context.device.type == "cuda" and context.world_size > 1
-        # Rows elsewhere are loaded as soon as their ids are known.
-        self.loads = any(table.rows.on_disk for table in model.tables.values())
-        self.prefetches = config.pipeline == "auto" and any(
-            isinstance(table.rows, RowsInHostMemory) for table in model.tables.values()
-        )
-        overlaps = exchanges or self.loads or self.prefetches
-        self.overlaps = overlaps if config.pipeline == "auto" else config.pipeline == "sparse_dist"
+        is_auto, held = config.pipeline == "auto", [table.rows for table in model.tables.values()]
+        # Rows that are elsewhere are loaded as soon as their ids are known.
+        self.loads = is_auto and any(rows.on_disk for rows in held)
+        self.prefetches = is_auto and any(isinstance(rows, RowsInHostMemory) for rows in held)
+        self.overlaps = exchanges or self.prefetches if is_auto else config.pipeline == "sparse_dist"
         self.window = (progress.stream.begin, progress.stream.end) if progress.stream else None
         self.step_sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples, self.window)
         self.losses: np.ndarray | None = None
@@ -269,6 +273,8 @@ class Pass:
         full = self.input_pipeline.loader.dataset.batch_size * self.context.world_size
         source = self.input_pipeline.batches("train", progress.epoch, progress.samples, self.window)
         batches = self._overlapped(source) if self.overlaps else self._copied(source)
+        if self.loads:
+            batches = load_ahead(model.model, batches)
         for number, size in enumerate(self.step_sizes):
             left = self.schedule.left(progress)
             # Before the step: TorchRec passes the tables' rate to their kernel in `zero_grad`, and the kernel
@@ -313,7 +319,6 @@ class Pass:
     def _overlapped(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         pipeline = Prefetch if self.prefetches else Overlap
         overlap = pipeline(self.model.model, self.model.optimizer, self.context.device)
-        overlap.ahead = STEPS_AHEAD if self.loads else 1
         self.model.after_forward = overlap.after_forward
         try:
             yield from overlap.device_batches(source)
