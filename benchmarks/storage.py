@@ -4,9 +4,8 @@
     python benchmarks/storage.py --rows 100000 --ratings 20000 --rounds 1
 
 Each measurement is a process: it trains a pass, which fills the rows in memory, and then one that counts.
-With tables in memory a process has all memory. The others run in a group of processes with as much memory as
-that training took without its tables, 1.1 times the budget, and 64 MB for files: the kernel's cache of files
-is part of it.
+It has all memory for the kernel's cache of files, or it is "limited": a group of processes with as much memory
+as the training in memory took without its tables, 1.1 times the budget, and 200 MB for all files.
 """
 
 from __future__ import annotations
@@ -38,9 +37,10 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 SHARES = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1)
 OF_USERS = (0, 0.126, 0.199, 0.346, 0.477, 0.651, 0.762, 0.889, 0.954, 1)
 OF_MOVIES = (0, 0.178, 0.269, 0.441, 0.6, 0.765, 0.852, 0.931, 0.96, 1)
-# What tables may take of memory / budget, and bytes for files that are read, such as libraries.
-BESIDE, FOR_FILES = 1.1, 64 * 10**6
+# What tables may take of memory / budget, and bytes for files, such as libraries.
+BESIDE, FOR_FILES = 1.1, 200 * 10**6
 BATCH = 2048
+VARIANTS = {"memory": "in memory", "disk": "on disk", "limited": "limited", "mapped": "mapped file, limited"}
 # Name, model, table / budget, and whether all ids are equally likely.
 CASES = (
     ("default model", DEFAULT.name, 4, False),
@@ -52,8 +52,8 @@ CASES = (
 def main() -> None:
     """Measure and show, and write if that is asked for; or be a process that is measured."""
     parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=2_000_000, help="users, and as many movies")
-    parser.add_argument("--ratings", type=int, default=600_000, help="of a pass")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="users, and as many movies")
+    parser.add_argument("--ratings", type=int, default=1_500_000, help="of a pass")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--train", nargs=3, metavar=("FOLDER", "MODEL", "FLAGS"), help=argparse.SUPPRESS)
     parser.add_argument("--is_mapped", action="store_true", help=argparse.SUPPRESS)
@@ -148,11 +148,13 @@ def measure_case(folder: Path, name: str, factor: int, flags: argparse.Namespace
     budget = tables // factor
     disk = {"storage": "user,movie" + ",history" * bool(model.history), "memory_budget": f"{budget}B"}
     found: dict[str, Any] = {"tables": tables, "budget": budget}
-    variants = {"memory": {}, "disk": disk, "mapped": disk} if factor > 4 else {"memory": {}, "disk": disk}
+    variants: dict[str, dict[str, Any]] = {"memory": {}, "disk": disk, "limited": disk}
+    if factor > 4:
+        variants = {"memory": {}, "limited": disk, "mapped": disk}
     limit = 2**40
     for _ in range(flags.rounds):
         for variant, given in variants.items():
-            within = 2**40 if variant == "memory" else limit
+            within = limit if variant in ("limited", "mapped") else 2**40
             result = run(folder, name, given, variant == "mapped", within)
             found.setdefault(variant, []).append(result)
             print(name, variant, result, file=sys.stderr, flush=True)
@@ -215,28 +217,30 @@ def of(case: dict[str, Any], variant: str, name: str = "rate") -> list[float]:
 
 def share(case: dict[str, Any], name: str, of_name: str) -> float:
     """Share of a count in another one, in all rounds."""
-    counts = [result["counts"] for result in case["disk"]]
+    counts = [result["counts"] for result in case["limited"]]
     return 1 - sum(each[name] for each in counts) / max(1, sum(each[of_name] for each in counts))
 
 
 def beside_budget(case: dict[str, Any]) -> float:
     """Memory of tables on a disk / budget."""
     others = min(of(case, "memory", "memory")) - case["tables"]
-    return (max(of(case, "disk", "memory")) - others) / case["budget"]
+    return (min(of(case, "limited", "memory")) - others) / case["budget"]
 
 
 def judge(result: Result) -> list[Result]:
     """Each bar beside its figure."""
     bars = []
     for name, case in result["cases"].items():
-        disk, title = of(case, "disk"), f"{name}, tables {case['factor']} x the budget"
+        title = f"{name}, tables {case['factor']} x the budget"
+        limited, memory = of(case, "limited"), of(case, "memory")
         if "mapped" in case:
             mapped = of(case, "mapped")
-            shown = shown_ratio(disk, mapped)
-            bars.append(bar(f"{title}: / a mapped file", ratio(disk, mapped), 1.5, shown, "1.5"))
+            shown = shown_ratio(limited, mapped)
+            bars.append(bar(f"{title}: / a mapped file, limited", ratio(limited, mapped), 1.5, shown, "1.5"))
         else:
-            memory = of(case, "memory")
-            bars.append(bar(f"{title}: / memory", ratio(disk, memory), 0.5, shown_ratio(disk, memory), "0.5"))
+            for label, rates in (("", of(case, "disk")), (", limited", limited)):
+                shown = shown_ratio(rates, memory)
+                bars.append(bar(f"{title}: / memory{label}", ratio(rates, memory), 0.5, shown, "0.5"))
             early = share(case, "late", "loaded")
             bars.append(bar(f"{title}: rows before their step", early, 0.95, f"{early:.3f}", "0.95"))
         beside = beside_budget(case)
@@ -250,42 +254,20 @@ def judge(result: Result) -> list[Result]:
 
 def render(result: Result) -> str:
     """Table and origin."""
-    heads = [
-        "",
-        "tables, MB",
-        "budget, MB",
-        "ratings/s in memory",
-        "on disk",
-        "mapped file",
-        "on disk / memory",
-        "in memory",
-        "before their step",
-        "memory / budget",
-    ]
+    heads = ["", "tables, MB", "budget, MB", *VARIANTS.values(), "/ memory", "limited / memory", "in memory"]
+    heads += ["before their step", "memory / budget"]
     lines = []
     for name, case in result["cases"].items():
-        means = {
-            each: f"{np.median(of(case, each)):,.0f}" if each in case else ""
-            for each in ("memory", "disk", "mapped")
-        }
-        lines.append(
-            [
-                name,
-                f"{case['tables'] / 1e6:,.0f}",
-                f"{case['budget'] / 1e6:,.0f}",
-                *means.values(),
-                shown_ratio(of(case, "disk"), of(case, "memory")),
-                f"{share(case, 'loaded', 'requested'):.1%}",
-                f"{share(case, 'late', 'loaded'):.1%}",
-                f"{beside_budget(case):.2f}",
-            ]
-        )
-    rounds = len(next(iter(result["cases"].values()))["disk"])
-    about = (
-        f"One process, batches of {BATCH:,}, the second pass over {result['ratings']:,} ratings, in memory of"
-    )
+        rates = [f"{np.median(of(case, each)):,.0f}" if each in case else "" for each in VARIANTS]
+        memory = of(case, "memory")
+        found = [shown_ratio(of(case, each), memory) if each in case else "" for each in ("disk", "limited")]
+        sizes = f"{case['tables'] / 1e6:,.0f}", f"{case['budget'] / 1e6:,.0f}"
+        shares = f"{share(case, 'loaded', 'requested'):.1%}", f"{share(case, 'late', 'loaded'):.1%}"
+        lines.append([name, *sizes, *rates, *found, *shares, f"{beside_budget(case):.2f}"])
+    rounds = len(next(iter(result["cases"].values()))["memory"])
     return (
-        f"{table(heads, lines)}\n\n{about} the budget and of all but tables; medians of {rounds} rounds; "
+        f"{table(heads, lines)}\n\nRatings/s of one process, batches of {BATCH:,}, the second pass over "
+        f"{result['ratings']:,} ratings, an eighth with uniform ids; medians of {rounds} rounds; "
         f"{origin(result['about'])}."
     )
 
