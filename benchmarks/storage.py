@@ -4,8 +4,8 @@
     python benchmarks/storage.py --rows 100000 --ratings 20000 --rounds 1
 
 Each measurement is a process: it trains a pass, which fills the rows in memory, and then one that counts.
-It has all memory for the kernel's cache of files, or it is "limited": a group of processes with as much memory
-as the training in memory took without its tables, 1.1 times the budget, and 200 MB for all files.
+It has all memory for the kernel's cache of files, or it is "limited": in a group of processes with as much
+memory as the training in memory took without its tables, 1.1 times the budget, and 200 MB for all files.
 """
 
 from __future__ import annotations

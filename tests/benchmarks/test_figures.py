@@ -34,6 +34,7 @@ TABLES = [
     ("scoring", "scoring", "scoring"),
     ("export", "export", "export"),
     ("object_store", "object_store", "object_store"),
+    ("storage", "storage", "storage"),
     ("event_types", "event_types", "event types"),
     ("ingest", "ingest_texts", "ingest_texts"),
     ("ingest", "ingest_numbers", "ingest_numbers"),
