@@ -152,6 +152,14 @@ def test_a_full_disk_is_found_before_the_training_and_named(tmp_path: Path) -> N
         on_disk(tmp_path, RowWiseAdagrad(0.1), 30)
 
 
+def test_a_rank_without_rows_has_none_on_the_disk_either(tmp_path: Path) -> None:
+    storage = DiskStorage(str(tmp_path), frozenset(), {DIM: 1.0}, 1000)
+    there = RowsOnDisk(storage, storage.zeros([0, DIM]), {"momentum1": storage.zeros([0])})
+    there.expect(torch.zeros(0, dtype=torch.int64))
+    there.look_up(torch.zeros(0, dtype=torch.int64), torch.empty(0, DIM))
+    there.flush()
+
+
 def test_files_have_no_names_and_end_with_the_process(tmp_path: Path) -> None:
     there, _ = on_disk(tmp_path, RowWiseAdagrad(0.1), 30)
     there.flush()
@@ -166,6 +174,10 @@ def test_files_have_no_names_and_end_with_the_process(tmp_path: Path) -> None:
         ({"storage": "disk", "memory_budget": "1"}, "--memory_budget must be a size"),
         ({"storage": "disk", "dump": True, "async_dump": True}, "--async_dump requires --storage memory"),
         ({"storage": "uvm", "storage_dir": "/tmp"}, "--storage_dir requires --storage disk, got uvm"),
+        (
+            {"storage": "disk", "capacity": "25%"},
+            "--capacity 25% is a share of the memory, and --storage disk",
+        ),
         ({"storage": "uvm", "cache_load_factor": 0.5}, "--cache_load_factor requires --storage uvm_caching"),
     ],
 )

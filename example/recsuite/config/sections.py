@@ -469,6 +469,11 @@ class TablesConfig(Section):
             size_of(self.memory_budget, "memory_budget")
             require(self.storage != "memory", "--memory_budget requires another --storage than memory")
         require(
+            not self.is_on_disk or "%" not in self.capacity,
+            f"--capacity {self.capacity} is a share of the memory, and --storage {self.storage} is not in "
+            "memory; give numbers of rows",
+        )
+        require(
             self.is_on_disk or not self.storage_dir,
             f"--storage_dir requires --storage disk, got {self.storage}",
         )

@@ -62,8 +62,8 @@ from recsuite.sharding.table_rules import TableRule
 class TableGroup:
     """Tables of this rank in one kernel: those with the same kind of sharding.
 
-    kernel: FBGEMM's, with the learning rate; rows: its rows; first_key: the key of
-    the first one; tables: their names, each with its first row; rule: the optimizer.
+    kernel: FBGEMM's, with the learning rate; rows: its rows; first_key: the key of the first one; tables:
+    their names, each with its first row; rule: the optimizer.
     """
 
     kernel: Any
@@ -214,7 +214,7 @@ class TableLayout:
         self.plan = plan
         self.num_rows = num_rows
         self.groups: list[TableGroup] = []
-        # The rows of the group on a disk.
+        # The rows of the group on a disk; None on a rank, or for a width, without any.
         self.on_disk: RowsOnDisk | None = None
         self.dynamic: dict[str, DynamicPart] = {}
         # The number to add to a row of a table to get its key, by the shard of the row.
@@ -628,8 +628,10 @@ class CpuTables(ShardedEmbeddingCollection):
         # tensor does, also on a rank that holds no rows.
         self.anchor = torch.zeros(0, requires_grad=True)
         self.layout = self._lay_out(sharder)
-        # Keys of later steps, by the identity of their features, which are kept so that it stays theirs.
-        self.sent_ahead: dict[int, tuple[KeyedJaggedTensor, Awaitable[Any]]] = {}
+        # The same on every rank, also on one without rows on the disk.
+        self.loads = sharder.storage is not None
+        # Requests of later steps, by the identity of their features, which are kept so that it stays theirs.
+        self.requested_ahead: dict[int, tuple[KeyedJaggedTensor, LookupRequest]] = {}
         self.shares = {name: part.share for name, part in self.layout.dynamic.items()}
         self.rows_of_tables = {name: group.rows for group in self.layout.groups for name, _ in group.tables}
 
@@ -668,25 +670,20 @@ class CpuTables(ShardedEmbeddingCollection):
             share.unknown[0].zero_()
         return DynamicPart(share, group)
 
-    def send_ahead(self, features: KeyedJaggedTensor) -> None:
-        """Request the rows of a later step. Collective: every rank."""
+    def load_ahead(self, features: KeyedJaggedTensor) -> None:
+        """Exchange the requests of a later step, and begin to load their rows. Collective: every rank."""
         with torch.no_grad():
             wanted = of_tables(features, self.layout.plan)
-            self.sent_ahead[id(features)] = features, CountsExchange(self.layout, self.exchange, wanted)
-
-    def load_ahead(self, features: KeyedJaggedTensor) -> None:
-        """Receive the requests that `send_ahead` sent, and begin to load their rows. Collective."""
-        with torch.no_grad():
-            self.sent_ahead[id(features)] = features, self.sent_ahead[id(features)][1].wait()
+            # At once: a message that waits would be overwritten by those of the steps before it.
+            request = CountsExchange(self.layout, self.exchange, wanted).wait().wait()
+        self.requested_ahead[id(features)] = features, request
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[Any]]:
         """Request the rows of features from the ranks. Collective: every rank."""
         with torch.no_grad():
-            if id(features) in self.sent_ahead:
-                _, keys = self.sent_ahead.pop(id(features))
-                if isinstance(keys, CountsExchange):
-                    keys = keys.wait()
-                return NoWait(NoWait([keys.wait()]))
+            if id(features) in self.requested_ahead:
+                _, request = self.requested_ahead.pop(id(features))
+                return NoWait(NoWait([request]))
             # TorchRec waits twice, for the counts and then for the keys; its pipeline does other work between
             # the two.
             features = of_tables(features, self.layout.plan)

@@ -1000,7 +1000,12 @@ class DynamicTable(EmbeddingTable):
             rows = torch.cat([rows, rows.new_tensor([len(self.weights) - 1])])
         self.rows.flush()
         held = {"weight": self.weights, "momentum1": self.state}
-        return {slot: largest_of(self.rows.taken(value, rows)) for slot, value in held.items()}
+        # In parts, which need little memory. A tensor of their results, because it passes a NaN on.
+        parts = rows.split(CHUNK)
+        return {
+            slot: largest_of(torch.tensor([largest_of(value.index_select(0, part)) for part in parts]))
+            for slot, value in held.items()
+        }
 
     def multiply(self, factor: float) -> None:
         """See `EmbeddingTable`."""

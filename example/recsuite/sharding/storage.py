@@ -253,7 +253,7 @@ class RowsOnDisk(TableRows):
         # One transfer after the other: a row may be written and read again.
         self._queue, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(READERS)
         self._is_random = False
-        self._rows_of_page = max(1, mmap.PAGESIZE // weights[:1].nbytes)
+        self._rows_of_page = max(1, mmap.PAGESIZE // (4 * weights.size(1)))
 
     def expect(self, rows: torch.Tensor) -> None:
         """Begin to load rows, int64 [k], that a later step requests."""
@@ -414,7 +414,9 @@ class RowsOnDisk(TableRows):
                 there = self.tensors[name]
                 sides = [(there, part[0]), (held, part[1])]
                 (source, of_source), (target, of_target) = sides if is_load else sides[::-1]
-                flat = (value.view(len(value), -1).numpy() for value in (source, target))
+                flat = (
+                    value.view(len(value), math.prod(value.shape[1:])).numpy() for value in (source, target)
+                )
                 copy_rows(next(flat), of_source.numpy(), next(flat), of_target.numpy())
 
         parts = max(1, min(READERS, len(rows) // ROWS_PER_READER))

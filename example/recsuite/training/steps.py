@@ -135,8 +135,8 @@ def with_histories(
     return [*parts], torch.cat([*parts.values()]), torch.cat([*found.values()])
 
 
-# Batches whose ids are exchanged before their step; those of the first ones are loaded from the disk.
-STEPS_AHEAD = 3
+# Batches whose ids are exchanged, and whose rows are loaded from the disk, before their step.
+STEPS_AHEAD = 2
 
 
 class Overlap(TrainPipelineSparseDist):
@@ -208,17 +208,14 @@ def load_ahead(model: nn.Module, batches: Iterator[ModelInput]) -> Iterator[Mode
     try:
         for batch in batches:
             for module in tables:
-                module.send_ahead(batch.features)
-                if waiting:
-                    # Sent a step ago: no rank waits for another one.
-                    module.load_ahead(waiting[-1].features)
+                module.load_ahead(batch.features)
             waiting.append(batch)
             if len(waiting) > STEPS_AHEAD:
                 yield waiting.popleft()
         yield from waiting
     finally:
         for module in tables:
-            module.sent_ahead.clear()
+            module.requested_ahead.clear()
 
 
 class Pass:
@@ -253,7 +250,7 @@ class Pass:
         exchanges = context.device.type == "cuda" and context.world_size > 1
         is_auto, held = config.pipeline == "auto", [table.rows for table in model.tables.values()]
         # Rows that are elsewhere are loaded as soon as their ids are known.
-        self.loads = is_auto and any(rows.on_disk for rows in held)
+        self.loads = is_auto and any(getattr(module, "loads", False) for module in model.model.modules())
         self.prefetches = is_auto and any(isinstance(rows, RowsInHostMemory) for rows in held)
         self.overlaps = exchanges or self.prefetches if is_auto else config.pipeline == "sparse_dist"
         self.window = (progress.stream.begin, progress.stream.end) if progress.stream else None
