@@ -254,8 +254,8 @@ def judge(result: Result) -> list[Result]:
 
 def render(result: Result) -> str:
     """Table and origin."""
-    heads = ["", "tables, MB", "budget, MB", *VARIANTS.values(), "/ memory", "limited / memory", "in memory"]
-    heads += ["before their step", "memory / budget"]
+    heads = ["", "tables, MB", "budget, MB", *VARIANTS.values(), "/ memory", "limited / memory"]
+    heads += ["rows in memory", "others before their step", "memory / budget"]
     lines = []
     for name, case in result["cases"].items():
         rates = [f"{np.median(of(case, each)):,.0f}" if each in case else "" for each in VARIANTS]

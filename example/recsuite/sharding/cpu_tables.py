@@ -674,6 +674,10 @@ class CpuTables(ShardedEmbeddingCollection):
         """Exchange the requests of a later step, and begin to load their rows. Collective: every rank."""
         with torch.no_grad():
             wanted = of_tables(features, self.layout.plan)
+            if self.layout.on_disk is not None and self.requested_ahead:
+                # The step before is over, and its rows may go.
+                (_, oldest), *_ = self.requested_ahead.values()
+                self.layout.on_disk.begin(oldest.expected)
             # At once: a message that waits would be overwritten by those of the steps before it.
             request = CountsExchange(self.layout, self.exchange, wanted).wait().wait()
         self.requested_ahead[id(features)] = features, request

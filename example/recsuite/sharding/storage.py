@@ -278,7 +278,9 @@ class RowsOnDisk(TableRows):
         self.counts.requested += len(rows)
         slots, loaded, newest = self._place(rows)
         self.counts.loaded += loaded
-        self.counts.late += self._wait(newest)
+        self.counts.late += loaded + self._wait(newest)
+        if loaded:
+            self._wait(self._started)
         torch.index_select(self.held["weight"], 0, slots, out=out)
 
     def update(
@@ -336,8 +338,8 @@ class RowsOnDisk(TableRows):
         Raises:
             UserError: when they do not fit.
         """
-        slots, _, newest = self._place(rows, is_new=is_new)
-        self._wait(newest)
+        slots, loaded, newest = self._place(rows, is_new=is_new)
+        self._wait(self._started if loaded else newest)
         return slots
 
     def _place(
@@ -346,8 +348,8 @@ class RowsOnDisk(TableRows):
         """Find slots for rows, and begin to load those that are not in memory.
 
         must: evict rows of the newest batches if nothing else is left; otherwise skip what has no room.
-        Returns the slots, int64 [k], the number of rows to load, and the number of the last transfer that
-        fills any of the slots.
+        Returns the slots, int64 [k], the number of rows in the last transfer, which begins here, and the
+        number of the last one before it that fills any of the slots.
         """
         # Not at the top: numba takes 60 MiB, and this module is imported on a GPU too.
         from recsuite.sharding.kernels import evict, find_slots
@@ -375,7 +377,7 @@ class RowsOnDisk(TableRows):
                 f"{len(self.row_of):,}; give a larger one, or a smaller --batch_size."
             )
         self._transfer(rows[wanted[:done]], slots[wanted[:done]], before[:done], is_new)
-        return slots, done, self._started
+        return slots, done, newest
 
     def _transfer(self, rows: torch.Tensor, slots: torch.Tensor, before: torch.Tensor, is_new: bool) -> None:
         """Begin to write back changed rows that lost their slots, and to load others into these."""
