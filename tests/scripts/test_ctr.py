@@ -142,7 +142,8 @@ def test_one_and_two_processes_learn_the_same_and_three_load_the_checkpoint_of_t
     one = python(*trained.flags, "--epochs", 1, "--batch_size", 512, "--report_dir", tmp_path)
     assert "the best possible AUC is 0." in succeeded(one)
     found = metrics_of(trained.folder / "report", trained.script)
-    assert found == pytest.approx(metrics_of(tmp_path, trained.script), abs=1e-6)
+    # Rounding differs from processor to processor, and an AUC changes by 1.4e-6 if it swaps two events.
+    assert found == pytest.approx(metrics_of(tmp_path, trained.script), abs=5e-6)
     loaded = succeeded(torchrun(3, *trained.flags, "--load", "--save_dir", trained.folder / "dumps"))
     row = re.search(r"^\| this model, step [^|]*\|(.*)\|$", loaded, re.MULTILINE)
     assert row is not None, loaded
