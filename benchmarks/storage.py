@@ -29,6 +29,7 @@ from common import DOCS, Result, bar, describe, finish, make_parser, origin, rat
 from train_here import DEFAULT, MODELS, TWO_TABLES, columns_of, make_columns, rows_of
 
 from recsuite.config.config import Config
+from recsuite.errors import counted
 from recsuite.runtime.process import init_runtime
 
 PAGE = DOCS / "larger_than_memory.md"
@@ -267,7 +268,7 @@ def render(result: Result) -> str:
     rounds = len(next(iter(result["cases"].values()))["memory"])
     return (
         f"{table(heads, lines)}\n\nRatings/s of one process, batches of {BATCH:,}, the second pass over "
-        f"{result['ratings']:,} ratings, an eighth with uniform ids; medians of {rounds} rounds; "
+        f"{result['ratings']:,} ratings, an eighth with uniform ids; medians of {counted(rounds, 'round')}; "
         f"{origin(result['about'])}."
     )
 

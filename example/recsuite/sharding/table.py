@@ -240,8 +240,8 @@ class StaticTable(EmbeddingTable):
 
     def set_rows(self, rows: torch.Tensor) -> None:
         """See `EmbeddingTable`."""
-        # None: this rank has no row.
         self.rows.forget()
+        # None: this rank has no row.
         if self._weight is not None:
             mine = rows[self.first : self.first + len(self._weight)]
             self._weight[:, : mine.size(1)] = mine.to(self._weight)

@@ -135,10 +135,6 @@ def with_histories(
     return [*parts], torch.cat([*parts.values()]), torch.cat([*found.values()])
 
 
-# Batches whose ids are exchanged, and whose rows are loaded from the disk, before their step.
-STEPS_AHEAD = 2
-
-
 class Overlap(TrainPipelineSparseDist):
     """TorchRec's pipeline for a loop that makes the steps itself.
 
@@ -199,6 +195,10 @@ class Prefetch(PrefetchTrainPipelineSparseDist, Overlap):
         self.contexts[0].module_contexts_post_prefetch.clear()
         if len(self.batches) >= 2:
             self._prefetch(self.contexts[1])
+
+
+# Batches whose ids are exchanged, and whose rows are loaded from the disk, before their step.
+STEPS_AHEAD = 2
 
 
 def load_ahead(model: nn.Module, batches: Iterator[ModelInput]) -> Iterator[ModelInput]:
