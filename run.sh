@@ -4,6 +4,8 @@ set -euo pipefail
 
 here="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 venv="$here/.venv"
+# What sed changes in the lists of packages.
+pins=""
 
 # A clone calls its own code, also before anything is installed.
 export PYTHONPATH="$here/example${PYTHONPATH:+:$PYTHONPATH}"
@@ -47,6 +49,8 @@ Environment:
                  the FLAGS they continue from the last checkpoint
   VARIANT        cpu or cuda (default: cuda where nvidia-smi lists a GPU, else cpu)
   PYTHON         the Python, 3.10 or newer, that .venv is made with (default: python3)
+  STACK          2.11, 2.13 or 2.14: the torch, with the torchrec and fbgemm that belong to it (default: 2.13);
+                 another one than the default is in a folder of its own, such as .venv-2.14
 TEXT
 }
 
@@ -97,13 +101,26 @@ read_launch() {
   fi
 }
 
+# The versions are those of STACKS in recsuite.runtime.host.
+read_stack() {
+  local torch torchrec fbgemm
+  case "${STACK:-2.13}" in
+    2.11) torch=2.11.0 torchrec=1.6.1 fbgemm=1.6.0 ;;
+    2.13) return ;;
+    2.14) torch=2.14.1 torchrec=1.9.2 fbgemm=1.9.0 ;;
+    *) fail 2 "STACK=$STACK is not known; give 2.11, 2.13 or 2.14" ;;
+  esac
+  pins="s/^torch==.*/torch==$torch/; s/^torchrec==.*/torchrec==$torchrec/; s/^(fbgemm.*)==.*/\\1==$fbgemm/"
+  venv="$here/.venv-$STACK"
+}
+
 # The one in .venv if there is one, else the one to make it with.
 find_python() {
   python="${PYTHON:-python3}"
   if [[ -x "$venv/bin/python" ]]; then python="$venv/bin/python"; fi
   command -v "$python" >/dev/null || fail 2 "$python is not found; set PYTHON to a Python 3.10 or newer"
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-    fail 2 "$python is $("$python" -V 2>&1); delete .venv if there is one and set PYTHON to 3.10 or newer"
+    fail 2 "$python is $("$python" -V 2>&1); delete ${venv##*/} if there is one and set PYTHON to 3.10 or newer"
 }
 
 # --- the installation --------------------------------------------------------------------------------
@@ -133,17 +150,17 @@ set_up() {
 
 take_lock() {
   if flock -n 9; then return; fi
-  say "waiting for another run.sh that installs into .venv"
+  say "waiting for another run.sh that installs into ${venv##*/}"
   flock -w "$lock_deadline" 9 ||
     fail 1 "waiting for another run.sh failed: it still installs after $lock_deadline seconds"
 }
 
 make_venv() {
   if pip --version >/dev/null 2>&1; then return; fi
-  say "making .venv"
+  say "making ${venv##*/}"
   # A link to a Python that is gone would stay.
   if [[ ! -e "$venv/bin/python" ]]; then rm -f "$venv/bin/"python*; fi
-  logged "making .venv" "$python" -m venv "$venv"
+  logged "making ${venv##*/}" "$python" -m venv "$venv"
 }
 
 install_base() {
@@ -169,8 +186,8 @@ install_base() {
 complete_torch() {
   if ! pip show torch 2>/dev/null | grep '^Requires:.*nvidia' >/dev/null; then return; fi
   say "installing NVIDIA's libraries, about 2 GB, as pip found only the CUDA build of torch; to avoid it" \
-    "delete .venv and set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds"
-  logged "installing NVIDIA's libraries for torch" pip install "$(grep '^torch==' "$here/$base")"
+    "delete ${venv##*/} and set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds"
+  logged "installing NVIDIA's libraries for torch" pip install "$(packages_of "$base" | grep '^torch==')"
 }
 
 # install_extra LIST: a list of which every package is named.
@@ -187,7 +204,12 @@ install() {
   local list="$1" size="$2"
   shift 2
   say "installing $list, about $size to download"
-  logged "installing $list" pip install "$@" -r "$here/$list"
+  packages_of "$list" >"$venv/$list"
+  logged "installing $list" pip install "$@" -r "$venv/$list"
+}
+
+packages_of() {
+  sed -E "$pins" "$here/$1"
 }
 
 pip() {
@@ -239,7 +261,7 @@ stamp_of() {
 
 fingerprint() {
   {
-    cat "$here/$1"
+    packages_of "$1"
     echo "$variant"
     "$venv/bin/python" -V 2>&1 || true
   } | sha256
@@ -414,6 +436,7 @@ main() {
     return
   fi
   read_variant
+  read_stack
   find_python
   case "$command" in
     setup) set_up ;;

@@ -56,6 +56,8 @@ def test_the_real_installation_passes() -> None:
         {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"},
         {"torch": "2.13.1", "torchrec": "1.8.2", "fbgemm-gpu": "1.8.1"},
         {"torch": "2.11.0", "torchrec": "1.6.1", "fbgemm-gpu-cpu": "1.6.0"},
+        {"torch": "2.12.1", "torchrec": "1.7.0", "fbgemm-gpu-cpu": "1.7.0"},
+        {"torch": "2.14.1+cu130", "torchrec": "1.9.2", "fbgemm-gpu": "1.9.0"},
     ],
 )
 def test_versions_of_one_generation_pass(install: Install, installed: dict[str, str]) -> None:
@@ -64,30 +66,29 @@ def test_versions_of_one_generation_pass(install: Install, installed: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("versions", "needed"),
+    ("torch", "torchrec", "fbgemm", "stack"),
     [
-        (
-            {"torch": "2.12.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"},
-            "torch 2.12 needs torchrec and fbgemm 1.7",
-        ),
-        (
-            {"torch": "2.13.0", "torchrec": "1.9.0", "fbgemm-gpu-cpu": "1.8.0"},
-            "torch 2.13 needs torchrec and fbgemm 1.8",
-        ),
-        (
-            {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.9.0"},
-            "torch 2.13 needs torchrec and fbgemm 1.8",
-        ),
-        ({"torch": "3.0.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}, "torch 2 is needed"),
+        ("2.12.0", "1.8.0", "1.8.0", "2.13"),
+        ("2.13.0", "1.9.0", "1.8.0", "2.13"),
+        ("2.13.0", "1.8.0", "1.9.0", "2.13"),
+        ("2.14.1", "1.8.0", "1.8.0", "2.14"),
+        ("2.11.0", "1.8.0", "1.6.0", "2.11"),
+        ("2.15.0", "1.10.0", "1.10.0", "2.13"),
+        ("2.10.0", "1.5.1", "1.5.0", "2.13"),
+        ("3.0.0", "1.8.0", "1.8.0", "2.13"),
     ],
 )
-def test_versions_of_two_generations_are_refused_with_the_command_that_mends_it(
-    install: Install, versions: dict[str, str], needed: str
+def test_versions_that_do_not_belong_together_are_refused_with_those_that_do(
+    install: Install, torch: str, torchrec: str, fbgemm: str, stack: str
 ) -> None:
-    install(versions)
-    found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    fix = f"fix it with: {UNINSTALL} && {CPU_TRIO}"
-    assert refusal() == f"Found {found}, which do not belong together: {needed}; {fix}"
+    install({"torch": torch, "torchrec": torchrec, "fbgemm-gpu-cpu": fbgemm})
+    names = zip(("torch", "torchrec", "fbgemm-gpu-cpu"), host.STACKS[stack], strict=True)
+    trio = " ".join(f"{name}=={version}" for name, version in names)
+    assert refusal() == (
+        f"Found torch {torch}, torchrec {torchrec}, fbgemm-gpu-cpu {fbgemm}, which do not belong together: "
+        "torch goes with torchrec and fbgemm, 2.11 with 1.6, 2.12 with 1.7, 2.13 with 1.8, 2.14 with 1.9; "
+        f"fix it with: {UNINSTALL} && {PIP} install --no-deps {trio}"
+    )
 
 
 def test_the_advice_on_a_cuda_wheel_installs_a_cuda_wheel(install: Install) -> None:
@@ -149,7 +150,7 @@ def test_the_versions_for_reports_name_the_fbgemm_wheel(install: Install) -> Non
 )
 def test_the_versions_of_the_trio_equal_the_pinned_requirements(filename: str, wheel: str) -> None:
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (REPOSITORY / filename).read_text(), re.MULTILINE))
-    trio = {"torch": host.TORCH, "torchrec": host.TORCHREC, wheel: host.FBGEMM}
+    trio = dict(zip(("torch", "torchrec", wheel), host.STACKS[host.PINNED], strict=True))
     assert {name: pins.get(name) for name in trio} == trio
 
 
@@ -181,7 +182,7 @@ def test_the_two_variants_pin_the_same_versions() -> None:
     cuda = {
         line for line in (REPOSITORY / "requirements-cuda.txt").read_text().splitlines() if line[0] != "#"
     }
-    assert cuda - cpu == {f"fbgemm-gpu=={host.FBGEMM}"}
+    assert cuda - cpu == {f"fbgemm-gpu=={host.STACKS[host.PINNED][2]}"}
 
 
 def test_the_check_imports_none_of_the_packages() -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from recsuite.runtime import host
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 LISTS = tuple(f"requirements{kind}.txt" for kind in ("", "-cuda", "-dev", "-docs"))
 COPIED = ("run.sh", "pyproject.toml", *LISTS)
@@ -23,7 +25,7 @@ CHECKING = (
     "example/recsuite/errors.py",
     "example/recsuite/runtime/console.py",
 )
-SETTINGS = ("NPROC", "NNODES", "RDZV_ENDPOINT", "MAX_RESTARTS", "VARIANT", "PYTHON")
+SETTINGS = ("NPROC", "NNODES", "RDZV_ENDPOINT", "MAX_RESTARTS", "VARIANT", "PYTHON", "STACK")
 OWN_VARIABLES = (*SETTINGS, "OMP_NUM_THREADS", "CDPATH")
 
 # Every call becomes one line, its arguments joined by "|". FAKE_PIP says what happens to an installation.
@@ -97,7 +99,7 @@ class Copy:
         """The arguments of every pip install, without the folder."""
         lines = [line.partition("|install|")[2] for line in self.calls("|install|")]
         # The library itself is installed with every list of packages.
-        return [line.replace(f"{self.folder}/", "") for line in lines if "|-e|" not in line]
+        return [line.replace(f"{self.folder}/.venv/", "") for line in lines if "|-e|" not in line]
 
 
 @pytest.fixture
@@ -221,6 +223,26 @@ def test_the_cuda_build_of_torch_gets_its_libraries_on_cpu_too(copy: Copy) -> No
     _, err = copy.run("setup", env={"FAKE_TORCH_NEEDS": "nvidia-nccl-cu13"})
     assert copy.installs() == ["--no-deps|-r|requirements.txt", "torch==2.13.0"]
     assert "installing NVIDIA's libraries" in err
+
+
+@pytest.mark.parametrize("stack", sorted(host.STACKS))
+@pytest.mark.parametrize("variant", ["cpu", "cuda"])
+def test_a_stack_is_the_pinned_list_with_three_other_versions(copy: Copy, stack: str, variant: str) -> None:
+    copy.run("setup", env={"STACK": stack, "VARIANT": variant})
+    list_of = "requirements.txt" if variant == "cpu" else "requirements-cuda.txt"
+    folder = copy.folder / (".venv" if stack == host.PINNED else f".venv-{stack}")
+    pinned, installed = (set((place / list_of).read_text().splitlines()) for place in (copy.folder, folder))
+    names = ("torch", "torchrec", "fbgemm-gpu-cpu" if variant == "cpu" else "fbgemm-gpu")
+    pins = {f"{name}=={version}" for name, version in zip(names, host.STACKS[stack], strict=True)}
+    assert pins <= installed
+    assert len(installed) == len(pinned)
+    assert len(installed - pinned) == (0 if stack == host.PINNED else 3)
+
+
+def test_the_folders_of_two_stacks_are_independent(copy: Copy) -> None:
+    for stack in ("2.13", "2.14", "2.13", "2.14"):
+        copy.run("setup", env={"STACK": stack})
+    assert len(copy.installs()) == 2
 
 
 def test_test_installs_the_development_list_too_and_passes_its_arguments_on(copy: Copy) -> None:
@@ -483,6 +505,7 @@ def test_a_plan_is_one_process_with_the_flags_as_given(copy: Copy) -> None:
         ([], {"NNODES": "2:1"}, "NNODES=2:1 is not a number of machines; give 1 or more, or MIN:MAX"),
         ([], {"MAX_RESTARTS": "-1"}, "MAX_RESTARTS=-1 is not a number of restarts; give 0 or more"),
         ([], {"VARIANT": "tpu"}, "VARIANT=tpu is not known; give cpu or cuda"),
+        ([], {"STACK": "2.15"}, "STACK=2.15 is not known; give 2.11, 2.13 or 2.14"),
         ([], {"PYTHON": "no-python"}, "no-python is not found; set PYTHON to a Python 3.10 or newer"),
     ],
 )

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import platform
-import re
 import resource
 import shlex
 import signal
@@ -256,10 +255,14 @@ def stat_fields(pid: int) -> list[str]:
         return []
 
 
-# Packages that requirements.txt and requirements-cuda.txt pin.
-TORCH = "2.13.0"
-TORCHREC = "1.8.0"
-FBGEMM = "1.8.0"
+# Versions of torch, torchrec and fbgemm with which the tests pass. requirements.txt and requirements-cuda.txt
+# pin those of PINNED; `STACK=2.14 ./run.sh setup` installs others.
+STACKS = {
+    "2.11": ("2.11.0", "1.6.1", "1.6.0"),
+    "2.13": ("2.13.0", "1.8.0", "1.8.0"),
+    "2.14": ("2.14.1", "1.9.2", "1.9.0"),
+}
+PINNED = "2.13"
 
 # Two names for one module: installed together, they overwrite each other's files.
 FBGEMM_WHEELS = ("fbgemm-gpu", "fbgemm-gpu-cpu")
@@ -284,12 +287,11 @@ def check_versions() -> None:
     if len(wheels) == 2:
         fault = f"Found {found}, but the last two overwrite each other's files and only one can be there"
         raise UserError(f"{fault}; fix it with: {_mend(wheels)}")
-    # The torchrec and fbgemm of a torch: 2.N goes with 1.(N - 5); tested with 2.13 and 2.11.
-    match = re.match(r"2\.(\d+)", torch)
-    wanted = f"1.{int(match[1]) - 5}" if match else None
-    if not _minor(torchrec) == _minor(versions[wheels[0]]) == wanted:
-        rule = f"torch {_minor(torch)} needs torchrec and fbgemm {wanted}" if wanted else "torch 2 is needed"
-        fault = f"Found {found}, which do not belong together: {rule}"
+    # torch 2.N goes with torchrec and fbgemm 1.(N - 5). Between the stacks that are tested there is 2.12.
+    goes_with = {f"2.{number}": f"1.{number - 5}" for number in range(11, 15)}
+    if not _minor(torchrec) == _minor(versions[wheels[0]]) == goes_with.get(_minor(torch)):
+        pairs = ", ".join(f"{first} with {second}" for first, second in goes_with.items())
+        fault = f"Found {found}, which do not belong together: torch goes with torchrec and fbgemm, {pairs}"
         raise UserError(f"{fault}; fix it with: {_mend(wheels)}")
 
 
@@ -312,20 +314,20 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _minor(version: str | None) -> str | None:
-    match = re.match(r"\d+\.\d+", version or "")
-    return match and match.group()
+def _minor(version: str | None) -> str:
+    return ".".join((version or "").split(".")[:2])
 
 
 def _mend(wheels: list[str], everything: bool = False) -> str:
-    """Commands that install the three pinned packages, or all pinned packages."""
+    """Commands that install the three packages, of the torch that is there if it has a stack, or all."""
     # A single fbgemm wheel shows which kind is wanted. With both or none, torch shows it: its CUDA build
     # requires NVIDIA's libraries.
     wheel = wheels[0] if len(wheels) == 1 else FBGEMM_WHEELS[0 if _torch_wants_cuda() else 1]
     cuda = wheel == "fbgemm-gpu"
     # Outside of a repository the list must be fetched from one, so only its name is known.
     requirements = (checkout() or Path()) / f"requirements{'-cuda' if cuda else ''}.txt"
-    three = f"torch=={TORCH} torchrec=={TORCHREC} {wheel}=={FBGEMM}"
+    torch, torchrec, fbgemm = STACKS.get(_minor(_version("torch")), STACKS[PINNED])
+    three = f"torch=={torch} torchrec=={torchrec} {wheel}=={fbgemm}"
     what = f"-r {shlex.quote(str(requirements))}" if everything else three
     # A bare "pip" may belong to another Python.
     pip = f"{shlex.quote(sys.executable)} -m pip"
