@@ -27,7 +27,9 @@ CUDA_TRIO = f"{PIP} install torch==2.13.0 torchrec==1.8.0 fbgemm-gpu==1.8.0"
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Pretend that exactly these versions are installed, and that torch needs these packages."""
 
-    def pretend(versions: dict[str, str], torch_needs: tuple[str, ...] = ("sympy",)) -> None:
+    def pretend(
+        versions: dict[str, str], torch_needs: tuple[str, ...] = ("sympy",), has_driver: bool = True
+    ) -> None:
         def version(name: str) -> str:
             if name not in versions:
                 raise metadata.PackageNotFoundError(name)
@@ -35,6 +37,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
         monkeypatch.setattr(metadata, "version", version)
         monkeypatch.setattr(metadata, "requires", lambda name: list(torch_needs))
+        monkeypatch.setattr(host, "_has_driver", lambda: has_driver)
 
     return pretend
 
@@ -94,6 +97,15 @@ def test_versions_that_do_not_belong_together_are_refused_with_those_that_do(
 def test_the_advice_on_a_cuda_wheel_installs_a_cuda_wheel(install: Install) -> None:
     install({"torch": "2.12.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"})
     assert refusal().endswith(f"fix it with: {UNINSTALL} && {CUDA_TRIO}")
+
+
+def test_the_build_for_cuda_is_refused_without_a_driver(install: Install) -> None:
+    install({"torch": "2.14.1", "torchrec": "1.9.2", "fbgemm-gpu": "1.9.0"}, has_driver=False)
+    assert refusal() == (
+        "Found torch 2.14.1, torchrec 1.9.2, fbgemm-gpu 1.9.0, the build for CUDA, which needs NVIDIA's "
+        "driver, and there is no libnvidia-ml.so.1; install the driver, or the build for CPUs with: "
+        f"{UNINSTALL} && {PIP} install --no-deps torch==2.14.1 torchrec==1.9.2 fbgemm-gpu-cpu==1.9.0"
+    )
 
 
 @pytest.mark.parametrize(

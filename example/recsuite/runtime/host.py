@@ -272,7 +272,8 @@ def check_versions() -> None:
     """Refuse an installation that cannot start.
 
     Raises:
-        UserError: when one of the three is missing, both fbgemm wheels are there, or versions do not match.
+        UserError: when one of the three is missing, both fbgemm wheels are there, versions do not match, or
+            the build for CUDA has no driver.
     """
     # Each is read once, because that takes milliseconds of every start.
     versions = {name: _version(name) for name in ("torch", "torchrec", *FBGEMM_WHEELS)}
@@ -293,6 +294,19 @@ def check_versions() -> None:
         pairs = ", ".join(f"{first} with {second}" for first, second in goes_with.items())
         fault = f"Found {found}, which do not belong together: torch goes with torchrec and fbgemm, {pairs}"
         raise UserError(f"{fault}; fix it with: {_mend(wheels)}")
+    if has_cuda_kernels() and not _has_driver():
+        raise UserError(
+            f"Found {found}, the build for CUDA, which needs NVIDIA's driver, and there is no "
+            f"libnvidia-ml.so.1; install the driver, or the build for CPUs with: {_mend([FBGEMM_WHEELS[1]])}"
+        )
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def has_cuda_kernels() -> bool:
