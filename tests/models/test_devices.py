@@ -75,6 +75,38 @@ def test_a_step_mixes_no_devices_and_does_not_synchronize(synthetic_folder: Path
     assert crossings.found == []
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_is_copied_to_a_device_from_pinned_memory_without_waiting(
+    synthetic_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pinned: list[torch.Tensor] = []
+    moves: list[tuple[torch.Tensor, dict[str, Any]]] = []
+    plain = torch.Tensor.to
+
+    def is_pinned(tensor: torch.Tensor) -> bool:
+        memory = tensor.untyped_storage().data_ptr()
+        return any(each.untyped_storage().data_ptr() == memory for each in pinned)
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    def to(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        moves.append((tensor, options))
+        return plain(tensor, *arguments, **options)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", is_pinned)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    _, batch = model_and_batch(Config.of(data_path=str(synthetic_folder), batch_size=64, **MODELS[name]))
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    batch.to(DEVICE, non_blocking=True)
+    assert len(moves) > 10
+    assert all(options.get("non_blocking") for _, options in moves)
+    # A tensor without elements has no memory that could be pinned.
+    assert [tensor.shape for tensor, _ in moves if tensor.numel() and not is_pinned(tensor)] == []
+
+
 def test_dense_numbers_are_selected_on_their_device() -> None:
     layers = NumberLayers([0, 2], embedding_dim=8)
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:

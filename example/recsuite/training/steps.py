@@ -97,6 +97,8 @@ class InputPipeline:
         keys, values, lengths = self.keys, batch.values, batch.lengths
         if self.item is not None:
             keys, values, lengths = with_histories(keys, values, lengths, self.item)
+            if batch.values.is_pinned():
+                values, lengths = values.pin_memory(), lengths.pin_memory()
         features = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
         # Counts the ids of each key here, so that the device need not be asked for them.
         features.sync()
