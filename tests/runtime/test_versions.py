@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from recsuite.errors import UserError
 from recsuite.runtime import host
@@ -21,6 +22,8 @@ PIP = f"{shlex.quote(sys.executable)} -m pip"
 UNINSTALL = f"{PIP} uninstall -y fbgemm-gpu fbgemm-gpu-cpu"
 CPU_TRIO = f"{PIP} install --no-deps torch==2.13.0 torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0"
 CUDA_TRIO = f"{PIP} install torch==2.13.0 torchrec==1.8.0 fbgemm-gpu==1.8.0"
+
+PYTHONS = [(3, 10), (3, 11), (3, 12), (3, 13), (3, 14)]
 
 
 @pytest.fixture
@@ -177,7 +180,7 @@ def pins_of(python: tuple[int, int], *lists: str) -> list[tuple[str, str]]:
     return pins
 
 
-@pytest.mark.parametrize("python", [(3, 10), (3, 11), (3, 12), (3, 13), (3, 14)])
+@pytest.mark.parametrize("python", PYTHONS)
 def test_every_python_gets_exactly_one_version_of_every_package(python: tuple[int, int]) -> None:
     pins = pins_of(python, "requirements.txt", "requirements-dev.txt")
     names = [name for name, _ in pins]
@@ -187,6 +190,27 @@ def test_every_python_gets_exactly_one_version_of_every_package(python: tuple[in
     of_the_site = pins_of(python, "requirements-docs.txt")
     assert len(dict(of_the_site)) == len(of_the_site)
     assert not [(name, pin) for name, pin in of_the_site if dict(pins).get(name, pin) != pin]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_package_that_a_python_gets_supports_it(python: tuple[int, int]) -> None:
+    checked, refused = 0, []
+    for name, version in pins_of(python, "requirements.txt", "requirements-dev.txt"):
+        # Of a version that this Python does not get, there is no metadata here.
+        if installed_version(name) == version:
+            checked += 1
+            needed = metadata.metadata(name)["Requires-Python"]
+            if needed and f"{python[0]}.{python[1]}.9" not in SpecifierSet(needed):
+                refused.append(f"{name}=={version} needs Python {needed}")
+    assert refused == []
+    assert checked > 100
+
+
+def installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def test_the_two_variants_pin_the_same_versions() -> None:

@@ -306,7 +306,7 @@ class RowsOnDisk(TableRows):
         """See `TableRows`."""
         self._wait(self._started)
         changed = self.dirty.nonzero().view(-1)
-        rows = self.row_of[changed]
+        rows = self.row_of[changed].long()
         order = rows.argsort()
         self._advise(is_random=False)
         self._copy(rows[order], changed[order], is_load=False)
@@ -422,7 +422,7 @@ class RowsOnDisk(TableRows):
                 copy_rows(next(flat), of_source.numpy(), next(flat), of_target.numpy())
 
         parts = max(1, min(READERS, len(rows) // ROWS_PER_READER))
-        pieces = zip(rows.long().tensor_split(parts), slots.tensor_split(parts), strict=True)
+        pieces = zip(rows.tensor_split(parts), slots.tensor_split(parts), strict=True)
         for _ in map(copy, pieces) if parts == 1 else self._readers.map(copy, pieces):
             pass
 
