@@ -51,11 +51,9 @@ def compiled(loop: Loop) -> Loop:
     # A RuntimeError: neither folder can be written.
     with contextlib.suppress(RuntimeError):
         made._cache = MachineCode(loop)
-    result: Loop = made
-    return result
+    return made
 
 
 def inlined(part: Loop) -> Loop:
     """Compile a part of loops into each of them: a call would count the references to its arrays."""
-    result: Loop = numba.njit(part, nogil=True, error_model="numpy", inline="always")
-    return result
+    return numba.njit(part, nogil=True, error_model="numpy", inline="always")

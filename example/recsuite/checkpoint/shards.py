@@ -277,13 +277,11 @@ class ShardFile:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor of the file."""
-        found: torch.Tensor = self._file.get_tensor(name)
-        return found
+        return self._file.get_tensor(name)
 
     def rows(self, name: str, first: int, end: int) -> torch.Tensor:
         """Return some rows of a tensor; the others are not read."""
-        found: torch.Tensor = self._slices[name][first:end]
-        return found
+        return self._slices[name][first:end]
 
     def dtype(self, name: str) -> str:
         """Return the type of a tensor."""

@@ -528,8 +528,7 @@ class CheckpointWriter:
 
 
 def _array(value: torch.Tensor, copy: bool) -> np.ndarray:
-    array: np.ndarray = value.detach().to("cpu", copy=copy).contiguous().numpy()
-    return array
+    return value.detach().to("cpu", copy=copy).contiguous().numpy()
 
 
 def _in_words(action: Callable[[], Any]) -> Any:

@@ -149,8 +149,7 @@ class Columns:
         if self.schema.event_types:
             # Histories have other events too.
             return np.bincount(self.column("rows")[USER][: self.num_train], minlength=self.num_users)
-        counts: np.ndarray = np.diff(self.column(f"{HISTORY}_offsets"))
-        return counts
+        return np.diff(self.column(f"{HISTORY}_offsets"))
 
     @property
     def num_numbers(self) -> int:

@@ -143,8 +143,7 @@ def _sampled(items: np.ndarray, num_items: int) -> np.ndarray:
 def _ranks(numbers: np.ndarray) -> np.ndarray:
     """Ranks of numbers, float64 [n], from 0 to below n; equal numbers have their mean rank."""
     _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[places]
-    return ranks
+    return (np.cumsum(counts) - (counts + 1) / 2)[places]
 
 
 def _ranges(numbers: np.ndarray) -> np.ndarray:

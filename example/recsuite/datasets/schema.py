@@ -223,8 +223,7 @@ def schema_of(record: Any) -> Schema:
         dataclasses.replace(feature, entity=entities.get(feature.entity, feature.entity))
         for feature in recorded
     ]
-    schema: Schema = typed(Schema, {**fields, "features": features})
-    return schema
+    return typed(Schema, {**fields, "features": features})
 
 
 def _single(entity: str, features: Sequence[Feature]) -> list[str]:

@@ -49,8 +49,7 @@ class StreamState:
     @property
     def known(self) -> dict[str, Any]:
         """Feature to the values of its table rows, or the encoding of a number; empty for a new stream."""
-        found: dict[str, Any] = json.loads(self.vocabulary) if self.vocabulary else {}
-        return found
+        return json.loads(self.vocabulary) if self.vocabulary else {}
 
     @property
     def key(self) -> list[Any]:

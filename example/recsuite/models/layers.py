@@ -110,8 +110,7 @@ def biased_products(users: torch.Tensor, items: torch.Tensor) -> tuple[torch.Ten
 
         score, products = rs.biased_products(users, items)
     """
-    found: tuple[torch.Tensor, torch.Tensor] = _BiasedProducts.apply(users, items)
-    return found
+    return _BiasedProducts.apply(users, items)
 
 
 class _BiasedProducts(torch.autograd.Function):
@@ -153,8 +152,7 @@ class NumberLayers(nn.Module):
         mine = torch.stack([numbers[:, place] for place in self.places], dim=1)
         is_missing = mine.isnan()
         inputs = torch.cat([mine.masked_fill(is_missing, 0.0), is_missing.to(mine.dtype)], dim=1)
-        vectors: torch.Tensor = self.layers(inputs)
-        return vectors
+        return self.layers(inputs)
 
 
 class VectorProjection(nn.Module):
@@ -172,8 +170,7 @@ class VectorProjection(nn.Module):
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return float32 [B, D], of all dense numbers, float32 [B, numbers]; zero for a missing vector."""
-        vectors: torch.Tensor = self.linear(numbers[:, self.places[0] : self.places[-1] + 1].nan_to_num())
-        return vectors
+        return self.linear(numbers[:, self.places[0] : self.places[-1] + 1].nan_to_num())
 
 
 def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -181,8 +178,7 @@ def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> t
     lengths = lengths.to(torch.int64)
     # Divides the weights and not the rows: a weight is one number, a row has D.
     shares = weights / repeated(lengths.clamp(min=1), lengths, weights.size(0))
-    sums: torch.Tensor = _WeightedSums.apply(rows, shares.unsqueeze(0), lengths)
-    return sums
+    return _WeightedSums.apply(rows, shares.unsqueeze(0), lengths)
 
 
 def summed(
@@ -206,8 +202,7 @@ def scaled(held: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     Adagrad sums the same squares for any scale, as if the rows themselves had decayed. The learning rate,
     which `training/state.py` divides by the scale, makes its step one of the rows.
     """
-    rows: torch.Tensor = _Scale.apply(held, scale)
-    return rows
+    return _Scale.apply(held, scale)
 
 
 class _WeightedSums(torch.autograd.Function):

@@ -181,8 +181,7 @@ def drawn_softmax(
     if len(drawn) == 0:
         # There is no gradient, but the result stays a function of the weights.
         return (user * 0).sum(dim=1)
-    found: torch.Tensor = _DrawnSoftmax.apply(user, item, drawn, is_none, log_number)
-    return found
+    return _DrawnSoftmax.apply(user, item, drawn, is_none, log_number)
 
 
 class _DrawnSoftmax(torch.autograd.Function):

@@ -268,8 +268,7 @@ def predictions_of(model: nn.Module, task: WorkerTask, output: Any, schema: Sche
     found: Any = convert(output) if convert else output
     if not (isinstance(found, torch.Tensor) and found.dim() == 2 and found.shape[1] == len(labels) > 1):
         require_shape(found, 1, rule, "define predictions(output)")
-    predictions: torch.Tensor = found.float()
-    return predictions
+    return found.float()
 
 
 def first_label(predictions: Any) -> Any:

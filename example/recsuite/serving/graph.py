@@ -79,8 +79,7 @@ class Graph(nn.Module):
         """Return the score of each event. given: see the head of this file."""
         dense = {f"head.{name[6:]}": value for name, value in given.items() if name.startswith("dense.")}
         others = {name: value for name, value in given.items() if not name.startswith("dense.")}
-        found: torch.Tensor = torch.func.functional_call(self.held[0], dense, (others,))
-        return found
+        return torch.func.functional_call(self.held[0], dense, (others,))
 
 
 def example_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:

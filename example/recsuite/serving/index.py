@@ -458,8 +458,7 @@ def _empty_index(dim: int, num_lists: int) -> Any:
 
 def _padded(vectors: torch.Tensor) -> np.ndarray:
     """Return vectors padded with zeros, float32 [n, a multiple of WIDTH]."""
-    found: np.ndarray = torch.nn.functional.pad(vectors, (0, -vectors.shape[1] % WIDTH)).numpy()
-    return found
+    return torch.nn.functional.pad(vectors, (0, -vectors.shape[1] % WIDTH)).numpy()
 
 
 def _faiss() -> Any:

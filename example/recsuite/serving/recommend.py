@@ -89,8 +89,7 @@ def ages_in(times: np.ndarray, before: int | None = None) -> list[int]:
     """
     if before is None:
         before = int(times[-1]) if len(times) else 0
-    ages: list[int] = (before - times).tolist()
-    return ages
+    return (before - times).tolist()
 
 
 class KnownFeatures:

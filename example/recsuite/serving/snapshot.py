@@ -204,8 +204,7 @@ class IdTable:
     def raw_values(self) -> list[Any]:
         """Return the raw values with a row, in the order of the ids; ids without a known text are skipped."""
         if self.texts is None:
-            found: list[Any] = self.ids.tolist()
-            return found
+            return self.ids.tolist()
         known = self.texts.of_ids(self.ids.numpy())
         return [text.decode("utf-8", "surrogatepass") for text in known.texts]
 

@@ -264,8 +264,7 @@ def _summed(numbers: list[int], group: Any = None) -> list[int]:
     if dist.get_backend(group) == "nccl":
         total = total.cuda()
     dist.all_reduce(total, group=group)
-    summed: list[int] = total.tolist()
-    return summed
+    return total.tolist()
 
 
 def counts_of(tables: Mapping[str, EmbeddingTable], group: Any = None) -> dict[str, IdCounters]:

@@ -271,8 +271,7 @@ def slot_number(channel: str, sequence: int) -> int:
 def header_of(buffer: torch.Tensor, slot: int) -> np.ndarray:
     """Return the header of a slot, int64 [1 + ranks or more], as a view of the memory."""
     end = (slot + 1) * SLOT_BYTES
-    header: np.ndarray = buffer[end - HEADER_BYTES : end].view(torch.int64).numpy()
-    return header
+    return buffer[end - HEADER_BYTES : end].view(torch.int64).numpy()
 
 
 def data_of(buffer: torch.Tensor, slot: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

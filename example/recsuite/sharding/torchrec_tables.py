@@ -199,8 +199,7 @@ class TorchRecTables(ShardedEmbeddingCollection):
         """Send ids to the ranks that own them. Collective: every rank."""
         ctx.capacities, ctx.features = self.capacities, features
         features = of_tables(features, self._table_name_to_config)
-        sent: Awaitable[Awaitable[KJTList]] = super().input_dist(ctx, features)
-        return sent
+        return super().input_dist(ctx, features)
 
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Return the rows of ids; the backward updates the tables. Collective: every rank."""

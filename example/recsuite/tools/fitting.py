@@ -154,10 +154,7 @@ class FittedModel(ServedModel):
         timestamp = self._tables.timestamp
         if timestamp is None or timestamp.column not in frame:
             return None
-        found: np.ndarray = parsed(
-            frame[timestamp.column], ColumnSpec(timestamp.column, TIME, EVENT, timestamp.format)
-        )
-        return found
+        return parsed(frame[timestamp.column], ColumnSpec(timestamp.column, TIME, EVENT, timestamp.format))
 
     def _computed(self, feature: Feature, time: np.ndarray, ids: Mapping[str, list[Any]]) -> list[Any]:
         """Return a feature that is computed from the times, users and items of events."""

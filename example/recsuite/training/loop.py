@@ -433,8 +433,7 @@ class Training:
         """Return the progress at the end of an epoch, with the result of its validation."""
         value = validation[self.task.main_metric]
         # Only one rank decides: other machines may round differently.
-        found: Progress = broadcast_from_rank0(lambda: with_validation(self.progress, value, self.task))
-        return found
+        return broadcast_from_rank0(lambda: with_validation(self.progress, value, self.task))
 
     def restore_best_weights(self) -> Progress:
         """Restore the best weights, if they were saved, and print their epoch; return their progress.

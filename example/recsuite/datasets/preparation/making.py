@@ -200,8 +200,7 @@ def _notes_on(written: WrittenFeatures) -> list[str]:
 def _rows_of_items(folder: Path, written: WrittenFeatures, schema: Schema) -> np.ndarray:
     """Return the table row of each item, int32."""
     place = schema.place_of(ITEM, [table.feature for table in written.tables])
-    rows: np.ndarray = np.load(folder / f"{schema.item}_features.npy")["features"][:, place]
-    return rows
+    return np.load(folder / f"{schema.item}_features.npy")["features"][:, place]
 
 
 def _write_features(
@@ -307,5 +306,4 @@ def _more_labels(folder: Path, raw: RawData, order: np.ndarray) -> dict[str, np.
 
 def _recorded(table: Table, schema: Schema) -> dict[str, Any]:
     """Return a table in the form of the manifest."""
-    recorded: dict[str, Any] = plain(dataclasses.replace(table, feature=schema.recorded(table.feature)))
-    return recorded
+    return plain(dataclasses.replace(table, feature=schema.recorded(table.feature)))

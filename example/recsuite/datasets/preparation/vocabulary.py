@@ -72,8 +72,7 @@ class Scale:
         # At least 0, so that a value below the training range has a logarithm too.
         values = rounded(values)
         values = np.log1p(np.maximum(values, 0.0)) if self.is_log else values
-        scaled: np.ndarray = ((values - self.mean) / self.spread).astype(np.float32)
-        return scaled
+        return ((values - self.mean) / self.spread).astype(np.float32)
 
 
 Encoding = Buckets | Scale

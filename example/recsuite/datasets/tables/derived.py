@@ -166,8 +166,7 @@ def add_user_days(raw: RawData, schema: Schema, folder: Path | None) -> None:
     # User and day as one number; the days of a user are adjacent.
     def keys(part: slice) -> np.ndarray:
         day = np.searchsorted(all_days, events.time[part] // SECONDS_PER_DAY)
-        found: np.ndarray = events.user[part].astype(np.int64) * len(all_days) + day
-        return found
+        return events.user[part].astype(np.int64) * len(all_days) + day
 
     known = np.unique(np.concatenate([np.unique(keys(part)) for part in chunks(number, *columns)]))
     if len(known) > MOST_DAYS * number:
