@@ -47,6 +47,7 @@ from common import DOCS, bar, describe, finish, make_parser, mean, origin, proce
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import (
     MEAN_SCORE,
+    Planted,
     World,
     draw_stars,
     draw_times,
@@ -86,15 +87,9 @@ class ChoosingWorld(World):
     drift: float = 0.0
     day_std: float = 0.0
 
-    def draw(
-        self,
-        rng: np.random.Generator,
-        users: np.ndarray,
-        movies: np.ndarray,
-        counts: np.ndarray,
-        picks: np.ndarray,
-    ) -> Iterator[tuple[np.ndarray, ...]]:
+    def draw(self, rng: np.random.Generator, planted: Planted) -> Iterator[tuple[np.ndarray, ...]]:
         """See `World.draw`. Takes time for every pair of a user and a movie, rated or not."""
+        users, movies, counts, picks = planted
         expected = expected_ratings(self)
         log_chances = np.log(np.diff(picks, prepend=0))
         for begin in range(0, len(users), CHOOSERS_PER_BLOCK):

@@ -13,6 +13,7 @@ from recsuite.datasets.movielens.synthetic import (
     MEAN_SCORE,
     MIN_SCORE,
     SCORE_STEPS,
+    Planted,
     World,
     expected_ratings,
     write_synthetic,
@@ -49,7 +50,7 @@ def planted(world: World, num_users: int) -> tuple[np.ndarray, np.ndarray]:
 def draw(world: World, users: np.ndarray, movies: np.ndarray, count: int) -> list[np.ndarray]:
     """User rows, movie rows, ratings, times and predictions, of users with so many ratings each."""
     counts = np.full(len(users), count)
-    blocks = world.draw(np.random.default_rng(0), users, movies, counts, np.cumsum(CHANCES))
+    blocks = world.draw(np.random.default_rng(0), Planted(users, movies, counts, np.cumsum(CHANCES)))
     return [np.concatenate(columns) for columns in zip(*blocks, strict=True)]
 
 

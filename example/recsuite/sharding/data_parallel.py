@@ -24,7 +24,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.sharding.cpu_tables import CpuTables
-from recsuite.sharding.exchange import add_up_by_torch
+from recsuite.sharding.exchange import Wait, add_up_by_torch
 
 # A bucket is sent while the backward continues; the same size as in DistributedDataParallel.
 BYTES_OF_A_BUCKET = 25 * 2**20
@@ -49,7 +49,7 @@ class FixedBuckets(DataParallelWrapper):
 
 
 # Takes numbers, float32 [n], and returns a function that waits for their sum over the ranks. Collective.
-AddUp = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+AddUp = Callable[[torch.Tensor], Wait]
 
 
 def _sum_of(model: nn.Module, num_buckets: int, group: Any) -> AddUp:
@@ -69,7 +69,7 @@ class GradientMean:
         self.world_size, self.add_up = world_size, add_up
         # State of the current backward: the gradients so far, and the buckets being sent.
         self.arrived: set[torch.Tensor] = set()
-        self.sent: list[Callable[[], torch.Tensor]] = []
+        self.sent: list[Wait] = []
 
     def attach(self) -> None:
         """Register for every backward from now on."""

@@ -36,6 +36,9 @@ import torch.distributed as dist
 from recsuite.errors import LostPeerError
 from recsuite.runtime.process import all_gather_object
 
+# Waits for tensors under way, and returns them.
+Wait = Callable[[], torch.Tensor]
+
 
 @dataclass(frozen=True)
 class OutgoingMessage:
@@ -80,17 +83,10 @@ class Exchange:
             return KeyTransfer(keys, header)
         return KeyMessages(self, keys, header)
 
-    def exchange_rows(
-        self,
-        outgoing: OutgoingMessage,
-        num_out: list[int],
-        num_in: list[int],
-        starts: list[int] | None = None,
-    ) -> Callable[[], torch.Tensor]:
+    def exchange_rows(self, outgoing: OutgoingMessage, num_out: list[int], num_in: list[int]) -> Wait:
         """Send rows; return a function that waits for the received rows, sorted by rank. Collective.
 
-        num_out, num_in: rows to and from each rank; starts: for each rank the index of its first row for this
-        one, where a header has told that already.
+        num_out, num_in: rows to and from each rank.
         """
         if self.world_size == 1:
             return lambda: outgoing.rows
@@ -105,7 +101,7 @@ class Exchange:
 
         return wait
 
-    def add_up(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def add_up(self, numbers: torch.Tensor) -> Wait:
         """Sum a tensor, float32 [n], over the ranks, in the order of the ranks. Collective.
 
         Returns a function that waits for the sum, which is the same to the last bit on every rank and through
@@ -130,7 +126,7 @@ class Exchange:
         return wait
 
 
-def add_up_by_torch(numbers: torch.Tensor, group: Any) -> Callable[[], torch.Tensor]:
+def add_up_by_torch(numbers: torch.Tensor, group: Any) -> Wait:
     """Sum a tensor over the ranks in place, in torch's order, which depends on positions. Collective.
 
     Returns a function that waits for the sum, which is the same on every rank.
@@ -393,29 +389,19 @@ class SharedExchange(Exchange):
         """See `Exchange`."""
         return SharedKeys(self, keys, header)
 
-    def exchange_rows(
-        self,
-        outgoing: OutgoingMessage,
-        num_out: list[int],
-        num_in: list[int],
-        starts: list[int] | None = None,
-    ) -> Callable[[], torch.Tensor]:
+    def exchange_rows(self, outgoing: OutgoingMessage, num_out: list[int], num_in: list[int]) -> Wait:
         """See `Exchange`."""
-        if starts is None:
-            self._publish(outgoing, num_out)
+        self._publish(outgoing, num_out)
+        return lambda: self.received(outgoing, self._starts(outgoing), num_in)
 
-        def wait() -> torch.Tensor:
-            # A rank waits for itself too, which costs one poll: its own rows are handled like those of
-            # others.
-            firsts = starts or [self._wait_for(rank, outgoing) for rank in range(self.world_size)]
-            of_ranks = zip(range(self.world_size), firsts, num_in, strict=True)
-            # Copied to this rank's own memory: the caller looks up in all rows at once, and may change them
-            # in place, which must not change the buffers of others.
-            return torch.cat([self._rows_of(rank, outgoing, first, count) for rank, first, count in of_ranks])
+    def received(self, outgoing: OutgoingMessage, starts: Sequence[int], num_in: list[int]) -> torch.Tensor:
+        """Return the rows that all ranks have published. starts: of each rank the index of its first row."""
+        of_ranks = zip(range(self.world_size), starts, num_in, strict=True)
+        # Copied to this rank's own memory: the caller looks up in all rows at once, and may change them in
+        # place, which must not change the buffers of others.
+        return torch.cat([self._rows_of(rank, outgoing, first, count) for rank, first, count in of_ranks])
 
-        return wait
-
-    def add_up(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def add_up(self, numbers: torch.Tensor) -> Wait:
         """See `Exchange`."""
         mine = self.outgoing("dense", numbers.shape)
         mine.rows.copy_(numbers)
@@ -423,13 +409,16 @@ class SharedExchange(Exchange):
         self._publish(mine, [0] * self.world_size)
 
         def wait() -> torch.Tensor:
-            firsts = [self._wait_for(rank, mine) for rank in range(self.world_size)]
             # Each rank adds up the whole: reading is faster than a second exchange. In place, without a copy
             # of the numbers of all ranks.
-            of_ranks = enumerate(firsts)
+            of_ranks = enumerate(self._starts(mine))
             return sum_in_order([self._rows_of(rank, mine, first, len(numbers)) for rank, first in of_ranks])
 
         return wait
+
+    def _starts(self, outgoing: OutgoingMessage) -> list[int]:
+        """Wait for all ranks, see `_wait_for`. Also for this one, whose rows are handled like all others."""
+        return [self._wait_for(rank, outgoing) for rank in range(self.world_size)]
 
     def _publish(self, outgoing: OutgoingMessage, num_out: list[int]) -> None:
         """Publish the rows to the other ranks, with the index of each rank's first row."""
@@ -497,7 +486,7 @@ class SharedKeys(KeyTransfer):
         """See `KeyTransfer`."""
         num_in = self.header[:, 1:].sum(1).tolist()
         # The keys were written before the header, so they need no sequence number of their own.
-        return self.exchange.exchange_rows(self.outgoing, [], num_in, self.header[:, 0].tolist())()
+        return self.exchange.received(self.outgoing, self.header[:, 0].tolist(), num_in)
 
 
 class MixedExchange(SharedExchange):
@@ -507,18 +496,12 @@ class MixedExchange(SharedExchange):
         """See `Exchange`."""
         return KeyMessages(self, keys, header)
 
-    def add_up(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def add_up(self, numbers: torch.Tensor) -> Wait:
         """See `Exchange`."""
         # Also on a rank that has mapped all others: all ranks have to take part in the same collective.
         return Exchange.add_up(self, numbers)
 
-    def exchange_rows(
-        self,
-        outgoing: OutgoingMessage,
-        num_out: list[int],
-        num_in: list[int],
-        starts: list[int] | None = None,
-    ) -> Callable[[], torch.Tensor]:
+    def exchange_rows(self, outgoing: OutgoingMessage, num_out: list[int], num_in: list[int]) -> Wait:
         """See `Exchange`."""
         self._publish(outgoing, num_out)
         far_out, far_in = (

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -74,34 +75,31 @@ class EmbeddingTable(ABC):
     """This rank's share of one embedding table.
 
     prefix: the first word of the names of its tensors in files; exports_copies: True if a full export never
-    has the table's own tensors; name: of the table; rows: their storage. Only `end_step` is collective.
+    has the table's own tensors; name: of the table; rows: their storage; tensors: the whole table by slot, if
+    its rows have numbers. Only `end_step` is collective.
     """
 
     prefix: ClassVar[str]
     exports_copies: ClassVar[bool] = False
     name: str
     rows: TableRows
+    tensors: Mapping[str, ShardedTensor] = MappingProxyType({})
 
     @property
     def first(self) -> int:
         """Number of this rank's first row in the whole table; 0 if rows have no numbers."""
         return 0
 
-    @property
-    def tensors(self) -> Mapping[str, ShardedTensor]:
-        """The whole table by slot, if its rows have numbers; otherwise empty."""
-        return {}
-
-    @abstractmethod
     def begin_step(self, step: int, seconds: int = 0, scale: float = 1.0) -> None:
         """Set the time of the next training step, if rows have an age.
 
         step, seconds: in steps and in event time; scale: the row scale.
         """
+        return
 
-    @abstractmethod
     def end_step(self) -> None:
-        """Complete a training step, after its backward. Collective: every rank."""
+        """Complete a training step where the backward has not. Collective: every rank."""
+        return
 
     @abstractmethod
     def export(self, changed: bool = False) -> RowSlots:
@@ -154,13 +152,13 @@ class EmbeddingTable(ABC):
     def restore(self, copy: RowSlots) -> None:
         """Replace all rows by a copy from `copy`."""
 
-    @abstractmethod
     def check(self, source: RowSource, folder: Path) -> None:
         """Refuse a checkpoint whose rows do not fit, where shapes do not tell. folder: its name in messages.
 
         Raises:
             UserError: names both sides.
         """
+        return
 
     def record(self) -> dict[str, Any] | None:
         """Return what a checkpoint has to tell besides the rows; None if nothing."""
@@ -184,15 +182,10 @@ class StaticTable(EmbeddingTable):
     def __init__(
         self, name: str, tensors: Mapping[str, ShardedTensor], rows: TableRows | None = None
     ) -> None:
-        self.name, self._tensors = name, tensors
+        self.name, self.tensors = name, tensors
         # Without any, its tensors are up to date at any time.
         self.rows = rows or TableRows(torch.empty(0), {})
         self.marks: torch.Tensor | None = None
-
-    @property
-    def tensors(self) -> Mapping[str, ShardedTensor]:
-        """See `EmbeddingTable`."""
-        return self._tensors
 
     @property
     def shards(self) -> dict[str, Shard]:
@@ -203,12 +196,6 @@ class StaticTable(EmbeddingTable):
     def first(self) -> int:
         """See `EmbeddingTable`."""
         return next((shard.metadata.shard_offsets[0] for shard in self.shards.values()), 0)
-
-    def begin_step(self, step: int, seconds: int = 0, scale: float = 1.0) -> None:
-        """No-op: rows have no age."""
-
-    def end_step(self) -> None:
-        """No-op: the backward has updated the rows."""
 
     def changed_rows(self) -> torch.Tensor:
         """Return the changed ones among this rank's rows, int64, counted from 0."""
@@ -228,9 +215,6 @@ class StaticTable(EmbeddingTable):
 
     def _held(self) -> RowSlots:
         return {slot: shard.tensor.detach() for slot, shard in self.shards.items()}
-
-    def check(self, source: RowSource, folder: Path) -> None:
-        """No-op: a checkpoint of the same shapes has the same rows."""
 
     def load(self, source: RowSource, scale: float) -> int:
         """See `EmbeddingTable`."""

@@ -50,7 +50,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -87,6 +87,19 @@ SESSIONS = 6
 USERS_PER_BLOCK = 4096
 
 
+class Planted(NamedTuple):
+    """Parameters of users and movies, from which ratings are drawn.
+
+    users, movies: float64 [users or movies, 1 + rank], the bias first; counts: ratings of each user, int64
+    [users]; picks: cumulative chance of the movies, float64 [movies].
+    """
+
+    users: np.ndarray
+    movies: np.ndarray
+    counts: np.ndarray
+    picks: np.ndarray
+
+
 @dataclass(frozen=True)
 class World:
     """Parameters of a world. The default one is stationary; others show how far its results generalise.
@@ -108,21 +121,12 @@ class World:
         """Number of planted factors."""
         return len(self.factor_stds)
 
-    def draw(
-        self,
-        rng: np.random.Generator,
-        users: np.ndarray,
-        movies: np.ndarray,
-        counts: np.ndarray,
-        picks: np.ndarray,
-    ) -> Iterator[tuple[np.ndarray, ...]]:
+    def draw(self, rng: np.random.Generator, planted: Planted) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield user rows, movie rows, ratings, times and predictions of each of ORACLES, by blocks of users.
 
         Each is [ratings of a block].
-
-        users, movies: planted parameters, float64 [users or movies, 1 + rank], the bias first; counts:
-        ratings of each user, int64 [users]; picks: cumulative chance of the movies, float64 [movies].
         """
+        users, movies, counts, picks = planted
         expected = expected_ratings(self)
         for begin in range(0, len(users), USERS_PER_BLOCK):
             block = counts[begin : begin + USERS_PER_BLOCK]
@@ -264,15 +268,9 @@ class DriftingWorld(World):
 
     quarter_turns: float = 1.0
 
-    def draw(
-        self,
-        rng: np.random.Generator,
-        users: np.ndarray,
-        movies: np.ndarray,
-        counts: np.ndarray,
-        picks: np.ndarray,
-    ) -> Iterator[tuple[np.ndarray, ...]]:
+    def draw(self, rng: np.random.Generator, planted: Planted) -> Iterator[tuple[np.ndarray, ...]]:
         """See `World.draw`. "first_day" predicts by the parameters at moment 0."""
+        users, movies, counts, picks = planted
         movie_lives, user_lives = (
             draw_lives(rng, len(movies), STAYING_MOVIES),
             draw_lives(rng, len(users), STAYING_USERS),
@@ -371,15 +369,9 @@ class MarkovWorld(World):
     NAME: ClassVar = "markov"
     ORACLES: ClassVar = ("oracle", "ranks", "surprise")
 
-    def draw(
-        self,
-        rng: np.random.Generator,
-        users: np.ndarray,
-        movies: np.ndarray,
-        counts: np.ndarray,
-        picks: np.ndarray,
-    ) -> Iterator[tuple[np.ndarray, ...]]:
+    def draw(self, rng: np.random.Generator, planted: Planted) -> Iterator[tuple[np.ndarray, ...]]:
         """See `World.draw`. The ratings of a user are in the order of the walk, each later than the last."""
+        users, movies, counts, picks = planted
         chain = draw_chain(rng, np.diff(picks, prepend=0) ** FLATTENED)
         expected = expected_ratings(self)
         for begin in range(0, len(users), WALKERS_PER_BLOCK):
@@ -588,7 +580,7 @@ def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> Non
     users = _write_users(folder / "users.dat", num_users, world, _generator(seed, 2))
     rng = _generator(seed, 3)
     counts = draw_counts(rng, num_ratings, num_users, num_movies)
-    blocks = world.draw(rng, users, movies, counts, picks)
+    blocks = world.draw(rng, Planted(users, movies, counts, picks))
     oracles, done = np.empty((len(world.ORACLES), num_ratings), np.float32), 0
     stars, squared_error = np.empty(num_ratings, np.int8), 0.0
     drawing = stage("drawing synthetic ratings", num_ratings, "ratings")
