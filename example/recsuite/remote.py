@@ -212,11 +212,8 @@ def folder_at(place: Path | str, flag: str = "") -> Path:
     parts = urlsplit(str(place))
     # An account of Azure stands after the container and an "@".
     login = parts.netloc.rpartition("@")[0]
-    if (
-        (login if parts.scheme in ("s3", "s3a", "gs", "gcs") else ":" in login)
-        or parts.query
-        or parts.fragment
-    ):
+    has_login = bool(login) if parts.scheme in ("s3", "s3a", "gs", "gcs") else ":" in login
+    if has_login or parts.query or parts.fragment:
         raise UserError(
             f"{flag and f'--{flag} '}{shown(str(place))} must not hold a login or a query; give them by the "
             "environment, such as AWS_PROFILE."

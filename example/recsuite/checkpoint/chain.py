@@ -101,18 +101,15 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
         )
     # Gaps are not checked here: `check_chain` names the delta that is missing.
     deltas = [path for path in deltas_in(folder.parent) if first < step_of(path) <= last]
-    return CheckpointChain(base, tuple(path for path in deltas if _builds_on(path, base)))
+    links = {path: read_manifest(path).link for path in deltas}
+    # A full checkpoint under the name of a delta is kept, so that its name is refused later.
+    kept = (path for path, each in links.items() if each is None or each.base == base.name)
+    return CheckpointChain(base, tuple(kept))
 
 
 def _are_named(delta: str, base: str) -> bool:
     found = [NAME.fullmatch(name) for name in (delta, base)]
     return [name and name[1] for name in found] == ["delta", "step"]
-
-
-def _builds_on(delta: Path, base: Path) -> bool:
-    link = read_manifest(delta).link
-    # A full checkpoint under the name of a delta is kept, so that its name is refused later.
-    return link is None or link.base == base.name
 
 
 def check_chain(chain: CheckpointChain) -> list[Manifest]:

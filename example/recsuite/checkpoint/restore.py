@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from recsuite.checkpoint.chain import (
@@ -66,15 +66,10 @@ def _with_suggestion_on_all(context: RuntimeContext, load: Callable[[], Manifest
     try:
         return load()
     except _DamagedError as error:
-        chain = error.chain
+        chain, ranks = error.chain, (context.rank, context.world_size)
         others = broadcast_from_rank0(lambda: others_in(chain.base.parent, chain.folder))
-        good = suggestion(others, lambda other: raise_on_all(lambda: _check_shared(chain_at(other), context)))
+        good = suggestion(others, lambda other: raise_on_all(lambda: check_whole(chain_at(other), *ranks)))
         raise UserError(f"{str(error).rstrip('.')}; {good}.") from None
-
-
-def _check_shared(chain: CheckpointChain, context: RuntimeContext) -> list[Manifest]:
-    """Call `check_whole` for this rank's share of a checkpoint. Not collective."""
-    return check_whole(chain, context.rank, context.world_size)
 
 
 def _load(
@@ -91,12 +86,12 @@ def _load(
     # Each check ends on all ranks before the next begins, and all end before a byte is changed: otherwise one
     # rank could load the checkpoint while another refuses it.
     try:
-        manifests: list[Manifest] = raise_on_all(lambda: _check_shared(chain, context))
+        manifests: list[Manifest] = raise_on_all(lambda: check_whole(chain, context.rank, context.world_size))
     except UserError as error:
         raise _DamagedError(str(error), chain) from None
     raise_on_all(lambda: check_fit(chain.folder, manifests[-1], shapes, columns, optimizer, widths))
     # With right digests, a forged file may still hold other tensors than its manifest names.
-    raise_on_all(lambda: _check_shards(chain, manifests))
+    raise_on_all(lambda: [*map(check_shard_files, chain.folders, manifests)])
     reader = RowReader(chain.folders, manifests)
     raise_on_all(lambda: check_tables(chain.folder, reader, tables))
     everyones = all_gather_object(lambda: _read(chain, reader, train_state, tables))
@@ -146,11 +141,6 @@ def restore_chosen(
         return manifest
 
     return _with_suggestion_on_all(context, lambda: retrying_if_moved(folder, load, broadcast_from_rank0))
-
-
-def _check_shards(chain: CheckpointChain, manifests: Sequence[Manifest]) -> None:
-    for folder, manifest in zip(chain.folders, manifests, strict=True):
-        check_shard_files(folder, manifest)
 
 
 def _read(

@@ -254,9 +254,8 @@ class ObjectSlice:
             shape[0] = max(0, end - first)
         dtype = getattr(torch, TYPES[self.get_dtype()])
         content = bytearray(self.file.read(low, high))
-        return (torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)).view(
-            shape
-        )
+        flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+        return flat.view(shape)
 
 
 class ShardFile:

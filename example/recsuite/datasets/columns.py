@@ -133,14 +133,19 @@ class Columns:
         first = sum(sizes[name] for name in names[: names.index(split)])
         return range(first, first + sizes[split])
 
+    def events(self, split: str) -> np.ndarray:
+        """Records of the events of a split, see `record_type`, mapped from disk."""
+        positions = self.range_of(split)
+        return self.column("rows")[positions.start : positions.stop]
+
     def labels(self, split: str) -> np.ndarray:
         """Labels of a split, float32, mapped from disk."""
         positions = self.range_of(split)
         return self.column("rating")[positions.start : positions.stop]
 
-    def all_labels(self, positions: range) -> np.ndarray:
-        """All L labels of a range of events, float32 [n, L], NaN for a label that an event lacks."""
-        rows = self.column("rows")[positions.start : positions.stop]
+    def all_labels(self, split: str) -> np.ndarray:
+        """All L labels of a split, float32 [n, L], NaN for a label that an event lacks."""
+        rows = self.events(split)
         names = ["label", *(f"label_{place}" for place in range(2, len(self.schema.label_names) + 1))]
         return np.stack([rows[name] for name in names], axis=1)
 

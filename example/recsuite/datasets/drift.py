@@ -68,8 +68,5 @@ def drift_lines(drift: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for feature, values in drift.items()
         if values.get("distance", 0) > values.get("by_chance", 0) + FAR or values.get("new", 0) > MANY_NEW
     ]
-    return (
-        [*lines, f"warning: {', '.join(far)}: the newest events differ much from the training"]
-        if far
-        else lines
-    )
+    warning = f"warning: {', '.join(far)}: the newest events differ much from the training"
+    return [*lines, warning] if far else lines

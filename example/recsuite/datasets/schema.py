@@ -194,8 +194,12 @@ class Schema:
 
     def restored(self, feature: Feature) -> Feature:
         """Return a feature from the form of files. The inverse of `recorded`."""
-        entities = {self.name_of(entity): entity for entity in ENTITIES}
-        return dataclasses.replace(feature, entity=entities.get(feature.entity, feature.entity))
+        return _with_entity(feature, self.user, self.item)
+
+
+def _with_entity(feature: Feature, user: Any, item: Any) -> Feature:
+    """Return a feature with the name of its entity replaced by the entity. user, item: their names."""
+    return dataclasses.replace(feature, entity={user: USER, item: ITEM}.get(feature.entity, feature.entity))
 
 
 def record_of(schema: Schema, features: Sequence[Feature]) -> dict[str, Any]:
@@ -218,11 +222,7 @@ def schema_of(record: Any) -> Schema:
     """
     fields = typed(dict[str, Any], record)
     recorded: list[Feature] = typed(list[Feature], fields.get("features"), "features")
-    entities = {fields.get(USER): USER, fields.get(ITEM): ITEM}
-    features = [
-        dataclasses.replace(feature, entity=entities.get(feature.entity, feature.entity))
-        for feature in recorded
-    ]
+    features = [_with_entity(feature, fields.get(USER), fields.get(ITEM)) for feature in recorded]
     return typed(Schema, {**fields, "features": features})
 
 

@@ -47,8 +47,7 @@ def segments_of(columns: Columns, split: str, names: Sequence[str]) -> list[Segm
     Raises:
         UserError: for any other name.
     """
-    positions = columns.range_of(split)
-    events = columns.column("rows")[positions.start : positions.stop]
+    events = columns.events(split)
     single = [table.feature for table in columns.tables if not table.feature.multi]
     known = {feature.name: feature for feature in single if feature.entity != HISTORY}
     vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())

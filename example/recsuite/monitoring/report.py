@@ -109,8 +109,7 @@ def write_test(test: Metrics, columns: Columns, config: Config) -> None:
 
 def digest_of_test(columns: Columns) -> str:
     """Return a digest of users, items and labels of the test events."""
-    positions = columns.range_of("test")
-    events = columns.column("rows")[positions.start : positions.stop]
+    events = columns.events("test")
     return digest_of_bytes(*(np.ascontiguousarray(events[name]) for name in (USER, ITEM, "label")))
 
 
@@ -135,7 +134,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
     # Imported here: a task imports torch, which is slow, and the report's folder is checked before.
     from recsuite.models.tasks import TASKS
 
-    columns, task = run.columns, TASKS[config.model.task]
+    columns, task, passes = run.columns, TASKS[config.model.task], [*map(epoch_report, run.epochs)]
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "config": config.flags,
@@ -171,8 +170,9 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "stopped_early": run.stopped_early,
         "initial_rows_seconds": run.initial_rows_seconds,
         "initial": finite(run.initial),
-        "epochs": [] if run.is_stream else [epoch_report(epoch) for epoch in run.epochs],
-        **(_windows(run) if run.is_stream else {}),
+        "epochs": [] if run.is_stream else passes,
+        # With the number of empty windows, which were skipped.
+        **({"windows": passes, "num_empty": run.num_empty} if run.is_stream else {}),
     }
 
 
@@ -180,11 +180,6 @@ def _intervals(metrics: Metrics) -> dict[str, tuple[float, float]]:
     """Return the 95 % intervals of the metrics that have one."""
     found: dict[str, tuple[float, float]] = getattr(metrics, "intervals", {})
     return {name: ends for name, ends in found.items() if np.isfinite(ends).all()}
-
-
-def _windows(run: Run) -> dict[str, Any]:
-    """Return the fields of a stream: its windows, and the number of empty windows that were skipped."""
-    return {"windows": [epoch_report(window) for window in run.epochs], "num_empty": run.num_empty}
 
 
 def epoch_report(epoch: Epoch) -> dict[str, Any]:

@@ -289,11 +289,8 @@ class MLflowTracker(Tracker):
             experiment = self._client.get_experiment_by_name(self.experiment)
         place = experiment.experiment_id
         known = self._client.search_runs([place], f"tags.`{TAG}` = '{run}'", max_results=1)
-        found = (
-            known[0]
-            if known
-            else self._client.create_run(place, tags={TAG: run}, run_name=self.name or run[:8])
-        )
+        name = self.name or run[:8]
+        found = known[0] if known else self._client.create_run(place, tags={TAG: run}, run_name=name)
         self._id, before = found.info.run_id, found.data.params
         self._client.update_run(self._id, status="RUNNING")
         # MLflow does not allow a parameter to change.

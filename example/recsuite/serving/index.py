@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,10 +150,8 @@ class ItemLists:
         places = torch.searchsorted(self.keys, keys).clamp(max=max(0, len(self.keys) - 1))
         if len(self.keys):
             comes = (self.keys[places] != keys) | (self.prints[places] != prints)
-        came = self.came + int(comes.sum())
-        if came > MAX_CHANGED_SHARE * self.made_of or int(
-            self._are_longer(vectors).sum()
-        ) > MOST_LONGER * len(keys):
+        came, num_longer = self.came + int(comes.sum()), int(self._are_longer(vectors).sum())
+        if came > MAX_CHANGED_SHARE * self.made_of or num_longer > MOST_LONGER * len(keys):
             return None
         numbers = torch.empty(len(keys), dtype=torch.int64)
         numbers[~comes] = self.numbers[places[~comes]]
@@ -161,13 +160,10 @@ class ItemLists:
 
     def _nearest(self, vectors: torch.Tensor) -> torch.Tensor:
         """Return the number of the list for each vector, int64 [N]."""
-        faiss: Any = importlib.import_module("faiss")
-        centres = faiss.IndexFlatL2(self.centres.shape[1])
+        centres = _faiss().IndexFlatL2(self.centres.shape[1])
         centres.add(self.centres.numpy())
-        numbers = torch.from_numpy(
-            centres.search(with_unit_length(vectors / self.length).numpy(), 1)[1]
-        ).view(-1)
-        return numbers.masked_fill(self._are_longer(vectors), len(self.centres))
+        _, numbers = centres.search(with_unit_length(vectors / self.length).numpy(), 1)
+        return torch.from_numpy(numbers).view(-1).masked_fill(self._are_longer(vectors), len(self.centres))
 
     def _are_longer(self, vectors: torch.Tensor) -> torch.Tensor:
         """Return a mask of the vectors that are longer than all vectors of the centres, bool [N]."""
@@ -192,8 +188,6 @@ def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> ItemLists:
     Raises:
         ImportError: when faiss is not installed.
     """
-    # Imported by name: the type stubs of faiss are incomplete.
-    faiss: Any = importlib.import_module("faiss")
     nobody = torch.empty(0, dtype=torch.int64)
     if not len(keys):
         centre = torch.zeros(1, vectors.shape[1] + 1)
@@ -201,7 +195,7 @@ def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> ItemLists:
     number = max(1, min(round(LISTS_PER_ROOT * math.sqrt(len(keys))), len(keys) // LEAST))
     # If all vectors are 0, any unit will do.
     length = float(vectors.square().sum(dim=1).amax().sqrt()) or 1.0
-    means = faiss.Kmeans(
+    means = _faiss().Kmeans(
         vectors.shape[1] + 1,
         number,
         niter=ROUNDS,
@@ -428,11 +422,8 @@ class IndexCache:
         # If several threads ask for the first index of a model, one makes it and the others wait.
         with self._lock:
             before = self._newest.lists if self._newest else self._lists
-            if self._newest is None:
-                self._newest = NearestItems(keys, vectors, self._lists)
-            else:
-                self._newest = self._newest.after(keys, vectors)
-            newest = self._newest
+            make = self._newest.after if self._newest else partial(NearestItems, lists=self._lists)
+            self._newest = newest = make(keys, vectors)
         seconds = time.perf_counter() - begin
         was_made = before is None or newest.lists.centres is not before.centres
         if was_made and seconds > SAID:

@@ -109,11 +109,8 @@ def _check_memory(
     """Refuse what the planner would refuse too, but before memory is needed to plan it."""
     needed = sum(bytes_of_a_place[name] * number for name, number in places.items())
     if needed > memory:
-        growth = (
-            f", which --max_load_factor may make {_growth(config)} times as many,"
-            if config.max_load_factor
-            else ""
-        )
+        more = f", which --max_load_factor may make {_growth(config)} times as many,"
+        growth = more if config.max_load_factor else ""
         raise UserError(
             f"--capacity {config.capacity} asks for {sum(places.values()):,} places{growth} and "
             f"{needed / 2**20:,.0f} MiB, and all ranks together have {memory / 2**20:,.0f} MiB for tables; "

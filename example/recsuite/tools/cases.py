@@ -48,9 +48,8 @@ class RequestCases:
         for begin in range(0, len(self.items), AT_ONCE):
             part = slice(begin, begin + AT_ONCE)
             values = {name: column[part] for name, column in self.values.items()}
-            for best, item in zip(
-                recommend(values, TOP, exclude=self.seen[part]), self.items[part], strict=True
-            ):
+            found = recommend(values, TOP, exclude=self.seen[part])
+            for best, item in zip(found, self.items[part], strict=True):
                 ids = [each for each, _ in best]
                 # A missing item gets a rank outside of the top items.
                 ranks.append(1 + ids.index(item) if item in ids else 1 + TOP)

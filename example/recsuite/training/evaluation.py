@@ -101,13 +101,11 @@ class Users:
 
     def __init__(self, columns: Columns, by: list[str]) -> None:
         self._segments = segments_of(columns, "test", by)
-        rows = columns.column("rows")
         has_trained = (columns.user_counts() > 0, columns.column("item_counts") > 0)
         self.of: dict[str, np.ndarray] = {}
         self._is_known: dict[str, list[np.ndarray]] = {}
         for split in ("validation", "test"):
-            part = columns.range_of(split)
-            events = rows[part.start : part.stop]
+            events = columns.events(split)
             # For intervals; if all events have the same user, events are the independent units instead.
             self.of[split] = np.array(events[USER]) if columns.num_users > 1 else np.arange(len(events))
             self._is_known[split] = [
@@ -151,9 +149,7 @@ class PredictionEvaluator:
         self.schema = columns.schema
         # float32 [n], or [n, L] of L labels.
         self.labels = {
-            split: columns.all_labels(columns.range_of(split))
-            if self.schema.more_labels
-            else columns.labels(split)
+            split: columns.all_labels(split) if self.schema.more_labels else columns.labels(split)
             for split in ("validation", "test")
         }
         self.users = users

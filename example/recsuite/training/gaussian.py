@@ -528,7 +528,7 @@ class GaussianModel:
     def __init__(self, columns: Columns, d: int, seed: int) -> None:
         self.columns, draw = columns, np.random.default_rng(seed)
         self.mean = columns.mean_label
-        events = self.events("train")
+        events = columns.events("train")
         self.weights = self._weights(events)
         self.std = math.sqrt(np.average((events["label"] - self.mean) ** 2, weights=self.weights)) or 1.0
         self.labels = (events["label"] - self.mean) / self.std
@@ -543,11 +543,6 @@ class GaussianModel:
         pairs = events[USER].astype(np.int64) * columns.num_items + events[ITEM]
         # `solve_lists` requires that a list has an item once; with repeated ones it would diverge.
         self.may_have_lists = columns.num_validation > 0 and len(np.unique(pairs)) == len(pairs)
-
-    def events(self, split: str) -> np.ndarray:
-        """Return the records of the events of a split."""
-        positions = self.columns.range_of(split)
-        return self.columns.column("rows")[positions.start : positions.stop]
 
     def places(self, events: np.ndarray) -> np.ndarray:
         """Return the rows of the features of events in one array of all of these, int64 [n, T]."""
@@ -589,7 +584,7 @@ class GaussianModel:
 
     def validation_error(self) -> float:
         """Return the weighted mean squared error of the validation events, in units of the labels."""
-        events = self.events("validation")
+        events = self.columns.events("validation")
         users = self.users.side.shared[events[USER]] + self.users.side.event_rows[self.places(events)].sum(
             axis=1
         )
@@ -603,12 +598,8 @@ class GaussianModel:
         d = self.users.side.shared.shape[1]
         scales = np.array([self.std, *[math.sqrt(self.std)] * (d - 1)])
         # A history adds nothing at first.
-        lists = {
-            table.name: table
-            for table in self.columns.tables
-            if table.feature.entity == HISTORY and table.rows
-        }
-        zeros = {name: np.zeros((table.rows, d), np.float32) for name, table in lists.items()}
+        lists = [table for table in self.columns.tables if table.feature.entity == HISTORY and table.rows]
+        zeros = {table.name: np.zeros((table.rows, d), np.float32) for table in lists}
         return {**self.users.rows(scales), **self.items.rows(scales), **zeros}
 
 

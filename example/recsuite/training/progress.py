@@ -83,16 +83,6 @@ class Progress:
     stream: StreamProgress | None = field(default=None, metadata=OPTIONAL)
 
     @property
-    def window(self) -> int:
-        """Number of windows of a stream that are trained on; 0 without a stream."""
-        return self.epoch if self.stream else 0
-
-    @property
-    def time(self) -> int:
-        """Time up to which a stream's events are trained on, in seconds since 1970; 0 without a stream."""
-        return self.stream.time if self.stream else 0
-
-    @property
     def is_best(self) -> bool:
         """True if no checkpoint before this one was better.
 

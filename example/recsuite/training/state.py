@@ -216,19 +216,19 @@ class ShardedModel:
     def __call__(self, batch: ModelInput) -> torch.Tensor:
         """Return the loss of this rank's events, float32 []. Collective: every rank."""
         with profiler_range("dense"):
-            loss, output = self.model(batch)
+            loss, _ = self.model(batch)
         require_shape(loss, 0, "A loss must be one number", "return (batch.weights * losses).mean()")
         self.loss = loss.detach()
-        self._end_forward(output)
+        self._end_forward()
         return loss
 
     def output(self, batch: ModelInput) -> Any:
         """Return the model's output for this rank's events, with its gradient. Collective: every rank."""
         output = self.model.module.recommender(batch)
-        self._end_forward(output)
+        self._end_forward()
         return output
 
-    def _end_forward(self, output: Any) -> None:
+    def _end_forward(self) -> None:
         if self.after_forward is not None:
             self.after_forward()
         # The time until the step is mostly the backward.

@@ -93,10 +93,6 @@ class Ring:
         """Size of all slots in bytes."""
         return self.num_slots * self.slot_bytes
 
-    def writer(self, slot: int) -> SlotWriter:
-        """Return the writer of a slot, for the process that may write to it."""
-        return SlotWriter(self, slot)
-
     def lease(self, slot: int, layouts: Sequence[ArrayLayout]) -> tuple[Any, list[np.ndarray]]:
         """Return the arrays of a slot, not copied, and an object that lives while any view of them does."""
         # An object for this slot alone: every view of its arrays keeps it alive.
@@ -250,7 +246,7 @@ def serve(worker: Worker, source: BatchSource, ring: Ring, connection: Connectio
 def _answer(task: BatchTask, source: BatchSource, ring: Ring) -> BatchDone | BatchFailed:
     try:
         # The data set writes into the slot itself, through `empty`, so most batches are never copied.
-        writer = ring.writer(task.slot)
+        writer = SlotWriter(ring, task.slot)
         return BatchDone([writer.put(array) for array in source.make(task.request, writer.empty)])
     except Exception as error:
         return BatchFailed(traceback.format_exc(), str(error) if isinstance(error, UserError) else None)

@@ -273,12 +273,8 @@ def _name(
     if stream_state is not None:
         made_from["past"] = stream_state.key
     digest = hashlib.sha256(json.dumps(made_from, allow_nan=False).encode()).hexdigest()[:12]
-    whose = (
-        f"{config.split}_{stream_state.owner}"
-        if stream_state is not None and stream_state.owner
-        else config.split
-    )
-    return f"{whose}-{digest}-v{VERSION}"
+    owner = f"_{stream_state.owner}" if stream_state and stream_state.owner else ""
+    return f"{config.split}{owner}-{digest}-v{VERSION}"
 
 
 def owner_of(name: str) -> str:

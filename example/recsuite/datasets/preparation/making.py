@@ -133,11 +133,8 @@ def _write_columns(
     order, sizes, notes = (
         stream_order(raw, schema, stream_state) if stream_state else split(raw, schema, config, seed, folder)
     )
-    num_late = (
-        int(np.count_nonzero(stream_state.is_late(raw.events.time, raw.events_per_file)))
-        if stream_state
-        else 0
-    )
+    is_late = stream_state.is_late(raw.events.time, raw.events_per_file) if stream_state else ()
+    num_late = int(np.count_nonzero(is_late))
     stored = _write_events(folder, raw, order, _done(reached, "events"))
     oracle = oracle_of(raw, order, sizes[2], config.split)
     num_train = sizes[0]
@@ -152,6 +149,8 @@ def _write_columns(
         config, stored.user[:num_train], stored.item[:num_train], schema, is_stream=stream_state is not None
     )
     schema = dataclasses.replace(schema, seen=seen)
+    if written.left_out:
+        said.append(f"skipped the features that the files do not have: {', '.join(written.left_out)}")
     features = [*(table.feature for table in written.tables), *written.numbers]
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
     item_counts = counts_of(stored.item[:num_train], len(raw.items))
@@ -186,15 +185,10 @@ def _write_columns(
         "seen": schema.seen,
         "item_leakage": item_leakage,
         "label_leakage": label_leakage,
-        "notes": [*map(escaped, (*raw.skipped, *notes, *said, *_notes_on(written)))],
+        "notes": [*map(escaped, (*raw.skipped, *notes, *said))],
         "num_late": num_late,
         "events_per_file": raw.events_per_file if stream_state else {},
     }
-
-
-def _notes_on(written: WrittenFeatures) -> list[str]:
-    left_out = ", ".join(written.left_out)
-    return [f"skipped the features that the files do not have: {left_out}"] if left_out else []
 
 
 def _rows_of_items(folder: Path, written: WrittenFeatures, schema: Schema) -> np.ndarray:

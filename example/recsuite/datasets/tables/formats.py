@@ -263,10 +263,6 @@ class TextFile:
         found, self._rest = self._rest[:size], self._rest[size:]
         return found
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
     def close(self) -> None:
         """Close the file."""
         self.closed = True
@@ -510,9 +506,6 @@ class _Joined:
         self._ready = self._ready or next(self._blocks, b"")
         found, self._ready = self._ready[:size], self._ready[size:]
         return found
-
-    def readable(self) -> bool:
-        return True
 
     def close(self) -> None:
         self.closed = True

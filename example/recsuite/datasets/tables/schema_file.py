@@ -970,12 +970,10 @@ def _section_text(name: str, values: Mapping[str, Any]) -> str:
 
 def toml_of(value: Any) -> str:
     """Return a value as TOML."""
+    if isinstance(value, float):
+        return repr(value)
     # TOML's rules for a text are those of JSON, except for one character.
-    return (
-        repr(value)
-        if isinstance(value, float)
-        else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    )
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _commented(lines: Iterable[str]) -> str:
