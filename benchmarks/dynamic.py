@@ -31,7 +31,7 @@ from recsuite.sharding.dynamic import (
     DynamicSpec,
     DynamicTable,
     LiveRows,
-    WaitingIds,
+    SeenIds,
     bucket_of,
     positions_in_buckets,
 )
@@ -122,7 +122,7 @@ def put_ids(share: DynamicTable, ids: torch.Tensor, seen: torch.Tensor, spread: 
     for part, when in zip(ids.split(PUT_AT_A_TIME), seen.split(PUT_AT_A_TIME), strict=True):
         rows = torch.empty(len(part), share.spec.embedding_dim).uniform_(-spread, spread)
         once = torch.full_like(part, 256, dtype=torch.int32)
-        waiting = WaitingIds(part[:0], once[:0], when[:0])
+        waiting = SeenIds(part[:0], once[:0], when[:0])
         share.put(LiveRows(part, rows, torch.zeros(len(part)), when, once, waiting))
 
 

@@ -16,7 +16,7 @@ from recsuite.sharding.dynamic import (
     DynamicTable,
     LiveRows,
     ResizedShare,
-    WaitingIds,
+    SeenIds,
     initial_rows,
 )
 from recsuite.sharding.storage import TableRows
@@ -165,7 +165,7 @@ class Oracle:
             torch.tensor([row.state for _, row in rows]),
             torch.tensor([row.seen for _, row in rows], dtype=torch.int64),
             torch.tensor([row.count for _, row in rows], dtype=torch.int32),
-            WaitingIds(
+            SeenIds(
                 torch.tensor([one for one, _ in waiting], dtype=torch.int64),
                 torch.tensor([count for _, (count, _) in waiting], dtype=torch.int32),
                 torch.tensor([seen for _, (_, seen) in waiting], dtype=torch.int64),
@@ -284,7 +284,7 @@ def joined(parts: list[LiveRows]) -> LiveRows:
     ids, weight, state, seen, count, *those = (
         torch.cat(several) for several in zip(*map(tensors, parts), strict=True)
     )
-    waiting = WaitingIds(*those)
+    waiting = SeenIds(*those)
     live = LiveRows(ids, weight, state, seen, count, waiting[waiting.ids.argsort()])
     return rows_of(live, ids.argsort())
 

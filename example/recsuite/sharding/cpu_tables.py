@@ -836,8 +836,3 @@ class CpuTablesSharder(EmbeddingCollectionSharder):
     ) -> CpuTables:
         """Return the sharded tables. Collective: every rank."""
         return CpuTables(self, module, params, env, self.fused_params, device, module_fqn=module_fqn)
-
-    @property
-    def sharded_module_type(self) -> type[CpuTables]:
-        """Type of the tables that `shard` returns."""
-        return CpuTables

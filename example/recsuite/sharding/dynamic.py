@@ -133,14 +133,12 @@ class EvictionOrder:
         key.masked_fill_(seen < horizon, NEVER + 1).masked_fill_(seen == NEVER, NEVER)
         return key.masked_fill_(seen == PINNED, PINNED)
 
-    def keys(
-        self, ids: torch.Tensor, seen: torch.Tensor, count: torch.Tensor, horizon: int
-    ) -> list[torch.Tensor]:
+    def keys(self, given: SeenIds, horizon: int) -> list[torch.Tensor]:
         """Return all sort keys, the most significant one first."""
-        others = [~ids if self.larger_first else ids]
+        others = [~given.ids if self.larger_first else given.ids]
         if self.count is not None:
-            others.insert(0, seen)
-        return [self.first_key(seen, count, horizon), *others]
+            others.insert(0, given.seen)
+        return [self.first_key(given.seen, given.count, horizon), *others]
 
 
 def eviction_order_of_waiting() -> EvictionOrder:
@@ -151,24 +149,25 @@ def eviction_order_of_waiting() -> EvictionOrder:
 
 
 @dataclass(frozen=True)
-class WaitingIds:
-    """Ids that were not seen often enough for a row yet.
+class SeenIds:
+    """Ids with their counters.
 
-    ids: int64 [n]; count: sightings, int32 [n]; seen: when last, int64 [n].
+    ids: int64 [n]; count: of sightings, int32 [n], of ids with a row 256 times as many; seen: when last,
+    int64 [n].
     """
 
     ids: torch.Tensor
     count: torch.Tensor
     seen: torch.Tensor
 
-    def __getitem__(self, which: torch.Tensor) -> WaitingIds:
-        """Return the ids selected by an index or a mask."""
-        return WaitingIds(self.ids[which], self.count[which], self.seen[which])
+    def __getitem__(self, which: torch.Tensor | slice) -> SeenIds:
+        """Return the ids selected by an index, a mask or a slice."""
+        return SeenIds(self.ids[which], self.count[which], self.seen[which])
 
 
 @dataclass(frozen=True)
 class LiveRows:
-    """Ids with their rows, and ids that wait for one.
+    """Ids with their rows, and ids that were not seen often enough for one yet.
 
     ids: int64 [n]; weight: float32 [n, D]; state: of the optimizer, float32 [n]; seen: when last, int64 [n];
     count: 256 times the sightings, halved as they age, int32 [n].
@@ -179,7 +178,7 @@ class LiveRows:
     state: torch.Tensor
     seen: torch.Tensor
     count: torch.Tensor
-    waiting: WaitingIds
+    waiting: SeenIds
 
     def slots(self) -> RowSlots:
         """Return the rows and waiting ids as slots of a file."""
@@ -198,7 +197,7 @@ class LiveRows:
     def of_slots(slots: RowSlots, device: torch.device) -> LiveRows:
         """Return rows and waiting ids from slots of a file."""
         found = {slot: value.to(device) for slot, value in slots.items()}
-        waiting = WaitingIds(found["waiting.ids"], found["waiting.count"], found["waiting.seen"])
+        waiting = SeenIds(found["waiting.ids"], found["waiting.count"], found["waiting.seen"])
         return LiveRows(
             found["ids"], found["weight"], found["momentum1"], found["seen"], found["count"], waiting
         )
@@ -540,8 +539,8 @@ class BucketPlaces:
     def _keys(self, home: torch.Tensor, horizon: int) -> list[torch.Tensor]:
         """Return the sort keys of the places of some buckets, each [n, w]."""
         count = self.count.view(-1, self.width).index_select(0, home)
-        seen, ids = self.seen.index_select(0, home), self.ids.index_select(0, home)
-        return self.order.keys(ids, seen, count, horizon)
+        there = SeenIds(self.ids.index_select(0, home), count, self.seen.index_select(0, home))
+        return self.order.keys(there, horizon)
 
     def _shared_out(self, home: torch.Tensor, horizon: int) -> torch.Tensor:
         """Return the place of each id in a few buckets, NO_ROW for ids beyond the width of a bucket."""
@@ -609,14 +608,12 @@ class BucketPlaces:
         places = which.nonzero().view(-1)
         return places[self.flat_ids[places].argsort()]
 
-    def waiting(self, which: torch.Tensor) -> WaitingIds:
+    def waiting(self, which: torch.Tensor) -> SeenIds:
         """Return the waiting ids at the places of a mask."""
         places = self.ascending(which)
-        return WaitingIds(self.flat_ids[places], self.count[places], self.flat_seen[places])
+        return SeenIds(self.flat_ids[places], self.count[places], self.flat_seen[places])
 
-    def put(
-        self, home: torch.Tensor, ids: torch.Tensor, seen: torch.Tensor, count: torch.Tensor, horizon: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def put(self, home: torch.Tensor, given: SeenIds, horizon: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Load ids; return their places, int64 [n], NO_ROW for ids without one.
 
         Also returns True for ids that had their place before.
@@ -624,31 +621,27 @@ class BucketPlaces:
         Of the ids there and the loaded ones each bucket keeps those that are last in the order of eviction.
         Sets no marks.
         """
-        places = self.match(home, ids)
+        places = self.match(home, given.ids)
         known = places >= 0
-        self._write(places[known], ids[known], seen[known], count[known])
+        self._write(places[known], given[known])
         new = (~known).nonzero().view(-1)
         new = new[home[new].argsort(stable=True)]
-        chosen = self._settle(home[new], ids[new], seen[new], count[new], horizon)
+        chosen = self._settle(home[new], given[new], horizon)
         came = new[chosen >= 0]
         places[new] = chosen
         chosen = chosen[chosen >= 0]
         self.taken += int((self.flat_ids[chosen] == EMPTY).sum())
         self.touched.index_fill_(0, chosen, False)
         self.fresh.index_fill_(0, chosen, False)
-        self._write(chosen, ids[came], seen[came], count[came])
+        self._write(chosen, given[came])
         return places, known
 
-    def _write(
-        self, places: torch.Tensor, ids: torch.Tensor, seen: torch.Tensor, count: torch.Tensor
-    ) -> None:
-        self.flat_ids.index_copy_(0, places, ids)
-        self.flat_seen.index_copy_(0, places, seen)
-        self.count.index_copy_(0, places, count)
+    def _write(self, places: torch.Tensor, given: SeenIds) -> None:
+        self.flat_ids.index_copy_(0, places, given.ids)
+        self.flat_seen.index_copy_(0, places, given.seen)
+        self.count.index_copy_(0, places, given.count)
 
-    def _settle(
-        self, home: torch.Tensor, ids: torch.Tensor, seen: torch.Tensor, count: torch.Tensor, horizon: int
-    ) -> torch.Tensor:
+    def _settle(self, home: torch.Tensor, given: SeenIds, horizon: int) -> torch.Tensor:
         """Find places for ids without one, int64 [n], bucket by bucket."""
         if not len(home):
             return home
@@ -662,14 +655,12 @@ class BucketPlaces:
         places[fits] = slots[at[fits]] + home[fits] * self.width
         if not bool(fits.all()):
             which = (~fits).nonzero().view(-1)
-            places[which] = self._compete(home[which], ids[which], seen[which], count[which], horizon)
+            places[which] = self._compete(home[which], given[which], horizon)
         return places
 
-    def _compete(
-        self, home: torch.Tensor, ids: torch.Tensor, seen: torch.Tensor, count: torch.Tensor, horizon: int
-    ) -> torch.Tensor:
+    def _compete(self, home: torch.Tensor, given: SeenIds, horizon: int) -> torch.Tensor:
         """Find places for ids in buckets that are too full; NO_ROW for those that are evicted first."""
-        keys = self.order.keys(ids, seen, count, horizon)
+        keys = self.order.keys(given, horizon)
         best = torch.arange(len(home), device=home.device)
         # The last ones in the order of eviction come first, and one bucket after the other.
         for key in reversed(keys):
@@ -1036,22 +1027,20 @@ class DynamicTable(EmbeddingTable):
         return dropped
 
     def _put_rows(self, live: LiveRows, part: slice) -> int:
-        ids, before = live.ids[part], self.places.taken
-        placed, known = self.places.put(
-            self._home(ids), ids, live.seen[part], live.count[part], self.clock.horizon
-        )
+        given, before = SeenIds(live.ids, live.count, live.seen)[part], self.places.taken
+        placed, known = self.places.put(self._home(given.ids), given, self.clock.horizon)
         # Known ids first: one of them may have lost its place to a loaded id.
         for which in (known & (placed >= 0), ~known & (placed >= 0)):
             self.weights.index_copy_(0, placed[which], live.weight[part][which])
             self.state.index_copy_(0, placed[which], live.state[part][which])
         return before + int((~known).sum()) - self.places.taken
 
-    def _put_waiting(self, waiting: WaitingIds) -> None:
+    def _put_waiting(self, waiting: SeenIds) -> None:
         for first in range(0, len(waiting.ids), CHUNK):
-            part = waiting[torch.arange(first, min(first + CHUNK, len(waiting.ids)), device=self.device)]
+            part = waiting[first : first + CHUNK]
             # If --admission_threshold is smaller than before, the next sighting is enough.
-            count = part.count.clamp(max=self.spec.admit)
-            self.waiting.put(self._home(part.ids), part.ids, part.seen, count, self.clock.horizon)
+            given = dataclasses.replace(part, count=part.count.clamp(max=self.spec.admit))
+            self.waiting.put(self._home(part.ids), given, self.clock.horizon)
 
     def clear(self) -> None:
         """Remove all ids, with the marks."""

@@ -23,7 +23,7 @@ from recsuite.sharding.dynamic import (
     DynamicTable,
     LiveRows,
     ResizedShare,
-    WaitingIds,
+    SeenIds,
 )
 from recsuite.sharding.table import EmbeddingTable, IdCounters
 
@@ -186,7 +186,7 @@ def exchanged(moving: ResizedShare, placement: BucketPlacement) -> ResizedShare:
         rows(live.state),
         rows(live.seen),
         rows(live.count),
-        WaitingIds(waits(waiting.ids), waits(waiting.count), waits(waiting.seen)),
+        SeenIds(waits(waiting.ids), waits(waiting.count), waits(waiting.seen)),
     )
     return ResizedShare(arrived, _marks(moving.marks, send), _marks(moving.waiting_marks, send))
 

@@ -239,8 +239,3 @@ class TorchRecTablesSharder(EmbeddingCollectionSharder):
         return TorchRecTables(
             self.dynamic, module, params, env, self.fused_params, device, module_fqn=module_fqn
         )
-
-    @property
-    def sharded_module_type(self) -> type[TorchRecTables]:
-        """Type of the tables that `shard` returns."""
-        return TorchRecTables
