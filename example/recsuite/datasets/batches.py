@@ -149,16 +149,9 @@ class EventBatches:
         number = self.model.num_negatives(self.num_items)
         if request.split != "train" or number == 0:
             return np.zeros(0, np.int32)
-        return sample_items(
-            self.features.trained_items(), number, self.seed, request.epoch, self._begin_of(request)
-        )
-
-    def _begin_of(self, request: Request) -> int:
-        """Place in the pass at which a step begins.
-
-        It identifies the step, on any number of ranks and in a resumed pass.
-        """
-        return request.first + request.step * self.batch_size * self.world_size
+        # The place in the pass identifies the step, on any number of ranks and in a resumed pass.
+        begin = request.first + request.step * self.batch_size * self.world_size
+        return sample_items(self.features.trained_items(), number, self.seed, request.epoch, begin)
 
     def _histories_of(
         self,

@@ -220,27 +220,15 @@ class OrderedReads(NamedTuple):
     ages: np.ndarray
 
 
+# Returns a column by name.
 ReadColumn = Callable[[str], np.ndarray]
-
-
-def last_items(events: np.ndarray, most: int, prefix: str, read: ReadColumn) -> Histories:
-    """Return the last `most` items of the user before each event.
-
-    events: records, [n]; prefix: of the names of the columns with the histories; read: returns a column by
-    name.
-    """
-    begins = read(f"{prefix}{HISTORY}_offsets").take(events[USER])
-    ends = events[f"{HISTORY}_end"].astype(np.int64)
-    starts = np.maximum(begins, ends - most)
-    counts = ends - starts
-    return Histories(take_lists(read(f"{prefix}{HISTORY}"), starts, counts), starts, counts)
 
 
 def in_order(read_positions: ReadPositions, times: np.ndarray, prefix: str, read: ReadColumn) -> OrderedReads:
     """Parts of the user histories that events read in order: all values from their start to the event.
 
-    Events of one time are in the order of the file. times: of the events, int64 [n]. Other arguments as for
-    `last_items`.
+    Events of one time are in the order of the file. times: of the events, int64 [n]; prefix: of the names of
+    the columns with the histories.
     """
     places, starts = read_positions.places, read_positions.starts
     number = len(places)
@@ -298,17 +286,6 @@ NOTHING = np.zeros(0, np.int32)
 NO_HISTORIES = HistoryArrays(
     NOTHING.astype(np.float32), NOTHING, NOTHING, NOTHING, NOTHING, NOTHING.astype(np.int64), NOTHING
 )
-
-
-def ages_of(history: Histories, times: np.ndarray, event_times: np.ndarray) -> dict[str, np.ndarray]:
-    """Return `places` and `time_buckets` of a `Batch`.
-
-    times: of the items of the histories; event_times: of the event of each item; int64 [sum of counts] both.
-    """
-    counts = history.counts
-    # Counted from the end of each list.
-    places = counts.repeat(counts) - 1 - places_of(np.zeros_like(counts), counts)
-    return {"places": places.astype(np.int32), "time_buckets": time_buckets_of(event_times - times)}
 
 
 # Small batches are shuffled together: for one of them, numpy's overhead would exceed the work.
@@ -379,12 +356,11 @@ class EventOrder:
         return {**self.__dict__, "_block": None, "_pieces": None}
 
     def of_step(
-        self, stretch: PassPart, step: int, read: Callable[[str], np.ndarray]
+        self, stretch: PassPart, step: int, read: ReadColumn
     ) -> tuple[np.ndarray, ReadPositions | None]:
         """Return this rank's slice of a step: positions in the columns of events, int64 [at most batch_size].
 
-        Also return the turns of training events whose order counts, else None. read: returns a column by
-        name.
+        Also return the turns of training events whose order counts, else None.
         """
         num_steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
         block, place = divmod(step, num_steps)
@@ -398,7 +374,7 @@ class EventOrder:
         return positions[part], read_positions.part(part) if read_positions else None
 
     def _of_steps(
-        self, stretch: PassPart, steps: range, read: Callable[[str], np.ndarray]
+        self, stretch: PassPart, steps: range, read: ReadColumn
     ) -> tuple[np.ndarray, ReadPositions | None]:
         number = len(stretch.positions)
         # A step is one range of the pass, cut into a slice for each rank: its content depends only on the
@@ -415,23 +391,10 @@ class EventOrder:
             numbers = shuffled(numbers, number, self.seed, stretch.epoch)
         return numbers + stretch.positions.start, None
 
-    def _pieces_of(self, epoch: int, read: Callable[[str], np.ndarray]) -> Pieces:
+    def _pieces_of(self, epoch: int, read: ReadColumn) -> Pieces:
         if self._pieces is None or self._pieces[0] != epoch:
             self._pieces = epoch, pieces_of(read(f"{HISTORY}_offsets"), self.longest, self.seed, epoch)
         return self._pieces[1]
-
-
-def read_positions_of(
-    events: np.ndarray, positions: np.ndarray, longest: int, prefix: str, read: Callable[[str], np.ndarray]
-) -> ReadPositions:
-    """Turns of events that are not training events, each read by itself.
-
-    events: records, [n]; positions: their positions, int64 [n]; longest: largest number of earlier events
-    that an event reads; prefix: of the names of the columns with user histories.
-    """
-    places = read(f"{HISTORY}_before").take(positions).astype(np.int64)
-    begins = read(f"{prefix}{HISTORY}_offsets").take(events[USER])
-    return ReadPositions(places, np.maximum(begins, places - longest), in_runs=False)
 
 
 # Rows whose user histories are compared with the negatives at once.
@@ -460,14 +423,13 @@ def mark_seen_items(
     ends: np.ndarray,
     negatives: np.ndarray,
     num_items: int,
-    read: Callable[[str], np.ndarray],
+    read: ReadColumn,
 ) -> None:
     """Fill in `seen_bits` of a `Batch` for training events. Takes time proportional to their whole user
     histories.
 
     found: uint8 [B, bytes of a group and of the negatives], of zeros; events: records, [n]; ends: end, in the
-    user histories, of the items before each event, [n]; negatives: positions of items, [N]; read: returns a
-    column by name.
+    user histories, of the items before each event, [n]; negatives: positions of items, [N].
     """
     group = found.shape[1] - bytes_of_bits(len(negatives), len(negatives))
     # Without a group the size is free: so many rows are compared with the negatives at once.
@@ -483,11 +445,7 @@ def mark_seen_items(
 
 
 def _had(
-    events: np.ndarray,
-    ends: np.ndarray,
-    items: np.ndarray,
-    num_items: int,
-    read: Callable[[str], np.ndarray],
+    events: np.ndarray, ends: np.ndarray, items: np.ndarray, num_items: int, read: ReadColumn
 ) -> np.ndarray:
     """True if the user of an event had an item before, bool [events, items]."""
     distinct, inverse = np.unique(items, return_inverse=True)
@@ -634,26 +592,37 @@ class EventFeatures:
         self, events: np.ndarray, positions: np.ndarray, read_positions: ReadPositions | None, split: str
     ) -> OrderedReads:
         """Parts of the user histories that events read in order. turns: of the events, if they are known."""
-        prefix = "test_" if split == "test" else ""
+        prefix = _prefix_of(split)
         if split == "catalogue":
             nowhere = np.zeros(len(events), np.int64)
             read_positions = ReadPositions(nowhere, nowhere, in_runs=False)
         elif read_positions is None:
-            read_positions = read_positions_of(events, positions, self.longest, prefix, self.column)
+            places = self.column(f"{HISTORY}_before").take(positions).astype(np.int64)
+            read_positions = ReadPositions(places, self._starts_of(events, places, prefix), in_runs=False)
         # The positions of a catalogue are items, not events.
         return in_order(read_positions, self.column("time").take(positions, mode="clip"), prefix, self.column)
 
     def find_histories(self, events: np.ndarray, split: str) -> Histories:
-        """Return the user histories of events of a split."""
-        return last_items(events, self.longest, "test_" if split == "test" else "", self.column)
+        """Return the last items of the user before each event of a split."""
+        prefix, ends = _prefix_of(split), events[f"{HISTORY}_end"].astype(np.int64)
+        starts = self._starts_of(events, ends, prefix)
+        counts = ends - starts
+        return Histories(take_lists(self.column(f"{prefix}{HISTORY}"), starts, counts), starts, counts)
+
+    def _starts_of(self, events: np.ndarray, ends: np.ndarray, prefix: str) -> np.ndarray:
+        """Begin of the part of the user history, up to its end, that each event reads, int64 [n]."""
+        begins = self.column(f"{prefix}{HISTORY}_offsets").take(events[USER])
+        return np.maximum(begins, ends - self.longest)
 
     def ages(self, positions: np.ndarray, history: Histories, split: str) -> dict[str, np.ndarray]:
         """Return `places` and `time_buckets` of a `Batch` for the user histories of events."""
-        column = self.column("test_history_time" if split == "test" else "history_time")
-        times = take_lists(column, history.starts, history.counts)
+        counts = history.counts
+        times = take_lists(self.column(f"{_prefix_of(split)}{HISTORY}_time"), history.starts, counts)
         # The positions of a catalogue are items, not events, and its user histories are empty.
-        event_times = self.column("time").take(positions, mode="clip").repeat(history.counts)
-        return ages_of(history, times, event_times)
+        event_times = self.column("time").take(positions, mode="clip").repeat(counts)
+        # Counted from the end of each list.
+        places = counts.repeat(counts) - 1 - places_of(np.zeros_like(counts), counts)
+        return {"places": places.astype(np.int32), "time_buckets": time_buckets_of(event_times - times)}
 
     def join(
         self,
@@ -669,10 +638,12 @@ class EventFeatures:
         num_real, num_single = single[0].shape[1], sum(map(len, single))
         num_padding = batch_size - num_real
         lengths = empty((len(self.tables), batch_size), np.int32)
-        last = num_single * batch_size
-        values = empty(last + sum(len(part.values) + part.padding * num_padding for part in lists), np.int64)
+        sizes = [batch_size] * num_single
+        sizes += [len(part.values) + part.padding * num_padding for part in lists]
+        values = empty(sum(sizes), np.int64)
         lengths[:num_single] = 1
         # All features with one value are joined by one call: for a small batch calls cost more than bytes.
+        last = num_single * batch_size
         columns = values[:last].reshape(num_single, batch_size)
         np.concatenate(single, out=columns[:, :num_real])
         columns[:, num_real:] = UNKNOWN_ROW
@@ -682,7 +653,7 @@ class EventFeatures:
             values[first:last] = part.values
             first, last = last, last + part.padding * num_padding
             values[first:last] = UNKNOWN_ROW
-        self._turn_into_ids(values, [batch_size] * num_single + [_size(part, num_padding) for part in lists])
+        self._turn_into_ids(values, sizes)
         return values, lengths.reshape(-1)
 
     def _turn_into_ids(self, values: np.ndarray, sizes: list[int]) -> None:
@@ -704,8 +675,9 @@ class EventFeatures:
         return self._columns[name].values
 
 
-def _size(part: InvertedLists, num_padding: int) -> int:
-    return len(part.values) + part.padding * num_padding
+def _prefix_of(split: str) -> str:
+    """Return the prefix of the names of the columns with the user histories of a split."""
+    return "test_" if split == "test" else ""
 
 
 class Batch(NamedTuple):
