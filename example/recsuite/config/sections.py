@@ -396,8 +396,7 @@ class TablesConfig(Section):
         "--stream, a time such as 90d; 0 means forever.",
     )
     half_life: str = flag(
-        "0",
-        "Time after which the counts of --eviction lfu are halved, in the unit of --ttl; 0 means never.",
+        "0", "Time after which the counts of --eviction lfu are halved, in the unit of --ttl; 0 means never."
     )
     distribution: str = flag(
         "continuous",
@@ -477,10 +476,7 @@ class TablesConfig(Section):
             self.is_on_disk or not self.storage_dir,
             f"--storage_dir requires --storage disk, got {self.storage}",
         )
-        require(
-            self.eviction != "ttl" or self.expiry.amount > 0,
-            "--eviction ttl requires --ttl above 0",
-        )
+        require(self.eviction != "ttl" or self.expiry.amount > 0, "--eviction ttl requires --ttl above 0")
         require(
             self.eviction == "lfu" or self.halving.amount == 0,
             f"--half_life requires --eviction lfu, got {self.eviction}",
@@ -696,8 +692,7 @@ class OptimizerConfig(Section):
         "exp(-weight_decay), less as --lr falls.",
     )
     dense_weight_decay: float = flag(
-        20.0,
-        "Decoupled weight decay of the dense part: one step shrinks it by this times --dense_lr.",
+        20.0, "Decoupled weight decay of the dense part: one step shrinks it by this times --dense_lr."
     )
 
     def validate(self) -> None:
@@ -756,10 +751,7 @@ class RuntimeConfig(Section):
     """Seed and timeout, shared by all processes of a run."""
 
     seed: int = flag(
-        0,
-        "Random seed for the data, the split, the order and the initial weights.",
-        least=0,
-        most=2**31 - 1,
+        0, "Random seed for the data, the split, the order and the initial weights.", least=0, most=2**31 - 1
     )
     timeout: int = flag(
         300,
@@ -994,8 +986,7 @@ class MonitoringConfig(Section):
     """Reports, trackers and profiles of a training, and the check of the machine."""
 
     doctor: bool = flag(
-        False,
-        "Check the packages, the device, the memory and the data on this machine; trains nothing.",
+        False, "Check the packages, the device, the memory and the data on this machine; trains nothing."
     )
     report_dir: str = flag(
         "",

@@ -29,14 +29,7 @@ import numpy as np
 
 from recsuite.config.sections import DataConfig, ModelConfig
 from recsuite.datasets.columns import Columns, MappedColumn
-from recsuite.datasets.schema import (
-    ENTITIES,
-    HISTORY,
-    ITEM,
-    UNKNOWN_ROW,
-    USER,
-    Table,
-)
+from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, UNKNOWN_ROW, USER, Table
 from recsuite.time_buckets import OLDEST, time_buckets_of
 
 if TYPE_CHECKING:

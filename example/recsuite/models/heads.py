@@ -168,11 +168,7 @@ class Interaction(Head):
     """
 
     def __init__(
-        self,
-        features: Sequence[Feature],
-        embedding_dim: int,
-        mlp_dims: Sequence[int],
-        mean_label: float,
+        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float
     ) -> None:
         super().__init__(features, embedding_dim)
         # The factors of three vectors; the biases are added separately.
@@ -200,11 +196,7 @@ class Response(Interaction):
     """Predict the probability of a yes: the logistic function of the prediction of `Interaction`."""
 
     def __init__(
-        self,
-        features: Sequence[Feature],
-        embedding_dim: int,
-        mlp_dims: Sequence[int],
-        mean_label: float,
+        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float
     ) -> None:
         super().__init__(features, embedding_dim, mlp_dims, mean_label)
         # If all labels are equal their logit would be infinite.

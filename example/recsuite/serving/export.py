@@ -69,10 +69,7 @@ def export(
 
 
 def write_export(
-    snapshot: Snapshot,
-    target: Path,
-    lists: ItemLists | None = None,
-    wanted: ServingConfig | None = None,
+    snapshot: Snapshot, target: Path, lists: ItemLists | None = None, wanted: ServingConfig | None = None
 ) -> int:
     """Write a model into a new folder, and return its size in bytes. It gets its name when all is written.
 
@@ -150,10 +147,7 @@ def _arrays_of(snapshot: Snapshot, row_type: str) -> dict[str, np.ndarray]:
 
 
 def _describe(
-    snapshot: Snapshot,
-    arrays: dict[str, np.ndarray],
-    files: tuple[FileEntry, ...],
-    more: dict[str, Any],
+    snapshot: Snapshot, arrays: dict[str, np.ndarray], files: tuple[FileEntry, ...], more: dict[str, Any]
 ) -> Manifest:
     manifest = snapshot.manifest
     # Only what describes the model: nothing about a delta or the ranks of the training.

@@ -51,9 +51,7 @@ from recsuite.datasets.schema import (
     Schema,
     schema_of,
 )
-from recsuite.datasets.schema import (
-    DENSE as DENSE_NUMBER,
-)
+from recsuite.datasets.schema import DENSE as DENSE_NUMBER
 from recsuite.datasets.source import FIRST_SCHEMA
 from recsuite.errors import UserError, printable, with_article
 from recsuite.files import LARGEST, parsed, typed

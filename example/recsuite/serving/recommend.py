@@ -142,10 +142,7 @@ class TrainingFeatures:
         return digest_of_bytes(features, *map(np.ascontiguousarray, self._events.columns))
 
     def of_users(
-        self,
-        users: Sequence[Any],
-        snapshot: Snapshot,
-        ends: Sequence[int | None] | None = None,
+        self, users: Sequence[Any], snapshot: Snapshot, ends: Sequence[int | None] | None = None
     ) -> dict[str, Any]:
         """Return the features of users, and their histories if the model takes them.
 

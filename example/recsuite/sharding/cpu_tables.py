@@ -45,13 +45,7 @@ from recsuite.ids import UNKNOWN_ID
 from recsuite.models.layers import DistinctRows
 from recsuite.models.rows import SharedRows
 from recsuite.runtime.process import profiler_range
-from recsuite.sharding.dynamic import (
-    BUCKET_WIDTH,
-    NO_ROW,
-    BucketPlacement,
-    DynamicSpec,
-    DynamicTable,
-)
+from recsuite.sharding.dynamic import BUCKET_WIDTH, NO_ROW, BucketPlacement, DynamicSpec, DynamicTable
 from recsuite.sharding.exchange import Exchange, open_exchange
 from recsuite.sharding.recommender import of_tables
 from recsuite.sharding.storage import DiskStorage, FilesForTables, RowsOnDisk, TableRows
@@ -473,11 +467,7 @@ def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> RowRequests:
     num_groups = len(layout.groups)
     of_static = starts[:, 0], counts.sum(1)
     found = dict(
-        zip(
-            static,
-            _moved(inverse, *of_static).split([len(values[name]) for name in static]),
-            strict=True,
-        )
+        zip(static, _moved(inverse, *of_static).split([len(values[name]) for name in static]), strict=True)
     )
     unknowns = [0] * num_groups
     for number, (name, (_, counts_of_ranks, index)) in enumerate(shares.items(), start=num_groups):

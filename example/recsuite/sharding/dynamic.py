@@ -696,12 +696,7 @@ class DynamicTable(EmbeddingTable):
     exports_copies = True
 
     def __init__(
-        self,
-        spec: DynamicSpec,
-        rank: int,
-        world_size: int,
-        rows: TableRows,
-        first: int = 0,
+        self, spec: DynamicSpec, rank: int, world_size: int, rows: TableRows, first: int = 0
     ) -> None:
         self.spec, self.rank, self.world_size = spec, rank, world_size
         self.name = spec.name

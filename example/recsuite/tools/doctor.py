@@ -15,14 +15,7 @@ from pathlib import Path
 from recsuite.config.config import Config
 from recsuite.errors import LINES, UserError, counted, escaped
 from recsuite.files import reason_of
-from recsuite.runtime.host import (
-    allowed_cores,
-    check_versions,
-    describe_memory,
-    gib,
-    installed_versions,
-    mib,
-)
+from recsuite.runtime.host import allowed_cores, check_versions, describe_memory, gib, installed_versions, mib
 from recsuite.runtime.process import Launch, choose_device, read_launch
 
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -85,12 +85,7 @@ class FittedModel(ServedModel):
     _data: TrainingFeatures
 
     def __init__(
-        self,
-        snapshot: Snapshot,
-        raw: RawData,
-        tables: TableSchema,
-        history: int,
-        metrics: Metrics,
+        self, snapshot: Snapshot, raw: RawData, tables: TableSchema, history: int, metrics: Metrics
     ) -> None:
         super().__init__(snapshot)
         self._tables = tables
@@ -420,10 +415,7 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
     from recsuite.serving.reader import read_settled
     from recsuite.training.loop import begin_training
 
-    with (
-        joined_launch(config, given) as (config, context),
-        observing(config, context) as observers,
-    ):
+    with joined_launch(config, given) as (config, context), observing(config, context) as observers:
         with ExitStack() as stack:
             with observers.part("data"):
                 data = stack.enter_context(open_data(config, context))

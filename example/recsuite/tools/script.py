@@ -338,10 +338,7 @@ def print_if_synthetic(config: DataConfig) -> None:
 
 @contextlib.contextmanager
 def open_data(
-    config: Config,
-    context: RuntimeContext,
-    build: Callable[..., Any],
-    observers: Observers | None = None,
+    config: Config, context: RuntimeContext, build: Callable[..., Any], observers: Observers | None = None
 ) -> Iterator[Data]:
     """Open the data of a training, or with --load those of a checkpoint, and the loader of their batches. A
     context manager; on exit the workers end. Collective: every rank.

@@ -250,11 +250,7 @@ class PredictionEvaluator:
 
     @torch.no_grad()
     def predict(
-        self,
-        model: DistributedModelParallel,
-        split: str,
-        epoch: int,
-        window: tuple[int, int] | None = None,
+        self, model: DistributedModelParallel, split: str, epoch: int, window: tuple[int, int] | None = None
     ) -> np.ndarray:
         """Return predictions for all n events of a split, or of a window, in their order.
 

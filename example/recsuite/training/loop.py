@@ -23,12 +23,7 @@ from recsuite.datasets.streams import Window
 from recsuite.errors import counted, format_metric
 from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask
 from recsuite.runtime.console import stage
-from recsuite.runtime.process import (
-    RuntimeContext,
-    all_gather_object,
-    broadcast_from_rank0,
-    raise_on_all,
-)
+from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.sharding.dynamic_ranks import counts_of, describe_counts
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import Metric, ModelInput

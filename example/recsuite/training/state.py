@@ -184,11 +184,7 @@ class ShardedModel:
     """
 
     def __init__(
-        self,
-        model: DistributedModelParallel,
-        optimizer: CombinedOptimizer,
-        weight_decay: float,
-        rule: str,
+        self, model: DistributedModelParallel, optimizer: CombinedOptimizer, weight_decay: float, rule: str
     ) -> None:
         self.model, self.optimizer, self.weight_decay = model, optimizer, weight_decay
         # Found once for the whole training: training and restoring change their tensors in place.

@@ -47,11 +47,7 @@ InitialRows = Callable[[Columns, ModelConfig, int], Mapping[str, np.ndarray]]
 
 
 def fill_initial_rows(
-    make: InitialRows,
-    train_state: ShardedModel,
-    columns: Columns,
-    config: Config,
-    context: RuntimeContext,
+    make: InitialRows, train_state: ShardedModel, columns: Columns, config: Config, context: RuntimeContext
 ) -> None:
     """Replace initial rows by those of a function, which is called on rank 0. Collective: every rank.
 

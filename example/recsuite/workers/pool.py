@@ -30,12 +30,7 @@ from typing import Any
 import numpy as np
 
 from recsuite.errors import UserError, counted, script_name
-from recsuite.runtime.host import (
-    describe_memory,
-    descriptor_limit,
-    gib,
-    mib,
-)
+from recsuite.runtime.host import describe_memory, descriptor_limit, gib, mib
 from recsuite.workers.worker import (
     STACK_SIGNALS,
     AnonymousFile,

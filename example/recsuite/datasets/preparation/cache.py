@@ -19,15 +19,7 @@ from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, wi
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
 from recsuite.datasets.topic import COPY
 from recsuite.errors import UserError, printable
-from recsuite.files import (
-    digest_of_bytes,
-    explained,
-    locked,
-    place_for,
-    remove,
-    replace_file,
-    replacing,
-)
+from recsuite.files import digest_of_bytes, explained, locked, place_for, remove, replace_file, replacing
 from recsuite.remote import ObjectPath, folder_at, is_remote
 from recsuite.runtime.console import say, stage
 

@@ -137,12 +137,7 @@ def list_events(
 
 @compiled
 def add_rests(
-    own: np.ndarray,
-    other: np.ndarray,
-    labels: np.ndarray,
-    mean: float,
-    biases: np.ndarray,
-    sums: np.ndarray,
+    own: np.ndarray, other: np.ndarray, labels: np.ndarray, mean: float, biases: np.ndarray, sums: np.ndarray
 ) -> float:
     """Add labels minus the mean and the bias of the other side to the sums of their owners.
 

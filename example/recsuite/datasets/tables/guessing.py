@@ -779,10 +779,7 @@ def _weight(events: pa.Table, contents: Mapping[str, Content], item: str) -> str
 
 
 def _label(
-    events: pa.Table,
-    contents: Mapping[str, Content],
-    owners: Sequence[str],
-    given: Mapping[str, Any],
+    events: pa.Table, contents: Mapping[str, Content], owners: Sequence[str], given: Mapping[str, Any]
 ) -> LabelColumn:
     """Return the label: the column that is most like one, or the only column left."""
     places = {

@@ -481,14 +481,7 @@ def parts_of(
                 reached(before + done)
 
             with explained(f"Cannot write the columns to {folder}", "make room there, or give --cache_dir"):
-                found[name] = make_part(
-                    folder / name,
-                    file,
-                    wanted,
-                    config.bad_rows == "skip",
-                    pool,
-                    report,
-                )
+                found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", pool, report)
             before += sizes[name]
     for path in folder.iterdir():
         # The folder also holds unfinished work.

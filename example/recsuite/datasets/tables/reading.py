@@ -24,14 +24,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.preparation.arrays import (
-    chunks,
-    counts_of,
-    gather,
-    release,
-    temporary,
-    where,
-)
+from recsuite.datasets.preparation.arrays import chunks, counts_of, gather, release, temporary, where
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
