@@ -274,20 +274,16 @@ def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1)
     Raises:
         UserError: names the first file that is missing, unknown, too short, or damaged.
     """
+    named = {MANIFEST, *(entry.name for entry in manifest.files)}
     with explained(f"Cannot read {folder}", OTHER_CHECKPOINT):
-        _check_files(folder, manifest, part, parts)
-
-
-def _check_files(folder: Path, manifest: Manifest, part: int, parts: int) -> None:
-    named = {entry.name for entry in manifest.files}
-    # torch's reader takes every shard file in a folder, also one that is not in the manifest. Files of other
-    # kinds, such as a user's notes, do no harm.
-    # It reads no object store, where objects of unfinished attempts may lie.
-    for path in () if isinstance(folder, ObjectPath) else sorted(folder.iterdir()):
-        if path.name.endswith((".safetensors", ".json")) and path.name not in {*named, MANIFEST}:
-            raise UserError(f"{path} is not a part of the checkpoint: {MANIFEST} does not name it.")
-    for entry in manifest.files[part::parts]:
-        check_file(folder, entry)
+        # torch's reader takes every shard file in a folder, also one that is not in the manifest. Files of
+        # other kinds, such as a user's notes, do no harm.
+        # It reads no object store, where objects of unfinished attempts may lie.
+        for path in () if isinstance(folder, ObjectPath) else sorted(folder.iterdir()):
+            if path.name.endswith((".safetensors", ".json")) and path.name not in named:
+                raise UserError(f"{path} is not a part of the checkpoint: {MANIFEST} does not name it.")
+        for entry in manifest.files[part::parts]:
+            check_file(folder, entry)
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:

@@ -475,8 +475,7 @@ def read_settings() -> dict[str, str]:
     with explained(f"Cannot read {printable(path)}, which {SETTINGS} names"):
         lines = [line.strip() for line in Path(path).read_text(errors="replace").splitlines()]
     pairs = {number: line.partition("=") for number, line in enumerate(lines, 1) if line and line[0] != "#"}
-    if wrong := [
-        number for number, (name, mark, value) in pairs.items() if not is_setting(name, mark, value)
-    ]:
+    wrong = [number for number, setting in pairs.items() if not is_setting(*setting)]
+    if wrong:
         raise UserError(f"{printable(path)}, line {wrong[0]}: must be key=value, as for librdkafka.")
     return {name.strip(): value.strip() for name, _, value in pairs.values()}

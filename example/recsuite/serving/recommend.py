@@ -126,10 +126,8 @@ class TrainingFeatures:
 
     def __init__(self, raw: RawData, schema: Schema, longest: int) -> None:
         self.longest, self._shown, self._has_types = longest, schema.shown, bool(schema.event_types)
-        self.users, self.items = (
-            KnownFeatures(raw.users, schema, USER),
-            KnownFeatures(raw.items, schema, ITEM),
-        )
+        self.users = KnownFeatures(raw.users, schema, USER)
+        self.items = KnownFeatures(raw.items, schema, ITEM)
         self._events = UserEvents(raw)
 
     def digest(self) -> str:

@@ -465,10 +465,8 @@ def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> RowRequests:
     # The start of each part of each rank in the message, minus the part's requests to earlier ranks.
     starts = (all_sent.view(-1).cumsum(0) - all_sent.view(-1)).view_as(all_sent)
     num_groups = len(layout.groups)
-    of_static = starts[:, 0], counts.sum(1)
-    found = dict(
-        zip(static, _moved(inverse, *of_static).split([len(values[name]) for name in static]), strict=True)
-    )
+    of_static = _moved(inverse, starts[:, 0], counts.sum(1))
+    found = dict(zip(static, of_static.split([len(values[name]) for name in static]), strict=True))
     unknowns = [0] * num_groups
     for number, (name, (_, counts_of_ranks, index)) in enumerate(shares.items(), start=num_groups):
         moved = _moved(index, starts[:, number], counts_of_ranks)

@@ -262,9 +262,8 @@ class PredictionEvaluator:
         dataset = self.input_pipeline.loader.dataset
         shape = dataset.num_steps(split, window=window), dataset.batch_size
         mine = torch.empty(*shape, device=self.context.device)
-        for step, batch in enumerate(
-            batches_with_progress(self.input_pipeline, split, epoch, self.context, window)
-        ):
+        batches = batches_with_progress(self.input_pipeline, split, epoch, self.context, window)
+        for step, batch in enumerate(batches):
             output = model(batch.to(self.context.device, non_blocking=True)).output
             found = predictions_of(model.module.recommender.head, self.task, output, self.schema)
             if mine.shape[2:] != found.shape[1:]:

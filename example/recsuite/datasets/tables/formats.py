@@ -688,12 +688,10 @@ class JsonLines(TextReader):
             nested = [isinstance(row[name], list | dict) for row in rows if row.get(name) is not None]
             if len({*nested}) < 2:
                 continue
+            found, others = ("one value", "a list") if nested[0] else ("a list or object", "one value")
             for place in reversed(range(len(rows))):
                 value = rows[place].get(name)
                 if value is not None and isinstance(value, list | dict) != nested[0]:
-                    found, others = (
-                        ("one value", "a list") if nested[0] else ("a list or object", "one value")
-                    )
                     reason = f"{name} is {found}, and {others} in rows before"
                     self.bad.append(BadRow(lines[place], _text(value)[:JSON_SHOWN], reason))
                     del rows[place], lines[place]
@@ -853,9 +851,8 @@ class Arrow(Typed):
         places = [self.names.index(name) for name in columns]
         with explained_damage(self.file), self._opened(places) as reader:
             number = reader.num_record_batches if self._is_file else 0
-            for place, whole in enumerate(
-                map(reader.get_batch, range(number)) if self._is_file else reader, 1
-            ):
+            parts = map(reader.get_batch, range(number)) if self._is_file else reader
+            for place, whole in enumerate(parts, start=1):
                 for start in range(0, whole.num_rows, BATCH_ROWS):
                     batch = whole.select(list(columns)).slice(start, BATCH_ROWS)
                     # The format has no checksums, and a wrong offset would crash the process.
@@ -1015,8 +1012,6 @@ def _first_rows_of(file: File, rows: int) -> pyarrow.Table:
                 break
     if not found:
         return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in names})
-    if all(batch.schema.equals(found[0].schema) for batch in found):
-        return pyarrow.Table.from_batches(found).combine_chunks()
     tables = [pyarrow.Table.from_batches([batch]) for batch in found]
     return pyarrow.concat_tables(tables, promote_options="permissive").combine_chunks()
 

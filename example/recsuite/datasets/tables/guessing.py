@@ -40,8 +40,8 @@ from recsuite.datasets.tables.schema_file import (
     UserColumn,
     WeightColumn,
     can_be_named,
+    first_values,
     toml_of,
-    values_of,
 )
 from recsuite.datasets.tables.values import NO_VALUE, forms_of, indices_of, plain, times
 from recsuite.errors import UserError, counted, printable
@@ -1127,16 +1127,10 @@ def _features(
             name = table_name(column + "_age" * feature.column.startswith(f"{AGE_DAYS}("), names)
             names.add(name)
             if why:
-                left_out.append(SkippedColumn(name, feature, why, _values(samples, of, column)))
+                left_out.append(SkippedColumn(name, feature, why, first_values(samples, of, column)))
             else:
                 features[name] = feature
     return features, left_out
-
-
-def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
-    own = samples.get(TABLES[of], samples[EVENTS])
-    # get_field_index is fast; a search in a list of names takes time proportional to its length.
-    return values_of((own if own.schema.get_field_index(column) >= 0 else samples[EVENTS])[column])
 
 
 def _numbers(

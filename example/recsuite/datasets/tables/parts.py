@@ -346,9 +346,8 @@ class _Writer:
             )
 
     def _bad_row(self, batch: FileBatch, place: int, faults: list[np.ndarray]) -> BadRow:
-        wanted, fault = next(
-            (each, int(found[place])) for each, found in zip(self.wanted, faults, strict=True) if found[place]
-        )
+        found = [int(of_column[place]) for of_column in faults]
+        wanted, fault = next(pair for pair in zip(self.wanted, found, strict=True) if pair[1])
         column = batch.columns.column(wanted.column)
         value = column[place].as_py()
         shown = "" if value is None or value == "" else f"{printable(value)[:60]!r} "

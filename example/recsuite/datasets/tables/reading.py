@@ -506,7 +506,8 @@ class _Reading:
         return found
 
     def _events(self, entities: dict[str, _Entity]) -> Events:
-        user, item = (self._places(entities[name]) for name in ENTITIES)
+        owners = (entities[name] for name in ENTITIES)
+        user, item = (self._mapped(owner.keys[EVENTS], owner.places[EVENTS]) for owner in owners)
         label = self._numbers(LABEL, "float32")
         time = self._numbers(TIME, "int64")
         weight = self._numbers(WEIGHT, "float32")
@@ -556,9 +557,6 @@ class _Reading:
                 f"{counted(early, 'event has', 'events have')} a time before May 1976, the first {first}, "
                 "and all others are later: such events count as the oldest"
             )
-
-    def _places(self, entity: _Entity) -> np.ndarray:
-        return self._mapped(entity.keys[EVENTS], entity.places[EVENTS])
 
     def _codes(self, wanted: ColumnSpec) -> Codes:
         values = joined([(part, wanted) for part in self.parts[EVENTS]])

@@ -308,17 +308,13 @@ class TableSchema:
                 entity,
                 feature.column,
                 feature.kind == LIST,
-                _input_of(feature),
+                {NUMBER: feature.input, VECTOR: DENSE}.get(feature.kind, ""),
                 feature.ids,
                 feature.length,
             )
             for name, feature in self.features.items()
             if feature.of == entity
         ]
-
-
-def _input_of(feature: FeatureColumn) -> str:
-    return {NUMBER: feature.input, VECTOR: DENSE}.get(feature.kind, "")
 
 
 # Limits of a value and of a list of names in a message.
@@ -923,11 +919,8 @@ def _keys_of(section: Any) -> dict[str, Any]:
     found = {}
     for key in dataclasses.fields(section):
         value = getattr(section, key.name)
-        if (
-            (keys is None or key.name in keys)
-            and value != ""
-            and (value != key.default or key.name in WRITTEN)
-        ):
+        is_written = value != "" and (value != key.default or key.name in WRITTEN)
+        if is_written and (keys is None or key.name in keys):
             found[key.name] = value
     if isinstance(section, FeatureColumn) and derived(section.column):
         found.pop("separator", None)
@@ -1228,7 +1221,7 @@ def describe(
 def _roles(schema: TableSchema, samples: Mapping[str, pa.Table]) -> Iterator[Row]:
     for of, role, named in ((USER, USERS, schema.user), (ITEM, ITEMS, schema.item)):
         own = f" = {role}.{_short(named.table_column)}" if named.table_column else ""
-        yield of, f"{_short(named.column)}{own}", "id", of, _values(samples, of, named.column), ""
+        yield of, f"{_short(named.column)}{own}", "id", of, first_values(samples, of, named.column), ""
     label, weight, time, types = schema.label, schema.weight, schema.timestamp, schema.events
     found = [("title", schema.item.title, "text", ITEM)] if schema.item.title else []
     found += [("label", each.column, each.kind, EVENT) for each in (label, *schema.more_labels)]
@@ -1236,13 +1229,13 @@ def _roles(schema: TableSchema, samples: Mapping[str, pa.Table]) -> Iterator[Row
     found += [("timestamp", time.column, time.format, EVENT)] if time else []
     found += [("type", types.type, f"target {types.target}", EVENT)] if types else []
     for role, column, kind, of in found:
-        yield role, _short(column) or "-", _short(kind), of, _values(samples, of, column), ""
+        yield role, _short(column) or "-", _short(kind), of, first_values(samples, of, column), ""
 
 
 def _rows_of_features(schema: TableSchema, samples: Mapping[str, pa.Table]) -> Iterator[Row]:
     for name, feature in schema.features.items():
         call = derived(feature.column)
-        values = "computed" if call else _values(samples, feature.of, feature.column)
+        values = "computed" if call else first_values(samples, feature.of, feature.column)
         yield name, _short(feature.column), _kind(feature), feature.of, values, ""
 
 
@@ -1251,8 +1244,9 @@ def _kind(feature: FeatureColumn) -> str:
     return feature.kind + more.get(feature.kind, "")
 
 
-def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
+def first_values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
     """Return the first distinct values of a column, from the table that it is read from."""
+    # get_field_index is fast; a search in a list of names takes time proportional to its length.
     tables = [
         samples[role]
         for role in TABLES_OF[of]
@@ -1260,10 +1254,10 @@ def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
     ]
     if not tables:
         return "-" if not column else f"not in the {EVENTS}"
-    return values_of(tables[0][column])
+    return _values_of(tables[0][column])
 
 
-def values_of(column: pa.ChunkedArray) -> str:
+def _values_of(column: pa.ChunkedArray) -> str:
     """Return the first distinct values of a column, as one short text."""
     found: dict[str, None] = {}
     # Few rows first: with very many columns, converting all rows to Python objects would be slow.

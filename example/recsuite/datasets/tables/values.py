@@ -92,9 +92,8 @@ def plain(column: pyarrow.Array, name: str) -> pyarrow.Array:
     kind = column.type
     if isinstance(kind, pyarrow.BaseExtensionType):
         if getattr(kind, "extension_name", "") == "arrow.uuid":
-            return pyarrow.array(
-                [None if each is None else str(each) for each in column.to_pylist()], "string"
-            )
+            texts = [None if each is None else str(each) for each in column.to_pylist()]
+            return pyarrow.array(texts, pyarrow.string())
         return plain(column.storage, name)
     if types.is_dictionary(kind):
         return plain(column.dictionary_decode(), name)
@@ -119,9 +118,8 @@ def categories(column: pyarrow.Array, name: str) -> ParsedValues:
     """
     num_rows = len(column)
     if types.is_dictionary(column.type):
-        return ParsedValues(
-            _recoded(column, categories(column.dictionary, name).values), np.zeros(num_rows, np.int8)
-        )
+        column = _recoded(column, categories(column.dictionary, name).values)
+        return ParsedValues(column, np.zeros(num_rows, np.int8))
     column = plain(column, name)
     if types.is_list(column.type) or types.is_large_list(column.type):
         raise UserError(f"The column {name!r} holds lists, and is to be one value; name it a list.")
@@ -398,12 +396,8 @@ def _form_of_first(texts: Sequence[str]) -> tuple[TimeFormat, np.ndarray]:
         seconds, faults = times(pyarrow.array(texts, pyarrow.string()), "", name)
         if faults[0] == 0:
             # Prefer a format with times in the past: events have already happened.
-            is_past = seconds < time.time() + SECONDS_PER_DAY
-            read[name] = (
-                (int((faults == 0).sum()), int((is_past & (faults == 0)).sum())),
-                seconds,
-                faults == 0,
-            )
+            is_past, is_read = seconds < time.time() + SECONDS_PER_DAY, faults == 0
+            read[name] = (int(is_read.sum()), int((is_past & is_read).sum())), seconds, is_read
     if not read:
         return TimeFormat("", 1, texts[0]), np.arange(len(texts)) == 0
     # The first of several equally good ones.
