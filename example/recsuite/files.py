@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import os
 import re
@@ -167,13 +168,18 @@ class FileEntry:
 
 def digest_of(path: Path) -> str:
     """Digest of a file's bytes, as in `FileEntry`."""
+    with path.open("rb", buffering=0) as file:
+        return digest_of_open(file)
+
+
+def digest_of_open(file: io.RawIOBase) -> str:
+    """Digest of the bytes of an open file, as in `FileEntry`."""
     # Not at the top: flags are checked with these modules before any package is installed.
     import xxhash
 
     digest, block = xxhash.xxh3_128(), memoryview(bytearray(BLOCK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while size := file.readinto(block):
-            digest.update(block[:size])
+    while size := file.readinto(block):
+        digest.update(block[:size])
     return digest.hexdigest()
 
 

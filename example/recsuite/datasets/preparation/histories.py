@@ -144,9 +144,8 @@ def _write_content(
         for name, of_events in content.items():
             # Without events, for the type and the width.
             empty = of_events(slice(0, 0))
-            file = create_column(
-                folder / f"{prefix}{name}.npy", (number + num_context, *empty.shape[1:]), empty.dtype
-            )
+            shape = number + num_context, *empty.shape[1:]
+            file = create_column(folder / f"{prefix}{name}.npy", shape, empty.dtype)
             # A pair of numbers is written as one, in half of the time.
             pairs = file.view(np.int64).reshape(-1) if file.ndim > 1 else file
             of_context = (

@@ -141,7 +141,12 @@ def _write_columns(
     written, own = _write_features(folder, raw, stored, order, num_train, schema, stream_state)
     num_head = min(num_train, HEAD) if stream_state else num_train
     weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
-    item_leakage = _leakage_or_keys(folder, raw, stored, order[:num_train], schema, stream_state)
+    item_leakage: dict[str, float] = {}
+    if stream_state:
+        _write_keys(folder, raw, stored, schema)
+    else:
+        items = stored.item[:num_train]
+        item_leakage = leakage_of_item(raw.events, order[:num_train], items, len(raw.items), schema)
     label_leakage = leakage_of_label(raw.events, order[:num_head], stored.label[:num_head], schema)
     # Frees as much memory as a column.
     del order
@@ -246,27 +251,10 @@ def _write_events(
     return StoredEvents(user, item, label, time)
 
 
-def _leakage_or_keys(
-    folder: Path,
-    raw: RawData,
-    stored: StoredEvents,
-    trained: np.ndarray,
-    schema: Schema,
-    stream_state: StreamState | None,
-) -> dict[str, float]:
-    """Return the leakage of the item by features of the event. For a stream, write its keys instead."""
-    if stream_state is not None:
-        _write_keys(folder, raw, stored, schema)
-        return {}
-    return leakage_of_item(raw.events, trained, stored.item[: len(trained)], len(raw.items), schema)
-
-
 def _write_keys(folder: Path, raw: RawData, stored: StoredEvents, schema: Schema) -> None:
     """Write the hashes by which a stream recognises its events."""
-    users, items = (
-        digests_of(frame[schema.column_of(entity)])
-        for entity, frame in ((USER, raw.users), (ITEM, raw.items))
-    )
+    users = digests_of(raw.users[schema.column_of(USER)])
+    items = digests_of(raw.items[schema.column_of(ITEM)])
     keys = create_column(folder / "keys.npy", (len(stored.user),), np.uint64)
     for part in chunks(len(keys), keys):
         user, item = users[stored.user[part]], items[stored.item[part]]

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import xxhash
-
 from recsuite.datasets.tables.schema_file import EVENTS, FILENAME, ITEMS, USERS, Files
 from recsuite.errors import UserError, printable
-from recsuite.files import check_name, digest_of, explained, place_for
-from recsuite.remote import BLOCK_BYTES, RemoteFile, explained_remote, filesystem, is_remote, marks_of, shown
+from recsuite.files import check_name, digest_of, digest_of_bytes, digest_of_open, explained, place_for
+from recsuite.remote import RemoteFile, explained_remote, filesystem, is_remote, marks_of, shown
 
 # Bytes of JSON lines that are parsed at once; no line may be longer.
 JSON_BLOCK_BYTES = 2**22
@@ -43,22 +41,15 @@ def mark_of(url: str) -> str:
     info = _info(url)
     marks = marks_of(info)
     if not marks:
-        return _digest_of_content(url)
-    return xxhash.xxh3_128_hexdigest("\n".join([shown(url), f"size={info.get('size')}", *marks]).encode())
+        with RemoteFile(url) as file:
+            return digest_of_open(file)
+    return digest_of_bytes("\n".join([shown(url), f"size={info.get('size')}", *marks]).encode())
 
 
 def _info(url: str) -> dict[str, Any]:
     with explained_remote(url):
         fs, path = filesystem(url)
         return dict(fs.info(path))
-
-
-def _digest_of_content(url: str) -> str:
-    digest = xxhash.xxh3_128()
-    with contextlib.closing(RemoteFile(url)) as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def list_files(url: str) -> list[str]:
@@ -221,10 +212,7 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
         found = {EVENTS: _listed(root, False)[0]}
     # A table that is named for another role is not one of the events.
     taken = {path for role in named for path in named[role]}
-    roles = {
-        **{role: [each for each in paths if each not in taken] for role, paths in found.items()},
-        **named,
-    }
+    roles = {role: [each for each in paths if each not in taken] for role, paths in found.items()} | named
     if not roles.get(EVENTS):
         raise UserError(
             f"{shown(root)} holds no table of events; give a file or a folder with CSV, TSV, JSON lines, "
@@ -405,11 +393,9 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
         UserError: when they are of several formats, or lie in folders of different partitions.
     """
     found = [_file(path, folder, files, role) for path in sorted(paths)]
+    formats = [file.format for file in found]
     partitions = [" and ".join(name for name, _ in file.partitions) or "none" for file in found]
-    for what, kinds in (
-        ("files of the formats", [file.format for file in found]),
-        ("partitions by", partitions),
-    ):
+    for what, kinds in (("files of the formats", formats), ("partitions by", partitions)):
         # The first file of each format, for the message: one format may be no data, such as checkpoint files.
         first: dict[str, str] = {}
         for each, kind in zip(found, kinds, strict=True):

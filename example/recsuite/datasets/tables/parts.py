@@ -295,9 +295,8 @@ class _Writer:
             if place in self.coders:
                 self._note_type(place, batch)
                 self._note_large(self.wanted[place].column, batch)
-                self.coders[place].add(
-                    each.values if is_whole else each.values.filter(pyarrow.array(is_good))
-                )
+                kept = each.values if is_whole else each.values.filter(pyarrow.array(is_good))
+                self.coders[place].add(kept)
             else:
                 values = each.values if is_whole else each.values[is_good]
                 self.files[place].write(values.astype(self.wanted[place].dtype.base, copy=False).data)

@@ -589,24 +589,19 @@ class _Reading:
 
     def _derive(self, events: Events, entities: dict[str, _Entity]) -> None:
         """Add the event features that are computed from the time."""
-        time, places = events.time, {USER: events.user, ITEM: events.item}
         for feature in self.schema.features.values():
             call = derived(feature.column)
             if call is not None and not call.is_text:
-                events.features[feature.column] = self._derived(
-                    call, feature.kind == NUMBER, time, places, entities
-                )
+                found = self._derived(call, feature.kind == NUMBER, events, entities)
+                events.features[feature.column] = found
 
     def _derived(
-        self,
-        call: Derived,
-        is_number: bool,
-        time: np.ndarray,
-        places: dict[str, np.ndarray],
-        entities: dict[str, _Entity],
+        self, call: Derived, is_number: bool, events: Events, entities: dict[str, _Entity]
     ) -> np.ndarray | Codes:
+        time = events.time
         if call.function == AGE_DAYS:
-            days, place = entities[call.of].days[call.column], places[call.of]
+            place = events.user if call.of == USER else events.item
+            days = entities[call.of].days[call.column]
             return self._made(lambda part: age_days(time[part], days[place[part]]), "float32", time, place)
         part_of, number = (hour, HOURS) if call.function == HOUR else (weekday, WEEKDAYS)
         found = self._made(lambda part: part_of(time[part]), "float32" if is_number else "int32", time)
