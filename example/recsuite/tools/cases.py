@@ -105,9 +105,8 @@ def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Reques
     schema, prefix = columns.schema, "test_" if split == "test" else ""
     positions = np.asarray(columns.range_of(split))
     rows, times = columns.column("rows")[positions], columns.column("time")[positions]
-    seen, history, history_time = (
-        columns.column(f"{prefix}{name}") for name in ("seen", "history", "history_time")
-    )
+    names = "seen", "history", "history_time"
+    seen, history, history_time = (columns.column(f"{prefix}{name}") for name in names)
     offsets = columns.column(f"{prefix}history_offsets")
     before = columns.column("history_before")[positions].astype(np.int64)
     begins, ends = offsets[rows["user"]], offsets[rows["user"] + 1]

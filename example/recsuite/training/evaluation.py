@@ -168,11 +168,8 @@ class PredictionEvaluator:
         # Predicted again: the test uses the weights of the best epoch, and the last validation may have used
         # others.
         calibration = self._calibration(self.predict(model, "validation", epoch), self.labels["validation"])
-        predictions, labels, users = (
-            self.predict(model, "test", epoch),
-            self.labels["test"],
-            self.users.of["test"],
-        )
+        predictions = self.predict(model, "test", epoch)
+        labels, users = self.labels["test"], self.users.of["test"]
 
         def of_some(some: Any) -> Measured:
             return self._measure(model, predictions[some], labels[some], calibration, users[some])
@@ -346,9 +343,8 @@ class RankedCases:
         self._users = rows[USER].astype(np.int64)
         self._excludes = columns.schema.excludes_seen
         prefix = "test_" if split == "test" else ""
-        self._seen, self._offsets = (
-            columns.column(f"{prefix}{name}") for name in ("seen", "history_offsets")
-        )
+        self._seen = columns.column(f"{prefix}seen")
+        self._offsets = columns.column(f"{prefix}history_offsets")
 
     def seen(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the excluded items of some cases, int64 [k] both.

@@ -413,9 +413,8 @@ class Unknowns:
         d: int,
         draw: np.random.Generator,
     ) -> None:
-        own, other = (
-            np.ascontiguousarray(events[each]) for each in (entity, ITEM if entity == USER else USER)
-        )
+        own = np.ascontiguousarray(events[entity])
+        other = np.ascontiguousarray(events[ITEM if entity == USER else USER])
         sizes = (columns.num_users, columns.num_items)
         count, others = sizes if entity == USER else sizes[::-1]
         counts = np.bincount(own, minlength=count)
@@ -432,20 +431,13 @@ class Unknowns:
             self.of_owners[table.name] = make_rows(owners[known], rows[known], shares[known], means, first)
         tables = event_tables(columns) if entity == USER else []
         event_rows = np.zeros((sum(table.rows for table in tables), d))
-        self.firsts = np.cumsum([0, *(table.rows for table in tables)])
-        self.of_events = {
-            table.name: make_rows(
-                np.arange(len(own)),
-                places[:, number] - self.firsts[number],
-                np.ones(len(own)),
-                event_rows[self.firsts[number] : self.firsts[number + 1]],
-                OF_EVENTS,
-            )
-            for number, table in enumerate(tables)
-        }
-        self.of_lists = make_rows(
-            np.arange(len(own)), other, np.ones(len(own)), np.zeros((others, d)), OF_LISTS
-        )
+        members, ones, first_row = np.arange(len(own)), np.ones(len(own)), 0
+        self.of_events: dict[str, Rows] = {}
+        for number, table in enumerate(tables):
+            rows, means = places[:, number] - first_row, event_rows[first_row : first_row + table.rows]
+            self.of_events[table.name] = make_rows(members, rows, ones, means, OF_EVENTS)
+            first_row += table.rows
+        self.of_lists = make_rows(members, other, ones, np.zeros((others, d)), OF_LISTS)
         self.side = Side(
             labels,
             weights,
@@ -585,9 +577,8 @@ class GaussianModel:
     def validation_error(self) -> float:
         """Return the weighted mean squared error of the validation events, in units of the labels."""
         events = self.columns.events("validation")
-        users = self.users.side.shared[events[USER]] + self.users.side.event_rows[self.places(events)].sum(
-            axis=1
-        )
+        of_events = self.users.side.event_rows[self.places(events)].sum(axis=1)
+        users = self.users.side.shared[events[USER]] + of_events
         items = self.items.side.shared[events[ITEM]]
         products = (users[:, 1:] * items[:, 1:]).sum(axis=1)
         predicted = self.mean + self.std * (users[:, 0] + items[:, 0] + products)

@@ -11,6 +11,7 @@ on any number of ranks. In a stream they are constant. The tables decay through 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -52,11 +53,9 @@ def make_optimizer(
 
     dense: makes the latter from its parameters; None for AdamW by the flags.
     """
-    dense = dense or (
-        # Fused: one call for all tensors, instead of about ten for each.
-        lambda parameters: torch.optim.AdamW(
-            parameters, lr=config.dense_lr, weight_decay=config.dense_weight_decay, fused=True
-        )
+    # Fused: one call for all tensors, instead of about ten for each.
+    dense = dense or functools.partial(
+        torch.optim.AdamW, lr=config.dense_lr, weight_decay=config.dense_weight_decay, fused=True
     )
     wrapped = KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), dense)
     _make_state(wrapped)
