@@ -100,9 +100,8 @@ def start_from(
     raise_on_all(lambda: _check(chain.folder, manifest, train_state, columns, dense, tables))
     raise_on_all(lambda: _check_types(chain.base, columns))
     raise_on_all(lambda: [*map(check_shard_files, chain.folders, manifests)])
-    theirs, ours = (
-        json.loads((each / VOCABULARY).read_bytes()) for each in (chain.base, Path(columns.folder))
-    )
+    theirs = json.loads((chain.base / VOCABULARY).read_bytes())
+    ours = json.loads(Path(columns.folder, VOCABULARY).read_bytes())
     # A history has the rows of items.
     known = {name: columns.schema.vocabulary_of(name) for name in tables}
     places = {name: _places_of(theirs[of], ours[of]) for name, of in known.items()}

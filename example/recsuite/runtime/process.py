@@ -184,9 +184,8 @@ def recovery_advice(config: Config | None, where: str = "") -> str:
 
 def after_lost_peer(config: Config) -> str:
     """Return the advice after ranks are lost: the last sentence of a report."""
-    done, most = (
-        int(os.environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS")
-    )
+    done = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    most = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     if done < most:
         anew = "" if config.checkpoint.resume else "; without --resume they start from the beginning"
         return f"torchrun tries to start the ranks again (restart {done + 1} of {most}){anew}."

@@ -368,9 +368,8 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     schema = model.snapshot.schema
     source = locate(config.data, config.runtime.seed)
     if source.schema.event_types != schema.event_types:
-        here, there = (
-            ", ".join(types) or "none" for types in (source.schema.event_types, schema.event_types)
-        )
+        here = ", ".join(source.schema.event_types) or "none"
+        there = ", ".join(schema.event_types) or "none"
         raise UserError(
             f"{source.folder} has events of the types {printable(here)}, and the model was trained with "
             f"{printable(there)}; give the --data_path and the schema of its training."

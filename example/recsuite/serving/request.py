@@ -214,10 +214,8 @@ def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
             raise UserError(f"{HISTORY_AGES} has {strange[0]:g}; give seconds, from 0 on.")
     places = [place for length in lengths for place in reversed(range(length))]
     whole = np.floor(seconds)
-    gaps, ages = (
-        torch.from_numpy(time_buckets_of(whole)),
-        torch.from_numpy(whole.clip(0, OLDEST).astype(np.int32)),
-    )
+    gaps = torch.from_numpy(time_buckets_of(whole))
+    ages = torch.from_numpy(whole.clip(0, OLDEST).astype(np.int32))
     # A served model drops no items of a history, and each user has one of its own.
     nothing = ages[:0]
     return Members(labels, torch.tensor(places, dtype=torch.int32), gaps, ages, nothing, nothing, nothing)

@@ -135,9 +135,8 @@ class BatchScoring:
         if kind == "csv":
             # "007" may be an id.
             types = {column: _type_of(self.model, name) for column, name in self.ids.items()}
-            kind = pyarrow.dataset.CsvFileFormat(
-                convert_options=pyarrow.csv.ConvertOptions(column_types=types)
-            )
+            options = pyarrow.csv.ConvertOptions(column_types=types)
+            kind = pyarrow.dataset.CsvFileFormat(convert_options=options)
         with _reading(path):
             return pyarrow.dataset.dataset(path, format=kind)
 
@@ -214,11 +213,10 @@ class BatchScoring:
             return self._with_scores(block, ids)
         items, places, scores = self.model.best(ids[self.schema.user], self.k)
         user, rank = (places >= 0).nonzero(as_tuple=True)
+        item = pyarrow.array(items.ids).take(pyarrow.array(places[user, rank].numpy()))
         found = {
             RANK: pyarrow.array(rank.numpy() + 1, pyarrow.int32()),
-            self.schema.column_of(ITEM): pyarrow.array(items.ids).take(
-                pyarrow.array(places[user, rank].numpy())
-            ),
+            self.schema.column_of(ITEM): item,
             SCORE: pyarrow.array(scores[user, rank].numpy()),
         }
         users = block.select([self.schema.column_of(USER)]).take(pyarrow.array(user.numpy()))

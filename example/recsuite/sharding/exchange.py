@@ -183,10 +183,8 @@ class KeyMessages(KeyTransfer):
         # its own.
         self.capacity_out, self.capacity_in = exchange.capacity_out.copy(), exchange.capacity_in.copy()
         width = header.size(1)
-        sizes_out, sizes_in = (
-            [width + capacity for capacity in capacities]
-            for capacities in (self.capacity_out, self.capacity_in)
-        )
+        sizes_out = [width + capacity for capacity in self.capacity_out]
+        sizes_in = [width + capacity for capacity in self.capacity_in]
         # Zeros, because unused capacity is sent too.
         outgoing, incoming = keys.rows.new_zeros(sum(sizes_out)), keys.rows.new_empty(sum(sizes_in))
         messages = outgoing.split(sizes_out)
@@ -504,10 +502,8 @@ class MixedExchange(SharedExchange):
     def exchange_rows(self, outgoing: OutgoingMessage, num_out: list[int], num_in: list[int]) -> Wait:
         """See `Exchange`."""
         self._publish(outgoing, num_out)
-        far_out, far_in = (
-            [0 if rank in self.buffers else count for rank, count in enumerate(counts)]
-            for counts in (num_out, num_in)
-        )
+        far_out = [0 if rank in self.buffers else count for rank, count in enumerate(num_out)]
+        far_in = [0 if rank in self.buffers else count for rank, count in enumerate(num_in)]
         parts = zip(outgoing.rows.split(num_out), far_out, strict=True)
         leaving = torch.cat([outgoing.rows[:0], *(part for part, count in parts if count)])
         arriving = leaving.new_empty(sum(far_in), *leaving.shape[1:])

@@ -165,10 +165,8 @@ def make_storage(
     if not config.is_on_disk:
         return None
     size = {name: rows * bytes_of_row(rule, widths[name]) for name, rows in num_rows.items()}
-    budget, names = (
-        size_of(config.memory_budget or DEFAULT_BUDGET, "memory_budget"),
-        set(config.tables_on_disk),
-    )
+    budget = size_of(config.memory_budget or DEFAULT_BUDGET, "memory_budget")
+    names = set(config.tables_on_disk)
     require(
         names <= size.keys(),
         f"--storage must be memory, disk, or some of the tables {', '.join(size)}, got {config.storage}",

@@ -525,10 +525,8 @@ class GaussianModel:
         self.std = math.sqrt(np.average((events["label"] - self.mean) ** 2, weights=self.weights)) or 1.0
         self.labels = (events["label"] - self.mean) / self.std
         places = self.places(events)
-        self.users, self.items = (
-            Unknowns(columns, entity, events, self.labels, self.weights, places, d, draw)
-            for entity in (USER, ITEM)
-        )
+        self.users = Unknowns(columns, USER, events, self.labels, self.weights, places, d, draw)
+        self.items = Unknowns(columns, ITEM, events, self.labels, self.weights, places, d, draw)
         for unknowns in (self.users, self.items):
             unknowns.side.covariances[:, range(d), range(d)] = FIRST_VARIANCE
         self.noise, self.sweeps = 1.0, 0

@@ -96,11 +96,9 @@ class WorkerSilentError(WorkerError):
     """A worker is alive, but has not answered in time."""
 
     def __init__(self, failure: WorkerFailure, timeout: float, stack: str) -> None:
-        where = (
-            f"Where it is:\n{stack.rstrip()}"
-            if stack
-            else "It did not say where it is: it has not begun yet, or it is stopped."
-        )
+        where = "It did not say where it is: it has not begun yet, or it is stopped."
+        if stack:
+            where = f"Where it is:\n{stack.rstrip()}"
         super().__init__(
             f"Nothing for {timeout:g} s from {failure}.\n{where}\n"
             "What to do: if a batch may take that long, give a larger --worker_timeout; if not, the stack "

@@ -271,13 +271,10 @@ class DriftingWorld(World):
     def draw(self, rng: np.random.Generator, planted: Planted) -> Iterator[tuple[np.ndarray, ...]]:
         """See `World.draw`. "first_day" predicts by the parameters at moment 0."""
         users, movies, counts, picks = planted
-        movie_lives, user_lives = (
-            draw_lives(rng, len(movies), STAYING_MOVIES),
-            draw_lives(rng, len(users), STAYING_USERS),
-        )
-        last_users, last_movies = (
-            np.std(first, axis=0) * rng.standard_normal(first.shape) for first in (users, movies)
-        )
+        movie_lives = draw_lives(rng, len(movies), STAYING_MOVIES)
+        user_lives = draw_lives(rng, len(users), STAYING_USERS)
+        last_users = np.std(users, axis=0) * rng.standard_normal(users.shape)
+        last_movies = np.std(movies, axis=0) * rng.standard_normal(movies.shape)
         # Centered like those of the first day: popularity does not shift the mean rating.
         last_movies[:, 0] -= np.diff(picks, prepend=0) @ last_movies[:, 0]
         expected = expected_ratings(self)

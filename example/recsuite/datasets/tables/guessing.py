@@ -579,10 +579,8 @@ def roles_of(
         UserError: when no name says which column has the users or the items; names the columns, and says
             what to write.
     """
-    user, item, label, weight, timestamp = (
-        str(given.get(section, {}).get("column", ""))
-        for section in ("user", "item", "label", "weight", "timestamp")
-    )
+    roles = "user", "item", "label", "weight", "timestamp"
+    user, item, label, weight, timestamp = (str(given.get(role, {}).get("column", "")) for role in roles)
     user = user or _id_column(contents, USER_WORDS, own_tables.get("users", ()), (item, label))
     item = item or _id_column(contents, ITEM_WORDS, own_tables.get("items", ()), (user, label))
     user = user or _only_id(contents, item)
