@@ -132,13 +132,8 @@ def compare(runs: Sequence[RunReport]) -> str:
     rows[0] += [f"--{name}" for name in differ]
     for run in runs:
         interval = " to ".join(map(format_metric, run.interval)) or "-"
-        row = [
-            run.name,
-            format_metric(run.validation),
-            format_metric(run.test),
-            interval,
-            f"{run.seconds:.1f}",
-        ]
+        metrics = format_metric(run.validation), format_metric(run.test)
+        row = [run.name, *metrics, interval, f"{run.seconds:.1f}"]
         rows.append(row + [run.flags.get(name, "-") for name in differ])
     for name, value in runs[0].baselines.items():
         rows.append([name, "-", format_metric(value), "-", "-", *["-"] * len(differ)])

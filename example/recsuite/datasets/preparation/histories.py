@@ -148,10 +148,8 @@ def _write_content(
             file = create_column(folder / f"{prefix}{name}.npy", shape, empty.dtype)
             # A pair of numbers is written as one, in half of the time.
             pairs = file.view(np.int64).reshape(-1) if file.ndim > 1 else file
-            of_context = (
-                slice(num_events + part.start, num_events + part.stop)
-                for part in chunks(num_context, *columns)
-            )
+            parts = chunks(num_context, *columns)
+            of_context = (slice(num_events + part.start, num_events + part.stop) for part in parts)
             for part in itertools.chain(chunks(number, *columns), of_context):
                 for block in blocks(part):
                     values = of_events(block)

@@ -80,9 +80,8 @@ def make_columns(
         written = [flushed(path) for path in sorted(making.iterdir())]
         files = [dataclasses.asdict(entry) for entry in written]
         # Last, because it holds the digests of all other files. Columns without it are ignored.
-        (making / MANIFEST).write_text(
-            json.dumps(sealed({**manifest, "files": files}), indent=1, allow_nan=False)
-        )
+        content = json.dumps(sealed({**manifest, "files": files}), indent=1, allow_nan=False)
+        (making / MANIFEST).write_text(content)
         flush(making / MANIFEST)
         flush(making)
         # A process that uses the old columns may open one of their files later, and must find the same bits.

@@ -106,10 +106,8 @@ def _with_weights(events: Events) -> Events:
 def _settle(events: Events, repeated: np.ndarray, how: str, adds_up: bool, is_left: np.ndarray) -> int:
     """Unmark those of the repeated events that are dropped. Returns the number of pairs."""
     # One after the other: each may touch all of its column.
-    user, item, time = (
-        gather(column, repeated, np.empty(len(repeated), column.dtype))
-        for column in (events.user, events.item, events.time)
-    )
+    keys = events.user, events.item, events.time
+    user, item, time = (gather(key, repeated, np.empty(len(repeated), key.dtype)) for key in keys)
     # Stable: events of one time keep the order of the file.
     order = sorted_places(user, item, time)
     user, item, events_of = user[order], item[order], repeated[order]

@@ -242,6 +242,11 @@ class FeatureColumn:
     ids: str = VOCABULARY
     length: int = 1
 
+    def named(self, name: str) -> Feature:
+        """Return the feature of the rest of the library, with this name."""
+        number = {NUMBER: self.input, VECTOR: DENSE}.get(self.kind, "")
+        return Feature(name, self.of, self.column, self.kind == LIST, number, self.ids, self.length)
+
 
 @dataclass(frozen=True)
 class TableSchema:
@@ -302,19 +307,7 @@ class TableSchema:
         )
 
     def _features_of(self, entity: str) -> list[Feature]:
-        return [
-            Feature(
-                name,
-                entity,
-                feature.column,
-                feature.kind == LIST,
-                {NUMBER: feature.input, VECTOR: DENSE}.get(feature.kind, ""),
-                feature.ids,
-                feature.length,
-            )
-            for name, feature in self.features.items()
-            if feature.of == entity
-        ]
+        return [feature.named(name) for name, feature in self.features.items() if feature.of == entity]
 
 
 # Limits of a value and of a list of names in a message.
@@ -1201,17 +1194,9 @@ def describe(
         *_roles(schema, samples),
         *_rows_of_features(schema, samples),
     ]
-    rows += [
-        (
-            "not taken",
-            _short(each.feature.column),
-            _kind(each.feature),
-            each.feature.of,
-            each.values,
-            each.why,
-        )
-        for each in left_out[:MOST_LEFT_OUT]
-    ]
+    for each in left_out[:MOST_LEFT_OUT]:
+        column, kind = _short(each.feature.column), _kind(each.feature)
+        rows.append(("not taken", column, kind, each.feature.of, each.values, each.why))
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     more = len(left_out) - MOST_LEFT_OUT
