@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import mmap
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -115,7 +117,31 @@ def measure(flags: argparse.Namespace) -> Result:
             ratings = flags.ratings // (8 if is_uniform else 1)
             make(Path(folder), flags.rows, ratings, model, is_uniform)
             cases[name] = {"factor": factor, **measure_case(Path(folder), model, factor, flags)}
-    return {"about": describe(), "rows": flags.rows, "ratings": flags.ratings, "cases": cases}
+    about = {"about": describe(), "rows": flags.rows, "ratings": flags.ratings}
+    return {**about, "disk_reads": disk_reads(), "cases": cases}
+
+
+def disk_reads() -> float:
+    """Pages at random places of a file that the disk gives in a second, to as many readers as a rank has."""
+    from recsuite.sharding.storage import READERS
+
+    size, number = 2**28, 2**15
+    places = np.random.default_rng(0).permutation(size // mmap.PAGESIZE)[:number]
+    with tempfile.TemporaryFile(buffering=0) as file, ThreadPoolExecutor(READERS) as readers:
+        file.write(os.urandom(size))
+        os.fsync(file.fileno())
+        # Out of the kernel's cache, and no page beside the one that is read.
+        for advice in (os.POSIX_FADV_DONTNEED, os.POSIX_FADV_RANDOM):
+            os.posix_fadvise(file.fileno(), 0, size, advice)
+
+        def read(part: np.ndarray) -> None:
+            for place in part:
+                os.pread(file.fileno(), mmap.PAGESIZE, int(place) * mmap.PAGESIZE)
+
+        begun = time.perf_counter()
+        for _ in readers.map(read, np.array_split(places, READERS)):
+            pass
+        return number / (time.perf_counter() - begun)
 
 
 def make(folder: Path, rows: int, ratings: int, name: str, is_uniform: bool) -> None:
@@ -211,6 +237,11 @@ def group(limit: int) -> Iterator[tuple[list[str], Any]]:
 # --- results ---
 
 
+def ratings_of(result: Result, case: dict[str, Any]) -> int:
+    """Ratings of a pass: fewer where a step on a mapped file is measured."""
+    return int(result["ratings"]) // (8 if "mapped" in case else 1)
+
+
 def of(case: dict[str, Any], variant: str, name: str = "rate") -> list[float]:
     """A figure of each round."""
     return [result[name] for result in case[variant]]
@@ -266,10 +297,16 @@ def render(result: Result) -> str:
         shares = f"{share(case, 'loaded', 'requested'):.1%}", f"{share(case, 'late', 'loaded'):.1%}"
         lines.append([name, *sizes, *rates, *found, *shares, f"{beside_budget(case):.2f}"])
     rounds = len(next(iter(result["cases"].values()))["memory"])
+    loads = max(
+        each["counts"]["loaded"] * each["rate"] / ratings_of(result, case)
+        for case in result["cases"].values()
+        for each in case["limited"]
+    )
     return (
         f"{table(heads, lines)}\n\nRatings/s of one process, batches of {BATCH:,}, the second pass over "
-        f"{result['ratings']:,} ratings, an eighth with uniform ids; medians of {counted(rounds, 'round')}; "
-        f"{origin(result['about'])}."
+        f"{result['ratings']:,} ratings, an eighth with uniform ids; medians of {counted(rounds, 'round')}. "
+        f"The disk gave {result['disk_reads']:,.0f} pages/s, and limited trainings loaded up to "
+        f"{loads:,.0f} rows/s; {origin(result['about'])}."
     )
 
 

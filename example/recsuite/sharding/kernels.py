@@ -193,7 +193,7 @@ def clean_pages(
 ) -> int:
     """Find the changed rows that are in the same pages of a file as some rows, and mark them unchanged.
 
-    rows: int64 [n]; per_page: rows in a page; others, slots: those found, int64 [n * per_page]; slot_of,
+    rows: int64 [n]; per_page: rows in a page; others, slots: those found, int64 [the most to find]; slot_of,
     dirty: see `storage.RowsOnDisk`. Returns their number.
     """
     number = 0
@@ -201,7 +201,7 @@ def clean_pages(
         first = row // per_page * per_page
         for other in range(first, min(first + per_page, len(slot_of))):
             slot = slot_of[other]
-            if slot >= 0 and dirty[slot]:
+            if number < len(others) and slot >= 0 and dirty[slot]:
                 others[number], slots[number], dirty[slot] = other, slot, False
                 number += 1
     return number

@@ -39,6 +39,8 @@ READERS = 16
 ROWS_PER_READER = 32
 # Memory of a slot besides the row: see the arrays of `RowsOnDisk`.
 BYTES_BESIDE_A_SLOT = 4 + 8 + 8 + 1 + 1
+# Changed rows to write back with each row that leaves, at most; the others of its page wait.
+MOST_BESIDE = 4
 # Rows to copy at once, so that copies need little memory.
 CHUNK = 2**16
 
@@ -390,7 +392,7 @@ class RowsOnDisk(TableRows):
         if len(old):
             # With the changed rows in the same pages, which then lose their slots at no cost. A step may
             # change one of them meanwhile: then it is written again.
-            room = len(old) * self._rows_of_page
+            room = MOST_BESIDE * len(old)
             others, of_slots = torch.empty(room, dtype=torch.int64), torch.empty(room, dtype=torch.int64)
             arrays = (each.numpy() for each in (self.slot_of, self.dirty, others, of_slots))
             number = clean_pages(old.numpy(), self._rows_of_page, *arrays)
