@@ -31,7 +31,7 @@ from typing import Any
 from unittest import mock
 
 from tests.support.program import Fresh, imported
-from tests.support.starting import start
+from tests.support.starting import FORK, start
 
 ROOT = Path(__file__).resolve().parents[2]
 PR_SET_CHILD_SUBREAPER = 36
@@ -57,7 +57,7 @@ def preloaded(within: int | None = None, library: Path | None = None) -> Iterato
     """
     with ONE_AT_A_TIME:
         ask = functools.partial(_ask, _server(library), within)
-        with mock.patch("subprocess._fork_exec", functools.partial(start, ask)):
+        with mock.patch.object(*FORK, functools.partial(start, ask)):
             yield
 
 

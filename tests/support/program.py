@@ -26,7 +26,6 @@ import os
 import pkgutil
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -38,7 +37,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import recsuite
-from tests.support.starting import REAL_WORKERS, spawn, start, words_of
+from tests.support.starting import FORK, REAL_WORKERS, spawn, start, words_of
 
 IMPORTED = ("pandas", "torch", "torch.distributed.run", "torch.utils.data", "torchrec", "fbgemm_gpu")
 
@@ -121,7 +120,7 @@ class Fresh:
         self._mask_ids()
         sys.dont_write_bytecode, sys.pycache_prefix = False, self._bytecode
         # What it starts in turn.
-        subprocess._fork_exec = functools.partial(start, self._fork)  # type: ignore[attr-defined]
+        setattr(*FORK, functools.partial(start, self._fork))
         if not env.keys() >= REAL_WORKERS.keys():
             multiprocessing.util.spawnv_passfds = functools.partial(spawn, self._fork)
 

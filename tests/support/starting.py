@@ -1,6 +1,6 @@
 """Replacements in `Popen` and `multiprocessing` that start a Python as a fork of one that has imported.
 
-    with mock.patch("subprocess._fork_exec", functools.partial(start, fork)):
+    with mock.patch.object(*FORK, functools.partial(start, fork)):
         ...
 
 fork(request, files) makes the process: the request says what the command says, and files are its standard
@@ -64,5 +64,9 @@ def _request(command: list[str], folder: str, env: dict[str, str], new_session: 
     return {"command": command, "folder": folder, "env": env, "new_session": new_session, "cores": cores}
 
 
-REAL_FORK = subprocess._fork_exec  # type: ignore[attr-defined]
+# The function with which `Popen` starts a process: where it is, and its name.
+FORK: tuple[Any, str] = (subprocess, "_fork_exec")
+if sys.version_info < (3, 11):
+    FORK = (subprocess._posixsubprocess, "fork_exec")
+REAL_FORK = getattr(*FORK)
 REAL_SPAWN = multiprocessing.util.spawnv_passfds
