@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,15 +18,24 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recsuite.config.config import Config
+from recsuite.config.sections import UVM_CACHING
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.models.layers import Members, NumberLayers
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.plan import unsharded
 from recsuite.sharding.recommender import ModelInput, TrainableModel, make_head, make_model
-from recsuite.training.steps import InputPipeline
+from recsuite.sharding.storage import RowsInHostMemory, TableRows
+from recsuite.sharding.table_rules import RowWiseAdagrad
+from recsuite.sharding.torchrec_tables import TorchRecTablesSharder
+from recsuite.training.progress import Progress
+from recsuite.training.state import Schedule
+from recsuite.training.steps import InputPipeline, Pass
 
 DEVICE = torch.device("meta")
 Move = Callable[[torch.Tensor], torch.Tensor]
@@ -105,6 +115,41 @@ def test_a_batch_is_copied_to_a_device_from_pinned_memory_without_waiting(
     assert all(options.get("non_blocking") for _, options in moves)
     # A tensor without elements has no memory that could be pinned.
     assert [tensor.shape for tensor, _ in moves if tensor.numel() and not is_pinned(tensor)] == []
+
+
+# Of so many GPUs, with flags: the sharder, whether its ids are made distinct, and what overlaps with steps.
+ON_GPUS: dict[str, tuple[int, dict[str, Any], type, bool, tuple[bool, bool]]] = {
+    "one": (1, {}, EmbeddingCollectionSharder, False, (False, False)),
+    "two": (2, {}, EmbeddingCollectionSharder, True, (True, False)),
+    "two, plain": (2, {"pipeline": "plain"}, EmbeddingCollectionSharder, True, (False, False)),
+    "one, overlapped": (1, {"pipeline": "sparse_dist"}, EmbeddingCollectionSharder, False, (True, False)),
+    "dynamic": (2, {"vocabulary": "dynamic"}, TorchRecTablesSharder, False, (True, False)),
+    "host memory": (1, {"storage": "uvm"}, EmbeddingCollectionSharder, False, (False, False)),
+    "a cache": (1, {"storage": "uvm_caching"}, EmbeddingCollectionSharder, False, (True, True)),
+    "a cache, plain": (
+        *(1, {"storage": "uvm_caching", "pipeline": "plain"}),
+        *(EmbeddingCollectionSharder, False, (False, False)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_on_gpus_the_number_and_the_flags_choose_kernels_and_pipeline(
+    synthetic_folder: Path, name: str
+) -> None:
+    world_size, flags, kind, is_distinct, overlaps = ON_GPUS[name]
+    config = Config.of(data_path=str(synthetic_folder), **flags)
+    context = RuntimeContext(0, 0, world_size, world_size, torch.device("cuda"), 1)
+    _, sharder, _, _ = unsharded(open_columns(config), config, context, RowWiseAdagrad(0.04), 2**30)
+    assert type(sharder) is kind
+    assert sharder._use_index_dedup is is_distinct
+    # A cache has a kernel of its own.
+    rows = RowsInHostMemory(None) if config.tables.storage == UVM_CACHING else TableRows(torch.empty(0), {})
+    model: Any = SimpleNamespace(model=torch.nn.Module(), tables={"user": SimpleNamespace(rows=rows)})
+    dataset = SimpleNamespace(step_sizes=lambda *arguments: [])
+    inputs: Any = SimpleNamespace(loader=SimpleNamespace(dataset=dataset))
+    part = Pass(model, inputs, Progress(0, 0), Schedule(1), config.training, context)
+    assert (part.overlaps, part.prefetches) == overlaps
 
 
 def test_dense_numbers_are_selected_on_their_device() -> None:
