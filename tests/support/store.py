@@ -10,11 +10,14 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from typing import TYPE_CHECKING, Any, cast
 
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
+
+if TYPE_CHECKING:
+    # Python 3.10 has no such module.
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 BUCKET = "bucket"
 # Whatever is logged or written must not have it.
