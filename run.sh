@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the example needs into .venv and runs it; "./run.sh help" lists the commands.
+# Installs what the example needs into .venv, or .venv-STACK, and runs it; "./run.sh help" lists the commands.
 set -euo pipefail
 
 here="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
@@ -114,7 +114,7 @@ read_stack() {
   venv="$here/.venv-$STACK"
 }
 
-# The one in .venv if there is one, else the one to make it with.
+# The one in $venv if there is one, else the one to make it with.
 find_python() {
   python="${PYTHON:-python3}"
   if [[ -x "$venv/bin/python" ]]; then python="$venv/bin/python"; fi
@@ -125,7 +125,7 @@ find_python() {
 
 # --- the installation --------------------------------------------------------------------------------
 
-# set_up [dev | docs]: after this .venv holds the variant's packages, with "dev" those of test and lint too; with
+# set_up [dev | docs]: after this $venv holds the variant's packages, with "dev" those of test and lint too; with
 # "docs" those of the site alone.
 set_up() {
   if [[ "$variant" == cuda ]]; then base=requirements-cuda.txt; else base=requirements.txt; fi
@@ -134,7 +134,7 @@ set_up() {
   if are_installed "${lists[@]}"; then return; fi
   if ! { mkdir -p "$venv" && [[ -w "$venv" ]] && touch "$venv/.lock"; } 2>/dev/null; then
     fail 1 "$(id -un) may not write $venv, where packages are to be installed; make a clone of your own, or" \
-      "have its owner call ./run.sh setup$([[ "$variant" == cuda ]] && echo " with VARIANT=cuda")"
+      "have its owner call ${pins:+STACK=$STACK }./run.sh setup$([[ "$variant" == cuda ]] && echo " with VARIANT=cuda")"
   fi
   {
     take_lock
@@ -145,7 +145,8 @@ set_up() {
       if [[ "$list" == "$base" ]]; then install_base; else install_extra "$list"; fi
     done
   } 9>"$venv/.lock"
-  say "installed; ./run.sh trains, ./run.sh test runs the tests, ./run.sh help lists the rest"
+  local call="${pins:+STACK=$STACK }./run.sh"
+  say "installed; $call trains, $call test runs the tests, $call help lists the rest"
 }
 
 take_lock() {
@@ -250,7 +251,7 @@ write_stamp() {
   fingerprint "$1" >"$(stamp_of "$1")"
 }
 
-# The variants share a stamp: .venv holds one of them.
+# The variants share a stamp: $venv holds one of them.
 stamp_of() {
   case "$1" in
     requirements-dev.txt) echo "$venv/.installed-dev" ;;

@@ -116,7 +116,8 @@ def measure(flags: argparse.Namespace) -> Result:
             # Fewer, because a step on a mapped file takes half a second.
             ratings = flags.ratings // (8 if is_uniform else 1)
             make(Path(folder), flags.rows, ratings, model, is_uniform)
-            cases[name] = {"factor": factor, **measure_case(Path(folder), model, factor, flags)}
+            found = measure_case(Path(folder), model, factor, flags)
+            cases[name] = {"factor": factor, "ratings": ratings, **found}
     about = {"about": describe(), "rows": flags.rows, "ratings": flags.ratings}
     return {**about, "disk_reads": disk_reads(), "cases": cases}
 
@@ -237,11 +238,6 @@ def group(limit: int) -> Iterator[tuple[list[str], Any]]:
 # --- results ---
 
 
-def ratings_of(result: Result, case: dict[str, Any]) -> int:
-    """Ratings of a pass: fewer where a step on a mapped file is measured."""
-    return int(result["ratings"]) // (8 if "mapped" in case else 1)
-
-
 def of(case: dict[str, Any], variant: str, name: str = "rate") -> list[float]:
     """A figure of each round."""
     return [result[name] for result in case[variant]]
@@ -298,7 +294,7 @@ def render(result: Result) -> str:
         lines.append([name, *sizes, *rates, *found, *shares, f"{beside_budget(case):.2f}"])
     rounds = len(next(iter(result["cases"].values()))["memory"])
     loads = max(
-        each["counts"]["loaded"] * each["rate"] / ratings_of(result, case)
+        each["counts"]["loaded"] * each["rate"] / case["ratings"]
         for case in result["cases"].values()
         for each in case["limited"]
     )
@@ -306,7 +302,7 @@ def render(result: Result) -> str:
         f"{table(heads, lines)}\n\nRatings/s of one process, batches of {BATCH:,}, the second pass over "
         f"{result['ratings']:,} ratings, an eighth with uniform ids; medians of {counted(rounds, 'round')}. "
         f"The disk gave {result['disk_reads']:,.0f} pages/s, and limited trainings loaded up to "
-        f"{loads:,.0f} rows/s; {origin(result['about'])}."
+        f"{loads:,.0f} rows/s with their states; {origin(result['about'])}."
     )
 
 

@@ -25,6 +25,7 @@ from recsuite.serving.served import ServedModel
 from recsuite.tools import plan
 from tests.support.documents import PAGES, README, blocks, commands, short_form
 from tests.support.launch import (
+    INSTALLED,
     ROOT,
     free_port,
     python,
@@ -56,10 +57,10 @@ ROW = re.compile(r"^\| (.+?) +\|((?: +[\d.]+ \|)+)", re.MULTILINE)
 @pytest.fixture(scope="module")
 def installed(few_ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The repository in another folder, with few ratings as the default data set."""
-    if not (ROOT / ".venv" / ".installed-dev").is_file():
-        pytest.skip("needs the installation that `./run.sh test` makes in .venv")
+    if not (INSTALLED / ".installed-dev").is_file():
+        pytest.skip(f"needs the installation that `./run.sh test` makes in {INSTALLED.name}")
     folder = tmp_path_factory.mktemp("documents") / "clone"
-    unwanted = shutil.ignore_patterns(".venv", ".git", "data", "runs", "dumps", ".*_cache", "__pycache__")
+    unwanted = shutil.ignore_patterns(".venv*", ".git", "data", "runs", "dumps", ".*_cache", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=unwanted)
     shutil.copytree(few_ratings, folder / "data")
     with quick_python(folder):

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tests.support.launch import ROOT, family, free_port, run_command, started, succeeded
+from tests.support.launch import INSTALLED, ROOT, family, free_port, run_command, started, succeeded
 from tests.support.quick_python import quick_python
 
 DEPLOY = ROOT / "deploy"
@@ -110,8 +110,8 @@ class Image:
 @pytest.fixture(scope="module")
 def built(few_ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """The image, with packages from this installation, and few ratings as the default data set."""
-    if not (ROOT / ".venv" / ".installed").is_file():
-        pytest.skip("needs the installation that `./run.sh test` makes in .venv")
+    if not (INSTALLED / ".installed").is_file():
+        pytest.skip(f"needs the installation that `./run.sh test` makes in {INSTALLED.name}")
     app = tmp_path_factory.mktemp("image") / "app"
     app.mkdir()
     forms: dict[str, list[str]] = {}

@@ -148,7 +148,9 @@ def test_the_tree_of_the_repository_names_every_folder() -> None:
     for indent, name in re.findall(r"^( *)([\w.]+/?)", tree, re.MULTILINE):
         above = [*above[: len(indent) // 2], name]
         named.add("".join(above))
-    folders = [folder for folder in (ROOT / "example").rglob("*/") if "__pycache__" not in folder.parts]
+    folders = [
+        path for path in (ROOT / "example").rglob("*") if path.is_dir() and "__pycache__" not in path.parts
+    ]
     tops = [ROOT / name for name in ("example", "tests", "benchmarks", "docs", "deploy")]
     files = (ROOT / "example").glob("*.py")
     there = {f"{folder.relative_to(ROOT).as_posix()}/" for folder in (*tops, *folders)}

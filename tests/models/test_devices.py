@@ -117,19 +117,16 @@ def test_a_batch_is_copied_to_a_device_from_pinned_memory_without_waiting(
     assert [tensor.shape for tensor, _ in moves if tensor.numel() and not is_pinned(tensor)] == []
 
 
-# Of so many GPUs, with flags: the sharder, whether its ids are made distinct, and what overlaps with steps.
-ON_GPUS: dict[str, tuple[int, dict[str, Any], type, bool, tuple[bool, bool]]] = {
-    "one": (1, {}, EmbeddingCollectionSharder, False, (False, False)),
-    "two": (2, {}, EmbeddingCollectionSharder, True, (True, False)),
-    "two, plain": (2, {"pipeline": "plain"}, EmbeddingCollectionSharder, True, (False, False)),
-    "one, overlapped": (1, {"pipeline": "sparse_dist"}, EmbeddingCollectionSharder, False, (True, False)),
-    "dynamic": (2, {"vocabulary": "dynamic"}, TorchRecTablesSharder, False, (True, False)),
-    "host memory": (1, {"storage": "uvm"}, EmbeddingCollectionSharder, False, (False, False)),
-    "a cache": (1, {"storage": "uvm_caching"}, EmbeddingCollectionSharder, False, (True, True)),
-    "a cache, plain": (
-        *(1, {"storage": "uvm_caching", "pipeline": "plain"}),
-        *(EmbeddingCollectionSharder, False, (False, False)),
-    ),
+# Of so many GPUs, with flags: whether ids are made distinct, and if a pipeline overlaps steps or loads rows.
+ON_GPUS: dict[str, tuple[int, dict[str, Any], bool, bool, bool]] = {
+    "one": (1, {}, False, False, False),
+    "two": (2, {}, True, True, False),
+    "two, plain": (2, {"pipeline": "plain"}, True, False, False),
+    "one, overlapped": (1, {"pipeline": "sparse_dist"}, False, True, False),
+    "dynamic": (2, {"vocabulary": "dynamic"}, False, True, False),
+    "host memory": (1, {"storage": "uvm"}, False, False, False),
+    "a cache": (1, {"storage": "uvm_caching"}, False, True, True),
+    "a cache, plain": (1, {"storage": "uvm_caching", "pipeline": "plain"}, False, False, False),
 }
 
 
@@ -137,11 +134,11 @@ ON_GPUS: dict[str, tuple[int, dict[str, Any], type, bool, tuple[bool, bool]]] = 
 def test_on_gpus_the_number_and_the_flags_choose_kernels_and_pipeline(
     synthetic_folder: Path, name: str
 ) -> None:
-    world_size, flags, kind, is_distinct, overlaps = ON_GPUS[name]
+    world_size, flags, is_distinct, overlaps, prefetches = ON_GPUS[name]
     config = Config.of(data_path=str(synthetic_folder), **flags)
     context = RuntimeContext(0, 0, world_size, world_size, torch.device("cuda"), 1)
     _, sharder, _, _ = unsharded(open_columns(config), config, context, RowWiseAdagrad(0.04), 2**30)
-    assert type(sharder) is kind
+    assert type(sharder) is (TorchRecTablesSharder if name == "dynamic" else EmbeddingCollectionSharder)
     assert vars(sharder)["_use_index_dedup"] is is_distinct
     # A cache has a kernel of its own.
     rows = RowsInHostMemory(None) if config.tables.storage == UVM_CACHING else TableRows(torch.empty(0), {})
@@ -149,7 +146,7 @@ def test_on_gpus_the_number_and_the_flags_choose_kernels_and_pipeline(
     dataset = SimpleNamespace(step_sizes=lambda *arguments: [])
     inputs: Any = SimpleNamespace(loader=SimpleNamespace(dataset=dataset))
     part = Pass(model, inputs, Progress(0, 0), Schedule(1), config.training, context)
-    assert (part.overlaps, part.prefetches) == overlaps
+    assert (part.overlaps, part.prefetches) == (overlaps, prefetches)
 
 
 def test_dense_numbers_are_selected_on_their_device() -> None:

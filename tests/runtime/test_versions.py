@@ -92,7 +92,8 @@ def test_versions_that_do_not_belong_together_are_refused_with_those_that_do(
     trio = " ".join(f"{name}=={version}" for name, version in names)
     assert refusal() == (
         f"Found torch {torch}, torchrec {torchrec}, fbgemm-gpu-cpu {fbgemm}, which do not belong together: "
-        "torch goes with torchrec and fbgemm, 2.11 with 1.6, 2.12 with 1.7, 2.13 with 1.8, 2.14 with 1.9; "
+        "supported are torch 2.11 with 1.6, 2.12 with 1.7, 2.13 with 1.8, 2.14 with 1.9 of torchrec and "
+        "fbgemm; "
         f"fix it with: {UNINSTALL} && {PIP} install --no-deps {trio}"
     )
 
@@ -135,6 +136,12 @@ def test_the_advice_on_a_missing_package_installs_the_whole_list(install: Instal
     assert sentence.endswith(
         f"{UNINSTALL} && {PIP} install --no-deps -r {shlex.quote(str(REPOSITORY / 'requirements.txt'))}"
     )
+
+
+def test_the_advice_on_another_stack_keeps_it(install: Install) -> None:
+    install({"torch": "2.14.1", "fbgemm-gpu-cpu": "1.9.0"})
+    trio = "torch==2.14.1 torchrec==1.9.2 fbgemm-gpu-cpu==1.9.0"
+    assert refusal().endswith(f"requirements.txt && {PIP} install --no-deps {trio}")
 
 
 def test_outside_of_a_repository_the_message_names_the_folder_of_the_list(

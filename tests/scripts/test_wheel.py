@@ -17,10 +17,10 @@ from recsuite.files import checkout
 from tests.support.launch import ROOT, python, succeeded
 
 # Imported by no statement: torch, retrieval.py and fsspec look for them. fbgemm comes with torchrec, and
-# typing_extensions is for the type checker alone.
+# typing_extensions is for the type checker alone. A module of Python from 3.11 on.
 HIDDEN, NOT_NAMED = (
     {"tensorboard", "faiss-cpu", "s3fs"},
-    {"fbgemm-gpu-cpu", "fbgemm-gpu", "typing-extensions"},
+    {"fbgemm-gpu-cpu", "fbgemm-gpu", "typing-extensions", "tomllib"},
 )
 # Built from these alone: the lists of packages and the documents are no part of it.
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "example", "tests", "benchmarks", "docs", "deploy")

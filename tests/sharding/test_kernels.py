@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from recsuite.sharding.cpu_tables import distinct
+from recsuite.sharding.kernels import clean_pages
 from recsuite.sharding.table_rules import RowWiseAdagrad, TableRule
 
 LEAST, MOST = -(2**63), 2**63 - 1
@@ -62,3 +64,14 @@ def test_a_compiled_update_makes_the_step_of_its_rule(rule: RowWiseAdagrad) -> N
     rule.update(weights, {"momentum1": sums}, rows, gradients, torch.tensor(0.1), 1)
     torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(sums, expected_sums)
+
+
+def test_changed_rows_of_a_page_beyond_the_room_for_them_stay_changed() -> None:
+    # Row r is in slot r; pages of four rows; all but row 1 are changed.
+    slot_of, dirty = np.arange(8, dtype=np.int32), np.ones(8, bool)
+    dirty[1] = False
+    others, slots = np.full(4, -1, np.int64), np.full(4, -1, np.int64)
+    assert clean_pages(np.array([0, 5]), 4, slot_of, dirty, others, slots) == 4
+    assert others.tolist() == slots.tolist() == [0, 2, 3, 4]
+    assert dirty.nonzero()[0].tolist() == [5, 6, 7]
+    assert clean_pages(np.array([1]), 4, slot_of, dirty, others, slots) == 0

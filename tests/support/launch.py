@@ -15,9 +15,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from recsuite.runtime.host import PINNED
 from tests.support.preloaded import ROOT, preloaded
 from tests.support.starting import is_quick
 
+# Where `./run.sh test` has installed what it runs.
+INSTALLED = ROOT / (".venv" if os.environ.get("STACK", PINNED) == PINNED else f".venv-{os.environ['STACK']}")
 EXAMPLE = ROOT / "example" / "example.py"
 LAUNCHER = ("-m", "recsuite.launcher")
 # The scripts that tests launch.

@@ -40,12 +40,15 @@ ACTIVATE = 'export VIRTUAL_ENV="{clone}/.venv" PATH="{clone}/.venv/bin:$PATH"\n'
 @contextlib.contextmanager
 def quick_python(clone: Path) -> Iterator[None]:
     """Gives a clone, in which no `.venv` is, one that is installed, whose launches start at once."""
-    from tests.support.launch import ROOT, started
+    from tests.support.launch import INSTALLED, started
     from tests.support.starting import REAL_WORKERS
 
     (clone / ".venv" / "bin").mkdir(parents=True)
     for stamp in (".installed", ".installed-dev"):
-        (clone / ".venv" / stamp).symlink_to(ROOT / ".venv" / stamp)
+        (clone / ".venv" / stamp).symlink_to(INSTALLED / stamp)
+    # Where `run.sh` looks for another stack.
+    if INSTALLED.name != ".venv":
+        (clone / INSTALLED.name).symlink_to(".venv")
     for name, text in (("python", PYTHON), ("torchrun", TORCHRUN), ("activate", ACTIVATE)):
         path = clone / ".venv" / "bin" / name
         path.write_text(text.format(python=sys.executable, script=__file__, clone=clone))

@@ -584,8 +584,8 @@ class EventFeatures:
     def find_order(
         self, events: np.ndarray, positions: np.ndarray, read_positions: ReadPositions | None, split: str
     ) -> OrderedReads:
-        """Parts of the user histories that events read in order. turns: of the events, if they are known."""
-        prefix = _prefix_of(split)
+        """Parts of the user histories that events read in order. read_positions: theirs, if known."""
+        prefix = history_prefix(split)
         if split == "catalogue":
             nowhere = np.zeros(len(events), np.int64)
             read_positions = ReadPositions(nowhere, nowhere, in_runs=False)
@@ -597,7 +597,7 @@ class EventFeatures:
 
     def find_histories(self, events: np.ndarray, split: str) -> Histories:
         """Return the last items of the user before each event of a split."""
-        prefix, ends = _prefix_of(split), events[f"{HISTORY}_end"].astype(np.int64)
+        prefix, ends = history_prefix(split), events[f"{HISTORY}_end"].astype(np.int64)
         starts = self._starts_of(events, ends, prefix)
         counts = ends - starts
         return Histories(take_lists(self.column(f"{prefix}{HISTORY}"), starts, counts), starts, counts)
@@ -610,7 +610,7 @@ class EventFeatures:
     def ages(self, positions: np.ndarray, history: Histories, split: str) -> dict[str, np.ndarray]:
         """Return `places` and `time_buckets` of a `Batch` for the user histories of events."""
         counts = history.counts
-        times = take_lists(self.column(f"{_prefix_of(split)}{HISTORY}_time"), history.starts, counts)
+        times = take_lists(self.column(f"{history_prefix(split)}{HISTORY}_time"), history.starts, counts)
         # The positions of a catalogue are items, not events, and its user histories are empty.
         event_times = self.column("time").take(positions, mode="clip").repeat(counts)
         # Counted from the end of each list.
@@ -668,7 +668,7 @@ class EventFeatures:
         return self._columns[name].values
 
 
-def _prefix_of(split: str) -> str:
+def history_prefix(split: str) -> str:
     """Return the prefix of the names of the columns with the user histories of a split."""
     return "test_" if split == "test" else ""
 

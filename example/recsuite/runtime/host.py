@@ -292,9 +292,11 @@ def check_versions() -> None:
     goes_with = {f"2.{number}": f"1.{number - 5}" for number in range(11, 15)}
     if not _minor(torchrec) == _minor(versions[wheels[0]]) == goes_with.get(_minor(torch)):
         pairs = ", ".join(f"{first} with {second}" for first, second in goes_with.items())
-        fault = f"Found {found}, which do not belong together: torch goes with torchrec and fbgemm, {pairs}"
-        raise UserError(f"{fault}; fix it with: {_mend(wheels)}")
-    if has_cuda_kernels() and not _has_driver():
+        raise UserError(
+            f"Found {found}, which do not belong together: supported are torch {pairs} of torchrec and "
+            f"fbgemm; fix it with: {_mend(wheels)}"
+        )
+    if versions[FBGEMM_WHEELS[0]] and not _has_driver():
         raise UserError(
             f"Found {found}, the build for CUDA, which needs NVIDIA's driver, and there is no "
             f"libnvidia-ml.so.1; install the driver, or the build for CPUs with: {_mend([FBGEMM_WHEELS[1]])}"
@@ -338,18 +340,22 @@ def _mend(wheels: list[str], everything: bool = False) -> str:
     # requires NVIDIA's libraries.
     wheel = wheels[0] if len(wheels) == 1 else FBGEMM_WHEELS[0 if _torch_wants_cuda() else 1]
     cuda = wheel == "fbgemm-gpu"
-    # Outside of a repository the list must be fetched from one, so only its name is known.
-    requirements = (checkout() or Path()) / f"requirements{'-cuda' if cuda else ''}.txt"
-    torch, torchrec, fbgemm = STACKS.get(_minor(_version("torch")), STACKS[PINNED])
-    three = f"torch=={torch} torchrec=={torchrec} {wheel}=={fbgemm}"
-    what = f"-r {shlex.quote(str(requirements))}" if everything else three
     # A bare "pip" may belong to another Python.
     pip = f"{shlex.quote(sys.executable)} -m pip"
-    # Both, even if one is right: they share their files, so removing one damages the other.
-    uninstall = f"{pip} uninstall -y {' '.join(FBGEMM_WHEELS)}"
     # On a CPU without dependencies: torchrec requires the fbgemm of CUDA, and pip would overwrite the files
     # of the CPU wheel. So requirements.txt is a complete list.
-    return f"{uninstall} && {pip} install {'' if cuda else '--no-deps '}{what}"
+    install = f"{pip} install {'' if cuda else '--no-deps '}"
+    # Both, even if one is right: they share their files, so removing one damages the other.
+    steps = [f"{pip} uninstall -y {' '.join(FBGEMM_WHEELS)}"]
+    stack = _minor(_version("torch"))
+    if everything:
+        # Outside of a repository the list must be fetched from one, so only its name is known.
+        requirements = (checkout() or Path()) / f"requirements{'-cuda' if cuda else ''}.txt"
+        steps.append(f"{install}-r {shlex.quote(str(requirements))}")
+    if not everything or stack in STACKS.keys() - {PINNED}:
+        torch, torchrec, fbgemm = STACKS.get(stack, STACKS[PINNED])
+        steps.append(f"{install}torch=={torch} torchrec=={torchrec} {wheel}=={fbgemm}")
+    return " && ".join(steps)
 
 
 def _torch_wants_cuda() -> bool:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -421,9 +420,11 @@ class IndexCache:
         begin = time.perf_counter()
         # If several threads ask for the first index of a model, one makes it and the others wait.
         with self._lock:
-            before = self._newest.lists if self._newest else self._lists
-            make = self._newest.after if self._newest else partial(NearestItems, lists=self._lists)
-            self._newest = newest = make(keys, vectors)
+            if self._newest is None:
+                before, newest = self._lists, NearestItems(keys, vectors, self._lists)
+            else:
+                before, newest = self._newest.lists, self._newest.after(keys, vectors)
+            self._newest = newest
         seconds = time.perf_counter() - begin
         was_made = before is None or newest.lists.centres is not before.centres
         if was_made and seconds > SAID:

@@ -152,7 +152,7 @@ def eviction_order_of_waiting() -> EvictionOrder:
 class SeenIds:
     """Ids with their counters.
 
-    ids: int64 [n]; count: of sightings, int32 [n], of ids with a row 256 times as many; seen: when last,
+    ids: int64 [n]; count: sightings, int32 [n], for ids with a row 256 times the sightings; seen: when last,
     int64 [n].
     """
 
@@ -616,7 +616,7 @@ class BucketPlaces:
     def put(self, home: torch.Tensor, given: SeenIds, horizon: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Load ids; return their places, int64 [n], NO_ROW for ids without one.
 
-        Also returns True for ids that had their place before.
+        home: the bucket of each, int64 [n]. Also returns True for ids that had their place before.
 
         Of the ids there and the loaded ones each bucket keeps those that are last in the order of eviction.
         Sets no marks.

@@ -415,7 +415,10 @@ class SharedExchange(Exchange):
         return wait
 
     def _starts(self, outgoing: OutgoingMessage) -> list[int]:
-        """Wait for all ranks, see `_wait_for`. Also for this one, whose rows are handled like all others."""
+        """Return the index of this rank's first row in the rows of each rank, when all have published.
+
+        Waits for this rank too, which costs one poll.
+        """
         return [self._wait_for(rank, outgoing) for rank in range(self.world_size)]
 
     def _publish(self, outgoing: OutgoingMessage, num_out: list[int]) -> None:

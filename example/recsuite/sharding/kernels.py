@@ -200,8 +200,10 @@ def clean_pages(
     for row in rows:
         first = row // per_page * per_page
         for other in range(first, min(first + per_page, len(slot_of))):
+            if number == len(others):
+                return number
             slot = slot_of[other]
-            if number < len(others) and slot >= 0 and dirty[slot]:
+            if slot >= 0 and dirty[slot]:
                 others[number], slots[number], dirty[slot] = other, slot, False
                 number += 1
     return number

@@ -39,7 +39,7 @@ READERS = 16
 ROWS_PER_READER = 32
 # Memory of a slot besides the row: see the arrays of `RowsOnDisk`.
 BYTES_BESIDE_A_SLOT = 4 + 8 + 8 + 1 + 1
-# Changed rows to write back with each row that leaves, at most; the others of its page wait.
+# Changed rows of the same pages that are written back with those that leave: at most so many for each.
 MOST_BESIDE = 4
 # Rows to copy at once, so that copies need little memory.
 CHUNK = 2**16

@@ -90,16 +90,16 @@ class EmbeddingTable(ABC):
         """Number of this rank's first row in the whole table; 0 if rows have no numbers."""
         return 0
 
+    @abstractmethod
     def begin_step(self, step: int, seconds: int = 0, scale: float = 1.0) -> None:
         """Set the time of the next training step, if rows have an age.
 
         step, seconds: in steps and in event time; scale: the row scale.
         """
-        return
 
+    @abstractmethod
     def end_step(self) -> None:
-        """Complete a training step where the backward has not. Collective: every rank."""
-        return
+        """Complete a training step, after its backward. Collective: every rank."""
 
     @abstractmethod
     def export(self, changed: bool = False) -> RowSlots:
@@ -152,13 +152,13 @@ class EmbeddingTable(ABC):
     def restore(self, copy: RowSlots) -> None:
         """Replace all rows by a copy from `copy`."""
 
+    @abstractmethod
     def check(self, source: RowSource, folder: Path) -> None:
         """Refuse a checkpoint whose rows do not fit, where shapes do not tell. folder: its name in messages.
 
         Raises:
             UserError: names both sides.
         """
-        return
 
     def record(self) -> dict[str, Any] | None:
         """Return what a checkpoint has to tell besides the rows; None if nothing."""
@@ -197,6 +197,12 @@ class StaticTable(EmbeddingTable):
         """See `EmbeddingTable`."""
         return next((shard.metadata.shard_offsets[0] for shard in self.shards.values()), 0)
 
+    def begin_step(self, step: int, seconds: int = 0, scale: float = 1.0) -> None:
+        """No-op: rows have no age."""
+
+    def end_step(self) -> None:
+        """No-op: the backward has updated the rows."""
+
     def changed_rows(self) -> torch.Tensor:
         """Return the changed ones among this rank's rows, int64, counted from 0."""
         if self.marks is None:
@@ -215,6 +221,9 @@ class StaticTable(EmbeddingTable):
 
     def _held(self) -> RowSlots:
         return {slot: shard.tensor.detach() for slot, shard in self.shards.items()}
+
+    def check(self, source: RowSource, folder: Path) -> None:
+        """No-op: a checkpoint of the same shapes has the same rows."""
 
     def load(self, source: RowSource, scale: float) -> int:
         """See `EmbeddingTable`."""

@@ -13,6 +13,7 @@ import numpy as np
 from recsuite.checkpoint.recorded import checked_flags
 from recsuite.config.config import Config
 from recsuite.config.sections import TOP
+from recsuite.datasets.batching import history_prefix
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics, measure_ranks
 from recsuite.datasets.preparation.cache import open_columns
@@ -102,7 +103,7 @@ def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Reques
 
     Features of the events themselves are omitted: a model treats them as unknown.
     """
-    schema, prefix = columns.schema, "test_" if split == "test" else ""
+    schema, prefix = columns.schema, history_prefix(split)
     positions = np.asarray(columns.range_of(split))
     rows, times = columns.column("rows")[positions], columns.column("time")[positions]
     names = "seen", "history", "history_time"

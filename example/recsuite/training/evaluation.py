@@ -18,7 +18,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recsuite.config.sections import TOP, ModelConfig, MonitoringConfig
 from recsuite.datasets.batches import EventBatches
-from recsuite.datasets.batching import places_of
+from recsuite.datasets.batching import history_prefix, places_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import (
     KNOWN,
@@ -342,7 +342,7 @@ class RankedCases:
         self.items = rows[ITEM].astype(np.int64)
         self._users = rows[USER].astype(np.int64)
         self._excludes = columns.schema.excludes_seen
-        prefix = "test_" if split == "test" else ""
+        prefix = history_prefix(split)
         self._seen = columns.column(f"{prefix}seen")
         self._offsets = columns.column(f"{prefix}history_offsets")
 
