@@ -174,6 +174,7 @@ def test_the_ml_100k_of_the_package_is_the_published_one(peers: Any, tmp_path: P
     assert ("recbole" in sys.modules) == imported
 
 
+@pytest.mark.skipif(find_spec("pkg_resources") is not None, reason="an older setuptools, as with torch 2.11")
 def test_myfm_cannot_be_imported_without_the_stand_in(peers: Any) -> None:
     # Where this fails, the stand-in of `peers.import_myfm` has become unnecessary.
     result = python("-c", "import myfm")

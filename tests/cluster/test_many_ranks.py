@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup
 
 from recsuite.checkpoint.format import check_files, read_manifest
 from recsuite.datasets.movielens.synthetic import write_synthetic
@@ -54,6 +55,8 @@ def both(
 ) -> tuple[dict[str, Any], dict[str, Any], int, int]:
     """Results of the fewer and of the more ranks, and their numbers."""
     kind, ranks, fewer, seconds = request.param
+    if kind == "threads" and not hasattr(ProcessLocalGroup, "all_to_all_single"):
+        pytest.skip("the ranks as threads of torch 2.11 exchange no rows")
     found = launch(kind, fewer, seconds), launch(kind, ranks, seconds), fewer, ranks
     for number, each in zip((fewer, ranks), found[:2], strict=True):
         print_costs(kind, number, each)
