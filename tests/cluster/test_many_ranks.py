@@ -22,7 +22,7 @@ from tests.support.launch import SUPPORT, python, read_json, succeeded
 LAUNCHES = [
     pytest.param(("threads", 16, 4, 30), id="16"),
     pytest.param(("processes", 64, 16, 120), id="64", marks=pytest.mark.soak),
-    # All in one process: half an hour and more, growing with the square.
+    # All in one process, on one core: 32 take three times as long as 16.
     pytest.param(("threads", 256, 64, 7_200), id="256", marks=pytest.mark.soak),
 ]
 # Of bytes, for what does not depend on the ranks in the same way: ids that two ranks both request.

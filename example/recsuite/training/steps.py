@@ -97,6 +97,7 @@ class InputPipeline:
         keys, values, lengths = self.keys, batch.values, batch.lengths
         if self.item is not None:
             keys, values, lengths = with_histories(keys, values, lengths, self.item)
+            # Joined into new memory, from which a copy to the device would wait.
             if batch.values.is_pinned():
                 values, lengths = values.pin_memory(), lengths.pin_memory()
         features = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)

@@ -585,5 +585,6 @@ def test_guessing_ten_thousand_columns_takes_a_few_times_their_reading(tmp_path:
         return time.process_time() - before
 
     of_reading = min(seconds_of(pandas.read_csv) for _ in range(2))
-    assert seconds_of(propose) < 10 * of_reading
+    # The older pandas of Python 3.10 reads these files faster.
+    assert seconds_of(propose) < (8 if pandas.__version__ >= "3" else 10) * of_reading
     assert read_schema(tmp_path / "schema.toml").user.column == "user_id"
