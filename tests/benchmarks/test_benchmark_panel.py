@@ -22,7 +22,7 @@ from tests.support.launch import EXAMPLE, read_json, succeeded, torchrun
 
 for package in ("implicit", "myfm", "recbole"):
     if find_spec(package) is None:
-        pytest.skip(f"needs the package {package}, of requirements-dev.txt", allow_module_level=True)
+        pytest.skip(f"needs {package}, of requirements-dev.txt for this Python", allow_module_level=True)
 
 ABOUT = {"machine": "a machine", "versions": {}, "date": "2026-11-26", "iterations": 8}
 

@@ -21,7 +21,7 @@ from tests.support.launch import python
 
 for package in ("implicit", "myfm", "recbole"):
     if find_spec(package) is None:
-        pytest.skip(f"needs the package {package}, of requirements-dev.txt", allow_module_level=True)
+        pytest.skip(f"needs {package}, of requirements-dev.txt for this Python", allow_module_level=True)
 
 NUM_RATINGS = 3_000
 

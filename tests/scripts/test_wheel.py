@@ -39,7 +39,7 @@ from recsuite.runtime import host
 print(Path(recsuite.__file__).parent, checkout())
 print(look(Config().data, 0)[0])
 print(open_columns(Config.of(synthetic_ratings=1000)).folder)
-print(host._mend(["fbgemm-gpu-cpu"], everything=True).split()[-1])
+print(host._mend(["fbgemm-gpu-cpu"], everything=True))
 """
 
 
@@ -82,7 +82,7 @@ def test_the_library_of_the_wheel_works_and_keeps_its_data_below_the_working_dir
     assert place == f"{site / 'recsuite'} None"
     assert said[1] == str(data)
     assert Path(said[-2]).is_relative_to(work / "data" / "synthetic-1000-seed0" / ".columns")
-    assert said[-1] == "requirements.txt"
+    assert "requirements.txt" in said[-1].split()
 
 
 def test_the_metadata_name_the_licence_and_every_package_that_the_library_imports(wheel: Path) -> None:
