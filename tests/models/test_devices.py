@@ -7,11 +7,12 @@ computes without a driver.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -32,7 +33,8 @@ from recsuite.sharding.plan import unsharded
 from recsuite.sharding.recommender import ModelInput, TrainableModel, make_head, make_model
 from recsuite.sharding.storage import RowsInHostMemory, TableRows
 from recsuite.sharding.table_rules import RowWiseAdagrad
-from recsuite.sharding.torchrec_tables import TorchRecTablesSharder
+from recsuite.sharding.torchrec_tables import OneRankTablesSharder, TorchRecTablesSharder
+from recsuite.training import steps
 from recsuite.training.progress import Progress
 from recsuite.training.state import Schedule
 from recsuite.training.steps import InputPipeline, Pass
@@ -117,6 +119,41 @@ def test_a_batch_is_copied_to_a_device_from_pinned_memory_without_waiting(
     assert [tensor.shape for tensor, _ in moves if tensor.numel() and not is_pinned(tensor)] == []
 
 
+def test_the_next_batch_is_copied_beside_the_kernels_of_the_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    class Copied:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def to(self, device: torch.device, non_blocking: bool) -> Copied:
+            done.append(f"copy {self.name} on {current[-1]}")
+            assert (device.type, non_blocking) == ("cuda", True)
+            return self
+
+    @contextlib.contextmanager
+    def using(stream: str) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    current = ["that of the kernels"]
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "another")
+    monkeypatch.setattr(torch.cuda, "stream", using)
+    monkeypatch.setattr(steps, "_wait_for_batch", lambda batch, stream: done.append(f"wait {batch.name}"))
+    part: Any = SimpleNamespace(context=SimpleNamespace(device=torch.device("cuda")))
+    source: Any = map(Copied, "123")
+    for batch in Pass._copied(part, source):
+        done.append(f"compute {cast('Any', batch).name}")
+    # A wait comes before the next copy, for it lasts until all copies have ended.
+    assert done == [
+        *("copy 1 on another", "wait 1", "copy 2 on another", "compute 1"),
+        *("wait 2", "copy 3 on another", "compute 2", "wait 3", "compute 3"),
+    ]
+
+
 # Of so many GPUs, with flags: whether ids are made distinct, and if a pipeline overlaps steps or loads rows.
 ON_GPUS: dict[str, tuple[int, dict[str, Any], bool, bool, bool]] = {
     "one": (1, {}, False, False, False),
@@ -138,7 +175,8 @@ def test_on_gpus_the_number_and_the_flags_choose_kernels_and_pipeline(
     config = Config.of(data_path=str(synthetic_folder), **flags)
     context = RuntimeContext(0, 0, world_size, world_size, torch.device("cuda"), 1)
     _, sharder, _, _ = unsharded(open_columns(config), config, context, RowWiseAdagrad(0.04), 2**30)
-    assert type(sharder) is (TorchRecTablesSharder if name == "dynamic" else EmbeddingCollectionSharder)
+    static = OneRankTablesSharder if world_size == 1 else EmbeddingCollectionSharder
+    assert type(sharder) is (TorchRecTablesSharder if name == "dynamic" else static)
     assert vars(sharder)["_use_index_dedup"] is is_distinct
     # A cache has a kernel of its own.
     rows = RowsInHostMemory(None) if config.tables.storage == UVM_CACHING else TableRows(torch.empty(0), {})

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from unittest import mock
 
 import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed import dist_data
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 
 from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
@@ -18,10 +20,12 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
+from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan
 from recsuite.sharding.cpu_tables import CpuTables, TableLayout
 from recsuite.sharding.plan import make_sharder
+from recsuite.sharding.table import track_changes
 from recsuite.sharding.table_rules import (
     SGD,
     Adagrad,
@@ -34,6 +38,7 @@ from recsuite.sharding.table_rules import (
 from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import InputPipeline
+from tests.support.several_widths import several_widths
 from tests.support.steps import train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -70,18 +75,20 @@ class NoStep(TableRule):
 
 
 def trained(
-    config: Config, context: RuntimeContext, rule: TableRule | None = None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:
-    """Losses of an epoch, all that was learned in it, and whether the tables were ours."""
+    config: Config, context: RuntimeContext, rule: TableRule | None = None, maker: ModelMaker | None = None
+) -> Trained:
+    """Losses of an epoch, all that was learned and which rows changed in it, and if the tables were ours."""
     columns = open_columns(config)
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
-    train_state = build_train_state(columns, config, context, tables=rule)
+    train_state = build_train_state(columns, config, context, maker, tables=rule)
+    track_changes(train_state.model, train_state.tables)
     input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
     losses = train_epoch(train_state, input_pipeline, Progress(), config.training, context)
     state = {
         name: (value.local_shards()[0].tensor if isinstance(value, ShardedTensor) else value).detach().clone()
         for name, value in tensors_of(train_state).items()
     }
+    state |= {f"changed {name}": cast("Any", table).marks for name, table in train_state.tables.items()}
     is_ours = any(isinstance(module, CpuTables) for module in train_state.model.modules())
     return torch.from_numpy(losses), state, is_ours
 
@@ -101,6 +108,24 @@ def test_an_epoch_equals_that_of_fbgemm(
         torch.testing.assert_close(state[name], their_state[name], rtol=1e-3, atol=1e-4, msg=name)
     # All of it had something to learn.
     assert all(float(state[name].max()) > 0 for name in state if name.endswith("momentum1"))
+
+
+@pytest.mark.parametrize("maker", [None, several_widths])
+def test_one_rank_learns_without_the_exchanges_of_torchrec_what_it_learns_with_them(
+    monkeypatch: pytest.MonkeyPatch, config: Config, context: RuntimeContext, maker: ModelMaker | None
+) -> None:
+    config = config.replaced(cpu_tables="torchrec")
+    with mock.patch.object(dist_data, "_get_recat", wraps=dist_data._get_recat) as orders:
+        losses, state, _ = trained(config, context, maker=maker)
+        assert not orders.called
+        monkeypatch.setattr(plan, "OneRankTablesSharder", EmbeddingCollectionSharder)
+        their_losses, their_state, _ = trained(config, context, maker=maker)
+        # Where this fails, TorchRec copies nothing for an exchange with no one, which `OneRankTables` avoids.
+        assert orders.call_count >= len(losses)
+    assert torch.equal(losses, their_losses)
+    assert state.keys() == their_state.keys()
+    assert [name for name in state if not torch.equal(state[name], their_state[name])] == []
+    assert state["changed user"].any()
 
 
 def test_rows_that_fbgemm_returns_as_zeros_on_a_gpu_are_refused_there(context: RuntimeContext) -> None:

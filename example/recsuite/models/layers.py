@@ -67,10 +67,10 @@ class PairMLP(nn.Sequential):
         self, users: torch.Tensor, items: torch.Tensor, product: torch.Tensor
     ) -> torch.Tensor:
         """Return a number for each pair of a user and an item, float32 [B]; product: of their vectors."""
-        first, weights, others = self._parts()
-        hidden = torch.addmm(first.bias, users, weights[:, 0].t())
-        hidden = torch.addmm(hidden, items, weights[:, 1].t())
-        hidden = torch.addmm(hidden, product, weights[:, 2].t())
+        bias, (of_user, of_item, of_product), others = self._parts()
+        hidden = torch.addmm(bias, users, of_user.t())
+        hidden = torch.addmm(hidden, items, of_item.t())
+        hidden = torch.addmm(hidden, product, of_product.t())
         for layer in others:
             hidden = layer(hidden)
         return hidden.squeeze(1)
@@ -80,27 +80,29 @@ class PairMLP(nn.Sequential):
 
         Needs memory for U * N * the widest layer.
         """
-        first, weights, others = self._parts()
+        bias, (of_user, of_item, of_product), others = self._parts()
         # The weights times a user are a matrix for all items, so no product of two vectors is stored. The
         # parts of the user alone and of the item alone are computed once, not for each pair.
-        hidden = torch.matmul(items, users.unsqueeze(2) * weights[:, 2].t())
-        hidden += torch.addmm(first.bias, users, weights[:, 0].t()).unsqueeze(1)
-        hidden += items @ weights[:, 1].t()
+        hidden = torch.matmul(items, users.unsqueeze(2) * of_product.t())
+        hidden += torch.addmm(bias, users, of_user.t()).unsqueeze(1)
+        hidden += items @ of_item.t()
         for layer in others:
             hidden = layer(hidden)
         return hidden.squeeze(2)
 
-    def _parts(self) -> tuple[nn.Linear, torch.Tensor, list[nn.Module]]:
-        """Return the first layer, its weights for user, item and product, and the other layers.
+    def _parts(self) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], list[nn.Module]]:
+        """Return the first layer's bias, its weights for user, item and product, and the other layers.
 
-        The weights have the shape [width, 3, D].
+        The weights have the shape [width, D] each.
 
         Zero weights for the biases cost less than copies of the vectors without their biases.
         """
         first, *others = self
         assert isinstance(first, nn.Linear)
         # A zero in front of each third, at the position of a vector's bias.
-        return first, nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0)), others
+        weights = nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0))
+        # By unbind, and not by indices: each index has a gradient of the size of all.
+        return first.bias, weights.unbind(1), others
 
 
 def biased_products(users: torch.Tensor, items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,9 +178,8 @@ class VectorProjection(nn.Module):
 def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Return the mean of each list of rows times weights, float32 [B, D], zero for an empty list."""
     lengths = lengths.to(torch.int64)
-    # Divides the weights and not the rows: a weight is one number, a row has D.
-    shares = weights / repeated(lengths.clamp(min=1), lengths, weights.size(0))
-    return _WeightedSums.apply(rows, shares.unsqueeze(0), lengths)
+    # Divides the sums and not the weights, which would first need the length of its list for each value.
+    return _WeightedSums.apply(rows, weights.unsqueeze(0), lengths) / lengths.clamp(min=1).unsqueeze(1)
 
 
 def summed(
@@ -219,10 +220,11 @@ class _WeightedSums(torch.autograd.Function):
         # Each row as H rows of a part of the width: neither they nor their products are copied. The rows are
         # looked up already: embedding_bag is only a fast sum over lists of row 0, 1, 2, ...
         num_parts, width = len(weights), rows.size(1) // len(weights)
-        first = num_parts * torch.arange(rows.size(0), device=rows.device)
-        places = torch.cat([first + part for part in range(num_parts)])
+        places = torch.arange(rows.size(0), device=rows.device)
+        if num_parts > 1:
+            places = torch.cat([num_parts * places + part for part in range(num_parts)])
         parts = rows.reshape(num_parts * rows.size(0), width)
-        sums = summed(parts, places, weights.reshape(-1), lengths.repeat(num_parts))
+        sums = summed(parts, places, weights.reshape(-1), lengths.expand(num_parts, -1).reshape(-1))
         return sums.view(num_parts, lengths.size(0), width).transpose(0, 1).flatten(1)
 
     @staticmethod

@@ -51,7 +51,7 @@ from recsuite.sharding.recommender import TrainableModel, make_head, make_model
 from recsuite.sharding.storage import DiskStorage, RowsInHostMemory, TableRows
 from recsuite.sharding.table import EmbeddingTable, StaticTable
 from recsuite.sharding.table_rules import TableRule, check_rule
-from recsuite.sharding.torchrec_tables import TorchRecTablesSharder
+from recsuite.sharding.torchrec_tables import OneRankTablesSharder, TorchRecTablesSharder
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the whole table.
 INIT_BLOCK_ROWS = 4096
@@ -238,10 +238,10 @@ def make_sharder(
             context.say(f"--cpu_tables {cpu_tables} changes nothing on a GPU")
     if specs:
         return TorchRecTablesSharder(fused_params, specs)
-    # Distinct ids are for the exchange: finding them waits for the device twice in a step. FBGEMM has no CPU
-    # kernel for it.
-    exchanged = not is_cpu and context.world_size > 1
-    return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=exchanged)
+    if context.world_size == 1:
+        return OneRankTablesSharder(fused_params)
+    # Distinct ids are for the exchange. FBGEMM has no CPU kernel that finds them.
+    return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=not is_cpu)
 
 
 def make_plan(

@@ -10,6 +10,8 @@ and a checkpoint is the same as with our own step (`cpu_tables.py`).
 TorchRec's lookup finds rows on the rank that receives the id. So an id without a row uses that rank's copy of
 the unknown row, and FBGEMM's optimizer updates the copy. The gradient is computed from that update, and the
 update is repeated with the sum of all gradients: the same as on one rank, except for rounding.
+
+The tables of a single rank, when none is dynamic, are looked up without any of these exchanges.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.utils import construct_jagged_tensors
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recsuite.sharding.dynamic import EMPTY, NO_ROW, DynamicSpec, DynamicTable
@@ -239,3 +242,45 @@ class TorchRecTablesSharder(EmbeddingCollectionSharder):
         return TorchRecTables(
             self.dynamic, module, params, env, self.fused_params, device, module_fqn=module_fqn
         )
+
+
+class OneRankTables(ShardedEmbeddingCollection):
+    """Sharded tables of a model on one rank, whose lookup skips TorchRec's exchanges.
+
+    These change nothing on one rank, but their Python takes as long as the lookup. On a GPU they also wait
+    for the device in each step: the order of the features is copied to it from pageable memory
+    (`torchrec.distributed.dist_data._get_recat`). TorchRec's pipelines do not call `forward`.
+    """
+
+    # Positions of the tables' features among those of a batch, which all batches have in the same order.
+    _places: tuple[list[int], torch.Tensor] | None = None
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Return the rows of ids; the backward updates the tables."""
+        (sharding,), (lookup,) = self._sharding_type_to_sharding.values(), self._lookups
+        names, wanted = features.keys(), sharding.feature_names()
+        if names != wanted:
+            if self._places is None:
+                places = [names.index(name) for name in wanted]
+                # Kept on the device: copying them in each step would wait for it.
+                self._places = places, torch.tensor(places, dtype=torch.int32, device=features.device())
+            features = features.permute(*self._places)
+        rows = lookup(features).view(-1, self._embedding_dim)
+        if self.post_lookup_tracker_fn is not None:
+            self.post_lookup_tracker_fn(features, rows, self, None)
+        return construct_jagged_tensors(rows, features, features.keys())
+
+
+class OneRankTablesSharder(EmbeddingCollectionSharder):
+    """Sharder that makes `OneRankTables` from the tables of a model."""
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> OneRankTables:
+        """Return the sharded tables."""
+        return OneRankTables(module, params, env, self.fused_params, device, module_fqn=module_fqn)

@@ -49,7 +49,10 @@ def examined(check: Callable[[], str]) -> tuple[str, bool]:
         return str(error), True
     # Any exception: a broken package may raise any type when it is imported.
     except Exception as error:
-        return f"{type(error).__name__}: {error}. Fix: delete the environment (.venv or .venv-STACK) and run ./run.sh setup again.", True
+        return (
+            f"{type(error).__name__}: {error}. Fix: delete .venv (or .venv-STACK) and run ./run.sh setup.",
+            True,
+        )
 
 
 def check_packages() -> str:

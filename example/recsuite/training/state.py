@@ -241,7 +241,8 @@ class ShardedModel:
             self.loss = loss.detach()
         self.is_pending = False
         with profiler_range("optimizer"):
-            self.optimizer.step()
+            # The tables have made their step in the backward.
+            self.dense_optimizer.step()
             self.dense_optimizer.zero_grad()
 
     def dense_parameters(self) -> Iterator[nn.Parameter]:

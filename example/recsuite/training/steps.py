@@ -311,10 +311,27 @@ class Pass:
         return self.step == self.begin.step + len(self.step_sizes)
 
     def _copied(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
-        for batch in source:
+        device = self.context.device
+        stream = None if device.type == "cpu" else torch.cuda.Stream(device)
+
+        def take() -> ModelInput | None:
             with profiler_range("feed"):
-                there = batch.to(self.context.device, non_blocking=True)
-            yield there
+                batch = next(source, None)
+                if batch is None or stream is None:
+                    return batch
+                with torch.cuda.stream(stream):
+                    return batch.to(device, non_blocking=True)
+
+        if stream is None:
+            yield from iter(take, None)
+            return
+        # The next batch is copied while kernels compute with the current one.
+        ahead = take()
+        while (batch := ahead) is not None:
+            # Before the next copy begins, for which the kernels would wait too.
+            _wait_for_batch(batch, stream)
+            ahead = take()
+            yield batch
 
     def _overlapped(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         pipeline = Prefetch if self.prefetches else Overlap
