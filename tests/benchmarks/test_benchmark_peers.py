@@ -19,10 +19,11 @@ from recsuite.datasets.preparation.cache import open_columns
 from tests.support.benchmarks import benchmark
 from tests.support.launch import python
 
-for package in ("implicit", "myfm", "recbole"):
+for package in ("implicit", "recbole"):
     if find_spec(package) is None:
         pytest.skip(f"needs {package}, of requirements-dev.txt for this Python", allow_module_level=True)
 
+NO_MYFM = find_spec("myfm") is None
 NUM_RATINGS = 3_000
 
 
@@ -144,6 +145,7 @@ def test_a_prediction_is_the_mean_of_all_samples_except_the_first_and_takes_no_t
     assert draws.seconds == pytest.approx(12 * 3)
 
 
+@pytest.mark.skipif(NO_MYFM, reason="needs myfm, of requirements-dev.txt up to Python 3.12")
 def test_the_factorization_machine_beats_biases_on_planted_factors(peers: Any) -> None:
     rng = np.random.default_rng(0)
     users, items = np.divmod(rng.permutation(40 * 30), 30)
@@ -174,6 +176,7 @@ def test_the_ml_100k_of_the_package_is_the_published_one(peers: Any, tmp_path: P
     assert ("recbole" in sys.modules) == imported
 
 
+@pytest.mark.skipif(NO_MYFM, reason="needs myfm, of requirements-dev.txt up to Python 3.12")
 @pytest.mark.skipif(find_spec("pkg_resources") is not None, reason="an older setuptools, as with torch 2.11")
 def test_myfm_cannot_be_imported_without_the_stand_in(peers: Any) -> None:
     # Where this fails, the stand-in of `peers.import_myfm` has become unnecessary.
