@@ -578,12 +578,14 @@ class HereAt(Here):
 
     def steps_of(self, kind: str, batch_size: int, number: int) -> float:
         """Train for some steps on batches of a kind and return the last loss."""
+        from recsuite.training.steps import copied
+
         key = (READY if kind.startswith(READY) else kind, batch_size)
         if key not in self.kinds:
             batches = self._batches(batch_size)
             if key[0] == READY:
                 batches = itertools.cycle(list(itertools.islice(batches, NUM_READY)))
-            self.kinds[key] = batches
+            self.kinds[key] = copied(batches, self.context.device)
         self.feeds[batch_size] = self.kinds[key]
         with products_of(kind):
             return self.steps(number, batch_size)

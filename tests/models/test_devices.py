@@ -119,9 +119,7 @@ def test_a_batch_is_copied_to_a_device_from_pinned_memory_without_waiting(
     assert [tensor.shape for tensor, _ in moves if tensor.numel() and not is_pinned(tensor)] == []
 
 
-def test_the_next_batch_is_copied_beside_the_kernels_of_the_current_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_gpu_no_kernel_waits_for_the_copy_of_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
     class Copied:
@@ -140,18 +138,32 @@ def test_the_next_batch_is_copied_beside_the_kernels_of_the_current_one(
         current.pop()
 
     current = ["that of the kernels"]
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "another")
+    monkeypatch.setattr(steps, "_copy_stream", lambda device: "another")
     monkeypatch.setattr(torch.cuda, "stream", using)
     monkeypatch.setattr(steps, "_wait_for_batch", lambda batch, stream: done.append(f"wait {batch.name}"))
-    part: Any = SimpleNamespace(context=SimpleNamespace(device=torch.device("cuda")))
     source: Any = map(Copied, "123")
-    for batch in Pass._copied(part, source):
+    for batch in steps.copied(source, torch.device("cuda")):
         done.append(f"compute {cast('Any', batch).name}")
-    # A wait comes before the next copy, for it lasts until all copies have ended.
+    # A wait comes before the next copy, because it is for all copies so far.
     assert done == [
         *("copy 1 on another", "wait 1", "copy 2 on another", "compute 1"),
         *("wait 2", "copy 3 on another", "compute 2", "wait 3", "compute 3"),
     ]
+
+
+@pytest.mark.parametrize("name", ["rating", "sequence"])
+def test_memory_of_a_batch_is_kept_until_a_stream_has_used_all_its_tensors(
+    synthetic_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    _, batch = model_and_batch(Config.of(data_path=str(synthetic_folder), batch_size=64, **MODELS[name]))
+    kept: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append(tensor))
+    batch.record_stream(cast("Any", "a stream"))
+    parts = {**vars(batch), "values": batch.features.values(), "lengths": batch.features.lengths()}
+    del parts["features"]
+    held = [part for part in tree_leaves(parts) if isinstance(part, torch.Tensor)]
+    assert len(held) > 8
+    assert [part.shape for part in held if not any(part is each for each in kept)] == []
 
 
 # Of so many GPUs, with flags: whether ids are made distinct, and if a pipeline overlaps steps or loads rows.

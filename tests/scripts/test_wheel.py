@@ -17,8 +17,7 @@ from recsuite.files import checkout
 from tests.support.launch import ROOT, python, succeeded
 
 # Imported by no statement: torch, retrieval.py and fsspec look for them. fbgemm comes with torchrec, and
-# typing_extensions is for the type checker alone. tomllib is
-# a part of Python itself, from 3.11 on.
+# typing_extensions is for the type checker alone. tomllib is a part of Python itself, from 3.11 on.
 HIDDEN, NOT_NAMED = (
     {"tensorboard", "faiss-cpu", "s3fs"},
     {"fbgemm-gpu-cpu", "fbgemm-gpu", "typing-extensions", "tomllib"},

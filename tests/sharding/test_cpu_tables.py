@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 from unittest import mock
 
@@ -13,6 +14,7 @@ import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import dist_data
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
@@ -35,6 +37,7 @@ from recsuite.sharding.table_rules import (
     TableRule,
     check_rule,
 )
+from recsuite.sharding.torchrec_tables import OneRankTables
 from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import InputPipeline
@@ -120,12 +123,32 @@ def test_one_rank_learns_without_the_exchanges_of_torchrec_what_it_learns_with_t
         assert not orders.called
         monkeypatch.setattr(plan, "OneRankTablesSharder", EmbeddingCollectionSharder)
         their_losses, their_state, _ = trained(config, context, maker=maker)
-        # Where this fails, TorchRec copies nothing for an exchange with no one, which `OneRankTables` avoids.
+        # Where this fails, TorchRec no longer makes this copy on one rank, and `OneRankTables` may go.
         assert orders.call_count >= len(losses)
     assert torch.equal(losses, their_losses)
     assert state.keys() == their_state.keys()
     assert [name for name in state if not torch.equal(state[name], their_state[name])] == []
     assert state["changed user"].any()
+
+
+def test_one_rank_finds_features_in_the_order_of_its_lookup_and_sends_that_order_to_the_device_once() -> None:
+    tables: Any = SimpleNamespace(
+        _sharding_type_to_sharding={"": SimpleNamespace(feature_names=lambda: ["c", "a"])},
+        _lookups=[lambda features: features.values().float().repeat_interleave(2)],
+        _embedding_dim=2,
+        _places=None,
+        post_lookup_tracker_fn=None,
+    )
+    with mock.patch.object(torch, "tensor", wraps=torch.tensor) as made:
+        for first in (10, 40):
+            lengths, values = torch.tensor([1, 1, 0, 1, 2, 0]), torch.arange(first, first + 5)
+            made.reset_mock()
+            found = OneRankTables.forward(tables, KeyedJaggedTensor(["a", "b", "c"], values, lengths=lengths))
+            assert list(found) == ["c", "a"]
+            assert found["a"].values().tolist() == [[first] * 2, [first + 1] * 2]
+            assert found["c"].values().tolist() == [[first + 3] * 2, [first + 4] * 2]
+            assert found["c"].lengths().tolist() == [2, 0]
+            assert made.call_count == (1 if first == 10 else 0)
 
 
 def test_rows_that_fbgemm_returns_as_zeros_on_a_gpu_are_refused_there(context: RuntimeContext) -> None:

@@ -175,7 +175,8 @@ class ShardedModel:
     For a loss of your own: `output = model.output(batch)`, and `model.step(loss)` at the end. All of these
     are collective: every rank calls them equally often.
 
-    model: TorchRec's DistributedModelParallel; optimizer: of the tables and of the dense part, combined;
+    model: TorchRec's DistributedModelParallel; optimizer: of the tables and of the dense part, combined
+    (a step calls that of the dense part alone);
     weight_decay: the decay of the tables in a pass, see `RowScale`; rule: the name of their optimizer;
     tables: this rank's share of each table, by its name; table_optimizer: is a part of their backward;
     dense_optimizer: of the dense part; head: computes with looked-up rows, without a parallel wrapper;

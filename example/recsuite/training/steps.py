@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,6 +137,38 @@ def with_histories(
     joined[torch.arange(len(rows)) + rows + 1] = parts.pop(HISTORY)
     parts[item], found[item] = joined, found.pop(HISTORY) + 1
     return [*parts], torch.cat([*parts.values()]), torch.cat([*found.values()])
+
+
+def copied(source: Iterator[ModelInput], device: torch.device) -> Iterator[ModelInput]:
+    """Yield batches on the device.
+
+    A GPU copies them on a stream of their own, so that no kernel waits for the next batch.
+    """
+    stream = _copy_stream(device)
+
+    def take() -> ModelInput | None:
+        with profiler_range("feed"):
+            batch = next(source, None)
+            if batch is None or stream is None:
+                return batch
+            with torch.cuda.stream(stream):
+                return batch.to(device, non_blocking=True)
+
+    if stream is None:
+        yield from iter(take, None)
+        return
+    ahead = take()
+    while (batch := ahead) is not None:
+        # Before the next copy begins: the wait is for all copies so far.
+        _wait_for_batch(batch, stream)
+        ahead = take()
+        yield batch
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream | None:
+    # One for all passes, because memory is reused only for copies of the same stream.
+    return None if device.type == "cpu" else torch.cuda.Stream(device)
 
 
 class Overlap(TrainPipelineSparseDist):
@@ -272,7 +305,7 @@ class Pass:
         losses = torch.zeros(len(self.step_sizes), device=device)
         full = self.input_pipeline.loader.dataset.batch_size * self.context.world_size
         source = self.input_pipeline.batches("train", progress.epoch, progress.samples, self.window)
-        batches = self._overlapped(source) if self.overlaps else self._copied(source)
+        batches = self._overlapped(source) if self.overlaps else copied(source, device)
         if self.loads:
             batches = load_ahead(model.model, batches)
         for number, size in enumerate(self.step_sizes):
@@ -309,29 +342,6 @@ class Pass:
     def is_last(self) -> bool:
         """True for the last batch, see the class."""
         return self.step == self.begin.step + len(self.step_sizes)
-
-    def _copied(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
-        device = self.context.device
-        stream = None if device.type == "cpu" else torch.cuda.Stream(device)
-
-        def take() -> ModelInput | None:
-            with profiler_range("feed"):
-                batch = next(source, None)
-                if batch is None or stream is None:
-                    return batch
-                with torch.cuda.stream(stream):
-                    return batch.to(device, non_blocking=True)
-
-        if stream is None:
-            yield from iter(take, None)
-            return
-        # The next batch is copied while kernels compute with the current one.
-        ahead = take()
-        while (batch := ahead) is not None:
-            # Before the next copy begins, for which the kernels would wait too.
-            _wait_for_batch(batch, stream)
-            ahead = take()
-            yield batch
 
     def _overlapped(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         pipeline = Prefetch if self.prefetches else Overlap
