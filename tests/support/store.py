@@ -126,7 +126,10 @@ class _Silent(WSGIRequestHandler):
 def running() -> Iterator[Store]:
     """A store with an empty bucket."""
     import boto3
+    import fsspec
 
+    # A client of this process keeps the address of the store before.
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
     store = Store()
     moto = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, store.application(moto), threaded=True, request_handler=_Silent)
