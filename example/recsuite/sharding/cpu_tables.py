@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
-from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.types import Awaitable, NoWait, ParameterSharding, ShardingEnv, ShardingType
 from torchrec.modules.embedding_modules import EmbeddingCollection
@@ -49,6 +49,7 @@ from recsuite.sharding.dynamic import BUCKET_WIDTH, NO_ROW, BucketPlacement, Dyn
 from recsuite.sharding.exchange import Exchange, open_exchange
 from recsuite.sharding.recommender import of_tables
 from recsuite.sharding.storage import DiskStorage, FilesForTables, RowsOnDisk, TableRows
+from recsuite.sharding.table import TablesSharder
 from recsuite.sharding.table_rules import TableRule
 
 
@@ -795,7 +796,7 @@ class RowLookup(torch.autograd.Function):
         return None, None, None
 
 
-class CpuTablesSharder(EmbeddingCollectionSharder):
+class CpuTablesSharder(TablesSharder):
     """Sharder that makes `CpuTables` from the tables of a model.
 
     rule: their optimizer; timeout: seconds to wait for another rank; dynamic: specs of the dynamic tables;
@@ -814,13 +815,6 @@ class CpuTablesSharder(EmbeddingCollectionSharder):
         super().__init__(fused_params={**fused_params, "optimizer": EmbOptimType.EXACT_SGD})
         self.rule, self.timeout, self.dynamic, self.storage = rule, timeout, dynamic, storage
 
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> CpuTables:
-        """Return the sharded tables. Collective: every rank."""
-        return CpuTables(self, module, params, env, self.fused_params, device, module_fqn=module_fqn)
+    def make(self, *arguments: Any, **options: Any) -> CpuTables:
+        """See `TablesSharder`."""
+        return CpuTables(self, *arguments, **options)

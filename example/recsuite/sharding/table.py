@@ -20,7 +20,9 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
-from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.errors import UserError
@@ -324,3 +326,22 @@ def track_changes(model: nn.Module, tables: Mapping[str, EmbeddingTable]) -> Non
             # TorchRec's own trackers are called here too. They keep all ids of all steps, which grow without
             # a bound and must be sorted in the end.
             module.register_post_lookup_tracker_fn(mark)
+
+
+class TablesSharder(EmbeddingCollectionSharder):
+    """TorchRec's sharder with another class of sharded tables, which a subclass makes."""
+
+    def make(self, *arguments: Any, **options: Any) -> ShardedEmbeddingCollection:
+        """Return the sharded tables, from the arguments of TorchRec's class. Collective: every rank."""
+        raise NotImplementedError
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingCollection:
+        """Return the sharded tables. Collective: every rank."""
+        return self.make(module, params, env, self.fused_params, device, module_fqn=module_fqn)

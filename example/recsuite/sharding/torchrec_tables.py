@@ -22,12 +22,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import bucketize_kjt_before_all2all
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
-from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardingEnv
-from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.modules.utils import construct_jagged_tensors
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -35,6 +34,7 @@ from recsuite.runtime.process import profiler_range
 from recsuite.sharding.dynamic import EMPTY, NO_ROW, DynamicSpec, DynamicTable
 from recsuite.sharding.recommender import of_tables
 from recsuite.sharding.storage import TableRows
+from recsuite.sharding.table import TablesSharder
 
 
 class OwnersDist(RwSparseFeaturesDist):
@@ -224,32 +224,23 @@ class TorchRecTables(ShardedEmbeddingCollection):
         return super().compute_and_output_dist(ctx, KJTList([of_rows]))
 
 
-class TorchRecTablesSharder(EmbeddingCollectionSharder):
+class TorchRecTablesSharder(TablesSharder):
     """Sharder that makes `TorchRecTables` from the tables of a model. dynamic: specs of dynamic tables."""
 
     def __init__(self, fused_params: dict[str, Any], dynamic: Mapping[str, DynamicSpec]) -> None:
         super().__init__(fused_params=fused_params)
         self.dynamic = dynamic
 
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> TorchRecTables:
-        """Return the sharded tables. Collective: every rank."""
-        return TorchRecTables(
-            self.dynamic, module, params, env, self.fused_params, device, module_fqn=module_fqn
-        )
+    def make(self, *arguments: Any, **options: Any) -> TorchRecTables:
+        """See `TablesSharder`."""
+        return TorchRecTables(self.dynamic, *arguments, **options)
 
 
 class OneRankTables(ShardedEmbeddingCollection):
     """Sharded tables of a model on one rank, whose lookup skips TorchRec's exchanges.
 
-    The exchanges change nothing there, and their Python takes a fifth of a forward on a CPU. On a GPU they
-    also wait for the device in each step: the order of the features is copied to it from pageable memory
+    The exchanges change nothing there, and their Python takes time. On a GPU they also wait for the device in
+    each step: the order of the features is copied to it from pageable memory
     (`torchrec.distributed.dist_data._get_recat`). TorchRec's pipelines make the exchanges all the same.
     """
 
@@ -273,16 +264,9 @@ class OneRankTables(ShardedEmbeddingCollection):
         return construct_jagged_tensors(rows, features, features.keys())
 
 
-class OneRankTablesSharder(EmbeddingCollectionSharder):
+class OneRankTablesSharder(TablesSharder):
     """Sharder that makes `OneRankTables` from the tables of a model."""
 
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> OneRankTables:
-        """Return the sharded tables."""
-        return OneRankTables(module, params, env, self.fused_params, device, module_fqn=module_fqn)
+    def make(self, *arguments: Any, **options: Any) -> OneRankTables:
+        """See `TablesSharder`."""
+        return OneRankTables(*arguments, **options)
