@@ -39,11 +39,20 @@ class RatingModel(rs.TwoSided):
     def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
         """Return the vectors of the users of B events, float32 [B, D]."""
         ratings = {"history": batch.history_labels - self.mean_rating}
-        return self.numbers.added(rows.sum(self.users, ratings), batch, "user")
+        return rs.with_slow_bias(self.numbers.added(rows.sum(self.users, ratings), batch, "user"))
 
     def item_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
         """Return the vectors of the movies of B events, float32 [B, D]."""
-        return self.numbers.added(rows.sum(self.items), batch, "item")
+        return rs.with_slow_bias(self.numbers.added(rows.sum(self.items), batch, "item"))
+
+    def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return predicted ratings and the squares of the vectors, float32 [B] both."""
+        users, items = self.user_vectors(rows, batch), self.item_vectors(rows, batch)
+        return self.score_pairs(users, items), users.square().sum(1) + items.square().sum(1)
+
+    def predictions(self, output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Return the predicted ratings of the output for the loss."""
+        return output[0]
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return predicted ratings, float32 [B], of vectors, float32 [B, D] both."""
@@ -53,11 +62,16 @@ class RatingModel(rs.TwoSided):
 
 
 class RatingLoss(nn.Module):
-    """The mean squared error; padding has the weight 0."""
+    """The mean squared error, plus a decay in proportion to events; padding has the weight 0."""
 
-    def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
-        """Return the loss, float32 [], of predictions float32 [B]."""
-        return (batch.weights * (predictions - batch.labels) ** 2).mean()
+    def __init__(self, l2: float) -> None:
+        super().__init__()
+        self.l2 = l2
+
+    def forward(self, output: tuple[torch.Tensor, torch.Tensor], batch: rs.ModelInput) -> torch.Tensor:
+        """Return the loss, float32 [], of predictions and squares, float32 [B] both."""
+        predictions, squares = output
+        return (batch.weights * ((predictions - batch.labels) ** 2 + self.l2 * squares)).mean()
 
 
 def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
@@ -82,7 +96,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     ):
         model = training.shard(
             make_model,
-            loss=RatingLoss() if args.model.task == "rating" else None,
+            loss=RatingLoss(args.optimizer.l2) if args.model.task == "rating" else None,
             tables=rs.RowWiseAdagrad(args.optimizer.lr),
             dense=dense_optimizer,
         )

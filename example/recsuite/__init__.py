@@ -57,6 +57,7 @@ PUBLIC = {
     "run_modes": "tools.script",
     "run_script": "tools.script",
     "exit_status": "tools.script",
+    "with_slow_bias": "models.layers",
 }
 __all__ = [*PUBLIC]
 

@@ -39,6 +39,7 @@ def test_a_named_preset_equals_its_flags(name: str) -> None:
     [
         ("", "rating"),
         ("--split random", "rating"),
+        ("--vocabulary dynamic", "rating"),
         ("--split u1 --lr 0.01", "rating"),
         ("--task ranking", "ranking"),
         ("--task ranking --split random", "ranking"),
@@ -67,11 +68,11 @@ def _values(line: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "line",
     [
-        *("--stream", "--vocabulary dynamic"),
+        "--stream",
         *("--task ranking --history 0", "--task ranking --history_weights equal"),
     ],
 )
-def test_auto_chooses_no_preset_for_streams_dynamic_tables_or_given_history_flags(
+def test_auto_chooses_no_preset_for_streams_or_given_history_flags(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, given = parse_given(line.split())
@@ -107,9 +108,9 @@ def test_hstu_blocks_ignore_the_mlp_widths_of_a_preset() -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("--preset best", "--preset must be one of auto, rating, ranking, sequence, none, got best"),
+        ("--preset best", "--preset must be one of auto, rating, solved, ranking, sequence, none, got best"),
         ("--preset ranking --history 0", "^--preset ranking sets --history_weights learned, but .* none.$"),
-        ("--preset rating --stream", "^--preset rating sets --initial_rows gaussian, but .* none.$"),
+        ("--preset solved --stream", "^--preset solved sets --initial_rows gaussian, but .* none.$"),
         ("--preset ranking --task rating", "^--preset ranking sets --history_weights learned, but .* none.$"),
         (
             "--preset ranking --block hstu",

@@ -78,10 +78,10 @@ def test_a_step_mixes_no_devices_and_does_not_synchronize(synthetic_folder: Path
         head = model.recommender.head
         with Crossings() as crossings:
             rows = model.recommender.rows_of([looked_up])
-            predictions = head(rows, batch)
-            loss = model.loss(predictions, batch)
+            output = head(rows, batch)
+            loss = model.loss(output, batch)
             loss.backward()
-        assert predictions.device == loss.device == DEVICE
+        assert {part.device for part in (*tree_leaves(output), loss)} == {DEVICE}
         assert all(rows.values().grad.device == DEVICE for rows in looked_up.values())
         assert all(part.grad is None or part.grad.device == DEVICE for part in head.parameters())
     assert crossings.found == []
@@ -215,7 +215,7 @@ def model_and_batch(config: Config) -> tuple[TrainableModel, ModelInput]:
     input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
     num_rows = {table.name: table.rows for table in columns.tables}
     head = make_head(columns, config.model, config.data.history)
-    model = make_model(columns, config.model, head, num_rows)
+    model = make_model(columns, config, head, num_rows)
     return model, next(input_pipeline.batches("train", 0))
 
 

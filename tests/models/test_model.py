@@ -99,8 +99,8 @@ def test_different_users_get_different_rankings(
         keys=features.keys(), values=torch.cat(values), lengths=torch.tensor(new_lengths, dtype=torch.int32)
     )
     with torch.no_grad():
-        scores = model.recommender(dataclasses.replace(batch, features=crossed))
-    scores = scores.view(num_users, num_movies)
+        output = model.recommender(dataclasses.replace(batch, features=crossed))
+    scores = output.predictions.view(num_users, num_movies)
     rankings = {tuple(row.argsort().tolist()) for row in scores}
     assert len(rankings) == num_users
 
@@ -109,17 +109,18 @@ def _sharded(value: object) -> bool:
     return isinstance(value, ShardedTensor)
 
 
-def test_the_loss_is_the_mean_over_real_rows(
+def test_the_loss_is_the_mean_over_real_rows_with_the_decay_of_their_vectors(
     columns: Columns, config: Config, context: RuntimeContext
 ) -> None:
+    config = config.replaced(l2=0.3)
     model = build_train_state(columns, config, context).model.module
     batch = first_batch(columns, config, context)
     half = torch.zeros_like(batch.weights)
     half[: len(half) // 2] = 2
     with torch.no_grad():
-        loss, predictions = model(dataclasses.replace(batch, weights=half))
-    errors = (predictions - batch.labels)[: len(half) // 2] ** 2
-    assert float(loss) == pytest.approx(float(errors.mean()), rel=1e-5)
+        loss, (predictions, squares) = model(dataclasses.replace(batch, weights=half))
+    errors = (predictions - batch.labels) ** 2 + config.optimizer.l2 * squares
+    assert float(loss) == pytest.approx(float(errors[: len(half) // 2].mean()), rel=1e-5)
 
 
 def test_the_model_follows_the_table_of_features(columns: Columns) -> None:

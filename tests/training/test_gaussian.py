@@ -261,7 +261,7 @@ def test_a_function_gives_initial_rows_and_the_others_stay_as_drawn(
 def test_one_and_three_processes_begin_with_the_same_rows_and_a_resumed_one_with_its_own(
     tmp_path: Path,
 ) -> None:
-    flags, found = write_planted(tmp_path, 60, 30, 900), {}
+    flags, found = [*write_planted(tmp_path, 60, 30, 900), "--preset", "solved"], {}
     for number in (1, 3):
         folder = tmp_path / str(number)
         steps = ("--epochs", "1", "--inc_dump", "--dump_every", "2", "--save_dir", folder)
@@ -282,7 +282,7 @@ def test_one_and_three_processes_begin_with_the_same_rows_and_a_resumed_one_with
 
 
 def test_the_test_and_a_load_use_the_initial_rows_if_no_epoch_is_better(tmp_path: Path) -> None:
-    flags = [*write_planted(tmp_path, 60, 30, 900), "--lr", "5", "--epochs", "2"]
+    flags = [*write_planted(tmp_path, 60, 30, 900), "--preset", "solved", "--lr", "5", "--epochs", "2"]
     reports = {}
     # In memory, in a folder of checkpoints, and resumed from the initial rows after a kill.
     for name, more in (

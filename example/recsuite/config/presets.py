@@ -33,7 +33,21 @@ class Total(int):
 # name: (sentence, {flag: value}).
 PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "rating": (
-        "Ratings: the initial rows are those of a Gaussian model, so small steps and few epochs are enough.",
+        "Ratings: drawn rows, held by a decay in proportion to events.",
+        {
+            "task": "rating",
+            "lr": 0.12,
+            "dense_lr": 0.0003,
+            "l2": 0.06,
+            # A decay of all rows alike would shrink those of few events as much as those of many.
+            "weight_decay": 0.0,
+            "epochs": 15,
+            "patience": 3,
+        },
+    ),
+    "solved": (
+        "Ratings, up to some ten million: the initial rows are those of a Gaussian model, which one process "
+        "solves before the first epoch; small steps follow.",
         {
             "task": "rating",
             "initial_rows": "gaussian",
@@ -97,8 +111,7 @@ def fitting_preset(config: Config, given: Collection[str]) -> str:
     if model.in_batch_negatives:
         is_equal = "history_weights" in given and not model.learns_history_weights
         return NONE if is_equal or ("history" in given and data.history == 0) else "ranking"
-    # Rows of dynamic tables are drawn when they are inserted.
-    return "rating" if model.task == "rating" and config.tables.vocabulary != "dynamic" else NONE
+    return "rating" if model.task == "rating" else NONE
 
 
 def preset_flags(config: Config, given: Collection[str], world_size: int = 1) -> dict[str, Any]:

@@ -691,6 +691,11 @@ class OptimizerConfig(Section):
         "Decoupled weight decay of all table rows, looked up or not: one pass shrinks them by the factor "
         "exp(-weight_decay), less as --lr falls.",
     )
+    l2: float = flag(
+        0.0,
+        "Decay in proportion to events, for --task rating and response: the loss of each event includes this "
+        "times the squares of the numbers in its two vectors.",
+    )
     dense_weight_decay: float = flag(
         20.0, "Decoupled weight decay of the dense part: one step shrinks it by this times --dense_lr."
     )
@@ -705,6 +710,7 @@ class OptimizerConfig(Section):
         for name in ("lr", "dense_lr"):
             value = getattr(self, name)
             require(0 < value < float("inf"), f"--{name} must be above 0, got {value}")
+        require(0 <= self.l2 < float("inf"), f"--l2 must be at least 0, got {self.l2}")
         require(
             0 <= self.dense_weight_decay * self.dense_lr < 1,
             f"--dense_weight_decay must be at least 0 and below 1 / --dense_lr, got "

@@ -15,7 +15,6 @@ from socket import gethostname
 from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
-from recsuite.config.presets import AUTO, NONE
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.leakage import MOST_ITEM_LEAKAGE
@@ -305,10 +304,6 @@ def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config
             check_task(schema, task)
         say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
         config = config.replaced(task=fitting[0])
-    dynamic = next((feature.name for feature in schema.features if feature.is_dynamic), None)
-    if config.model.task == "rating" and config.model.preset == AUTO and dynamic is not None:
-        say(f"--preset none, because {dynamic} is dynamic, and its rows are drawn when they are inserted")
-        config = config.replaced(preset=NONE)
     return config
 
 

@@ -8,7 +8,7 @@ Shapes: B events, U users, N items, D numbers in a vector or a row of a table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from recsuite.models.layers import (
     biased_products,
     make_mlp,
     repeated,
+    with_slow_bias,
 )
 from recsuite.models.rows import FeatureRows, Inputs, Weight
 
@@ -69,7 +70,7 @@ class TwoSided(nn.Module):
         """Return the prediction for each user with each item, float32 [U, N]; override it for speed."""
         return torch.stack([self.score_pairs(user.expand_as(items), items) for user in users])
 
-    def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
+    def forward(self, rows: FeatureRows, batch: Inputs) -> Any:
         """Return the input of the loss, float32 [B, ...]: here the predictions."""
         return self.predict(rows, batch)
 
@@ -159,6 +160,16 @@ SCALE = 5.0
 LEAST_SHARE = 1e-4
 
 
+class WithSquares(NamedTuple):
+    """Input of a loss with a decay.
+
+    predictions: of B events, float32 [B]; squares: of the numbers of both vectors of each, float32 [B].
+    """
+
+    predictions: torch.Tensor
+    squares: torch.Tensor
+
+
 class Interaction(Head):
     """Predict mean + biases + <user factors, item factors> + MLP(user, item, user * item).
 
@@ -177,14 +188,35 @@ class Interaction(Head):
         self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_label, dtype=torch.float32))
 
+    def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
+        """See `TwoSided`."""
+        return with_slow_bias(super().user_vectors(rows, batch))
+
+    def item_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
+        """See `TwoSided`."""
+        return with_slow_bias(super().item_vectors(rows, batch))
+
+    def forward(self, rows: FeatureRows, batch: Inputs) -> WithSquares:
+        """Return the input of the loss."""
+        users, items = self.user_vectors(rows, batch), self.item_vectors(rows, batch)
+        return WithSquares(self.scores(users, items), users.square().sum(1) + items.square().sum(1))
+
+    def predictions(self, output: WithSquares) -> torch.Tensor:
+        """Return predicted labels, float32 [B], of the input of the loss."""
+        return output.predictions
+
     def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """See `Head`."""
         return batch.history_labels - self.mean_rating
 
-    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return predicted labels, see `TwoSided`."""
+    def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Return what the loss takes for each pair of vectors, float32 [B]: here predicted labels."""
         score, products = biased_products(users, items)
         return self.mean_rating + score + self.mlp(users, items, products)
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Return predicted labels, see `TwoSided`."""
+        return self.scores(users, items)
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return predicted labels, see `TwoSided`."""
@@ -207,9 +239,9 @@ class Response(Interaction):
         """See `Head`."""
         return batch.history_labels - self.mean_rating.sigmoid()
 
-    def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return logits, float32 [B]: the logarithm in the loss is exact only for them."""
-        return super().score_pairs(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
+    def predictions(self, output: WithSquares) -> torch.Tensor:
+        """Return probabilities: the loss takes logits, for which alone its logarithm is exact."""
+        return output.predictions.sigmoid()
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return probabilities, see `Head`."""

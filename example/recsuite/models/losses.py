@@ -52,6 +52,28 @@ class LogLoss(nn.Module):
         return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
 
 
+class Decayed(nn.Module):
+    """A loss plus a decay in proportion to events: each event adds l2 times the squares of its vectors.
+
+    It is the L2 term of matrix factorization, of the batch instead of all rows: rows without events stay, and
+    the decay of a row grows with its events as its gradient does. Source: Koren, Bell and Volinsky, "Matrix
+    factorization techniques for recommender systems", 2009.
+
+    loss: of predictions and a batch. A model that returns predictions alone has no decay.
+    """
+
+    def __init__(self, loss: nn.Module, l2: float) -> None:
+        super().__init__()
+        self.loss, self.l2 = loss, l2
+
+    def forward(self, output: Any, batch: Labelled) -> torch.Tensor:
+        """Return the loss, float32 [], of a `models.heads.WithSquares`, or of predictions float32 [B]."""
+        if isinstance(output, torch.Tensor):
+            return self.loss(output, batch)
+        predictions, squares = output
+        return self.loss(predictions, batch) + self.l2 * (batch.weights * squares).mean()
+
+
 class SampledSoftmax(nn.Module):
     """Softmax loss of the chosen item against items of other events of a group and drawn negatives.
 

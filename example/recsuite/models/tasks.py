@@ -14,7 +14,7 @@ from torch import nn
 from recsuite.config.sections import HSTU, MAX_EMBEDDING_DIM, ModelConfig, require
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, Feature, Schema
 from recsuite.models.heads import Head, Interaction, Response, TwoTower
-from recsuite.models.losses import LogLoss, SampledSoftmax, SquaredError
+from recsuite.models.losses import Decayed, LogLoss, SampledSoftmax, SquaredError
 
 
 class ModelData(NamedTuple):
@@ -87,8 +87,11 @@ class WorkerTask(ABC):
         """Return the library's model for the task, untrained."""
 
     @abstractmethod
-    def make_loss(self, data: TrainingData) -> nn.Module:
-        """Return the loss: (output of the head, batch) -> weighted mean over the batch, float32 []."""
+    def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
+        """Return the loss: (output of the head, batch) -> weighted mean over the batch, float32 [].
+
+        l2: see `Decayed`; a ranking has none.
+        """
 
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
         """Return predicted labels, float32 [B], of the output of the head for the loss."""
@@ -129,9 +132,9 @@ class Rating(WorkerTask):
         # The mean label is added, so that rows and layers learn only differences from it.
         return Interaction(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
 
-    def make_loss(self, data: TrainingData) -> SquaredError:
+    def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
         """See `WorkerTask`."""
-        return SquaredError()
+        return Decayed(SquaredError(), l2)
 
 
 class ResponseTask(WorkerTask):
@@ -148,9 +151,9 @@ class ResponseTask(WorkerTask):
         # The share of yes is added, so that rows and layers learn only differences from it.
         return Response(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
 
-    def make_loss(self, data: TrainingData) -> LogLoss:
+    def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
         """See `WorkerTask`."""
-        return LogLoss()
+        return Decayed(LogLoss(), l2)
 
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
         """See `WorkerTask`."""
@@ -182,7 +185,7 @@ class Ranking(WorkerTask):
         )
         return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places, max(1, len(types)))
 
-    def make_loss(self, data: TrainingData) -> SampledSoftmax:
+    def make_loss(self, data: TrainingData, l2: float = 0.0) -> SampledSoftmax:
         """See `WorkerTask`."""
         ids = data.item_ids()
         # A copy: the columns are memory-mapped, and read-only.

@@ -133,7 +133,7 @@ def unsharded(
         else table.rows
         for table in held
     }
-    model = make_model(columns, config.model, head, num_rows, loss)
+    model = make_model(columns, config, head, num_rows, loss)
     storage = make_storage(config.tables, num_rows, widths, specs, tables, context)
     sharder = make_sharder(tables, config, specs, context, max(widths.values()), storage)
     return model, sharder, num_rows, specs

@@ -18,6 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, require
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
@@ -236,7 +237,7 @@ def make_head(
 
 def make_model(
     columns: Columns,
-    config: ModelConfig,
+    config: Config,
     head: nn.Module,
     num_rows: Mapping[str, int],
     loss: nn.Module | None = None,
@@ -246,5 +247,6 @@ def make_model(
     num_rows: of each table, by its name; loss: None for that of the task.
     """
     lists = [table.name for table in columns.tables if table.feature.multi]
-    recommender = Recommender(num_rows, config.embedding_dim, head, lists)
-    return TrainableModel(recommender, loss or TASKS[config.task].make_loss(columns))
+    recommender = Recommender(num_rows, config.model.embedding_dim, head, lists)
+    loss = loss or TASKS[config.model.task].make_loss(columns, config.optimizer.l2)
+    return TrainableModel(recommender, loss)

@@ -122,7 +122,7 @@ class EmbeddingTable(ABC):
         """
         raise UserError(
             f"The initial rows of the table {self.name} cannot be given, because it is dynamic. Fix: give "
-            "--preset none, or --vocabulary fixed."
+            "--initial_rows random, or --vocabulary fixed."
         )
 
     def subtract(self, rows: torch.Tensor) -> None:

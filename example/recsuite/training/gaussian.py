@@ -631,7 +631,7 @@ def check_size(columns: Columns, d: int) -> None:
     if dynamic is not None:
         raise UserError(
             f"--initial_rows gaussian requires tables of a fixed size, and {dynamic} is dynamic; give "
-            "--preset none."
+            "--initial_rows random."
         )
     # Moments, and covariances of vectors, of rows and of rows of lists, of which the trial of lists keeps two
     # copies.
@@ -642,5 +642,5 @@ def check_size(columns: Columns, d: int) -> None:
         raise UserError(
             f"--initial_rows gaussian requires {needed / 2**30:.1f} GiB of memory for {owners:,} users and "
             f"items and {rows:,} rows with {d} numbers each, and {free / 2**30:.1f} GiB are free; give a "
-            "smaller --embedding_dim, or --preset none."
+            "smaller --embedding_dim, or --initial_rows random."
         )
