@@ -86,6 +86,7 @@ def build_model(
     Raises:
         UserError: see `make_plan` and `check_rule`.
     """
+    config = config.with_global_batch(columns.num_train, context.world_size)
     memory = _room_per_rank(config.tables, context)
     model, sharder, num_rows, specs = unsharded(columns, config, context, tables, memory, maker, loss)
     plan = make_plan(model, sharder, num_rows, specs, config, context, tables)
@@ -113,8 +114,8 @@ def unsharded(
     Also returns the sharder of its tables, the rows of each table on all ranks, and the specs of dynamic
     tables. Not collective.
 
-    context: of a rank, or a description of one that is not running; memory: bytes of each rank; others: see
-    `build_model`.
+    config: with a number for --batch_size; context: of a rank, or a description of one that is not running;
+    memory: bytes of each rank; others: see `build_model`.
 
     Raises:
         UserError: see `check_rule` and `specs_of`.
@@ -221,8 +222,7 @@ def make_sharder(
         "uvm",
     )
     check_rule(rule, cpu_tables if is_cpu else "gpu", bool(specs))
-    # A step uses the batches of all ranks, so the rate is for that many events.
-    rate = rule.rate(config.loader.batch_size * context.world_size)
+    rate = rule.rate(int(config.loader.batch_size))
     fused_params = {"optimizer": rule.fbgemm, "learning_rate": rate, **rule.options()}
     # A row out of range is a bug in this library: it must end the run, and not become row 0.
     fused_params["bounds_check_mode"] = BoundsCheckMode.FATAL
@@ -267,7 +267,7 @@ def make_plan(
     kernels, cache = _kernels(config)
     every = dict.fromkeys(num_rows, kernels)
     constraints = constraints_of(num_rows, specs, sharder, context.world_size, every, cache)
-    planner = make_planner(topology, constraints, config.loader.batch_size)
+    planner = make_planner(topology, constraints, -(-int(config.loader.batch_size) // context.world_size))
     try:
         return planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
     except PlannerError as error:
