@@ -115,7 +115,7 @@ def test_drawn_items_are_distinct_training_items_and_equal_on_every_rank(config:
     assert 12 < len(known) <= 40 < columns.num_items
     # More than one rank have parts of the batch of one.
     parts = [
-        EventBatches(columns, config.replaced(batch_size=60 // world_size), rank, world_size)
+        EventBatches(columns, config, rank, world_size)
         for world_size in (1, 2, 3)
         for rank in range(world_size)
     ]
@@ -165,7 +165,7 @@ def test_all_items_are_drawn_in_order_if_there_are_few(config: Config) -> None:
 def test_a_resumed_pass_draws_the_same_items_as_an_uninterrupted_one(config: Config) -> None:
     config = config.replaced(negatives=12)
     columns = open_columns(config)
-    one, three = (EventBatches(columns, config.replaced(batch_size=size), 0, 60 // size) for size in (60, 20))
+    one, three = (EventBatches(columns, config, 0, world_size) for world_size in (1, 3))
     for step in range(1, 4):
         resumed = three._negatives(Request("train", 1, step - 1, first=60))
         assert resumed.tolist() == one._negatives(Request("train", 1, step)).tolist()
