@@ -7,6 +7,7 @@ FOLDER has their data, and gets a report of each.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -18,12 +19,12 @@ from recsuite.runtime.process import end_process
 DYNAMIC = ("--vocabulary", "dynamic", "--capacity", "2000")
 # Name, script and flags of each training. All but two have the batch that the number of events gives.
 SCRIPTS = {
-    "rating": ("example", "--epochs", "2"),
-    "stream": ("example", "--stream", "--window", "60d", *DYNAMIC, "--batch_size", "100"),
-    "ranking": ("example", "--task", "ranking", "--epochs", "2", "--embedding_dim", "16"),
-    # Three groups of negatives, which begin and end in the middle of a rank's events.
-    "retrieval": ("retrieval", "--train", *DYNAMIC, "--embedding_dim", "16", "--batch_size", "601"),
-    "sequential": ("sequential", "--train", "--epochs", "2", "--embedding_dim", "16", "--negatives", "64"),
+    "rating": ("example", "--epochs", "1"),
+    "stream": ("example", "--stream", "--window", "120d", *DYNAMIC, "--batch_size", "100"),
+    "ranking": ("example", "--task", "ranking", "--epochs", "1", "--embedding_dim", "16"),
+    # Two groups of negatives, which begin and end in the middle of a rank's events.
+    "retrieval": ("retrieval", "--train", *DYNAMIC, "--epochs", "1", "--batch_size", "301"),
+    "sequential": ("sequential", "--train", "--epochs", "1", "--embedding_dim", "16", "--negatives", "64"),
     "ctr": ("ctr", "--epochs", "1", "--embedding_dim", "8"),
     "multitask": ("multitask", "--epochs", "1", "--embedding_dim", "8"),
 }
@@ -34,6 +35,8 @@ def main() -> None:
     """Run all scripts."""
     folder, examples = Path(sys.argv[1]), Path(__file__).parents[2] / "example"
     sys.path.append(str(examples))
+    # The name of the machine may have no address.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
     for name, (script, *flags) in SCRIPTS.items():
         data, report = folder / DATA.get(script, "ratings"), folder / f"{name} {dist.get_world_size()}"

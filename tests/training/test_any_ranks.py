@@ -23,9 +23,9 @@ RANKS = (1, 2, 3, 8)
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """Reports of all scripts, by number of ranks."""
     folder = tmp_path_factory.mktemp("any")
-    write_synthetic(folder / "ratings", 4_000, seed=0)
-    criteo_log.write_log(folder / "clicks", 3_000)
-    shop_log.write_log(folder / "shop", rows=3_000)
+    write_synthetic(folder / "ratings", 2_000, seed=0)
+    criteo_log.write_log(folder / "clicks", 2_000)
+    shop_log.write_log(folder / "shop", rows=2_000)
     for ranks in RANKS:
         succeeded(torchrun(ranks, SUPPORT / "scripts_on_ranks.py", folder, timeout=120))
     return {
