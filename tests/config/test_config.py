@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_help_lists_every_flag_and_section() -> None:
         assert f"--{name}" in text
     for name in sections():
         assert f"\n{name}:\n" in text
-    assert "Ratings per rank and step" in text
+    assert "Events of a step, shared by all processes" in text
 
 
 def test_parsed_values_have_the_types_of_their_fields() -> None:

@@ -143,7 +143,7 @@ def read_recorded(folder: Path) -> dict[str, Any]:
 
 def _with_global_batch(folder: Path, flags: dict[str, Any]) -> dict[str, Any]:
     """Return recorded flags with the batch of all processes: before --local_batch_size it was that of one."""
-    if "local_batch_size" in flags or "batch_size" not in flags:
+    if "local_batch_size" in flags or not isinstance(flags.get("batch_size"), int):
         return flags
     return {**flags, "batch_size": flags["batch_size"] * read_manifest(folder).world_size}
 
