@@ -50,8 +50,12 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     """Return the results of all trainings."""
     runs = []
     with tempfile.TemporaryDirectory() as folder:
-        drawn = ("--dataset", "synthetic", "--data_path", folder, "--synthetic_ratings", flags.ratings)
-        data = {f"synthetic, {flags.ratings:,} ratings": drawn}
+        data: dict[str, tuple[object, ...]] = {
+            f"synthetic, {flags.ratings:,} ratings": (
+                *("--dataset", "synthetic", "--data_path", folder),
+                *("--synthetic_ratings", flags.ratings),
+            )
+        }
         if flags.real:
             data["ml-latest-small"] = ("--data_path", flags.real, "--cache_dir", f"{folder}/real")
         for name, files in data.items():
