@@ -114,8 +114,8 @@ def unsharded(
     Also returns the sharder of its tables, the rows of each table on all ranks, and the specs of dynamic
     tables. Not collective.
 
-    config: with a number for --batch_size; context: of a rank, or a description of one that is not running;
-    memory: bytes of each rank; others: see `build_model`.
+    context: of a rank, or a description of one that is not running; memory: bytes of each rank; others: see
+    `build_model`.
 
     Raises:
         UserError: see `check_rule` and `specs_of`.
@@ -123,6 +123,7 @@ def unsharded(
     # Again, right before the dense weights are drawn: they must not depend on earlier draws from torch's
     # generator.
     torch.manual_seed(config.runtime.seed)
+    config = config.with_global_batch(columns.num_train, context.world_size)
     head = make_head(columns, config.model, config.data.history, maker)
     held, seed, is_stream = held_tables(columns), config.runtime.seed, bool(config.stream.stream)
     widths = widths_of(head, [table.name for table in held], config.model.embedding_dim)

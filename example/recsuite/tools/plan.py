@@ -293,7 +293,6 @@ def trained_tables(columns: Columns, config: Config, rule: TableRule, ids: Mappi
 
     def make(cluster: Cluster, widest: int) -> PlannedTables:
         cut = config.replaced(embedding_dim=min(config.model.embedding_dim, widest))
-        cut = cut.with_global_batch(columns.num_train, cluster.context.world_size)
         memory = cluster.hbm if cluster.gpus_per_host else cluster.host_memory // cluster.procs_per_host
         model, sharder, num_rows, specs = unsharded(columns, cut, cluster.context, rule, memory)
         widths = model.recommender.widths
