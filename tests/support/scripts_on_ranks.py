@@ -17,13 +17,15 @@ import torch.distributed as dist
 from recsuite.runtime.process import end_process
 
 DYNAMIC = ("--vocabulary", "dynamic", "--capacity", "2000")
-# Name, script and flags of each training. All but two have the batch that the number of events gives.
+# Name, script and flags of each training. All but three have the batch that the number of events gives.
 SCRIPTS = {
     "rating": ("example", "--epochs", "1"),
     "stream": ("example", "--stream", "--window", "120d", *DYNAMIC, "--batch_size", "100"),
     "ranking": ("example", "--task", "ranking", "--epochs", "1", "--embedding_dim", "16"),
     # Two groups of negatives, which begin and end in the middle of a rank's events.
     "retrieval": ("retrieval", "--train", *DYNAMIC, "--epochs", "1", "--batch_size", "301"),
+    # Of eight ranks the last one has no events.
+    "few": ("example", "--task", "ranking", "--preset", "none", "--epochs", "1", "--batch_size", "20"),
     "sequential": ("sequential", "--train", "--epochs", "1", "--embedding_dim", "16", "--negatives", "64"),
     "ctr": ("ctr", "--epochs", "1", "--embedding_dim", "8"),
     "multitask": ("multitask", "--epochs", "1", "--embedding_dim", "8"),

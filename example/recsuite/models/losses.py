@@ -144,10 +144,10 @@ class SampledSoftmax(nn.Module):
         size = 8 * width
         everyones = batch.gathered(items)
         all_rows, all_real = batch.gathered(torch.stack([rows, (batch.weights > 0).long()], dim=1)).unbind(1)
-        # Events of the last rank that are beyond the global batch are padding without a group.
+        # Rows of the last ranks that are beyond the global batch are padding without a group.
         end = max(0, min(len(everyones) - first, len(users)))
         losses = []
-        for begin in range(first // size * size, first + end, size):
+        for begin in range(first // size * size, first + end, size) if end else ():
             group = slice(begin, begin + size)
             own = slice(max(begin - first, 0), min(begin + size - first, end))
             members, seen_bits = all_rows[group], batch.seen_bits[own]

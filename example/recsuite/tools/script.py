@@ -462,6 +462,7 @@ def report_test(
     test = evaluator.test(model.model, progress.epoch)
     print_results(describe_step(progress), test, data.columns, config, context)
     if context.rank == 0 and config.monitoring.report_dir:
+        config = config.with_global_batch(data.columns.num_train, context.world_size)
         write_test(test, data.columns, config)
 
 
