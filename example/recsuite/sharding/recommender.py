@@ -115,9 +115,10 @@ class ModelInput(Pipelineable):
         return self.share.first if self.share else 0
 
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows of all events of the global batch in order, [G, ...], of those of the events here,
-        [B, ...], for losses over events of several ranks. Gradients return to the ranks of the rows.
-        Collective: every rank.
+        """Return the rows of all events of the global batch in order, float32 [G, ...], for losses over events
+        of several ranks. Gradients return to the ranks of the rows. Collective: every rank.
+
+        rows: of the events here, float32 [B, ...], or integers.
         """
         if self.share is None:
             return rows
