@@ -115,8 +115,9 @@ class ModelInput(Pipelineable):
         return self.share.first if self.share else 0
 
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows of all events of the global batch in order, float32 [G, ...], for losses over events
-        of several ranks. Gradients return to the ranks of the rows. Collective: every rank.
+        """Return the rows of all events of the global batch, in order, float32 [G, ...]. Collective.
+
+        For losses over events of several ranks: gradients return to the ranks of the rows.
 
         rows: of the events here, float32 [B, ...], or integers.
         """
