@@ -101,8 +101,8 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
     """The losses, by pipeline, and the metrics of a ranking that learns how much items of a history count."""
     from recsuite.config import sections
 
-    # Groups of events of several ranks, however many there are.
-    in_batch_negatives, sections.IN_BATCH_NEGATIVES = sections.IN_BATCH_NEGATIVES, 40
+    # Of 480 events: a group has events of two ranks, whether there are two or three.
+    in_batch_negatives, sections.IN_BATCH_NEGATIVES = sections.IN_BATCH_NEGATIVES, 96
     flags = {"history_weights": "learned", "mlp_dims": (), "batch_size": 480}
     found = train_both_ways(columns, config.replaced(task="ranking", epochs=1, **flags), context)
     sections.IN_BATCH_NEGATIVES = in_batch_negatives
