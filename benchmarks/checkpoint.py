@@ -143,7 +143,7 @@ def run_rank(parts: Mapping[str, Part], part: str, settings_file: str, results: 
     config = Config.of(
         data_path=settings.ratings_folder,
         save_dir=str(Path(settings.folder) / "dumps"),
-        batch_size=4096,
+        local_batch_size=4096,
         history=0,
         embedding_dim=DIM,
         inc_dump=True,
@@ -567,7 +567,7 @@ def measure_tracking(settings: CheckpointSettings, config: Config, context: Runt
         kinds = {"with": True, "without": False}
         blocks = {name: partial(block, record) for name, record in kinds.items()}
         found = in_turns(blocks, settings.blocks, warm_up=1)
-    return {**found, "batch size": config.loader.batch_size}
+    return {**found, "batch size": config.loader.local_batch_size}
 
 
 PARTS: dict[str, Part] = {"dumps": measure_dumps, "loads": measure_loads, "tracking": measure_tracking}

@@ -3,8 +3,8 @@
     python benchmarks/dynamic_quality.py --data FOLDER --write    docs/dynamic_quality.json and two tables
     python benchmarks/dynamic_quality.py --data FOLDER --seeds 1 --epochs 1
 
-FOLDER has a MovieLens set. Each training is one process with the global batch of the defaults, on a core of
-its own. A seed draws the random split and the initial weights, and all kinds of tables share it: differences
+FOLDER has a MovieLens set. Each training is one process with the batch of the defaults, on a core of its
+own. A seed draws the random split and the initial weights, and all kinds of tables share it: differences
 are between trainings of one seed. Years and genres always have room. No setting is chosen by the results.
 Prints each figure beside its bar.
 """
@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from common import DOCS, bar, describe, finish, make_parser, mean, origin, spread, table, train
-from quality import GLOBAL_BATCH, RANDOM
+from quality import RANDOM
 
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
@@ -64,7 +64,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 def compare(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train with every kind of tables."""
     ids = ids_of_tables(flags.data, folder)
-    common = ("--batch_size", str(GLOBAL_BATCH), "--epochs", str(flags.epochs))
+    common = ("--epochs", str(flags.epochs))
     trainings = {
         (split, kind, seed): (*SPLITS[split], *kind_flags, *common, "--seed", str(seed))
         for seed in range(flags.seeds)

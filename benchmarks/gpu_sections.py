@@ -656,7 +656,7 @@ class TrainingSection:
     def _measure_group(self, case: TableCase, group: Sequence[str], num_workers: int) -> None:
         """Measure variants that are in memory at once, and free them."""
         columns = columns_of(self.folder, case.model)
-        config = case.model.config.replaced(batch_size=case.batches[0], num_workers=num_workers)
+        config = case.model.config.replaced(local_batch_size=case.batches[0], num_workers=num_workers)
         variants = VariantGroup(case, group, columns, self.context, config)
         for batch in case.batches:
             rates = _rates(variants.at(batch), batch, self.settings, self.context)
@@ -854,7 +854,7 @@ def measure_sharded(dim: int, context: RuntimeContext, settings: SectionSettings
 
     rows, number = settings.small_or((20_000, 2**10), (LOOKUP_ROWS, IDS // 4))
     model = two_tables(dim, MLP_DIMS, number, SETS * number)
-    config = model.config.replaced(batch_size=number)
+    config = model.config.replaced(local_batch_size=number)
     folder = Path(settings.folder) / f"columns-{dim}"
     folder.mkdir()
     make_columns(folder, rows, rows // 10, model.num_ratings, model)

@@ -44,7 +44,6 @@ from typing import Any, ClassVar
 import numpy as np
 from common import DOCS, bar, describe, finish, make_parser, mean, origin, processes, spread, table, train
 
-from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import (
     MEAN_SCORE,
     Planted,
@@ -59,8 +58,6 @@ from recsuite.datasets.movielens.synthetic import (
 PAGE = DOCS / "log" / "benchmarks.md"
 NUM_RANKS = 2
 NUM_SEEDS = 5
-# Of two processes: the number of steps is the same on any number of processes.
-GLOBAL_BATCH = NUM_RANKS * Config().loader.batch_size
 RANDOM = ("--split", "random", "--test_fraction", "0.1")
 RANKING = ("--task", "ranking", "--split", "leave_one_out")
 SECONDS_PER_DAY = 86_400
@@ -308,10 +305,8 @@ def real_trainings(folder: Path, num_seeds: int, cache: Path) -> Iterator[Qualit
         yield QualityTraining(f"{name} time 80/20", (*data, "--split", "time"), seed)
         yield QualityTraining(f"{name} leave one out", (*data, *RANKING), seed)
         for num_ranks in (1, 3) if name == "ml-latest-small" else ():
-            # The same global batch on any number of processes: else it would be another training.
-            batch = ("--batch_size", str(-(-GLOBAL_BATCH // num_ranks)))
             case = f"{name} random 90/10, {processes(num_ranks)}"
-            yield QualityTraining(case, (*data, *RANDOM, *batch), seed, num_ranks)
+            yield QualityTraining(case, (*data, *RANDOM), seed, num_ranks)
 
 
 def render(result: dict[str, Any]) -> str:

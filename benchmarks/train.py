@@ -229,7 +229,7 @@ def work_of(folder: Path, model: Model, batch_size: int) -> dict[str, float]:
 
     All intermediate results stay in caches; only the batch and the rows are moved.
     """
-    config = model.config.replaced(batch_size=batch_size)
+    config = model.config.replaced(local_batch_size=batch_size)
     batches = EventBatches(columns_of(folder, model), config, 0, 2)
     arrays = batches.make(Request("train", 0, 0))
     batch = dict(zip(Batch._fields, arrays, strict=True))

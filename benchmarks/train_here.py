@@ -201,7 +201,7 @@ class Here:
         from recsuite.datasets.loader import EpochSampler, build_dataloader
         from recsuite.training.steps import InputPipeline
 
-        config = self.config.replaced(batch_size=batch_size)
+        config = self.config.replaced(local_batch_size=batch_size)
         sampler = EpochSampler(EventBatches(self.columns, config, self.context.rank, self.context.world_size))
         inputs = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
         for epoch in itertools.count():

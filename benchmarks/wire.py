@@ -59,9 +59,7 @@ def main() -> None:
 
     parser = make_parser(__doc__)
     parser.add_argument("--ratings", type=int, default=1_000_000, help="of the synthetic data set")
-    parser.add_argument(
-        "--batch", type=int, default=Config().loader.batch_size, help="of each of the two ranks"
-    )
+    parser.add_argument("--batch", type=int, default=2048, help="of each of the two ranks")
     parser.add_argument("--without", default="-", help="skip layouts with this word in their names")
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each layout, in turns")
     parser.add_argument("--steps", type=int, default=30, help="of one measurement")

@@ -40,8 +40,7 @@ PRESETS_HEAD = """`--preset NAME` sets the flags of its column that are not give
 ratings with `--vocabulary dynamic`, or for rankings with `--history 0` or `--history_weights equal`.
 `retrieval.py` and `sequential.py` name theirs. A checkpoint keeps the values, and a resume or a load takes
 them from there.
-[The log](log/2026-11.md#defaults-for-ratings) says how they were chosen. The `--batch_size` of a sequence is
-that of all processes together: each gets an equal part."""
+[The log](log/2026-11.md#defaults-for-ratings) says how they were chosen."""
 # Of the line that names a flag's default, in the help of the parser.
 DEFAULT = " (default: "
 

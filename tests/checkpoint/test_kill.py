@@ -154,7 +154,7 @@ def place(few_ratings: Path, tmp_path: Path) -> Place:
 
 
 def flags(place: Place, save_dir: Path, *more: object) -> list[str]:
-    fixed = ("--data_path", place.data, "--save_dir", save_dir, "--batch_size", 64, "--embedding_dim", 8)
+    fixed = ("--data_path", place.data, "--save_dir", save_dir, "--batch_size", 128, "--embedding_dim", 8)
     return [str(flag) for flag in (*fixed, *more)]
 
 

@@ -17,6 +17,7 @@ from recsuite.checkpoint.recorded import (
     MODEL_FLAGS,
     NAME_FLAGS,
     TABLE_FLAGS,
+    read_recorded,
     with_recorded,
 )
 from recsuite.config.config import Config, flag_names
@@ -53,7 +54,7 @@ OF_THE_COMMAND_LINE = (
         "by",
         "cutoffs",
     ),
-    *("pipeline", "timeout", "rebuild", "distribution", "storage", "memory_budget"),
+    *("local_batch_size", "pipeline", "timeout", "rebuild", "distribution", "storage", "memory_budget"),
     *("storage_dir", "cache_load_factor"),
 )
 
@@ -248,9 +249,21 @@ def test_a_resumed_training_keeps_its_flags_and_names_those_that_change(
     first = ("--dump", "--data_path", synthetic_folder, "--epochs", 1, "--lr", 0.03, "--preset", "none")
     succeeded(python(EXAMPLE, *first, *save_dir))
     data = ("--data_path", synthetic_folder)
-    again = succeeded(python(EXAMPLE, "--resume", "--epochs", 2, "--batch_size", 2048, *data, *save_dir))
-    assert "as in the training: --preset none --lr 0.03\n" in again
+    again = succeeded(python(EXAMPLE, "--resume", "--epochs", 2, *data, *save_dir))
+    assert "as in the training: --preset none --batch_size 256 --lr 0.03\n" in again
     assert "continues with other flags than before: --epochs 2 (was 1)\n" in again
+    shared = succeeded(python(EXAMPLE, "--resume", "--epochs", 3, "--local_batch_size", 99, *data, *save_dir))
+    assert "continues with other flags than before: --epochs 3 (was 2), --batch_size 99 (was 256)\n" in shared
+
+
+def test_a_batch_of_one_process_is_read_as_that_of_all_processes(trained: Config) -> None:
+    older = dict(trained.flags)
+    del older["local_batch_size"]
+    folder = Path(trained.checkpoint.save_dir) / "step-000000010"
+    write_manifest(folder, dataclasses.replace(read_manifest(folder), world_size=3))
+    add_file(folder, CONFIG, json.dumps(older).encode())
+    assert merged(trained, "--resume").loader.batch_size == 3 * 7
+    assert read_recorded(folder)["batch_size"] == 3 * 7
 
 
 # --- a checkpoint that comes from anywhere ---

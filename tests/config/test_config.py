@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_help_lists_every_flag_and_section() -> None:
         assert f"--{name}" in text
     for name in sections():
         assert f"\n{name}:\n" in text
-    assert "Ratings per rank and step" in text
+    assert "Events of a step, shared by all processes" in text
 
 
 def test_parsed_values_have_the_types_of_their_fields() -> None:
@@ -290,3 +291,44 @@ def test_a_folder_with_a_name_that_is_not_utf_8_is_refused() -> None:
 def test_scripts_pass_the_url_of_tables_to_their_trainings() -> None:
     for script in (online, pipeline):
         assert script.parse(["--data_path", "s3://bucket/a"])[0].data_path == "s3://bucket/a"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    ("flags", "num_events", "batch_size"),
+    [
+        ({}, 16_723, 256),
+        ({"task": "ranking"}, 16_723, 256),
+        # 50 steps of 512, and one event less.
+        ({}, 50 * 512, 512),
+        ({}, 50 * 512 - 1, 256),
+        # At least 64, and at most as many as the task takes.
+        ({}, 1, 64),
+        ({}, 10**9, 4096),
+        ({"task": "response"}, 10**9, 4096),
+        ({"task": "ranking"}, 10**9, 1024),
+        ({"task": "sequence"}, 10**9, 1024),
+        # Nobody knows how long a stream is.
+        ({"stream": True}, 1, 4096),
+        ({"batch_size": 7}, 10**9, 7),
+    ],
+)
+def test_the_batch_depends_on_the_events_and_not_on_the_processes(
+    flags: dict[str, Any], num_events: int, batch_size: int, world_size: int
+) -> None:
+    config = Config.of(**flags)
+    assert config.global_batch(num_events, world_size) == batch_size
+    recorded = config.with_global_batch(num_events, world_size)
+    assert recorded == config.replaced(batch_size=batch_size)
+    assert recorded.with_global_batch(1, 5) == recorded
+
+
+def test_a_batch_of_one_process_is_multiplied_by_the_processes() -> None:
+    recorded = Config.of(local_batch_size=100).with_global_batch(10_000, 3)
+    assert (recorded.loader.batch_size, recorded.loader.local_batch_size) == (300, 0)
+
+
+def test_a_batch_of_all_processes_and_one_of_each_cannot_both_be_given() -> None:
+    sentence = "^--batch_size and --local_batch_size cannot be used together.$"
+    with pytest.raises(UserError, match=sentence):
+        parse_args(["--batch_size", "512", "--local_batch_size", "256"])

@@ -11,16 +11,15 @@ from recsuite.config.config import Config, flag_names
 from recsuite.config.parser import build_parser, parse_given
 from recsuite.config.presets import AUTO, NONE, PRESETS, fitting_preset, in_words, preset_flags
 from recsuite.errors import UserError
-from recsuite.runtime.process import Launch
 from recsuite.tools import script
 from tests.support.launch import EXAMPLE, ROOT
 
 NAMES = [*PRESETS]
 
 
-def begun(*flags: object, world_size: int = 1) -> Config:
+def begun(*flags: object) -> Config:
     """The configuration that a training with these flags begins with."""
-    return script._begun(*parse_given([*map(str, flags)], world_size))
+    return script._begun(*parse_given([*map(str, flags)]))
 
 
 def without_name(config: Config) -> dict[str, Any]:
@@ -30,7 +29,7 @@ def without_name(config: Config) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_named_preset_equals_its_flags(name: str) -> None:
-    line = in_words(PRESETS[name][1]).replace(" / processes", "").split()
+    line = in_words(PRESETS[name][1]).split()
     assert without_name(begun("--preset", name)) == without_name(begun("--preset", "none", *line))
 
 
@@ -88,16 +87,6 @@ def test_given_flags_override_those_of_a_preset() -> None:
     assert found.model.embedding_dim == 128
     # Also where they say what the preset is not for, as long as it can be.
     assert begun("--preset", "ranking", "--history_weights", "equal").model.embedding_dim == 128
-
-
-@pytest.mark.parametrize("world_size", [1, 3, 5_000])
-@pytest.mark.parametrize("line", [("--preset", "sequence"), ("--task", "sequence")])
-def test_the_batch_size_of_the_sequence_preset_is_divided_by_the_processes(
-    line: tuple[str, ...], world_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(script, "read_launch", lambda: Launch(world_size=world_size))
-    found = script._begun(*script.parse_once([*line]))
-    assert found.loader.batch_size == max(1, 1024 // world_size)
 
 
 def test_hstu_blocks_ignore_the_mlp_widths_of_a_preset() -> None:

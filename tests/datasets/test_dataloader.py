@@ -15,6 +15,7 @@ import torch
 from recsuite.config.config import Config
 from recsuite.datasets import loader as loader_module
 from recsuite.datasets.batches import EventBatches, Request
+from recsuite.datasets.batching import Batch
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader, choose_num_workers
 from recsuite.datasets.preparation.cache import open_columns
@@ -89,7 +90,7 @@ def test_every_rating_is_used_once_per_epoch_for_1_2_and_3_ranks(
             steps.add(dataset.num_steps(split))
             for step in range(dataset.num_steps(split)):
                 batch = dataset[Request(split, 4, step)]
-                assert len(batch.labels) == len(batch.weights) == config.loader.batch_size
+                assert len(batch.labels) == len(batch.weights) == dataset.local_batch_size
                 ratings.append(batch.labels[batch.weights > 0].numpy())
         assert len(steps) == 1
         np.testing.assert_array_equal(np.sort(np.concatenate(ratings)), expected)
@@ -118,37 +119,67 @@ def test_a_resumed_pass_gives_the_remaining_events_for_any_number_of_ranks(
 
 
 def test_ranks_share_the_global_batch_of_one_rank(columns: Columns, config: Config) -> None:
-    whole = EventBatches(columns, config.replaced(batch_size=600), 0, 1)
-    for world_size in (2, 3):
-        small = config.replaced(batch_size=600 // world_size)
-        parts = [EventBatches(columns, small, rank, world_size) for rank in range(world_size)]
-        for step in (0, whole.num_steps("train") - 1):
-            request = Request("train", 2, step)
-            joined = torch.cat([part[request].labels for part in parts])
-            assert torch.equal(joined, whole[request].labels)
+    # Of 600 events 7 ranks have 86 each and the last one 84; of 5 events 8 ranks have one each, or none.
+    for batch_size, sizes in ((600, (2, 3, 7, 8)), (5, (3, 8))):
+        one = config.replaced(batch_size=batch_size)
+        whole = EventBatches(columns, one, 0, 1)
+        for world_size in sizes:
+            parts = [EventBatches(columns, one, rank, world_size) for rank in range(world_size)]
+            assert {part.local_batch_size for part in parts} == {-(-batch_size // world_size)}
+            for step in (0, whole.num_steps("train") - 1):
+                request = Request("train", 2, step)
+                batches, expected = [part[request] for part in parts], whole[request]
+                joined = torch.cat([batch.labels for batch in batches])
+                assert torch.equal(joined[:batch_size], expected.labels)
+                assert not joined[batch_size:].any()
+                masked = torch.cat(
+                    [users_of(part, batch) for part, batch in zip(parts, batches, strict=True)]
+                )
+                assert torch.equal(masked[:batch_size], users_of(whole, expected))
+
+
+def users_of(dataset: EventBatches, batch: Batch) -> torch.Tensor:
+    """The table rows of the users of a batch, 0 where they are masked."""
+    return batch.values.split(batch.lengths.view(len(dataset.tables), -1).sum(1).tolist())[0]
 
 
 def test_an_event_has_the_weight_1_in_a_window_of_any_size(columns: Columns, config: Config) -> None:
-    size = config.loader.batch_size
+    size = 256
     # Also in the second step of a window, in a resumed one, and on the second of two ranks.
     for number, step, first, rank, world_size, num_real in (
         (1, 0, 0, 0, 1, 1),
         (2 * size, 0, 0, 0, 1, size),
         (size + 7, 1, 0, 0, 1, 7),
         (size + 7, 0, size, 0, 1, 7),
-        (size + 7, 0, 0, 1, 2, 7),
+        (size // 2 + 7, 0, 0, 1, 2, 7),
     ):
         request = Request("train", 0, step, first, window=(100, 100 + number))
         batch = EventBatches(columns, config, rank, world_size)[request]
-        assert batch.weights.tolist() == [1.0] * num_real + [0.0] * (size - num_real)
+        rows = size // world_size
+        assert batch.weights.tolist() == [1.0] * num_real + [0.0] * (rows - num_real)
 
 
-def test_weights_make_the_mean_over_ranks_the_mean_over_real_rows(columns: Columns, config: Config) -> None:
-    parts = [EventBatches(columns, config, rank, 3) for rank in range(3)]
-    last = parts[0].num_steps("train") - 1
-    batches = [part[Request("train", 0, last)] for part in parts]
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 300])
+def test_an_event_of_a_window_counts_as_one_of_a_full_batch_on_any_number_of_ranks(
+    columns: Columns, config: Config, world_size: int
+) -> None:
+    for number in (7, 256):
+        request = Request("train", 0, 0, window=(100, 100 + number))
+        parts = [EventBatches(columns, config, rank, world_size)[request] for rank in range(world_size)]
+        means = [float(part.weights.mean()) for part in parts]
+        assert np.mean(means) == pytest.approx(number / 256)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 300])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_weights_make_the_mean_over_ranks_the_mean_over_real_rows(
+    columns: Columns, config: Config, world_size: int, is_last: bool
+) -> None:
+    parts = [EventBatches(columns, config, rank, world_size) for rank in range(world_size)]
+    step = parts[0].num_steps("train") - 1 if is_last else 0
+    batches = [part[Request("train", 0, step)] for part in parts]
     real = torch.cat([batch.labels[batch.weights > 0] for batch in batches])
-    assert 0 < len(real) < 3 * config.loader.batch_size
+    assert (0 < len(real) < 256) if is_last else len(real) == 256
     mean = torch.stack([(batch.weights * batch.labels).mean() for batch in batches]).mean()
     assert float(mean) == pytest.approx(float(real.mean()), rel=1e-6)
 

@@ -60,7 +60,7 @@ def histories(columns: Columns, config: Config, split: str, ranks: int = 1) -> d
     """By the position of each event of a split, its history as batches have it."""
     found: dict[int, History] = {}
     for rank in range(ranks):
-        dataset = EventBatches(columns, config.replaced(batch_size=48 // ranks), rank, ranks)
+        dataset = EventBatches(columns, config, rank, ranks)
         for step in range(dataset.num_steps(split)):
             request = Request(split, 1, step)
             batch, positions = dataset[request], dataset._positions_of_step(request)[0]

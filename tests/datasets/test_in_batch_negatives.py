@@ -81,6 +81,21 @@ def test_in_batch_negatives_that_a_user_has_seen_are_marked(config: Config, batc
     assert number > 500
 
 
+@pytest.mark.parametrize("world_size", [2, 3, 7, 70])
+def test_a_group_has_the_same_items_and_marks_on_any_number_of_ranks(config: Config, world_size: int) -> None:
+    # Groups of 24 of 60 events, of which ranks have 30, 20, 9 or at most one.
+    config = config.replaced(negatives=13)
+    columns = open_columns(config)
+    whole, *parts = (
+        EventBatches(columns, config, rank, number) for number in (1, world_size) for rank in range(number)
+    )
+    for step in (0, 1, whole.num_steps("train") - 1):
+        request = Request("train", 1, step)
+        joined = torch.cat([part[request].seen_bits for part in parts])
+        assert torch.equal(joined[:60], whole[request].seen_bits)
+        assert not joined[60:].any()
+
+
 @pytest.mark.parametrize(("task", "split"), [("rating", "train"), ("ranking", "validation")])
 def test_no_negative_is_marked_without_in_batch_negatives(config: Config, task: str, split: str) -> None:
     config = config.replaced(task=task, validation_fraction=0.1)
@@ -115,7 +130,7 @@ def test_drawn_items_are_distinct_training_items_and_equal_on_every_rank(config:
     assert 12 < len(known) <= 40 < columns.num_items
     # More than one rank have parts of the batch of one.
     parts = [
-        EventBatches(columns, config.replaced(batch_size=60 // world_size), rank, world_size)
+        EventBatches(columns, config, rank, world_size)
         for world_size in (1, 2, 3)
         for rank in range(world_size)
     ]
@@ -165,7 +180,7 @@ def test_all_items_are_drawn_in_order_if_there_are_few(config: Config) -> None:
 def test_a_resumed_pass_draws_the_same_items_as_an_uninterrupted_one(config: Config) -> None:
     config = config.replaced(negatives=12)
     columns = open_columns(config)
-    one, three = (EventBatches(columns, config.replaced(batch_size=size), 0, 60 // size) for size in (60, 20))
+    one, three = (EventBatches(columns, config, 0, world_size) for world_size in (1, 3))
     for step in range(1, 4):
         resumed = three._negatives(Request("train", 1, step - 1, first=60))
         assert resumed.tolist() == one._negatives(Request("train", 1, step)).tolist()

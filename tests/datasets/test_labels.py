@@ -132,7 +132,8 @@ def test_a_batch_has_all_labels_and_the_weight_of_one_that_is_lacking_is_0(confi
 
 def _pipeline(dataset: EventBatches) -> Any:
     pipeline = InputPipeline.__new__(InputPipeline)
-    pipeline.keys, pipeline.item = [table.name for table in dataset.tables], None
+    pipeline.keys = [table.name for table in dataset.tables]
+    pipeline.item = pipeline.share = None
     return pipeline
 
 

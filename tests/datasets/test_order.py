@@ -54,7 +54,7 @@ def read_in(dataset: EventBatches, request: Request) -> Iterator[Read]:
     batch: Batch = dataset[request]
     found = lists_of(dataset.tables, batch)
     lists = found["history"]
-    first = len(lists) - dataset.batch_size
+    first = len(lists) - dataset.local_batch_size
     positions = dataset._positions_of_step(request)[0]
     items = movie_rows(dataset)[dataset.features.column("rows")["item"][positions]]
     for place, (position, item) in enumerate(zip(positions.tolist(), items, strict=True), start=first):
@@ -214,7 +214,7 @@ def test_ages_are_the_seconds_to_the_last_event_of_a_run_and_draws_differ_by_pas
         for step in range(dataset.num_steps(split)):
             request = Request(split, 0, step)
             batch, positions = dataset[request], dataset._positions_of_step(request)[0]
-            first = len(batch.reads) - dataset.batch_size
+            first = len(batch.reads) - dataset.local_batch_size
             lengths = batch.lengths.view(len(dataset.tables), -1)[-1].tolist()
             ends = np.cumsum(lengths)
             for row in set(batch.sources[first : first + len(positions)].tolist()):
@@ -242,9 +242,9 @@ def test_ages_are_the_seconds_to_the_last_event_of_a_run_and_draws_differ_by_pas
 def test_ranks_share_the_events_of_one_rank_step_by_step(config: Config, split: str) -> None:
     columns = open_columns(config)
     whole = EventBatches(columns, config, 0, 1)
-    for world_size in (2, 3):
-        small = config.replaced(batch_size=60 // world_size)
-        parts = [EventBatches(columns, small, rank, world_size) for rank in range(world_size)]
+    # 7 and 100 do not divide a batch, and of 100 ranks most have none of its events.
+    for world_size in (2, 3, 7, 100):
+        parts = [EventBatches(columns, config, rank, world_size) for rank in range(world_size)]
         assert {part.num_steps(split) for part in parts} == {whole.num_steps(split)}
         for step in range(whole.num_steps(split)):
             request = Request(split, 1, step)

@@ -221,7 +221,7 @@ def test_some_training_events_have_masked_ids_and_no_evaluated_ones(columns: Col
 
 def test_more_ranks_make_the_same_batches(columns: Columns, config: Config) -> None:
     whole = EventBatches(columns, config.replaced(batch_size=192), 0, 1)
-    parts = [EventBatches(columns, config.replaced(batch_size=64), rank, 3) for rank in range(3)]
+    parts = [EventBatches(columns, config.replaced(batch_size=192), rank, 3) for rank in range(3)]
     for step in range(whole.num_steps("train")):
         batch = whole[Request("train", 0, step)]
         of_ranks = [part[Request("train", 0, step)] for part in parts]
@@ -373,7 +373,7 @@ def test_ranks_train_the_same_model_of_events_features_and_numbers(
     with open_data(config, context) as data:
         run = begin_training(data, config, context).run()
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    succeeded(torchrun(2, EXAMPLE, *words, "--batch_size", 96, "--report_dir", tmp_path))
+    succeeded(torchrun(2, EXAMPLE, *words, "--batch_size", 192, "--report_dir", tmp_path))
     found = read_json(tmp_path / "metrics.json")
     assert found["test"] == pytest.approx(finite(run.test), abs=1e-4)
     assert found["epochs"][0]["train_loss"] == pytest.approx(run.epochs[0].train_loss, abs=1e-4)

@@ -96,9 +96,9 @@ def write(folder: Path, table: pandas.DataFrame, schema: str = SCHEMA) -> list[s
 
 def numbers_of(flags: list[str]) -> np.ndarray:
     """The dense numbers of the test events, [events, numbers]."""
-    config = parse_args(flags)
+    config = parse_args([*flags, "--batch_size", "2048"])
     batches = EventBatches(open_columns(config), config, 0, 1)
-    assert batches.batch_bytes > 4 * LENGTH * config.loader.batch_size
+    assert batches.batch_bytes > 4 * LENGTH * batches.batch_size
     return batches[Request("test", 0, 0)].numbers.numpy()[: batches.step_sizes("test")[0]]
 
 
@@ -232,7 +232,7 @@ def test_ranks_train_the_same_projection(tmp_path: Path) -> None:
     flags, found = [*write(tmp_path, items()), "--epochs", "2"], []
     for number in (1, 2, 3):
         report = tmp_path / str(number)
-        succeeded(torchrun(number, EXAMPLE, *flags, "--batch_size", 240 // number, "--report_dir", report))
+        succeeded(torchrun(number, EXAMPLE, *flags, "--batch_size", 240, "--report_dir", report))
         found.append(read_json(report / "metrics.json")["test"])
     assert found[1] == pytest.approx(found[0], abs=1e-4)
     assert found[2] == pytest.approx(found[0], abs=1e-4)

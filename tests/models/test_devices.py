@@ -244,7 +244,9 @@ def moved(
             features.keys(), features.length_per_key(), lengths.view(len(features.keys()), -1), strict=True
         )
     }
-    plain = {name: move(getattr(batch, name)) for name in ("labels", "weights", "numbers", "seen_bits")}
+    plain: dict[str, Any] = {
+        name: move(getattr(batch, name)) for name in ("labels", "weights", "numbers", "seen_bits")
+    }
     members = Members(*map(move, batch.members))
     batch = dataclasses.replace(batch, features=there, members=members, **plain)
     return model, batch, looked_up

@@ -76,7 +76,7 @@ def test_different_users_get_different_rankings(
     for shard in (value.local_shards()[0].tensor for value in model.state_dict().values() if _sharded(value)):
         shard.detach().mul_(10)
     batch = first_batch(columns, config, context)
-    num_rows = config.loader.batch_size
+    num_rows = len(batch.labels)
     features = batch.features
     num_users, num_movies = 8, num_rows // 8
     # The same movies for each of a few users: the user's columns repeat, the movies' are tiled.

@@ -15,7 +15,7 @@ def watched(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """Output and report of two ranks, with a profile and TensorBoard's files."""
 
     def make(folder: Path) -> None:
-        flags = ("--data_path", synthetic_folder, "--epochs", 2, "--batch_size", 1024)
+        flags = ("--data_path", synthetic_folder, "--epochs", 2, "--batch_size", 2048)
         more = ("--profile", 4, "--tensorboard", "--report_dir", folder / "report")
         result = torchrun(2, EXAMPLE, *flags, *more)
         (folder / "output").write_text(succeeded(result))

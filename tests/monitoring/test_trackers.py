@@ -58,9 +58,9 @@ def test_tensorboard_shows_every_step_with_its_loss_and_rates(watched: tuple[str
     weights = [2048] * 7 + [15_840 - 7 * 2048]
     mean = sum(loss * weight for loss, weight in zip(first, weights, strict=True)) / sum(weights)
     assert mean == pytest.approx(report["epochs"][0]["train_loss"])
-    config = Config.of(batch_size=1024, **PRESETS["rating"][1])
+    config = Config.of(**PRESETS["rating"][1])
     for name, first_rate in (
-        ("tables", RowWiseAdagrad(config.optimizer.lr).rate(2 * config.loader.batch_size)),
+        ("tables", RowWiseAdagrad(config.optimizer.lr).rate(2048)),
         ("dense", config.optimizer.dense_lr),
     ):
         rates = [rate for _, rate in shown[f"learning_rate/{name}"]]
@@ -73,7 +73,7 @@ def test_tensorboard_shows_the_configuration(watched: tuple[str, Path]) -> None:
     accumulator = EventAccumulator(str(watched[1] / "tensorboard"))
     accumulator.Reload()
     (text,) = accumulator.Tensors("config/text_summary")
-    assert b"| --batch_size | `1024` |" in text.tensor_proto.string_val[0]
+    assert b"| --batch_size | `2048` |" in text.tensor_proto.string_val[0]
 
 
 def track(

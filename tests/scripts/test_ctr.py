@@ -30,7 +30,7 @@ import shop_log
 CTR = ROOT / "example" / "ctr.py"
 METRICS = ("log_loss", "auc", "calibration")
 FEW = ("--num_workers", 0, "--embedding_dim", 8)
-DUMPING = ("--epochs", 1, "--batch_size", 256, "--dump", "--inc_dump", "--dump_every", 5, "--keep", 100)
+DUMPING = ("--epochs", 1, "--batch_size", 512, "--dump", "--inc_dump", "--dump_every", 5, "--keep", 100)
 
 
 @pytest.fixture(scope="module")

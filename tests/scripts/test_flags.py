@@ -29,7 +29,7 @@ VALUES: dict[str, str] = {
     **dict.fromkeys(("capacity", "ttl", "half_life", "until", "user", "num_workers"), "9"),
     **{"dataset": "ml-100k", "load": "newest", "window": "2d", "mlp_dims": "8", "embedding_dim": "16"},
     **{"eviction": "lfu", "split": "random", "checkpoint": "latest", "task": "response", "preset": "none"},
-    **{"synthetic_ratings": "5000", "max_bad_rows": "0.5", "cutoffs": "5"},
+    **{"batch_size": "100", "synthetic_ratings": "5000", "max_bad_rows": "0.5", "cutoffs": "5"},
     **{"storage": "disk", "memory_budget": "2GB", "storage_dir": "data"},
 }
 WITH = {

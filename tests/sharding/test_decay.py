@@ -84,7 +84,7 @@ class Reference:
                 # As a sparse gradient: what no event of the batch has is not looked at.
                 table.grad = torch.sparse_coo_tensor(rows[None], table.grad[rows], table.size())
                 optimizer = self.optimizers[name]
-                optimizer.param_groups[0]["lr"] = left * self.rule.rate(self.config.loader.batch_size)
+                optimizer.param_groups[0]["lr"] = left * self.rule.rate(int(self.config.loader.batch_size))
                 optimizer.step()
                 table *= math.exp(-self.config.optimizer.weight_decay * left * share)
                 table.grad = None

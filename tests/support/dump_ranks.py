@@ -37,7 +37,7 @@ NUM_STEPS_AFTER = 3
 EVALUATED_AT = 1
 # Of the training that is ended: what any number of ranks divides, and what one rank has when others resume.
 GLOBAL_BATCH_SIZE = 1200
-OTHER_BATCH_SIZE = 700
+OTHER_BATCH_SIZE = 1_400
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def act(action: str, folder: Path, place: Path, context: RuntimeContext) -> dict
 
 
 def config_of(folder: Path, case: Case, context: RuntimeContext) -> Config:
-    path, batch_size = str(folder / str(case.num_ratings)), case.global_batch_size // context.world_size
+    path, batch_size = str(folder / str(case.num_ratings)), case.global_batch_size
     return Config.of(data_path=path, batch_size=batch_size, epochs=2, keep=100, **case.settings)
 
 
@@ -344,8 +344,8 @@ def load_states(
 
 def ended_config(folder: Path, context: RuntimeContext) -> Config:
     """Of the training that is ended, on the small data."""
-    batch_size = GLOBAL_BATCH_SIZE // context.world_size
-    return Config.of(data_path=str(folder / str(SIZES[0])), batch_size=batch_size, epochs=2, keep=100)
+    path = str(folder / str(SIZES[0]))
+    return Config.of(data_path=path, batch_size=GLOBAL_BATCH_SIZE, epochs=2, keep=100)
 
 
 def adagrad() -> Any:

@@ -47,7 +47,7 @@ def main() -> None:
     config = Config.of(
         data_path=data,
         vocabulary="dynamic",
-        batch_size=global_batch_size // context.world_size,
+        batch_size=global_batch_size,
         history=5,
         epochs=8,
     )

@@ -22,7 +22,7 @@ def main() -> None:
     """Evaluate and train in several ways; rank 0 writes what came of it."""
     results, data, global_batch_size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     context = init_runtime(Config())
-    config = Config.of(data_path=data, batch_size=global_batch_size // context.world_size, epochs=EPOCHS)
+    config = Config.of(data_path=data, batch_size=global_batch_size, epochs=EPOCHS)
     found = collect(config, context)
     cleanup_runtime()
     if context.rank == 0:
@@ -101,9 +101,9 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
     """The losses, by pipeline, and the metrics of a ranking that learns how much items of a history count."""
     from recsuite.config import sections
 
-    # A rank's batch is a multiple of it whatever the number of ranks, so the same events compete.
-    in_batch_negatives, sections.IN_BATCH_NEGATIVES = sections.IN_BATCH_NEGATIVES, 40
-    flags = {"history_weights": "learned", "mlp_dims": (), "batch_size": 480 // context.world_size}
+    # Of 480 events: a group has events of two ranks, whether there are two or three.
+    in_batch_negatives, sections.IN_BATCH_NEGATIVES = sections.IN_BATCH_NEGATIVES, 96
+    flags = {"history_weights": "learned", "mlp_dims": (), "batch_size": 480}
     found = train_both_ways(columns, config.replaced(task="ranking", epochs=1, **flags), context)
     sections.IN_BATCH_NEGATIVES = in_batch_negatives
     return found
@@ -208,7 +208,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     from recsuite.training.evaluation import RankingEvaluator, in_order
 
     # Some movies in a block, and some users at once, so that there are many of both.
-    config = config.replaced(task="ranking", batch_size=96 // context.world_size)
+    config = config.replaced(task="ranking", batch_size=96)
     evaluation.SCORES_AT_ONCE, sharding.INIT_STD, usual = 2**13, std, sharding.INIT_STD
     train_state, input_pipeline = build(columns, config, context)
     sharding.INIT_STD = usual
@@ -229,7 +229,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
         both = 2 * len(columns.range_of(split))
         # Contiguous, as nccl wants what it gathers.
         flat = [number.flatten(1).contiguous() for number in numbers]
-        vectors[split] = [in_order(number, both, context).tolist() for number in flat]
+        vectors[split] = [in_order(number, both, 2 * 96, context).tolist() for number in flat]
     lists = {split: counts.tolist() for split, counts in listed.items()}
     return {"ranks": ranks, "listed": lists, "vectors": vectors}
 

@@ -14,8 +14,8 @@ from typing import Any
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 
-# 8 steps an epoch on two ranks: a full checkpoint after steps 0, 8 and 16, a delta at every other even step.
-FLAGS = Config.of(epochs=2, batch_size=1000, history=4, inc_dump=True, dump=True, dump_every=2, keep=9)
+# 8 steps an epoch: a full checkpoint after steps 0, 8 and 16, a delta at every other even step.
+FLAGS = Config.of(epochs=2, batch_size=2000, history=4, inc_dump=True, dump=True, dump_every=2, keep=9)
 # Dynamic tables with too few places, so that ids come, leave and come back.
 TIGHT: dict[str, Any] = {
     "vocabulary": "dynamic",

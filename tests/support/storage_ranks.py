@@ -31,7 +31,7 @@ def main() -> None:
     context = init_runtime(Config())
     config = Config.of(
         data_path=data,
-        batch_size=int(sys.argv[4]) // context.world_size,
+        batch_size=int(sys.argv[4]),
         epochs=2,
         embedding_dim=8,
         mlp_dims=(8,),

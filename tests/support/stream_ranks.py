@@ -30,9 +30,14 @@ def main() -> None:
     """Train all streams; rank 0 writes what came of them."""
     results, data, global_batch_size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     context = init_runtime(Config())
-    size = global_batch_size // context.world_size
     config = Config.of(
-        **{"data_path": data, "batch_size": size, "stream": True, "duplicates": "keep", "window": "60d"},
+        **{
+            "data_path": data,
+            "batch_size": global_batch_size,
+            "stream": True,
+            "duplicates": "keep",
+            "window": "60d",
+        },
         **{"history": 5, "embedding_dim": 8, "mlp_dims": (16,), "inc_dump": True, "keep": 100},
     )
     found: dict[str, Any] = {"world_size": context.world_size}

@@ -75,7 +75,7 @@ def test_the_state_of_the_optimizer_counts(optimizer: str, numbers: int) -> None
 
 
 def test_without_data_ranks_send_at_most_the_distinct_ids_spread_over_the_rows() -> None:
-    words = ("--batch_size", "100", "--table=user:1000:8", "--table=country:10:8:3")
+    words = ("--batch_size", "200", "--table=user:1000:8", "--table=country:10:8:3")
     _, found, [sent] = planned(*CPUS, "2", *words)
     _, [owner] = described(found)["country"]
     # Each rank requests 100 rows of 500 + 500, half of them from the other; and the 10 of the small table.

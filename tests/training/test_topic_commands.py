@@ -120,7 +120,7 @@ def test_ranks_read_the_same_windows_of_a_topic_and_train_bit_for_bit_as_on_file
     kafka: MockKafka, undisturbed: Path, tmp_path: Path, ranks: int
 ) -> None:
     launcher = (sys.executable, *LAUNCHER, "--standalone", f"--nproc_per_node={ranks}")
-    flags = (*STREAM, "--batch_size", GLOBAL_BATCH_SIZE // ranks)
+    flags = (*STREAM, "--batch_size", GLOBAL_BATCH_SIZE)
     folders = (folder_of(tmp_path / "data"), files_of(tmp_path / "files"))
     save_dirs = (tmp_path / "dumps", tmp_path / "dumps of files")
     for data, save_dir, value in zip(folders, save_dirs, ([kafka.address("ratings")], []), strict=True):
@@ -240,7 +240,7 @@ def test_machines_with_folders_of_their_own_copy_up_to_the_same_offsets(
     kafka.send("moving", as_json(ratings(1_200)), 2)
     endpoint, sent = f"--rdzv_endpoint=127.0.0.1:{free_port()}", 1_200
     where = ["--nnodes=2", "--rdzv_backend=c10d", endpoint, "--nproc_per_node=1"]
-    flags = ("--stream", kafka.address("moving"), *STREAM, "--batch_size", GLOBAL_BATCH_SIZE // 2)
+    flags = ("--stream", kafka.address("moving"), *STREAM, "--batch_size", GLOBAL_BATCH_SIZE)
     folders = [folder_of(tmp_path / name) for name in ("first", "second")]
     commands = [
         [sys.executable, *LAUNCHER, *where, *command(data, tmp_path / "dumps", *flags)] for data in folders

@@ -293,7 +293,8 @@ def _check_continues(
         _check_stream(chain, manifest.progress, columns)
     else:
         _check_ratings(chain, manifest, columns)
-    _say_changes(chain, manifest, config, context)
+    config = config.with_global_batch(columns.num_train, context.world_size)
+    _say_changes(chain, config, context)
 
 
 def _check_kind(chain: CheckpointChain, progress: Progress, config: Config) -> None:
@@ -344,18 +345,13 @@ def _check_ratings(chain: CheckpointChain, manifest: Manifest, columns: Columns)
         )
 
 
-def _say_changes(chain: CheckpointChain, manifest: Manifest, config: Config, context: RuntimeContext) -> None:
+def _say_changes(chain: CheckpointChain, config: Config, context: RuntimeContext) -> None:
     before = read_recorded(chain.folder)
     changed = [
         f"--{name} {config.flags[name]} (was {before.get(name)})"
         for name in (*LEARNING_FLAGS, *TABLE_FLAGS, "seed")
         if config.flags[name] != before.get(name)
     ]
-    # The product counts: half as many ranks with twice the --batch_size make the same steps.
-    batch = config.loader.batch_size * context.world_size
-    batch_before = before.get("batch_size", 0) * manifest.world_size
-    if batch != batch_before:
-        changed.append(f"a global batch of {batch:,} (was {batch_before:,})")
     if changed:
         context.say(f"continues with other flags than before: {', '.join(changed)}")
 

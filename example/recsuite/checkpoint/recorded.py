@@ -21,7 +21,7 @@ from recsuite.checkpoint.chain import (
     with_suggestion,
 )
 from recsuite.checkpoint.folder import newest_in
-from recsuite.checkpoint.format import CONFIG, FEATURES_FILE, read_config
+from recsuite.checkpoint.format import CONFIG, FEATURES_FILE, read_config, read_manifest
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.presets import as_given, in_words
 from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given_flags
@@ -97,7 +97,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     )
     if found is None:
         return config
-    folder, recorded = found[0], checked_flags(*found)
+    folder, recorded = found[0], _with_global_batch(found[0], checked_flags(*found))
     data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), *NAME_FLAGS[1:])
     # The progress of a resume is a position in the order of the ratings, so the data are fixed too.
     fixed = (*MODEL_FLAGS, *data) if config.checkpoint.resume else MODEL_FLAGS
@@ -108,6 +108,8 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     names = (*MODEL_FLAGS, *tables, *(LEARNING_FLAGS if is_continued else ()))
     _say_differences(folder, (*names, *NAME_FLAGS, *DATA_FLAGS), recorded)
     chosen = _open(names, recorded, given) | data_flags_of(folder, recorded, given)
+    if "local_batch_size" in given:
+        chosen.pop("batch_size", None)
     others = {name: value for name, value in chosen.items() if value != config.flags[name]}
     if others:
         say(f"as in the training: {in_words(others)}")
@@ -136,7 +138,14 @@ def read_recorded(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: when they are not what was written, or one is of another type than the flag.
     """
-    return checked_flags(folder, read_config(folder))
+    return _with_global_batch(folder, checked_flags(folder, read_config(folder)))
+
+
+def _with_global_batch(folder: Path, flags: dict[str, Any]) -> dict[str, Any]:
+    """Return recorded flags with the batch of all processes: before --local_batch_size it was that of one."""
+    if "local_batch_size" in flags or not isinstance(flags.get("batch_size"), int):
+        return flags
+    return {**flags, "batch_size": flags["batch_size"] * read_manifest(folder).world_size}
 
 
 def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:

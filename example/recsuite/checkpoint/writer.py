@@ -230,7 +230,7 @@ class CheckpointWriter:
     ) -> None:
         self.run = run
         self.columns = columns
-        self.config = config
+        self.config = config.with_global_batch(columns.num_train, context.world_size)
         self.context = context
         self.save_dir = folder_at(config.checkpoint.save_dir)
         # Files are made on this machine, and uploaded to an object store from here.

@@ -12,10 +12,15 @@ from dataclasses import dataclass, field
 from os.path import commonpath, exists, isdir, realpath
 from typing import Any
 
+from recsuite.config.presets import AUTO
 from recsuite.config.sections import (
+    LARGEST_BATCH,
+    LARGEST_RANKING_BATCH,
+    LEAST_BATCH,
     MOST_CUTOFF,
     NEWEST,
     SAS,
+    STEPS_OF_AN_EPOCH,
     CheckpointConfig,
     DataConfig,
     LoaderConfig,
@@ -83,6 +88,28 @@ class Config:
             for section, values in changed.items()
         }
         return dataclasses.replace(self, **sections)
+
+    def global_batch(self, num_events: int, world_size: int) -> int:
+        """Return the number of events of a step of all processes.
+
+        num_events: of the training, which decide for --batch_size auto; 0 where they are not known.
+        """
+        loader = self.loader
+        if loader.local_batch_size:
+            return loader.local_batch_size * world_size
+        if loader.batch_size != AUTO:
+            return int(loader.batch_size)
+        largest = LARGEST_RANKING_BATCH if self.model.ranks else LARGEST_BATCH
+        if self.stream.stream or not num_events:
+            # A stream has no end that is known.
+            return largest
+        wanted = max(LEAST_BATCH, min(largest, num_events // STEPS_OF_AN_EPOCH))
+        # The largest power of two up to it.
+        return 1 << (wanted.bit_length() - 1)
+
+    def with_global_batch(self, num_events: int, world_size: int) -> Config:
+        """Return this configuration with `global_batch` as --batch_size: the one to record."""
+        return self.replaced(batch_size=self.global_batch(num_events, world_size), local_batch_size=0)
 
     @property
     def flags(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.presets import PRESETS, as_given, in_words, with_preset
+from recsuite.config.presets import AUTO, PRESETS, as_given, in_words, with_preset
 from recsuite.config.sections import NEWEST, Section, check_given_flags
 from recsuite.errors import UserError, script_name
 from recsuite.files import PATHS
@@ -38,13 +38,10 @@ def parse_args(argv: list[str] | None = None) -> Config:
     return parse_given(argv)[0]
 
 
-def parse_given(
-    argv: list[str] | None = None, world_size: int = 1, unread: Collection[str] = ()
-) -> tuple[Config, frozenset[str]]:
+def parse_given(argv: list[str] | None = None, unread: Collection[str] = ()) -> tuple[Config, frozenset[str]]:
     """Parse as `parse_args`; return also the names of the given flags, even those with their default value.
 
-    world_size: the number of processes, among which a preset may divide a number; unread: unused flags,
-    which --help omits.
+    unread: unused flags, which --help omits.
 
     Raises:
         UserError: see `parse_args`.
@@ -57,7 +54,7 @@ def parse_given(
             f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help for every flag."
         )
     values = vars(found)
-    config = with_preset(Config.of(**values), values, world_size)
+    config = with_preset(Config.of(**values), values)
     # Not in `Config.validate`, which cannot distinguish a given flag from a default.
     check_given_flags(config.stream.stream, values, config.data.duplicates)
     return config, frozenset(values)
@@ -163,8 +160,8 @@ def nearest_flag(name: str) -> str:
     return SYNONYMS.get(name) or next(iter([*like, *sorted(longer, key=len)]), "")
 
 
-def _workers(text: str) -> int | str:
-    if text == "auto":
+def _number_or_auto(text: str) -> int | str:
+    if text == AUTO:
         return text
     try:
         return int(text)
@@ -192,7 +189,7 @@ def _folder(text: str) -> str:
 
 # Conversions from the text of a flag to its value, if the type of its default does not define one.
 KINDS: dict[str, Callable[[str], Any]] = {
-    "num_workers": _workers,
+    **dict.fromkeys(("batch_size", "num_workers"), _number_or_auto),
     **dict.fromkeys(("mlp_dims", "cutoffs"), _numbers),
     **dict.fromkeys(PATHS, _folder),
 }

@@ -23,13 +23,6 @@ def as_given(value: Any) -> str:
     return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
-class Total(int):
-    """A number for all processes together; each gets an equal part of it."""
-
-    def __str__(self) -> str:
-        return f"{int(self)} / processes"
-
-
 # name: (sentence, {flag: value}).
 PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "rating": (
@@ -68,7 +61,6 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "history_weights": "learned",
             "embedding_dim": 128,
             "mlp_dims": (),
-            "batch_size": 512,
             "epochs": 4,
             "weight_decay": 0.6,
             "dense_lr": 0.005,
@@ -85,8 +77,6 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "embedding_dim": 64,
             "mlp_dims": (128,),
             "negatives": 1024,
-            # The quality depends on the global batch.
-            "batch_size": Total(1024),
             "epochs": 8,
             # The rate falls to zero, so a better epoch may follow one that is no better.
             "patience": 0,
@@ -114,30 +104,26 @@ def fitting_preset(config: Config, given: Collection[str]) -> str:
     return "rating" if model.task == "rating" else NONE
 
 
-def preset_flags(config: Config, given: Collection[str], world_size: int = 1) -> dict[str, Any]:
+def preset_flags(config: Config, given: Collection[str]) -> dict[str, Any]:
     """Return the flags that the preset of a configuration sets: those that are not given.
 
-    given: names of flags; world_size: the number of processes that share a `Total`.
+    given: names of flags.
     """
     _, values = PRESETS.get(config.model.preset, ("", {}))
-    found = {
-        name: max(1, value // world_size) if isinstance(value, Total) else value
-        for name, value in values.items()
-        if name not in given
-    }
+    found = {name: value for name, value in values.items() if name not in given}
     if "mlp_dims" in found and config.model.block != "sas":
         # Only blocks of this kind have layers of these widths.
         found["mlp_dims"] = ()
     return found
 
 
-def with_preset(config: Config, given: Collection[str], world_size: int = 1) -> Config:
+def with_preset(config: Config, given: Collection[str]) -> Config:
     """Return a configuration with the flags of its preset, checked; see `preset_flags`.
 
     Raises:
         UserError: when a flag is impossible, or not possible with the preset.
     """
-    flags = preset_flags(config, given, world_size)
+    flags = preset_flags(config, given)
     found = config.replaced(**flags)
     try:
         found.validate()

@@ -323,14 +323,29 @@ class DataConfig(Section):
         )
 
 
+# Limits of --batch_size auto. Fewer, larger steps learn less of small data, and smaller ones take longer. A
+# ranking learns less from large batches than labels do.
+STEPS_OF_AN_EPOCH = 50
+LEAST_BATCH, LARGEST_BATCH, LARGEST_RANKING_BATCH = 64, 4096, 1024
+
+
 @dataclass(frozen=True)
 class LoaderConfig(Section):
     """Batches, and the workers that make them."""
 
-    batch_size: int = flag(
-        2048,
-        "Ratings per rank and step; the global batch is this times the number of ranks.",
+    batch_size: int | str = flag(
+        AUTO,
+        "Events of a step, shared by all processes. auto: the largest power of two with at least "
+        f"{STEPS_OF_AN_EPOCH} steps an epoch, from {LEAST_BATCH} to {LARGEST_BATCH:,}, of a ranking to "
+        f"{LARGEST_RANKING_BATCH:,}; for a stream the largest.",
+        choices=(AUTO,),
         least=1,
+        most=2**24,
+    )
+    local_batch_size: int = flag(
+        0,
+        "Events of a step of each process, instead of --batch_size; 0 means an equal part of that.",
+        least=0,
         most=2**24,
     )
     # With columns in memory one process makes batches faster than the ranks train on them. Workers pay off
@@ -354,6 +369,18 @@ class LoaderConfig(Section):
     prefetch_factor: int = flag(2, "Batches that each worker makes ahead.", least=1, most=64)
     # Below --timeout, so that a silent worker is reported before other ranks give up waiting for this one.
     worker_timeout: int = flag(120, "Seconds that a rank waits for a worker's batch.", least=1)
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        super().validate()
+        require(
+            self.batch_size == AUTO or self.local_batch_size == 0,
+            "--batch_size and --local_batch_size cannot be used together",
+        )
 
 
 # One part of --capacity: a number of rows, a share of the memory, or as many rows as the data need.

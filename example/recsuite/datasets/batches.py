@@ -28,12 +28,14 @@ from recsuite.datasets.batching import (
     largest_batch,
     mark_seen_items,
     mix_bits,
+    places_of,
     reads_of,
     sample_items,
     to_tensors,
+    whole_groups,
 )
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, USER
+from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, UNKNOWN_ROW, USER
 
 SPLITS = ("train", "validation", "test", "catalogue")
 
@@ -62,13 +64,19 @@ class Request(NamedTuple):
 
 
 class EventBatches:
-    """Batches of one rank. Pickles to paths and numbers. A process maps the columns on first use."""
+    """Batches of one rank. Pickles to paths and numbers. A process maps the columns on first use.
+
+    A step is a range of `batch_size` events of the pass. Each rank has an equal part of it in
+    `local_batch_size` rows, rounded up; rows without an event are padding. So the events of a step, their
+    weights and their negatives are the same on any number of ranks.
+    """
 
     def __init__(self, columns: Columns, config: Config, rank: int, world_size: int) -> None:
         self.schema = columns.schema
         self.tables = columns.tables
         self.ranges = {split: columns.range_of(split) for split in SPLITS}
-        self.batch_size = config.loader.batch_size
+        self.batch_size = config.global_batch(columns.num_train, world_size)
+        self.local_batch_size = -(-self.batch_size // world_size)
         self.num_items, self.model = columns.num_items, config.model
         self.seed = config.runtime.seed
         self.rank = rank
@@ -77,14 +85,22 @@ class EventBatches:
         self._user_place = columns.place_of(USER)
         self.features = EventFeatures(columns, config.data)
         longest = config.data.history if config.model.reads_order else 0
-        self._order = EventOrder(self.batch_size, rank, world_size, self.seed, longest)
+        begin, end = (min(each * self.local_batch_size, self.batch_size) for each in (rank, rank + 1))
+        # The numbers of this rank's events in a step; and those of their groups, whose items are negatives.
+        self.part = range(begin, end)
+        self._of_groups = whole_groups(self.part, self.batch_size, self.model.in_batch_negatives)
+        self._order = EventOrder(self.batch_size, self._of_groups, self.seed, longest)
 
     @property
     def batch_bytes(self) -> int:
         """Most bytes that a batch can take: the longest list of every feature in every row."""
         most_negatives = self.model.num_negatives(self.num_items)
-        sizes = self.num_numbers, self.batch_size, self.model, most_negatives, len(self.schema.more_labels)
-        return largest_batch(self.tables, *sizes)
+        sizes = self.num_numbers, self.local_batch_size, self.model, most_negatives, self._bytes_of_group
+        return largest_batch(self.tables, *sizes, len(self.schema.more_labels))
+
+    @property
+    def _bytes_of_group(self) -> int:
+        return bytes_of_bits(self.batch_size, self.model.in_batch_negatives)
 
     def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
         """Positions of a pass: those of the window if given, else of the split."""
@@ -95,12 +111,22 @@ class EventBatches:
         # Rounded up, from the whole pass: ranks with different numbers of steps would wait for each other
         # forever.
         number = len(self.positions_of(split, window)) - first
-        return -(-number // (self.batch_size * self.world_size))
+        return -(-number // self.batch_size)
 
     def step_sizes(self, split: str, first: int = 0, window: tuple[int, int] | None = None) -> list[int]:
         """Number of events in each global batch of a pass. Only the last may differ."""
-        full, left = self.batch_size * self.world_size, len(self.positions_of(split, window)) - first
+        full, left = self.batch_size, len(self.positions_of(split, window)) - first
         return [min(full, left - step * full) for step in range(self.num_steps(split, first, window))]
+
+    def local_sizes(self, split: str) -> np.ndarray:
+        """Number of this rank's events in each batch of a pass over a split, int64 [steps]."""
+        sizes = np.array(self.step_sizes(split), np.int64)
+        return np.maximum(np.minimum(sizes, self.part.stop) - self.part.start, 0)
+
+    def numbers_of(self, split: str) -> np.ndarray:
+        """Numbers of this rank's events in a pass over a split that is not shuffled, in order, int64 [n]."""
+        sizes = self.local_sizes(split)
+        return places_of(np.arange(len(sizes)) * self.batch_size + self.part.start, sizes)
 
     def __getitem__(self, request: Request) -> Batch:
         """Return the batch of a request, as tensors in memory of this process."""
@@ -119,7 +145,7 @@ class EventBatches:
         events = features.events(positions, request.split)
         found = features.find(events)
         negatives = self._negatives(request)
-        num_rows, num_real = len(negatives) + self.batch_size, len(negatives) + len(events)
+        num_rows, num_real = len(negatives) + self.local_batch_size, len(negatives) + len(events)
         rows = range(len(negatives), num_rows)
         histories = NO_HISTORIES
         if features.longest:
@@ -134,15 +160,16 @@ class EventBatches:
         numbers = empty((num_rows, self.num_numbers), np.float32)
         numbers[num_real:] = 0
         np.concatenate(found.numbers, axis=1, out=numbers[:num_real])
-        seen_bits = self._had(events if trains else events[:0], read_positions, negatives, empty)
+        seen_bits = self._had(request, events, read_positions, negatives, empty)
         return values, lengths, labels, weights, *histories, numbers, seen_bits, *more
 
     def _weight_of(self, request: Request) -> float:
         """Return the weight of an event of a step, see `Batch`."""
+        num_rows, full = self.local_batch_size * self.world_size, self.batch_size
         if request.window is not None:
-            return 1.0
-        full, number = self.batch_size * self.world_size, len(self.positions_of(request.split))
-        return full / min(full, number - request.first - request.step * full)
+            return num_rows / full
+        left = len(self.positions_of(request.split)) - request.first - request.step * full
+        return num_rows / min(full, left)
 
     def _negatives(self, request: Request) -> np.ndarray:
         """Positions of the items drawn as negatives of a step, int32; none outside of training."""
@@ -150,7 +177,7 @@ class EventBatches:
         if request.split != "train" or number == 0:
             return np.zeros(0, np.int32)
         # The place in the pass identifies the step, on any number of ranks and in a resumed pass.
-        begin = request.first + request.step * self.batch_size * self.world_size
+        begin = request.first + request.step * self.batch_size
         return sample_items(self.features.trained_items(), number, self.seed, request.epoch, begin)
 
     def _histories_of(
@@ -186,14 +213,15 @@ class EventBatches:
 
         weight: of each event.
         """
-        labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
+        number = self.local_batch_size
+        labels, weights = empty(number, np.float32), empty(number, np.float32)
         labels[: len(events)], labels[len(events) :] = events["label"], 0
         weights[: len(events)], weights[len(events) :] = weight, 0
         names = events.dtype.names or ()
         if "weight" in names and trains:
             # Metrics count each event once.
             weights[: len(events)] *= events["weight"]
-        shape = self.batch_size, len(self.schema.more_labels)
+        shape = number, len(self.schema.more_labels)
         more_labels, more_weights = empty(shape, np.float32), empty(shape, np.float32)
         more_labels[:], more_weights[:] = 0, 0
         for place in range(shape[1]):
@@ -207,19 +235,25 @@ class EventBatches:
 
     def _had(
         self,
+        request: Request,
         events: np.ndarray,
         read_positions: ReadPositions | None,
         negatives: np.ndarray,
         empty: Callable[..., np.ndarray],
     ) -> np.ndarray:
         """Array `seen_bits` of a `Batch`."""
-        width = bytes_of_bits(self.batch_size, self.model.in_batch_negatives) + -(-len(negatives) // 8)
-        seen_bits = empty((self.batch_size, width), np.uint8)
+        width = self._bytes_of_group + -(-len(negatives) // 8)
+        seen_bits = empty((self.local_batch_size, width), np.uint8)
         seen_bits[:] = 0
-        if width and self.schema.excludes_seen:
+        if request.split == "train" and width and self.schema.excludes_seen:
             # If the order is read, earlier items of the same second count too.
             ends = events[f"{HISTORY}_end"] if read_positions is None else read_positions.places
-            mark_seen_items(seen_bits, events, ends, negatives, self.num_items, self.features.column)
+            # Other ranks have the other events of a group, and their places are known here too.
+            of_groups = events
+            if self._of_groups != self.part:
+                of_groups = self.features.events(self._positions_of_groups(request)[0], request.split)
+            first, read = self.part.start - self._of_groups.start, self.features.column
+            mark_seen_items(seen_bits, events, ends, of_groups[ITEM], first, negatives, self.num_items, read)
         return seen_bits
 
     def _mask_ids(self, single: list[np.ndarray], numbers: list[np.ndarray], request: Request) -> None:
@@ -231,7 +265,7 @@ class EventBatches:
         # and in a resumed pass. For a stream counted from its beginning, or the first event of each window
         # would be chosen.
         begin = self.positions_of(request.split, request.window).start + request.first
-        begin += (request.step * self.world_size + self.rank) * self.batch_size
+        begin += request.step * self.batch_size + self.part.start
         # The order differs in each pass, so other events are chosen.
         of_user = single[ENTITIES.index(USER)]
         of_user[self._user_place, -begin % MASKED_EVERY :: MASKED_EVERY] = UNKNOWN_ROW
@@ -242,10 +276,17 @@ class EventBatches:
             of_event[others] = np.nan
 
     def _positions_of_step(self, request: Request) -> tuple[np.ndarray, ReadPositions | None]:
-        """Return this rank's slice of a step: positions in the columns of events, int64 [at most batch_size].
+        """Return this rank's part of a step: positions in the columns of events, int64 [at most the part].
 
         Also return their turns if they are runs of user histories, else None.
         """
+        positions, turns = self._positions_of_groups(request)
+        first = self.part.start - self._of_groups.start
+        part = slice(first, first + len(self.part))
+        return positions[part], turns.part(part) if turns else None
+
+    def _positions_of_groups(self, request: Request) -> tuple[np.ndarray, ReadPositions | None]:
+        """Return the same of all events of the groups of this rank's events."""
         positions = self.positions_of(request.split, request.window)
         stretch = PassPart(request.split, request.epoch, request.first, positions)
         return self._order.of_step(stretch, request.step, self.features.column)

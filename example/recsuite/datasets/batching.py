@@ -329,15 +329,15 @@ def pieces_of(offsets: np.ndarray, longest: int, seed: int, epoch: int) -> Piece
 
 
 class EventOrder:
-    """Positions of the events of one rank's batches. Pickles to numbers, without its caches.
+    """Positions of a part of the events of each step. Pickles to numbers, without its caches.
 
+    batch_size: events of a step; part: the numbers of those wanted, counted from the first of the step;
     longest: largest number of earlier events that an event reads in order; 0 if the order does not count.
     """
 
-    def __init__(self, batch_size: int, rank: int, world_size: int, seed: int, longest: int) -> None:
+    def __init__(self, batch_size: int, part: range, seed: int, longest: int) -> None:
         self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
+        self.part = part
         self.seed = seed
         self.longest = longest
         # The last block of steps: its key, positions, and turns.
@@ -351,18 +351,19 @@ class EventOrder:
     def of_step(
         self, stretch: PassPart, step: int, read: ReadColumn
     ) -> tuple[np.ndarray, ReadPositions | None]:
-        """Return this rank's slice of a step: positions in the columns of events, int64 [at most batch_size].
+        """Return the part of a step: positions in the columns of events, int64 [at most the part].
 
         Also return the turns of training events whose order counts, else None.
         """
-        num_steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
+        size = len(self.part)
+        num_steps = max(1, POSITIONS_AT_ONCE // max(1, size))
         block, place = divmod(step, num_steps)
         wanted = (stretch, block)
         # Steps are requested in order, so this block has the positions of the next steps too.
         if self._block is None or self._block[0] != wanted:
             steps = range(num_steps * block, num_steps * (block + 1))
             self._block = wanted, *self._of_steps(stretch, steps, read)
-        part = slice(place * self.batch_size, (place + 1) * self.batch_size)
+        part = slice(place * size, (place + 1) * size)
         _, positions, read_positions = self._block
         return positions[part], read_positions.part(part) if read_positions else None
 
@@ -370,10 +371,10 @@ class EventOrder:
         self, stretch: PassPart, steps: range, read: ReadColumn
     ) -> tuple[np.ndarray, ReadPositions | None]:
         number = len(stretch.positions)
-        # A step is one range of the pass, cut into a slice for each rank: its content depends only on the
-        # size of the global batch, not on the number of ranks.
-        begins = (np.arange(steps.start, steps.stop) * self.world_size + self.rank) * self.batch_size
-        numbers = (stretch.first + begins[:, None] + np.arange(self.batch_size)).reshape(-1)
+        # A step is one range of the pass: its events depend only on the size of the global batch, not on the
+        # number of ranks.
+        begins = np.arange(steps.start, steps.stop) * self.batch_size
+        numbers = (stretch.first + begins[:, None] + np.array(self.part, np.int64)).reshape(-1)
         # They are in ascending order, so one search finds those beyond the end of the split.
         numbers = numbers[: np.searchsorted(numbers, number)]
         if stretch.split == "train" and self.longest:
@@ -395,8 +396,16 @@ ROWS = 256
 
 
 def bytes_of_bits(batch_size: int, in_batch_negatives: int) -> int:
-    """Number of bytes with a bit for each row of a group, see `Batch`."""
+    """Number of bytes with a bit for each event of a group, see `Batch`. batch_size: the global one."""
     return -(-min(batch_size, in_batch_negatives) // 8)
+
+
+def whole_groups(part: range, batch_size: int, in_batch_negatives: int) -> range:
+    """Return the events of a step whose groups have an event of a part; the part itself without groups."""
+    size = 8 * bytes_of_bits(batch_size, in_batch_negatives)
+    if size == 0 or not part:
+        return part
+    return range(part.start // size * size, min(-(-part.stop // size) * size, batch_size))
 
 
 def sample_items(items: np.ndarray, number: int, *draws: int) -> np.ndarray:
@@ -414,6 +423,8 @@ def mark_seen_items(
     found: np.ndarray,
     events: np.ndarray,
     ends: np.ndarray,
+    of_groups: np.ndarray,
+    first: int,
     negatives: np.ndarray,
     num_items: int,
     read: ReadColumn,
@@ -422,19 +433,20 @@ def mark_seen_items(
     histories.
 
     found: uint8 [B, bytes of a group and of the negatives], of zeros; events: records, [n]; ends: end, in the
-    user histories, of the items before each event, [n]; negatives: positions of items, [N].
+    user histories, of the items before each event, [n]; of_groups: items of all events of their groups, of
+    which the events are those from `first` on; negatives: positions of items, [N].
     """
     group = found.shape[1] - bytes_of_bits(len(negatives), len(negatives))
     # Without a group the size is free: so many rows are compared with the negatives at once.
     size = 8 * group or ROWS
-    for begin in range(0, len(events), size):
-        rows, some = found[begin : begin + size], events[begin : begin + size]
-        in_group = some[ITEM] if group else some[ITEM][:0]
+    for begin in range(0, first + len(events), size):
+        part = slice(max(begin - first, 0), begin + size - first)
+        rows, in_group = found[part], of_groups[begin : begin + size] if group else of_groups[:0]
         items = np.concatenate([in_group, negatives])
-        seen_bits = _had(some, ends[begin : begin + size], items, num_items, read)
-        for first, found_of in ((0, seen_bits[:, : len(in_group)]), (group, seen_bits[:, len(in_group) :])):
+        seen_bits = _had(events[part], ends[part], items, num_items, read)
+        for place, found_of in ((0, seen_bits[:, : len(in_group)]), (group, seen_bits[:, len(in_group) :])):
             packed = np.packbits(found_of, axis=1, bitorder="little")
-            rows[: len(packed), first : first + packed.shape[1]] = packed
+            rows[: len(packed), place : place + packed.shape[1]] = packed
 
 
 def _had(
@@ -619,7 +631,7 @@ class EventFeatures:
 
     def join(
         self,
-        batch_size: int,
+        num_rows: int,
         single: list[np.ndarray],
         lists: list[InvertedLists],
         empty: Callable[..., np.ndarray],
@@ -629,15 +641,15 @@ class EventFeatures:
         single, lists: the features of its real rows.
         """
         num_real, num_single = single[0].shape[1], sum(map(len, single))
-        num_padding = batch_size - num_real
-        lengths = empty((len(self.tables), batch_size), np.int32)
-        sizes = [batch_size] * num_single
+        num_padding = num_rows - num_real
+        lengths = empty((len(self.tables), num_rows), np.int32)
+        sizes = [num_rows] * num_single
         sizes += [len(part.values) + part.padding * num_padding for part in lists]
         values = empty(sum(sizes), np.int64)
         lengths[:num_single] = 1
         # All features with one value are joined by one call: for a small batch calls cost more than bytes.
-        last = num_single * batch_size
-        columns = values[:last].reshape(num_single, batch_size)
+        last = num_single * num_rows
+        columns = values[:last].reshape(num_single, num_rows)
         np.concatenate(single, out=columns[:, :num_real])
         columns[:, num_real:] = UNKNOWN_ROW
         for place, part in enumerate(lists, start=num_single):
@@ -678,11 +690,12 @@ class Batch(NamedTuple):
 
     `values` (int64) and `lengths` (int32 [features * B]) are those of a KeyedJaggedTensor whose keys are the
     data set's features in order: ids of dynamic features, table rows of all others. `labels` is float32 [B].
-    `weights` is float32 [B]: 0 for rows that pad the last batch, and for real rows global batch size / real
-    rows in the global batch. So the mean over ranks of the weighted mean over B is the mean over real rows.
-    In a window of a stream it is 1 for real rows: an event has the same gradient in a window of few events as
-    in one of many. In training it is multiplied by the event's own weight. `more_labels` and `more_weights`
-    are those of the labels after the first, float32 [B, L - 1]: both are 0 for a label that an event lacks.
+    `weights` is float32 [B]: 0 for padding, and for real rows all rows / real rows, both of all ranks. So the
+    mean over ranks of the weighted mean over B is the mean over real rows. In a window of a stream the last
+    batch has the weights of a full one: an event has the same gradient in a window of few events as in one of
+    many. In training it is multiplied by the event's own weight. `more_labels` and
+    `more_weights` are those of the labels after the first, float32 [B, L - 1]: both are 0 for a label that an
+    event lacks.
     `history_labels` is float32, one for each value of the feature "history". `numbers` is float32 [B, dense
     numbers], in the order of the data set, NaN for a missing value.
 
@@ -691,8 +704,8 @@ class Batch(NamedTuple):
     event, see `time_buckets_of`. Otherwise they are empty.
 
     With in-batch negatives, `seen_bits` is uint8 [B, bytes]: bit k of byte j of a row is 1 if its user had,
-    before, the item of row 8 j + k of its group; 0 outside of training. A group is 8 * bytes rows, or the
-    rest.
+    before, the item of event 8 j + k of its group; 0 outside of training. A group is 8 * bytes events of the
+    global batch in order, on whichever ranks they are, or the rest.
 
     With N drawn negatives, training has N rows of these items alone before the B rows. `labels` and `weights`
     have B rows only. So has `seen_bits`, with N more bits in bytes after those of the group.
@@ -725,21 +738,23 @@ class Batch(NamedTuple):
 def largest_batch(
     tables: Sequence[Table],
     num_numbers: int,
-    batch_size: int,
+    num_events: int,
     model: ModelConfig,
     num_negatives: int,
+    bytes_of_group: int,
     more_labels: int = 0,
 ) -> int:
     """Most bytes that a batch can take, for a slot of the workers' ring, which is allocated once.
 
-    num_negatives: rows before those of events; more_labels: number of labels after the first.
+    num_events: rows of events; num_negatives: rows before them; bytes_of_group: see `bytes_of_bits`;
+    more_labels: number of labels after the first.
     """
-    num_rows = num_negatives + batch_size
+    num_rows = num_negatives + num_events
     # Negatives have no histories.
-    num_members = batch_size * sum(table.longest for table in tables if table.name == HISTORY)
+    num_members = num_events * sum(table.longest for table in tables if table.name == HISTORY)
     values = num_rows * sum(table.longest for table in tables if table.name != HISTORY) + num_members
     row = 4 * len(tables) + (4 + 4) * (1 + more_labels) + 4 * num_numbers
-    row += bytes_of_bits(batch_size, model.in_batch_negatives) + bytes_of_bits(num_negatives, num_negatives)
+    row += bytes_of_group + bytes_of_bits(num_negatives, num_negatives)
     # `sources` and `reads`.
     row += (8 + 4) * model.reads_order
     # A label, and if the model uses them a place and a gap, or an age and a draw.

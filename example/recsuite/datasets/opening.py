@@ -252,6 +252,7 @@ def load(
     build: Callable[..., BatchLoader] = build_dataloader,
 ) -> BatchLoader:
     """Return a loader of this rank's batches. Not collective."""
+    config = config.with_global_batch(columns.num_train, context.world_size)
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     return build(dataset, EpochSampler(dataset), config)
 

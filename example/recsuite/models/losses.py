@@ -27,6 +27,15 @@ class Labelled(Protocol):
     weights: torch.Tensor
     seen_bits: torch.Tensor
 
+    @property
+    def first(self) -> int:
+        """Number of the first event here in the global batch."""
+        ...
+
+    def gathered(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all events of the global batch, [G, ...], of those here, [B, ...]."""
+        ...
+
 
 class SquaredError(nn.Module):
     """Weighted mean squared error of predicted labels.
@@ -75,7 +84,8 @@ class Decayed(nn.Module):
 
 
 class SampledSoftmax(nn.Module):
-    """Softmax loss of the chosen item against items of other events of a group and drawn negatives.
+    """Softmax loss of the chosen item against items of other events of a group and drawn negatives. A group
+    is a part of the global batch, so the loss does not depend on the number of processes.
 
     Source: Yang et al., "Mixed negative sampling for learning two-tower neural networks in recommendations",
     2020.
@@ -104,36 +114,74 @@ class SampledSoftmax(nn.Module):
     def forward(self, vectors: torch.Tensor, batch: Labelled) -> torch.Tensor:
         """Return the weighted mean over B events, float32 [].
 
-        vectors: of users and items, float32 [N + B, 2, D], those of the N drawn items first.
+        vectors: of users and items, float32 [N + B, 2, D], those of the N drawn items first. Collective where
+        there are in-batch negatives.
         """
         num_drawn = len(vectors) - len(batch.weights)
         found = batch.features[self.item]
         # An event's own item may be followed by its user's history.
         rows = found.values() if len(found.values()) == len(vectors) else found.values()[found.offsets()[:-1]]
         negatives, drawn = vectors[:num_drawn, 1], rows[:num_drawn]
+        user, item = vectors[num_drawn:].unbind(dim=1)
         # Bits of the group's items, followed by a bit for each drawn item.
         width = batch.seen_bits.size(1) - -(-num_drawn // 8)
-        # All rows of a batch against all would cost the square of the batch, and ranked no better.
-        size = 8 * width or EVENTS_AT_ONCE
-        # Each drawn item represents so many items.
-        log_number = 0.0 if width else math.log((len(self.log_shares) - 1) / max(num_drawn, 1))
-        events = vectors[num_drawn:], rows[num_drawn:], batch.weights, batch.seen_bits
-        losses = []
-        for part, items, real, seen_bits in zip(*(each.split(size) for each in events), strict=True):
-            user, item = part.unbind(dim=1)
-            had_of_drawn = unpack_bits(seen_bits[:, width:], num_drawn)
-            if not width:
-                is_none = had_of_drawn | (items.unsqueeze(1) == drawn)
-                losses.append(drawn_softmax(user, item, negatives, is_none, log_number))
-                continue
-            competing = torch.cat([items, drawn])
-            log_shares = self._log_expected(competing, len(items), num_drawn)
-            is_real = torch.cat([real > 0, torch.ones_like(drawn, dtype=torch.bool)])
-            seen_bits = torch.cat([unpack_bits(seen_bits[:, :width], len(part)), had_of_drawn], dim=1)
-            item = torch.cat([item, negatives])
-            losses.append(sampled_softmax(user, item, competing, log_shares, is_real, seen_bits))
+        if width:
+            losses = self._of_groups(user, item, rows[num_drawn:], negatives, drawn, batch)
+        else:
+            losses = self._of_drawn(user, item, rows[num_drawn:], negatives, drawn, batch.seen_bits)
         # Over all rows, padding too: the weights of the real ones compensate for it.
         return (batch.weights * torch.cat(losses)).mean()
+
+    def _of_drawn(
+        self,
+        users: torch.Tensor,
+        items: torch.Tensor,
+        rows: torch.Tensor,
+        negatives: torch.Tensor,
+        drawn: torch.Tensor,
+        seen_bits: torch.Tensor,
+    ) -> list[torch.Tensor]:
+        """Return the losses of the events against the drawn items, in pieces."""
+        # Each drawn item represents so many items.
+        log_number = math.log((len(self.log_shares) - 1) / max(len(drawn), 1))
+        losses = []
+        events = users, items, rows, seen_bits
+        for user, item, own, bits in zip(*(each.split(EVENTS_AT_ONCE) for each in events), strict=True):
+            is_none = unpack_bits(bits, len(drawn)) | (own.unsqueeze(1) == drawn)
+            losses.append(drawn_softmax(user, item, negatives, is_none, log_number))
+        return losses
+
+    def _of_groups(
+        self,
+        users: torch.Tensor,
+        items: torch.Tensor,
+        rows: torch.Tensor,
+        negatives: torch.Tensor,
+        drawn: torch.Tensor,
+        batch: Labelled,
+    ) -> list[torch.Tensor]:
+        """Return the losses of the events against their groups and the drawn items, in pieces."""
+        width, first = batch.seen_bits.size(1) - -(-len(drawn) // 8), batch.first
+        # All events of a batch against all would cost the square of the batch, and ranked no better.
+        size = 8 * width
+        everyones = batch.gathered(items)
+        all_rows, all_real = batch.gathered(torch.stack([rows, (batch.weights > 0).long()], dim=1)).unbind(1)
+        # Rows of the last ranks that are beyond the global batch are padding without a group.
+        end = max(0, min(len(everyones) - first, len(users)))
+        losses = []
+        for begin in range(first // size * size, first + end, size) if end else ():
+            group = slice(begin, begin + size)
+            own = slice(max(begin - first, 0), min(begin + size - first, end))
+            members, seen_bits = all_rows[group], batch.seen_bits[own]
+            competing = torch.cat([members, drawn])
+            log_shares = self._log_expected(competing, len(members), len(drawn))
+            is_real = torch.cat([all_real[group] > 0, torch.ones_like(drawn, dtype=torch.bool)])
+            of_group = unpack_bits(seen_bits[:, :width], len(members))
+            seen = torch.cat([of_group, unpack_bits(seen_bits[:, width:], len(drawn))], dim=1)
+            item, place = torch.cat([everyones[group], negatives]), first + own.start - begin
+            losses.append(sampled_softmax(users[own], item, competing, log_shares, is_real, seen, place))
+        # Zeros, but functions of all vectors: every rank takes part in the backward.
+        return [*losses, (users[end:] * 0).sum(dim=1) + everyones[:0].sum()]
 
     def _log_expected(self, items: torch.Tensor, num_events: int, num_drawn: int) -> torch.Tensor:
         """Return the log of the expected number of each item among the negatives, up to a constant."""
@@ -163,14 +211,15 @@ def sampled_softmax(
     log_shares: torch.Tensor,
     real: torch.Tensor,
     seen_bits: torch.Tensor,
+    first: int = 0,
 ) -> torch.Tensor:
     """Return minus the log probability of each user's item, float32 [n].
 
-    The softmax is over the items of all n users and N other items.
+    The softmax is over M items, of which those from `first` on belong to the n users.
 
-    Takes vectors [n, D] and [n + N, D] and, for each item, its table row, the logarithm of its expected
-    number, such as its share of the training events, and True if it is not padding, [n + N]; seen_bits: True
-    if a user had an item before, bool [n, n + N]. An item is a negative as often as it is popular; to correct
+    Takes vectors [n, D] and [M, D] and, for each item, its table row, the logarithm of its expected
+    number, such as its share of the training events, and True if it is not padding, [M]; seen_bits: True
+    if a user had an item before, bool [n, M]. An item is a negative as often as it is popular; to correct
     this, each score is lowered by that logarithm (Yi et al., "Sampling-bias-corrected neural modeling for
     large corpus item recommendations", 2019). The user's own item is never a negative, nor is an item that
     the user had before: no ranking shows it again.
@@ -178,12 +227,12 @@ def sampled_softmax(
     # The items of the other users of the group represent all items: no item has to be drawn or looked up for
     # them.
     scores = user @ item.T - log_shares
-    is_none = (rows[: len(user)].unsqueeze(1) == rows) | ~real | seen_bits
+    is_none = (rows[first : first + len(user)].unsqueeze(1) == rows) | ~real | seen_bits
     # An item is no negative of its own user, but its score has to stay. Also that of padding: infinity times
     # the weight 0 is NaN.
-    is_none.fill_diagonal_(False)
+    is_none.diagonal(first).fill_(False)
     scores = scores.masked_fill(is_none, -torch.inf)
-    return scores.logsumexp(dim=1) - scores.diagonal()
+    return scores.logsumexp(dim=1) - scores.diagonal(first)
 
 
 def drawn_softmax(

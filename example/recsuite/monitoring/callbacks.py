@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import Config
 from recsuite.remote import folder_at
@@ -64,11 +64,15 @@ class Stopwatch(Callback):
 
 
 class Observers(Stopwatch):
-    """Stopwatch of this rank, and all callbacks of its training, including the stopwatch."""
+    """Stopwatch of this rank, and all callbacks of its training, including the stopwatch.
 
-    def __init__(self) -> None:
+    flags: those of the training, for trackers; the data decide some of them.
+    """
+
+    def __init__(self, flags: Mapping[str, Any]) -> None:
         super().__init__()
         self.callbacks: list[Callback] = [self]
+        self.flags = dict(flags)
 
 
 @contextlib.contextmanager
@@ -89,17 +93,21 @@ def observing(
         with rs.observing(args, runtime, [MyCallback()], [rs.FileTracker("track.jsonl")]) as observers:
             ...
     """
-    found = Observers()
+    found = Observers(config.flags)
     with contextlib.ExitStack() as stack:
         # The output of an epoch is the same on every rank, and each file in --report_dir needs one writer.
         if context.rank == 0:
-            found.callbacks += _asked_for(config, context, trackers, stack)
+            found.callbacks += _asked_for(config, context, trackers, found.flags, stack)
         found.callbacks += callbacks
         yield found
 
 
 def _asked_for(
-    config: Config, context: RuntimeContext, trackers: Sequence[Tracker], stack: contextlib.ExitStack
+    config: Config,
+    context: RuntimeContext,
+    trackers: Sequence[Tracker],
+    all_flags: Mapping[str, Any],
+    stack: contextlib.ExitStack,
 ) -> Iterator[Callback]:
     flags = config.monitoring
     # First, because the others write into this folder.
@@ -117,7 +125,7 @@ def _asked_for(
         if flags.tensorboard:
             trackers = [TensorBoardTracker(Path(flags.report_dir, "tensorboard")), *trackers]
         for tracker in trackers:
-            tracking = Tracking(tracker, config.flags, context.say)
+            tracking = Tracking(tracker, all_flags, context.say)
             # Also if the training fails: the tracker gets the values until then, and its end.
             stack.push(tracking.close)
             yield tracking

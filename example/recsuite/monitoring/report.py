@@ -60,6 +60,7 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
     Raises:
         UserError: when the report cannot be written.
     """
+    config = config.with_global_batch(run.columns.num_train, context.world_size)
     # Without an epoch the existing report of the training would be overwritten.
     if run.is_stream:
         if context.rank == 0 and config.monitoring.report_dir and run.epochs:

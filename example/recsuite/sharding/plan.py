@@ -86,6 +86,7 @@ def build_model(
     Raises:
         UserError: see `make_plan` and `check_rule`.
     """
+    config = config.with_global_batch(columns.num_train, context.world_size)
     memory = _room_per_rank(config.tables, context)
     model, sharder, num_rows, specs = unsharded(columns, config, context, tables, memory, maker, loss)
     plan = make_plan(model, sharder, num_rows, specs, config, context, tables)
@@ -122,6 +123,7 @@ def unsharded(
     # Again, right before the dense weights are drawn: they must not depend on earlier draws from torch's
     # generator.
     torch.manual_seed(config.runtime.seed)
+    config = config.with_global_batch(columns.num_train, context.world_size)
     head = make_head(columns, config.model, config.data.history, maker)
     held, seed, is_stream = held_tables(columns), config.runtime.seed, bool(config.stream.stream)
     widths = widths_of(head, [table.name for table in held], config.model.embedding_dim)
@@ -221,8 +223,7 @@ def make_sharder(
         "uvm",
     )
     check_rule(rule, cpu_tables if is_cpu else "gpu", bool(specs))
-    # A step uses the batches of all ranks, so the rate is for that many events.
-    rate = rule.rate(config.loader.batch_size * context.world_size)
+    rate = rule.rate(int(config.loader.batch_size))
     fused_params = {"optimizer": rule.fbgemm, "learning_rate": rate, **rule.options()}
     # A row out of range is a bug in this library: it must end the run, and not become row 0.
     fused_params["bounds_check_mode"] = BoundsCheckMode.FATAL
@@ -267,7 +268,7 @@ def make_plan(
     kernels, cache = _kernels(config)
     every = dict.fromkeys(num_rows, kernels)
     constraints = constraints_of(num_rows, specs, sharder, context.world_size, every, cache)
-    planner = make_planner(topology, constraints, config.loader.batch_size)
+    planner = make_planner(topology, constraints, -(-int(config.loader.batch_size) // context.world_size))
     try:
         return planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
     except PlannerError as error:

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -32,6 +34,36 @@ from recsuite.runtime.process import profiler_range
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
+@dataclass(frozen=True)
+class Share:
+    """Share of a rank of the global batch: the events from `first` on, of the `batch_size` of all ranks."""
+
+    first: int
+    batch_size: int
+    world_size: int
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of all ranks, rank after rank, [W * B, ...] of [B, ...]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, world_size: int) -> torch.Tensor:
+        """Collective: every rank, with rows of the same shape."""
+        everyones = rows.new_empty(world_size * len(rows), *rows.shape[1:])
+        dist.all_gather_into_tensor(everyones, rows.contiguous())
+        return everyones
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Collective: every rank."""
+        # The losses of all ranks depend on the rows. The sum is over ranks and not their mean, as for rows of
+        # a table: the mean is taken where gradients of weights are added up.
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total.chunk(dist.get_world_size())[dist.get_rank()], None
+
+
 @dataclass
 class ModelInput(Pipelineable):
     """Batch of a training: B events, as tensors.
@@ -40,8 +72,9 @@ class ModelInput(Pipelineable):
     is 0; more_labels and more_weights: of the labels after the first, float32 [B, L - 1], both 0 where an
     event lacks one; all_labels and all_weights: of all L labels, float32 [B, L]; numbers: dense features,
     float32 [B, numbers]; seen_bits: bits of the negatives that the user had, uint8 [B, bytes], see
-    `datasets.batching.Batch`; members: of its histories. Made in the main process from a worker's plain
-    arrays; `to` moves all of it, so that TorchRec's pipelines can copy it ahead of time.
+    `datasets.batching.Batch`; members: of its histories; share: of the global batch, None for all of it. Made
+    in the main process from a worker's plain arrays; `to` moves all of it, so that TorchRec's pipelines can
+    copy it ahead of time.
 
         class MyLoss(nn.Module):
             def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
@@ -56,6 +89,7 @@ class ModelInput(Pipelineable):
     members: Members
     more_labels: torch.Tensor
     more_weights: torch.Tensor
+    share: Share | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """Return a copy on the device; without waiting if non_blocking is true and the tensors are pinned."""
@@ -63,7 +97,7 @@ class ModelInput(Pipelineable):
         def there(part: Any) -> Any:
             if isinstance(part, tuple):
                 return type(part)(*map(there, part))
-            return part.to(device, non_blocking=non_blocking)
+            return part.to(device, non_blocking=non_blocking) if hasattr(part, "to") else part
 
         return ModelInput(*map(there, vars(self).values()))
 
@@ -73,7 +107,25 @@ class ModelInput(Pipelineable):
         # as Python drops this tensor, while kernels may still have to read it.
         for part in vars(self).values():
             for each in part if isinstance(part, tuple) else (part,):
-                each.record_stream(stream)
+                if hasattr(each, "record_stream"):
+                    each.record_stream(stream)
+
+    @property
+    def first(self) -> int:
+        """Number of the first event in the global batch."""
+        return self.share.first if self.share else 0
+
+    def gathered(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all events of the global batch, in order, float32 [G, ...]. Collective.
+
+        For losses over events of several ranks: gradients return to the ranks of the rows.
+
+        rows: of the events here, float32 [B, ...], or integers.
+        """
+        if self.share is None:
+            return rows
+        everyones: torch.Tensor = _Gather.apply(rows, self.share.world_size)
+        return everyones[: self.share.batch_size]
 
     @property
     def history_labels(self) -> torch.Tensor:

@@ -268,7 +268,7 @@ def fit(
     # The folder of frames is made later; the temporary folder stands for it here.
     path = str(events) if is_path else tempfile.gettempdir()
     config = config.replaced(data_path=path, dump=True)
-    config = with_preset(config, flags, read_launch().world_size)
+    config = with_preset(config, flags)
     with FITTING:
         try:
             with _folder_of_launch() as folder:
@@ -419,6 +419,8 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
         with ExitStack() as stack:
             with observers.part("data"):
                 data = stack.enter_context(open_data(config, context))
+            config = config.with_global_batch(data.columns.num_train, context.world_size)
+            observers.flags.update(config.flags)
             checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
             run = begin_training(data, config, context, checkpointer, observers.callbacks).run()
         # Prints the table of results, and writes the outputs that the flags request.

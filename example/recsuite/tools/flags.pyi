@@ -20,7 +20,8 @@ class Flags(TypedDict, total=False):
     seen: str
     history: int
     day_feature: str
-    batch_size: int
+    batch_size: int | str
+    local_batch_size: int
     num_workers: int | str
     mp_context: str
     prefetch_factor: int

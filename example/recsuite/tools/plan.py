@@ -109,7 +109,8 @@ class PlannedTables(NamedTuple):
     """Tables on the meta device, and all that a plan of them needs.
 
     model: holds them, and the dense part; widths, ids, bytes_of_row: by table, the numbers in a row, the ids
-    of an event, and the bytes of a row with its optimizer state; others as of `sharding.plan.unsharded`.
+    of an event, and the bytes of a row with its optimizer state; batch_size: events of a step of each rank;
+    others as of `sharding.plan.unsharded`.
     """
 
     model: nn.Module
@@ -273,13 +274,18 @@ def given_tables(lines: Sequence[str], config: Config, rule: TableRule) -> Maker
 
     def make(cluster: Cluster, widest: int) -> PlannedTables:
         cut = {name: min(width, widest) for name, width in widths.items()}
-        sharder = make_sharder(rule, config, {}, cluster.context, max(cut.values()))
+        of_cluster = config.with_global_batch(0, cluster.context.world_size)
+        sharder = make_sharder(rule, of_cluster, {}, cluster.context, max(cut.values()))
         sizes = {name: bytes_of_row(rule, width) for name, width in cut.items()}
-        return PlannedTables(
-            make_embeddings(rows, cut), sharder, rows, {}, cut, ids, sizes, config.loader.batch_size, rule
-        )
+        batch_size = local_batch(config, 0, cluster.context.world_size)
+        return PlannedTables(make_embeddings(rows, cut), sharder, rows, {}, cut, ids, sizes, batch_size, rule)
 
     return make
+
+
+def local_batch(config: Config, num_events: int, ranks: int) -> int:
+    """Return the events of a step of each rank. num_events: of the training."""
+    return -(-config.global_batch(num_events, ranks) // ranks)
 
 
 def trained_tables(columns: Columns, config: Config, rule: TableRule, ids: Mapping[str, float]) -> Maker:
@@ -294,7 +300,8 @@ def trained_tables(columns: Columns, config: Config, rule: TableRule, ids: Mappi
             name: bytes_of_a_place(cut.tables, width) if name in specs else bytes_of_row(rule, width)
             for name, width in widths.items()
         }
-        return PlannedTables(model, sharder, num_rows, specs, widths, ids, sizes, cut.loader.batch_size, rule)
+        batch_size = local_batch(config, columns.num_train, cluster.context.world_size)
+        return PlannedTables(model, sharder, num_rows, specs, widths, ids, sizes, batch_size, rule)
 
     return make
 
@@ -397,7 +404,8 @@ def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
     )
     require(flags.gpus_per_host > 0 or not flags.uvm + flags.on_disk, "--uvm and --on_disk require GPUs")
     is_sized = bool(flags.table or flags.tables)
-    unused = given - {"batch_size"} if is_sized else given & {*ALONE, "load", "compact", "stream", "storage"}
+    trains = given & {*ALONE, "load", "compact", "stream", "storage"}
+    unused = given - {"batch_size", "local_batch_size"} if is_sized else trains
     named = "plan and tables of given sizes" if is_sized else "plan"
     require(not unused, f"--{min(unused, default='')} cannot be used with {named}")
     return flags, config, given
@@ -421,11 +429,12 @@ def tables_of(
         return given_tables(lines, config, rule), []
     ranks = flags.context.world_size
     fitted, name = fitted_to_data(config, given)
-    config = with_preset(fitted.replaced(preset=name), given, ranks).replaced(num_workers=0)
+    config = with_preset(fitted.replaced(preset=name), given).replaced(num_workers=0)
     columns = open_columns(config)
     batches = first_batches(columns, config, ranks, flags.steps)
     counts = zip(batches[0][0].keys(), batches[0][0].length_per_key(), strict=True)
-    ids = {name: number / config.loader.batch_size for name, number in counts}
+    num_rows = local_batch(config, columns.num_train, ranks)
+    ids = {name: number / num_rows for name, number in counts}
     return trained_tables(columns, config, rule, ids), batches
 
 

@@ -189,7 +189,7 @@ def parse_once(argv: list[str] | None, unread: Collection[str] = ()) -> tuple[Co
     # Every rank parses for itself, because there is no process group yet.
     launch = read_launch()
     with contextlib.redirect_stdout(io.StringIO()) if launch.rank else contextlib.nullcontext():
-        return parse_given(argv, launch.world_size, unread)
+        return parse_given(argv, unread)
 
 
 def check_machine() -> None:
@@ -315,10 +315,9 @@ def _begun(config: Config, given: frozenset[str]) -> Config:
         config = config.replaced(preset=name)
         fitted = f"--task {config.model.task} --split {config.data.split}"
         reason = f", as it fits {fitted}; --preset none sets nothing"
-    world_size = read_launch().world_size
-    if flags := preset_flags(config, given, world_size):
+    if flags := preset_flags(config, given):
         say(f"--preset {config.model.preset} sets {in_words(flags)}{reason}")
-    return with_preset(config, given, world_size)
+    return with_preset(config, given)
 
 
 def fitted_to_data(config: Config, given: frozenset[str]) -> tuple[Config, str]:
@@ -357,6 +356,9 @@ def open_data(
     with contextlib.ExitStack() as stack:
         with observers.part("data") if observers else contextlib.nullcontext():
             data = stack.enter_context(reopen_data(config, context, observers is not None, build))
+        if observers is not None:
+            config = config.with_global_batch(data.columns.num_train, context.world_size)
+            observers.flags.update(config.flags)
         yield data
 
 
@@ -460,6 +462,7 @@ def report_test(
     test = evaluator.test(model.model, progress.epoch)
     print_results(describe_step(progress), test, data.columns, config, context)
     if context.rank == 0 and config.monitoring.report_dir:
+        config = config.with_global_batch(data.columns.num_train, context.world_size)
         write_test(test, data.columns, config)
 
 

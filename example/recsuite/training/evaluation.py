@@ -257,7 +257,7 @@ class PredictionEvaluator:
         model.eval()
         # Allocated once: tensors of each step, between temporaries, would leave holes in the heap.
         dataset = self.input_pipeline.loader.dataset
-        shape = dataset.num_steps(split, window=window), dataset.batch_size
+        shape = dataset.num_steps(split, window=window), dataset.local_batch_size
         mine = torch.empty(*shape, device=self.context.device)
         batches = batches_with_progress(self.input_pipeline, split, epoch, self.context, window)
         for step, batch in enumerate(batches):
@@ -266,7 +266,7 @@ class PredictionEvaluator:
             if mine.shape[2:] != found.shape[1:]:
                 mine = torch.empty(*shape, *found.shape[1:], device=self.context.device)
             mine[step] = found
-        return in_order(mine, len(dataset.positions_of(split, window)), self.context)
+        return in_order(mine, len(dataset.positions_of(split, window)), dataset.batch_size, self.context)
 
 
 def batches_with_progress(
@@ -289,18 +289,19 @@ def batches_with_progress(
             reached(done)
 
 
-def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.ndarray:
+def in_order(mine: torch.Tensor, number: int, batch_size: int, context: RuntimeContext) -> np.ndarray:
     """Return the results of all ranks in the order of the `number` events. Collective: every rank.
 
-    mine: the results for the events of this rank's batches, [steps, B, ...].
+    mine: the results for the events of this rank's batches, [steps, B, ...]; batch_size: of all ranks.
     """
     everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
     # All ranks have as many steps, so either all take part or none.
     if number:
         dist.all_gather(everyones, mine)
     # Step after step, and within a step rank after rank: this is the order in which batches are cut from the
-    # split. Padding comes after the last event.
-    return torch.stack(everyones, dim=1).flatten(0, 2)[:number].cpu().numpy()
+    # split. Padding comes after the last event of a step.
+    steps = torch.stack(everyones, dim=1).flatten(1, 2)[:, :batch_size]
+    return steps.flatten(0, 1)[:number].cpu().numpy()
 
 
 def _cells(rows: np.ndarray, columns: np.ndarray, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -331,14 +332,13 @@ class RankedCases:
     """
 
     def __init__(self, columns: Columns, dataset: EventBatches, split: str) -> None:
-        positions, shape = columns.range_of(split), (dataset.num_steps(split), dataset.batch_size)
-        # The numbers that `EventBatches` gives to events that are not shuffled.
-        steps, places = np.indices(shape, sparse=True)
-        numbers = ((steps * dataset.world_size + dataset.rank) * dataset.batch_size + places).reshape(-1)
-        # Numbers beyond the split are padding, and no cases.
-        rows = columns.column("rows").take(positions.start + numbers[numbers < len(positions)])
-        self.shape = shape
-        self.number = len(positions)
+        positions, self.sizes = columns.range_of(split), dataset.local_sizes(split)
+        rows = columns.column("rows").take(positions.start + dataset.numbers_of(split))
+        self.shape = len(self.sizes), dataset.local_batch_size
+        # Places of the cases in the rows of all batches; the others are padding.
+        steps = np.arange(len(self.sizes))
+        self.places = torch.from_numpy(places_of(steps * dataset.local_batch_size, self.sizes))
+        self.number, self.batch_size = len(positions), dataset.batch_size
         self.items = rows[ITEM].astype(np.int64)
         self._users = rows[USER].astype(np.int64)
         self._excludes = columns.schema.excludes_seen
@@ -430,8 +430,7 @@ class RankingEvaluator:
         model.eval()
         users, own = self._embed(model, split, epoch)
         # Rank 1 if no item is above.
-        found = torch.ones(cases.shape, dtype=torch.int64, device=self.context.device)
-        mine = found.view(-1)[: len(cases.items)]
+        mine = torch.ones(len(cases.items), dtype=torch.int64, device=self.context.device)
         # The lists so far: scores, the highest first, and positions of items.
         best = users.new_full((0 if listed is None else len(mine), TOP), -torch.inf)
         places = torch.zeros_like(best, dtype=torch.int64)
@@ -456,7 +455,9 @@ class RankingEvaluator:
             counts = torch.bincount(places[best > -torch.inf], minlength=self.num_items)
             dist.all_reduce(counts)
             listed += counts.cpu().numpy()
-        return in_order(found, cases.number, self.context)
+        found = mine.new_zeros(cases.shape)
+        found.view(-1)[cases.places.to(mine.device)] = mine
+        return in_order(found, cases.number, cases.batch_size, self.context)
 
     def _embed(
         self, model: DistributedModelParallel, split: str, epoch: int
@@ -464,16 +465,17 @@ class RankingEvaluator:
         """Return the users' vectors, float32 [n, D], and the scores of their own items, float32 [n]."""
         cases, device = self.cases[split], self.context.device
         # As in `PredictionEvaluator.predict`.
-        users, scores = torch.empty(0), torch.empty(cases.shape, device=device)
-        for step, batch in enumerate(batches_with_progress(self.input_pipeline, split, epoch, self.context)):
-            user, item = model(batch.to(device, non_blocking=True)).output.unbind(dim=1)
-            if step == 0:
+        users, scores, end = torch.empty(0), torch.empty(len(cases.items), device=device), 0
+        batches = batches_with_progress(self.input_pipeline, split, epoch, self.context)
+        for size, batch in zip(cases.sizes.tolist(), batches, strict=True):
+            user, item = model(batch.to(device, non_blocking=True)).output[:size].unbind(dim=1)
+            if end == 0:
                 # As wide as the model's vectors.
-                users = user.new_empty(*cases.shape, user.size(1))
-            users[step] = user
-            scores[step] = (user.double() * item.double()).sum(dim=1)
-        number = len(cases.items)
-        return users.flatten(0, 1)[:number], scores.flatten()[:number]
+                users = user.new_empty(len(scores), user.size(1))
+            part = slice(end, end := end + size)
+            users[part] = user
+            scores[part] = (user.double() * item.double()).sum(dim=1)
+        return users, scores
 
     def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield all items in blocks: the position of the first, and their vectors, float64 [m, D]."""

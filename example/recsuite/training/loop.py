@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, TrainingConfig
+from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data
@@ -88,7 +89,7 @@ class Training:
         checkpointer: CheckpointerProtocol | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.config = config
+        self.config = config = config.with_global_batch(data.columns.num_train, context.world_size)
         self.context = context
         self.columns = data.columns
         self.task = TASKS[config.model.task]
@@ -114,6 +115,7 @@ class Training:
             self.stream.is_under_way if self.windows else has_epochs_left(self.progress, config.training)
         )
         if has_more:
+            context.say(describe_batch(data.loader.dataset, self.unit, is_stream=self.windows is not None))
             self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples, self.window)
 
     def shard(
@@ -504,6 +506,13 @@ def with_validation(progress: Progress, value: float, task: WorkerTask) -> Progr
     if not task.is_better(value, progress.best):
         return dataclasses.replace(progress, epochs_since_best=progress.epochs_since_best + 1)
     return dataclasses.replace(progress, best=value, epochs_since_best=0)
+
+
+def describe_batch(dataset: EventBatches, unit: str, is_stream: bool) -> str:
+    """Describe the batches of a training in one line; unit: the noun for events."""
+    shared = f" ({dataset.local_batch_size:,} per process)" if dataset.world_size > 1 else ""
+    steps = "" if is_stream else f", {counted(dataset.num_steps('train'), 'step')} an epoch"
+    return f"batches of {dataset.batch_size:,} {unit}{shared}{steps}"
 
 
 def describe_epoch(epoch: Epoch, task: WorkerTask, unit: str, config: TrainingConfig) -> str:

@@ -129,13 +129,14 @@ def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int
 def scheduled_rates(optimizer: CombinedOptimizer) -> dict[str, float]:
     """Return the learning rates of each of `PARAMETER_GROUPS`.
 
-    Those of the tables are as scheduled. Those of the dense part are as used, because a script may have set
-    another one.
+    Those of the tables are as scheduled; a rank without rows has none. Those of the dense part are as used,
+    because a script may have set another one.
     """
     rates = ("scheduled_lr", "lr")
     return {
         name: part.param_groups[0][rate]
         for name, rate, (_, part) in zip(PARAMETER_GROUPS, rates, optimizer.optimizers, strict=True)
+        if part.param_groups
     }
 
 

@@ -31,7 +31,7 @@ from recsuite.runtime.process import STEP, RuntimeContext, profiler_range
 from recsuite.sharding.cpu_tables import CpuTables
 from recsuite.sharding.dynamic_ranks import grow
 from recsuite.sharding.exchange import sum_in_order
-from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.recommender import ModelInput, Share
 from recsuite.sharding.storage import RowsInHostMemory
 from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.callbacks import Step
@@ -59,6 +59,8 @@ class InputPipeline:
         self.keys = [table.name for table in dataset.tables]
         # Set for a model that reads histories by the rows of the items themselves.
         self.item = dataset.schema.item if dataset.model.reads_order else None
+        first = dataset.rank * dataset.local_batch_size
+        self.share = Share(first, dataset.batch_size, dataset.world_size) if dataset.world_size > 1 else None
         self.seconds_waited = 0.0
         self._prepared: tuple[tuple[Any, ...], Iterator[Batch]] | None = None
 
@@ -114,6 +116,7 @@ class InputPipeline:
             Members(*batch[first : first + len(Members._fields)]),
             batch.more_labels,
             batch.more_weights,
+            self.share,
         )
 
 
@@ -303,7 +306,7 @@ class Pass:
         # waits.
         scale = RowScale(model.row_scale, model.weight_decay)
         losses = torch.zeros(len(self.step_sizes), device=device)
-        full = self.input_pipeline.loader.dataset.batch_size * self.context.world_size
+        full = self.input_pipeline.loader.dataset.batch_size
         source = self.input_pipeline.batches("train", progress.epoch, progress.samples, self.window)
         batches = self._overlapped(source) if self.overlaps else copied(source, device)
         if self.loads:
