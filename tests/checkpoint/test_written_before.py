@@ -1,8 +1,9 @@
 """A full checkpoint and a delta that an older program wrote on two ranks can be loaded on three.
 
 written_before/ was written on two ranks with --dataset synthetic --synthetic_ratings 1000 --embedding_dim 4
---mlp_dims 4 --batch_size 64 --epochs 1 --inc_dump, before flags had sections and progress had its name; the
-ratings of that program are in written_before_data/. It printed these metrics when it loaded the two, and a log loss, for which there are too few events.
+--mlp_dims 4 --batch_size 64 --epochs 1 --inc_dump, before flags had sections and progress had its name. Its
+ratings are in written_before_data/. That program printed these metrics when it loaded the two, and a log
+loss, for which there are too few events.
 """
 
 from __future__ import annotations
