@@ -2,7 +2,7 @@
 
     python benchmarks/sequences.py                               ml-100k
     python benchmarks/sequences.py --real FOLDER... [--write]    and the MovieLens sets in these folders
-    python benchmarks/sequences.py --planted [--write]           a Markov world whose order is known
+    python benchmarks/sequences.py --planted [--write]           a synthetic world whose order is known
     python benchmarks/sequences.py --also sequences.json         joins the results of a run of other sets
     python benchmarks/sequences.py --only_this --also FILE       measures this project again, and nothing else
 
@@ -71,7 +71,7 @@ from recsuite.config.config import Config
 from recsuite.config.sections import TOP
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
-from recsuite.datasets.movielens.synthetic import MarkovWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.schema import ITEM, USER, RawData, with_columns
 from recsuite.serving.recommend import TrainingFeatures, Viewer, ages_in, open_viewer
 from recsuite.serving.request import HISTORY_AGES
@@ -80,7 +80,7 @@ from recsuite.serving.served import ServedModel
 SPLITS = ("leave_one_out", "time")
 PAGE = DOCS / "log" / "benchmarks.md"
 OTHERS = ("implicit", "recbole")
-PLANTED = "chain"
+PLANTED = "synthetic"
 THIS, ORACLE = "this", "oracle"
 # Least NDCG@10 as a share of that of the best other system, and of the oracle.
 AS_GOOD, NEAR = 1.0, 0.98
@@ -151,7 +151,7 @@ def main() -> None:
     add_sets(parser)
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="files of --report, to be joined")
     parser.add_argument("--only_this", action="store_true", help="skip the others; see --also")
-    parser.add_argument("--planted", action="store_true", help="only a world that is drawn from a chain")
+    parser.add_argument("--planted", action="store_true", help="only a synthetic world")
     parser.add_argument("--ratings", type=int, default=1_000_000, help="of that world")
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=SPLITS, help="default: both")
     parser.add_argument("--task", default="sequence", help="of this project (default: sequence)")
@@ -188,8 +188,8 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def planted_set(flags: argparse.Namespace, folder: Path) -> Iterator[Path]:
-    """Folder of the Markov world, which is drawn into it."""
-    write_synthetic(folder / PLANTED, flags.ratings, seed=0, world=MarkovWorld())
+    """Folder of the synthetic world, which is drawn into it."""
+    write_synthetic(folder / PLANTED, flags.ratings, seed=0)
     yield folder / PLANTED
 
 

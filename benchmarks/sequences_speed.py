@@ -1,6 +1,6 @@
 """Measure how fast a model of the next item learns, beside the SASRec of other packages.
 
-    python benchmarks/sequences_speed.py                       a Markov world
+    python benchmarks/sequences_speed.py                       a synthetic world
     python benchmarks/sequences_speed.py --real FOLDER         or a MovieLens set
     python benchmarks/sequences_speed.py --rectools PYTHON     with the SASRec of that package as well
 
@@ -32,7 +32,7 @@ from train_here import Here, serve_rank
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.movielens.synthetic import MarkovWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
 
@@ -73,9 +73,9 @@ def main() -> None:
 def measure(flags: argparse.Namespace) -> dict[str, Any]:
     """All results of a run."""
     with tempfile.TemporaryDirectory() as folder:
-        data = flags.real or Path(folder) / "chain"
+        data = flags.real or Path(folder) / "synthetic"
         if not flags.real:
-            write_synthetic(data, flags.ratings, seed=0, world=MarkovWorld())
+            write_synthetic(data, flags.ratings, seed=0)
         command = command_of(flags, data, Path(folder))
         columns = open_columns(parse_args(command))
         ranks = {ONE: 1, TWO: 2, RECBOLE: 1}
@@ -92,7 +92,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
             rates = in_turns(measures, flags.rounds, warm_up=1)
     return {
         **describe(),
-        "data": "chain" if not flags.real else data.resolve().name,
+        "data": "synthetic" if not flags.real else data.resolve().name,
         "events": columns.num_train,
         "items": columns.num_items,
         "batch": flags.batch,

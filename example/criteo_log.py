@@ -203,13 +203,15 @@ def parse(
     return models[flags.model], others
 
 
-def say_oracle(config: Config, context: RuntimeContext) -> None:
-    """Print the metric of the best possible model on synthetic data."""
+def say_oracle(auc: float, config: Config, context: RuntimeContext) -> None:
+    """Print an AUC of the test beside the best possible one, and the best one of less, on synthetic data."""
+    from recsuite.monitoring.report import share_of_best
+
     path = Path(config.data.data_path) / ORACLE
     if path.is_file():
-        best, *others = json.loads(path.read_text()).items()
-        without = [f", and {name.replace('_', ' ')} about {value:.4f}" for name, value in others]
-        context.say(f"the best possible AUC is {best[1]:.4f}{''.join(without)}")
+        best, (name, less) = json.loads(path.read_text()).items()
+        for sentence in share_of_best("AUC", auc, f"the best {name.replace('_', ' ')}", less, best[1]):
+            context.say(sentence)
 
 
 def check_new(folder: Path) -> None:

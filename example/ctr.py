@@ -123,7 +123,7 @@ def train(model: type[ClickModel], args: rs.Config, runtime: rs.RuntimeContext) 
             part.end(training.validate())
         result = training.finish()
     rs.report(result, args, runtime, observers)
-    criteo_log.say_oracle(args, runtime)
+    criteo_log.say_oracle(result.test["auc"], args, runtime)
 
 
 def load(model: type[ClickModel], args: rs.Config, runtime: rs.RuntimeContext) -> None:

@@ -107,7 +107,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
             part.end(training.validate())
         result = training.finish()
     rs.report(result, args, runtime, observers)
-    criteo_log.say_oracle(args, runtime)
+    criteo_log.say_oracle(result.test["auc"], args, runtime)
 
 
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:

@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 # Script and flags of each training. Both exclude the newest event of each user.
 RETRIEVER = HERE / "sequential.py", "--split", "leave_one_out", "--dump"
 RANKER = HERE / "example.py", "--task", "ranking", "--split", "leave_one_out", "--dump"
-WORLD = ("--dataset", "synthetic", "--synthetic_ratings", "30000")
+WORLD = ("--dataset", "synthetic", "--synthetic_ratings", "100000")
 # Candidate weights of the ranker; validation chooses one.
 WEIGHTS = (0.5, 1.0, 1.5)
 CLIENTS, ANSWERS = 8, 50
@@ -89,6 +89,7 @@ def measure(chain: ModelChain, data_path: str) -> None:
     """Choose the weight of the ranker by validation, and print the test metrics of each part and of the
     chain.
     """
+    from recsuite.monitoring.report import share_of_best
     from recsuite.tools.cases import cases_of_models, latencies
 
     validation, test = cases_of_models([chain.retriever, chain.ranker], data_path)
@@ -99,14 +100,19 @@ def measure(chain: ModelChain, data_path: str) -> None:
         "ranker": test.metrics(functools.partial(asked, chain.ranker)),
         f"chain, weight {chain.weight:g}": test.metrics(chain.recommend),
     }
-    lines = [f"| {'test events':<17} |  HR@10 | NDCG@10 |", f"|{'-' * 19}|-------:|--------:|"]
-    lines += [
-        f"| {name:<17} | {each['hr_at_10']:.4f} |  {each['ndcg_at_10']:.4f} |" for name, each in found.items()
-    ]
+    baseline, best = test.baselines["popularity"], test.baselines.get("oracle")
+    rows = {"popularity": baseline, **found, **({"best possible": best} if best else {})}
+    say(f"| {'test events':<17} |  HR@10 | NDCG@10 |")
+    say(f"|{'-' * 19}|-------:|--------:|")
+    for name, each in rows.items():
+        say(f"| {name:<17} | {each['hr_at_10']:.4f} |  {each['ndcg_at_10']:.4f} |")
     *alone, together = (each["ndcg_at_10"] for each in found.values())
     gain = f"{together / max(alone):.3f}" if max(alone) else "not defined"
-    for line in [*lines, f"NDCG@10 of the chain / of the better of its parts: {gain}"]:
-        say(line)
+    say(f"NDCG@10 of the chain / of the better of its parts: {gain}")
+    if best:
+        ends = baseline["ndcg_at_10"], best["ndcg_at_10"]
+        for sentence in share_of_best("NDCG@10 of the chain", together, "popularity", *ends):
+            say(sentence)
     seconds = latencies(test, chain.recommend, CLIENTS, ANSWERS)
     p50, p99 = (1e3 * seconds[int(share * (len(seconds) - 1))] for share in (0.5, 0.99))
     say(f"{CLIENTS} clients at once, {chain.num_candidates} candidates: p50 {p50:.1f} ms, p99 {p99:.1f} ms")

@@ -37,7 +37,7 @@ def train_worker(
             rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
         ):
             assert checkpoints is not None
-            loss = RatingLoss() if args.model.task == "rating" else None
+            loss = RatingLoss(args.optimizer.l2) if args.model.task == "rating" else None
             model = training.shard(make_model, loss=loss)
             for part in training.passes():
                 for batch in part:

@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from recsuite.serving.recommend import Viewer
     from recsuite.serving.served import Follower, ServedModel
 
-# Sampled negatives are added to those of the batch, in which rare items are rare.
-DEFAULTS = ("--task", "ranking", "--preset", "ranking", "--negatives", "512")
+DEFAULTS = (
+    # Sampled negatives are added to those of the batch, in which rare items are rare.
+    *("--task", "ranking", "--preset", "ranking", "--negatives", "512"),
+    # The test is the next item of each user. So many synthetic ratings take half a minute.
+    *("--split", "leave_one_out", "--synthetic_ratings", "100000"),
+)
 # Flags of other tasks.
 UNREAD = ("task", "block", "num_blocks", "num_heads", "dropout", "initial_rows", "stream")
 # Number of users for the comparison with exact search, the first of which is printed, and the minimum length

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import recsuite as rs
 
-DEFAULTS = ("--task", "sequence", "--preset", "sequence")
+# So many synthetic ratings take a minute.
+DEFAULTS = ("--task", "sequence", "--preset", "sequence", "--synthetic_ratings", "100000")
 # Flags of other tasks.
 UNREAD = ("task", "history_weights", "initial_rows", "stream")
 

@@ -13,7 +13,7 @@ import pytest
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import measure_ranks
-from recsuite.datasets.movielens.synthetic import MarkovWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.benchmarks import benchmark, measured
 from tests.support.csv_ratings import write_ratings
@@ -47,7 +47,7 @@ def sequences() -> Any:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "tiny"
-    write_synthetic(folder, 1_000, seed=0, world=MarkovWorld())
+    write_synthetic(folder, 1_000, seed=0)
     return folder
 
 
@@ -195,7 +195,7 @@ def test_a_planted_order_is_shown_between_popularity_and_its_oracle(tmp_path: Pa
     (this,) = (run for run in found["runs"] if run["system"] == "this")
     # What was served is what was evaluated, by the code of another program.
     assert this["recbole differs by"] <= 1e-9
-    assert "| chain, leave one out, 1 seed | oracle |" in printed
+    assert "| synthetic, leave one out, 1 seed | oracle |" in printed
 
 
 # They measure for long; nothing but their own script depends on them.

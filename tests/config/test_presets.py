@@ -129,5 +129,5 @@ def test_presets_set_existing_flags_and_checkpoints_record_the_preset() -> None:
 @pytest.mark.parametrize(("name", "preset"), [("retrieval", "ranking"), ("sequential", "sequence")])
 def test_a_script_names_its_preset_in_its_defaults(name: str, preset: str) -> None:
     code = (ROOT / "example" / f"{name}.py").read_text()
-    assert f'DEFAULTS = ("--task", "{preset}", "--preset", "{preset}"' in code
+    assert f'"--task", "{preset}", "--preset", "{preset}"' in code
     assert "--preset" not in EXAMPLE.read_text()

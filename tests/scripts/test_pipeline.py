@@ -9,22 +9,27 @@ import pytest
 
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.launch import ROOT, python, succeeded, torchrun
+from tests.support.learned import share_in
 
 PIPELINE = ROOT / "example" / "pipeline.py"
-SMALL = ("--embedding_dim", 16, "--history", 10, "--epochs", 1)
 
 
 # Three Pythons import all by themselves.
 @pytest.mark.soak
 def test_two_trainings_are_served_while_they_continue_and_compared(tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "ratings", 6_000, seed=0)
+    write_synthetic(tmp_path / "ratings", 30_000, seed=0)
     flags = ("--data_path", tmp_path / "ratings", "--save_dir", tmp_path / "models", "--candidates", 50)
-    output = succeeded(python(PIPELINE, *flags, *SMALL))
-    assert "serving the retriever after epoch 1, the ranker after epoch 1" in output
+    output = succeeded(python(PIPELINE, *flags, "--epochs", 2, "--batch_size", 200))
+    assert output.count("epoch 2/2: train loss") == 2
+    assert re.search(
+        r"serving the (retriever|ranker) after epoch 2, the (retriever|ranker) after epoch 2", output
+    )
     rows = re.findall(
         r"^\| (retriever|ranker|chain)\b[^|]*\| ([\d.]+) \| +([\d.]+) \|$", output, re.MULTILINE
     )
     assert [name for name, _, _ in rows] == ["retriever", "ranker", "chain"]
+    assert "| best possible " in output
+    assert share_in(output) > 0.6
     assert re.search(r"8 clients at once, 50 candidates: p50 [\d.]+ ms, p99 [\d.]+ ms", output)
     assert {path.name for path in (tmp_path / "models").iterdir()} == {"retriever", "ranker"}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.support.launch import ROOT, environment, python, succeeded, torchrun
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.launch import ROOT, environment, python, read_json, succeeded, torchrun
+from tests.support.learned import check_learned, share_in
 
 SEQUENTIAL = ROOT / "example" / "sequential.py"
 SMALL = ("--epochs", 1, "--embedding_dim", 8, "--history", 6, "--batch_size", 600, "--negatives", 64)
@@ -33,6 +35,16 @@ def test_it_ends_with_a_user_history_and_the_predicted_next_items(
     assert "| this model, epoch 1" in output
     check_end(output)
     assert (tmp_path / "dumps").is_dir()
+
+
+def test_two_epochs_learn_the_order_and_the_taste_of_synthetic_users(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "ratings", 30_000, seed=0)
+    # The batches are those of the default in proportion to the data.
+    flags = ("--data_path", tmp_path / "ratings", "--report_dir", tmp_path, "--batch_size", 300)
+    output = succeeded(python(SEQUENTIAL, "--block", "hstu", "--epochs", 2, "--train", *flags))
+    report = read_json(tmp_path / "metrics.json")
+    check_learned(report, 0.6)
+    assert share_in(output) > 0.6
 
 
 def test_three_ranks_load_a_checkpoint_of_two_with_the_same_metrics(

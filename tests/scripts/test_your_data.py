@@ -136,7 +136,8 @@ def test_the_suggested_command_line_trains_the_same_model_as_the_data_alone(
     for number, command in enumerate(([EXAMPLE.name, *given], [script, *flags])):
         report = tmp_path / str(number)
         # What the script of retrieval adds to the preset.
-        more = ("--task", "ranking", "--negatives", 512) if number == 0 and kind == "clicks" else ()
+        added = ("--task", "ranking", "--negatives", 512, "--split", "leave_one_out")
+        more = added if number == 0 and kind == "clicks" else ()
         said = python(EXAMPLE.parent / command[0], *command[1:], *more, "--report_dir", report, cwd=tmp_path)
         succeeded(said)
         reports.append(read_json(report / "metrics.json"))

@@ -186,7 +186,7 @@ def test_a_rule_of_ones_own_has_state_in_checkpoints_and_a_step(
     config: Config, context: RuntimeContext
 ) -> None:
     losses, state, _ = trained(config, context, Signs(0.004))
-    assert losses[-1] < losses[0]
+    assert losses[len(losses) // 2 :].mean() < losses[: len(losses) // 2].mean()
     assert state["tables.user.steps"].shape == state["tables.user.weight"].shape[:1]
     assert state["tables.user.last"].shape == state["tables.user.weight"].shape
     # The movies of the data are rated in more than one step.

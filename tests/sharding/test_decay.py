@@ -183,7 +183,7 @@ def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
     # In the first of two epochs the rate falls from all to half.
     assert float(train_state.row_scale) == pytest.approx(math.exp(-2.0 * 0.75), rel=0.02)
     for name, rows in after.items():
-        torch.testing.assert_close(rows, reference.tables[name].detach(), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(rows, reference.tables[name].detach(), rtol=1e-3, atol=5e-5)
         # All of it had something to learn.
         assert (rows - before[name] * train_state.row_scale).abs().max() > 0.001
     assert not reference.seen["movie"][UNKNOWN_ROW]

@@ -42,7 +42,7 @@ def short_form(benchmark: str) -> list[str]:
 
 def write_default_data(data: Path, num_ratings: int) -> None:
     """Put the default data set into the folder `data` of a clone, with fewer ratings than it says."""
-    folder = data / "synthetic-1000000-seed0"
+    folder = data / "synthetic-1000000-seed0-stationary"
     write_synthetic(folder, num_ratings, seed=0)
     says = read_json(folder / "oracle.json")
     (folder / "oracle.json").write_text(json.dumps({**says, "num_ratings": 1_000_000}))

@@ -85,7 +85,8 @@ def test_missing_data_are_neither_drawn_nor_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(movielens, "DATA_ROOT", tmp_path)
-    assert check_data(Config()).endswith("synthetic-1000000-seed0: not there yet, drawn at the first start")
+    name = "synthetic-1000000-seed0-stationary"
+    assert check_data(Config()) == f"{tmp_path / name}: not there yet, drawn at the first start"
     found = check_data(Config.of(dataset="ml-1m"))
     assert found == f"{tmp_path / 'ml-1m'}: not there yet, downloaded at the first start"
     assert list(tmp_path.iterdir()) == []
@@ -95,7 +96,7 @@ def test_data_are_named_with_their_size_and_a_folder_without_them_is_a_fault(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
     found = check_data(Config.of(data_path=str(synthetic_folder)))
-    assert found.startswith(f"{synthetic_folder}: 4 files, 0.")
+    assert found.startswith(f"{synthetic_folder}: 5 files, 0.")
     for path, dataset, fault in (
         (tmp_path, "", "holds no table of events"),
         (synthetic_folder, "ml-32m", "does not hold ml-32m but ratings.dat"),

@@ -119,7 +119,8 @@ def trained(
 
 
 def test_a_served_model_scores_as_the_trained_one(trained: Trained) -> None:
-    model, values = ServedModel.open(trained.folder, "latest"), trained.values(200)
+    # The weights of the best epoch, which a training ends with.
+    model, values = ServedModel.open(trained.folder, "best"), trained.values(200)
     assert max(map(len, values["history_ages"])) == SIZES["history"]
     found = model.score(values)
     torch.testing.assert_close(found, trained.scores[:200], rtol=1e-5, atol=1e-5)

@@ -202,10 +202,9 @@ class DataConfig(Section):
     )
     synthetic_kind: str = flag(
         "stationary",
-        "Kind of synthetic data: users, items and tastes that do not change (stationary); users and items "
-        "that come and go, and tastes that drift (drifting); or walks along a Markov chain of items "
-        "(markov).",
-        choices=("stationary", "drifting", "markov"),
+        "Kind of synthetic data: users, items and tastes that do not change (stationary), or users and items "
+        "that come and go, and tastes that drift (drifting).",
+        choices=("stationary", "drifting"),
     )
     split: str = flag(
         "time",

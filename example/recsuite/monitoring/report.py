@@ -218,6 +218,8 @@ def print_results(
     for sentence in describe_leaks(columns):
         context.say(sentence)
     context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
+    for sentence in describe_share_of_best(columns, task, test):
+        context.say(sentence)
     for name, segments in getattr(test, "segments", {}).items():
         context.say(segments_table(columns, task, name, segments), tagged=False)
     if spread := getattr(test, "lists", None):
@@ -314,6 +316,31 @@ def _shown(labels: Mapping[str, str], metrics: Metrics) -> list[str]:
 def _interval(metrics: Measured, key: str) -> str:
     low, high = map(format_metric, metrics.intervals.get(key, (float("nan"), float("nan"))))
     return "-" if low == "-" else f"{low} to {high}"
+
+
+def describe_share_of_best(columns: Columns, task: WorkerTask, test: Metrics) -> Iterator[str]:
+    """Yield a line on the test of a model between the best baseline and the oracle, if there is one."""
+    name, baselines = task.main_metric, dict(columns.baselines[task.evaluation])
+    best = baselines.pop("oracle", {}).get(name)
+    known = {baseline: metrics[name] for baseline, metrics in baselines.items() if metrics[name] is not None}
+    if best is None or not known:
+        return
+    baseline = (min if task.lower_is_better else max)(known, key=lambda each: known[each])
+    yield from share_of_best(task.main_label, test[name], baseline, known[baseline], best)
+
+
+def share_of_best(label: str, value: float, name: str, baseline: float, best: float) -> Iterator[str]:
+    """Yield a line on the place of a metric between that of a baseline and the best possible one.
+
+    label: of the metric; name: of the baseline. Yields none where the baseline is as good as the best, and
+    for a value that is not a number.
+    """
+    if best == baseline or not math.isfinite((value - baseline) / (best - baseline)):
+        return
+    yield (
+        f"{label} {format_metric(value)} is {(value - baseline) / (best - baseline):.2f} of the way from "
+        f"{name} ({format_metric(baseline)}) to the best possible ({format_metric(best)})"
+    )
 
 
 def describe_better_baselines(columns: Columns, task: WorkerTask, test: Metrics) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,14 @@ AT_ONCE = 256
 @dataclass(frozen=True)
 class RequestCases:
     """n events. values: of the features of their users, and of the user histories, see `ServedModel.score`;
-    seen: the raw ids of the items that must not be recommended; items: the raw ids of the chosen items.
+    seen: the raw ids of the items that must not be recommended; items: the raw ids of the chosen items;
+    baselines: of rankings, if the events are the test.
     """
 
     values: dict[str, list[Any]]
     seen: list[list[Any]]
     items: list[Any]
+    baselines: Mapping[str, Metrics] = field(default_factory=dict)
 
     def one(self, number: int) -> dict[str, list[Any]]:
         """Return the values of one event."""
@@ -126,4 +128,5 @@ def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Reques
     lists = (seen[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
     # Those of the context are below 0.
     had = [ids[each[each >= 0]].tolist() for each in lists]
-    return RequestCases(values, had, ids[rows["item"]].tolist())
+    baselines = columns.baselines["ranks"] if split == "test" else {}
+    return RequestCases(values, had, ids[rows["item"]].tolist(), baselines)

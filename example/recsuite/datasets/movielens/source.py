@@ -308,8 +308,9 @@ def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
     Raises:
         UserError: when a file of it is missing there.
     """
-    name = f"synthetic-{config.synthetic_ratings}-seed{seed}" if config.is_synthetic else config.dataset
-    name += "" if config.is_default("synthetic_kind") else f"-{config.synthetic_kind}"
+    name = config.dataset
+    if config.is_synthetic:
+        name = f"synthetic-{config.synthetic_ratings}-seed{seed}-{config.synthetic_kind}"
     # Absolute, because a folder such as "." has no name.
     folder = (Path(config.data_path) if config.data_path else DATA_ROOT / name).absolute()
     files = files_in(folder)

@@ -8,39 +8,23 @@ parameters are known, and so is the best possible prediction: the files contain 
            movies.dat    MovieID::Title (Year)::Genre|Genre, ISO-8859-1
            users.dat     UserID::Gender::Age::Occupation::Zip
            oracle.npy    float32 [num_ratings], the expected rating of each line of ratings.dat
-           oracle.json   {"rmse", "num_ratings", "num_users", "num_movies", "seed", "format"}
+           ranks.npy     float32 [num_ratings], the place of its movie in the best possible ranking
+           oracle.json   {"rmse", "num_ratings", "num_users", "num_movies", "seed", "format", "world"}
 
-This is the stationary world. Three worlds differ from it.
+This is the stationary world, the default. Which movie a user takes depends on the movie before it and on the
+user's favourite clusters, see `choices.py`. So the best possible ranking of the movies that the user has not
+had is known too. Clusters have nothing to do with biases and factors: choices tell nothing about stars. The
+ratings of a user are in the order of the choices, each later than the one before.
 
 Drifting: users and movies come and go, and preferences change slowly. A movie is rated between its arrival
-and its retirement, and a user rates between joining and leaving. Over the whole period, biases and factors
-turn from those of the first day to others of the same spread:
+and its retirement, and a user rates between joining and leaving; movies are chosen by popularity. Over the
+whole period, biases and factors turn from those of the first day to others of the same spread:
 
     parameters at the moment m = cos(angle) * first + sin(angle) * last,   angle = m * quarter_turns * pi / 2
 
 so there is as much to learn on the last day as on the first, and it cannot be predicted long before. Moments
-are shares of the period, from 0 to 1. oracle.json has the name of the world, and first_day.npy, in the format
-of the oracle, the expectations by the parameters of the first day.
-
-Users choose by taste: oracle.json has the name, "biases_rmse" and "choices_rmse"; biases.npy and choices.npy
-have the expectations without any factors, and with factors inferred from the choices.
-
-Markov: the next movie of a user depends on the last one. Users walk along a Markov chain over the movies.
-Each movie has a few successors, with the same chances for all movies. A share of the steps are leaps, to any
-movie by its popularity:
-
-    weight of a movie after another  =  (1 - LEAPS) * chance of the successor, if it is one
-                                        + LEAPS * popularity
-
-A user never visits a movie twice: the weights of earlier movies are 0, and those of the others are divided by
-their sum. The first movie is any movie by its popularity. With the chain and the walk so far known, these
-weights give the best possible ranking, whatever else is known of the user: an older movie tells nothing about
-the next one, except that it is not the next one. oracle.json has the name and "entropy"; for each rating the
-files hold, besides the expected stars,
-
-    ranks.npy      the place of its movie in that ranking, among those that its user had not had, from 1 on
-    surprise.npy   negative logarithm of its chance, in bits; their mean, in oracle.json, is the entropy of a
-                   step
+are shares of the period, from 0 to 1. There is no ranks.npy; first_day.npy, in the format of the oracle, has
+the expectations by the parameters of the first day.
 """
 
 from __future__ import annotations
@@ -54,7 +38,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
-from recsuite.datasets.batching import places_of
+from recsuite.datasets.movielens.choices import draw_clusters
 from recsuite.errors import UserError
 from recsuite.files import explained, remove, replacing
 from recsuite.runtime.console import stage
@@ -110,7 +94,7 @@ class World:
 
     NAME: ClassVar = "stationary"
     # Names of the files with predictions of each rating. The first one is the best possible prediction.
-    ORACLES: ClassVar[tuple[str, ...]] = ("oracle",)
+    ORACLES: ClassVar[tuple[str, ...]] = ("oracle", "ranks")
 
     noise_std: float = 0.9
     factor_stds: tuple[float, ...] = (0.3, 0.1, 0.06, 0.04)
@@ -127,17 +111,15 @@ class World:
         Each is [ratings of a block].
         """
         users, movies, counts, picks = planted
+        clusters = draw_clusters(rng, np.diff(picks, prepend=0))
         expected = expected_ratings(self)
         for begin in range(0, len(users), USERS_PER_BLOCK):
             block = counts[begin : begin + USERS_PER_BLOCK]
-            user_rows, movie_rows = _draw_pairs(rng, block, picks)
-            times = draw_times(rng, len(block), user_rows)
-            user_rows += begin
-            scores = MEAN_SCORE + users[user_rows, 0] + movies[movie_rows, 0]
-            for factor in range(1, 1 + self.rank):
-                scores += users[user_rows, factor] * movies[movie_rows, factor]
-            steps = steps_of(scores)
-            yield user_rows, movie_rows, draw_stars(rng, steps, self), times, expected[steps]
+            rows = np.repeat(np.arange(len(block)), block)
+            movie_rows, ranks = clusters.choose(rng, clusters.draw_tastes(rng, len(block)), block)
+            times = in_order(rows, draw_times(rng, len(block), rows))
+            steps = steps_of(_scores(users[begin + rows], movies[movie_rows]))
+            yield begin + rows, movie_rows, draw_stars(rng, steps, self), times, expected[steps], ranks
 
     def describe(self, ratings: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
         """Entries of oracle.json for this kind of world only.
@@ -166,7 +148,7 @@ def draw_counts(rng: np.random.Generator, num_ratings: int, num_users: int, num_
     """Ratings of each user, int64 [num_users], with the sum num_ratings."""
     spare = num_ratings - MIN_RATINGS_PER_USER * num_users
     shares = np.exp(ACTIVITY_SIGMA * rng.standard_normal(num_users))
-    # A user rates at most a third of the catalogue, or few movies would be left to draw.
+    # A user rates at most a third of the clusters, or few movies would be left to draw.
     limit = (num_movies / 3 - MIN_RATINGS_PER_USER) / spare
     shares = np.minimum(shares / shares.sum(), limit)
     ends = np.rint(np.cumsum(shares / shares.sum()) * spare).astype(np.int64)
@@ -196,32 +178,6 @@ def expected_ratings(world: World) -> np.ndarray:
     return (1 + np.sum(above, axis=1)).astype(np.float32)
 
 
-def _draw_pairs(
-    rng: np.random.Generator, counts: np.ndarray, picks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw each user's movies without replacement.
-
-    Args:
-        counts: movies per user, int64 [users].
-        picks: cumulative chance of the movies, float64 [movies].
-
-    Returns:
-        User rows and movie rows, each int64 [sum of counts], sorted by user, then movie.
-    """
-    missing, complete, pairs = counts, [], np.empty(0, np.int64)
-    # A duplicate is drawn again, for the users with a missing movie: few after the first rounds.
-    while missing.any():
-        drawn = np.searchsorted(picks[:-1], rng.random(missing.sum()), side="right")
-        pairs = np.concatenate([pairs, np.repeat(np.arange(len(counts)), missing) * len(picks) + drawn])
-        pairs.sort()
-        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
-        user_rows = pairs // len(picks)
-        missing = np.where(missing > 0, counts - np.bincount(user_rows, minlength=len(counts)), 0)
-        complete.append(pairs[missing[user_rows] == 0])
-        pairs = pairs[missing[user_rows] > 0]
-    return np.divmod(np.sort(np.concatenate(complete)), len(picks))
-
-
 def draw_times(rng: np.random.Generator, num_users: int, user_rows: np.ndarray) -> np.ndarray:
     """Draw the time of each rating, int64 [ratings], in seconds.
 
@@ -246,6 +202,14 @@ def draw_sessions(
     session = (SESSIONS * np.square(rng.random(len(user_rows)))).astype(np.int64)
     within = rng.integers(SESSION_SECONDS, size=len(user_rows))
     return FIRST_TIME + sessions[user_rows, session].astype(np.int64) + within
+
+
+def in_order(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Sort times for each user, without duplicates, int64 [ratings]. rows: user of each, sorted."""
+    # Each at least a second after the one before. Offsets between users keep them independent.
+    apart = 2 * LAST_TIME * rows
+    place = np.arange(len(times))
+    return np.maximum.accumulate(np.sort(apart + times) - place) + place - apart
 
 
 # Shares of movies and users that stay all the time. Half of the movies are more than any user rates, so each
@@ -348,142 +312,9 @@ def _scores(users: np.ndarray, movies: np.ndarray) -> np.ndarray:
     return MEAN_SCORE + users[:, 0] + movies[:, 0] + (users[:, 1:] * movies[:, 1:]).sum(axis=1)
 
 
-# Chances of the successors of every movie, without leaps, and the share of leaps.
-CHANCES = np.array([0.4, 0.25, 0.15, 0.12, 0.08])
-LEAPS = 0.1
-# Exponent of the popularity. In the other worlds a few popular movies have most of the ratings. A walk would
-# often draw them again, although its user had them.
-FLATTENED = 0.5
-# Each walker has a mark for every movie. Part of the format, because it determines the order of the random
-# numbers.
-WALKERS_PER_BLOCK = 1024
-
-
-@dataclass(frozen=True)
-class MarkovWorld(World):
-    """The Markov world."""
-
-    NAME: ClassVar = "markov"
-    ORACLES: ClassVar = ("oracle", "ranks", "surprise")
-
-    def draw(self, rng: np.random.Generator, planted: Planted) -> Iterator[tuple[np.ndarray, ...]]:
-        """See `World.draw`. The ratings of a user are in the order of the walk, each later than the last."""
-        users, movies, counts, picks = planted
-        chain = draw_chain(rng, np.diff(picks, prepend=0) ** FLATTENED)
-        expected = expected_ratings(self)
-        for begin in range(0, len(users), WALKERS_PER_BLOCK):
-            block = counts[begin : begin + WALKERS_PER_BLOCK]
-            rows, place = np.repeat(np.arange(len(block)), block), places_of(np.zeros_like(block), block)
-            movie_rows, ranks, surprise = (walked[rows, place] for walked in chain.walk(rng, block))
-            times = in_order(rows, draw_times(rng, len(block), rows))
-            scores = steps_of(_scores(users[begin + rows], movies[movie_rows]))
-            stars = draw_stars(rng, scores, self)
-            yield begin + rows, movie_rows, stars, times, expected[scores], ranks, surprise
-
-    def describe(self, ratings: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-        """See `World.describe`: the entropy of a step, in bits."""
-        # Rounded like the RMSE of the oracle.
-        return {"entropy": round(float(predicted[2].mean(dtype=np.float64)), 9)}
-
-
-@dataclass(frozen=True)
-class MarkovChain:
-    """Markov chain over the movies.
-
-    successors: of each movie, distinct and other than itself, int64 [movies, K], in the order of CHANCES;
-    popularity: of the movies, float64 [movies], with the sum 1.
-    """
-
-    successors: np.ndarray
-    popularity: np.ndarray
-
-    def walk(self, rng: np.random.Generator, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw walks of so many steps, int64 [users].
-
-        Returns:
-            Movies, their ranks and their surprise, int64, int64 and float64 [users, most steps].
-        """
-        shape = len(counts), int(counts.max())
-        movies, ranks, surprise = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape)
-        had, gone = np.zeros((len(counts), len(self.popularity)), bool), np.zeros(len(counts))
-        for step in range(shape[1]):
-            rows = np.flatnonzero(counts > step)
-            last = movies[rows, step - 1] if step else np.full(len(rows), -1)
-            found = self._next(rng, rows, last, had)
-            movies[rows, step] = found
-            ranks[rows, step], surprise[rows, step] = self.judged(last, found, had[rows], gone[rows])
-            had[rows, found] = True
-            gone[rows] += self.popularity[found]
-        return movies, ranks, surprise
-
-    def _next(
-        self, rng: np.random.Generator, rows: np.ndarray, last: np.ndarray, had: np.ndarray
-    ) -> np.ndarray:
-        """Draw the movies after the last ones, int64 [n]. had: earlier movies, bool [users, movies]."""
-        found, missing = np.full(len(rows), -1), np.arange(len(rows))
-        by_popularity, by_chance = np.cumsum(self.popularity), np.cumsum(CHANCES)
-        # Drawing again after an earlier movie is the same as dividing the other weights by their sum.
-        while len(missing):
-            leaps = (rng.random(len(missing)) < LEAPS) | (last[missing] < 0)
-            drawn = rng.random(len(missing))
-            successor = self.successors[last[missing], np.searchsorted(by_chance[:-1], drawn, side="right")]
-            leapt = np.searchsorted(by_popularity[:-1], drawn, side="right")
-            movie = np.where(leaps, leapt, successor)
-            is_new = ~had[rows[missing], movie]
-            found[missing[is_new]] = movie[is_new]
-            missing = missing[~is_new]
-        return found
-
-    def judged(
-        self, last: np.ndarray, found: np.ndarray, had: np.ndarray, gone: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Ranks of movies after the last ones, int64 [n], and their surprise, float64 [n], in bits.
-
-        last: -1 at the beginning of a walk; had: marks of earlier movies, bool [n, movies]; gone: their total
-        popularity, float64 [n]. Ties count against a movie, as in every evaluation.
-        """
-        share, successors = np.where(last < 0, 1.0, LEAPS), self.successors[last]
-        chances = np.where(last < 0, 0.0, 1 - LEAPS)[:, None] * CHANCES
-        weights = chances + share[:, None] * self.popularity[successors]
-        is_found = successors == found[:, None]
-        own = share * self.popularity[found] + (chances * is_found).sum(axis=1)
-        is_open = ~np.take_along_axis(had, successors, axis=1)
-        above = (is_open & ~is_found & (weights >= own[:, None])).sum(axis=1)
-        # Of the other movies only popular ones can rank above. Above most successors there are none.
-        unsure = np.flatnonzero(share * self.popularity.max() >= own)
-        popular = share[unsure, None] * self.popularity >= own[unsure, None]
-        popular &= ~had[unsure]
-        popular[np.arange(len(unsure))[:, None], successors[unsure]] = False
-        popular[np.arange(len(unsure)), found[unsure]] = False
-        above[unsure] += popular.sum(axis=1)
-        left = share * (1 - gone) + (chances * is_open).sum(axis=1)
-        return above + 1, -np.log2(own / left)
-
-
-def draw_chain(rng: np.random.Generator, weights: np.ndarray) -> MarkovChain:
-    """Draw the successors of each movie by weights, float64 [movies]."""
-    popularity = weights / weights.sum()
-    num_movies, ends = len(weights), np.cumsum(popularity)[:-1]
-    successors, missing = np.empty((num_movies, len(CHANCES)), np.int64), np.arange(num_movies)
-    while len(missing):
-        drawn = np.searchsorted(ends, rng.random((len(missing), len(CHANCES))), side="right")
-        successors[missing] = drawn
-        ordered = np.sort(np.column_stack([drawn, missing]), axis=1)
-        missing = missing[(np.diff(ordered, axis=1) == 0).any(axis=1)]
-    return MarkovChain(successors, popularity)
-
-
-def in_order(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Sort times for each user, without duplicates, int64 [ratings]. rows: user of each, sorted."""
-    # Each at least a second after the one before. Offsets between users keep them independent.
-    apart = 2 * LAST_TIME * rows
-    place = np.arange(len(times))
-    return np.maximum.accumulate(np.sort(apart + times) - place) + place - apart
-
-
 FORMAT = 1
 # By the value of --synthetic_kind.
-WORLDS = {world.NAME: world for world in (DEFAULT_WORLD, DriftingWorld(), MarkovWorld())}
+WORLDS = {world.NAME: world for world in (DEFAULT_WORLD, DriftingWorld())}
 MIN_NUM_RATINGS = 1_000
 
 # ml-1m's genres, and the percentage of its movies that carry each.
@@ -560,8 +391,7 @@ def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> No
     except ValueError:
         found = {}
     wanted = {"num_ratings": num_ratings, "seed": seed, "world": world}
-    # The files of the first world do not name it.
-    if not isinstance(found, dict) or not wanted.items() <= {"world": World.NAME, **found}.items():
+    if not isinstance(found, dict) or not wanted.items() <= found.items():
         raise UserError(
             f"{folder} holds other ratings than --synthetic_ratings {num_ratings} --seed {seed} "
             f"--synthetic_kind {world}; give another --data_path, or leave --dataset out to read what lies "
@@ -570,7 +400,7 @@ def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> No
 
 
 def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> None:
-    # Smaller sets have less active users: a few very active ones would have to rate the whole catalogue.
+    # Smaller sets have less active users: a few very active ones would have to rate the whole clusters.
     ratings_per_user = min(max(25.0, math.sqrt(num_ratings) / 4), world.mean_ratings_per_user)
     num_users, num_movies = round(num_ratings / ratings_per_user), round(3.9 * math.sqrt(num_ratings))
     movies, movie_ids, picks = _write_movies(folder / "movies.dat", num_movies, world, _generator(seed, 1))
@@ -599,8 +429,7 @@ def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> Non
         "num_movies": num_movies,
         "seed": seed,
         "format": FORMAT,
-        # Omit the name of the first world: its files are older than the other worlds.
-        **({} if world.NAME == World.NAME else {"world": world.NAME}),
+        "world": world.NAME,
         **world.describe(stars, oracles),
     }
     (folder / "oracle.json").write_text(
