@@ -325,7 +325,7 @@ class DataConfig(Section):
 # Limits of --batch_size auto. Fewer, larger steps learn less of small data, and smaller ones take longer. A
 # ranking learns less from large batches than labels do.
 STEPS_OF_AN_EPOCH = 50
-LEAST_BATCH, LARGEST_BATCH, LARGEST_RANKING_BATCH = 64, 4096, 1024
+LEAST_BATCH, LARGEST_BATCH, LARGEST_RANKING_BATCH = 64, 2048, 1024
 
 
 @dataclass(frozen=True)

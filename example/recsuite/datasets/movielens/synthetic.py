@@ -97,7 +97,7 @@ class World:
     ORACLES: ClassVar[tuple[str, ...]] = ("oracle", "ranks")
 
     noise_std: float = 0.9
-    factor_stds: tuple[float, ...] = (0.3, 0.1, 0.06, 0.04)
+    factor_stds: tuple[float, ...] = (0.5, 0.1, 0.06, 0.04)
     mean_ratings_per_user: float = 165
 
     @property
