@@ -327,8 +327,7 @@ def test_a_table_of_17_000_ratings_alone_is_learned_as_well_as_by_gibbs_sampling
 ) -> None:
     peers = benchmark("peers")
     panel.SHOPS["small"].write(tmp_path / "shop")
-    # As `./run.sh --data_path FOLDER` trains on it.
-    flags = ("--data_path", tmp_path / "shop")
+    flags = ("--data_path", tmp_path / "shop", "--preset", "solved")
     succeeded(torchrun(2, EXAMPLE, *flags, "--report_dir", tmp_path / "report", timeout=240))
     report = read_json(tmp_path / "report" / "metrics.json")
     columns = open_columns(parse_args([*map(str, flags)]))

@@ -189,7 +189,7 @@ def test_the_cart_counts_more_than_views_and_is_served_as_it_was_tested(trained:
     # By the three views alone, the item would be any of them: NDCG (1 + 0.63 + 0.5) / 3 = 0.71 at most.
     assert measured["ndcg_at_10"] > 0.8
     flags = ["--data_path", str(trained / "data"), "--cache_dir", str(trained / "data" / "columns")]
-    config = parse_args([*flags, "--task", "ranking"])
+    config = parse_args([*flags, "--task", "ranking", "--split", "leave_one_out"])
     raw = read(locate(config.data, 0), config.data)
     cases = cases_of(open_columns(config), raw, "test", 50)
     model = ServedModel.open(trained / "dumps")

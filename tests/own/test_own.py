@@ -168,7 +168,7 @@ def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_s
     # At step 4 gradients wait for step 6, so a checkpoint does.
     steps = sorted(int(path.name.removeprefix("step-")) for path in (tmp_path / "dumps").glob("step-*"))
     last = steps[-1]
-    assert steps[:3] == [0, 6, 9]
+    assert steps[:2] == [6, 9]
     (tmp_path / "resumed").mkdir()
     shutil.copytree(tmp_path / "dumps" / f"step-{9:09d}", tmp_path / "resumed" / f"step-{9:09d}")
     succeeded(torchrun(2, "seconds.py", *flags, "--save_dir", "resumed", "--resume", cwd=tmp_path))
@@ -201,7 +201,7 @@ def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_s
     assert copy.score({name: given[-200:] for name, given in values.items()}).tolist() == scores.tolist()
     # The videos have a width of their own, which a model of another one is not given.
     assert model.snapshot.tables["video"].matrix.shape == (26, 16)
-    assert model.snapshot.tables["user"].matrix.shape == (41, 12)
+    assert model.snapshot.tables["user"].matrix.shape == (41, 32)
 
     def narrower(data: rs.ModelData, args: rs.ModelConfig) -> Any:
         made = own.make_model(data, args)

@@ -57,7 +57,6 @@ def refused(result: subprocess.CompletedProcess[str], sentence: str) -> None:
 def test_plain_python_trains_as_one_process(synthetic_folder: Path) -> None:
     result = python(EXAMPLE, "--data_path", synthetic_folder, "--epochs", 1, cwd=EXAMPLE.parent)
     rows = table(succeeded(result))
-    # The initial rows may be the best ones, as epoch 0.
     assert [name.partition(",")[0] for name in rows] == [
         "global mean",
         "biases",
@@ -123,11 +122,9 @@ def test_a_report_holds_configuration_versions_and_every_epoch(
     assert report["config"]["seed"] == 4
     assert report["versions"]["torch"].startswith("2.")
     assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
-    # The initial rows count as epoch 0.
-    validations = [report["initial"], *(epoch["validation"] for epoch in report["epochs"])]
-    best = int(np.argmin([metrics["rmse"] for metrics in validations]))
+    best = 1 + int(np.argmin([epoch["validation"]["rmse"] for epoch in report["epochs"]]))
     assert report["test_epoch"] == best
-    shown = table(runs[0].stdout)[f"this model, epoch {best}" if best else "this model, initial rows"]
+    shown = table(runs[0].stdout)[f"this model, epoch {best}"]
     names = ["rmse", "mae", "auc", "log_loss"]
     assert shown == pytest.approx([report["test"][name] for name in names], abs=1e-4)
     assert [sorted(epoch["validation"]) for epoch in report["epochs"]] == [sorted(names)] * 2

@@ -170,10 +170,10 @@ def test_planted_effects_rank_clicks_better_than_popularity(shops: Shops, tmp_pa
     assert FOUND * (oracle["all"] - popularity) < found - popularity < oracle["all"] - popularity
 
 
-def test_a_dynamic_feature_of_a_schema_rules_the_preset_of_ratings_out(tmp_path: Path) -> None:
+def test_a_dynamic_feature_of_a_schema_keeps_the_preset_of_ratings(tmp_path: Path) -> None:
     folder = write_events(tmp_path, "rating", has_times=True)
     given = ["--data_path", str(folder)]
     assert "--preset rating" in " ".join(fitting_command(given))
     written = folder / "schema.toml"
     written.write_text(written.read_text().replace("[user]\n", '[user]\nids = "dynamic"\n'))
-    assert "--preset none" in " ".join(fitting_command(given))
+    assert "--preset rating" in " ".join(fitting_command(given))

@@ -67,7 +67,7 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
         ):
             restore(chain_at(folder), train_state, data.columns, context)
             mine = torch.stack(
-                [train_state.model(batch).output for batch in input_pipeline.batches("test", 0)]
+                [train_state.model(batch).output.predictions for batch in input_pipeline.batches("test", 0)]
             )
             everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
             dist.all_gather(everyones, mine)

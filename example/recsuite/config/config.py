@@ -38,8 +38,6 @@ from recsuite.config.sections import (
 from recsuite.files import local
 from recsuite.remote import folder_at, is_remote
 
-# Of --weight_decay in all passes: rows are stored divided by their decay, which must fit a float32.
-MOST_DECAY = 60
 # Modes that train, and modes that one process runs alone, without a process group.
 TRAINING = ("train", "dump", "inc_dump", "resume")
 ALONE = ("doctor", "schema", "export", "recommend")
@@ -252,13 +250,6 @@ class Config:
             # The default stands for the best known value, which is none.
             model.block == SAS or not model.mlp_dims or model.is_default("mlp_dims"),
             f"--mlp_dims requires --block sas, got {model.block}",
-        )
-        decay, epochs = self.optimizer.weight_decay, self.training.epochs
-        require(
-            # Half, because the rate falls to zero.
-            0 <= decay * epochs / 2 <= MOST_DECAY,
-            f"--weight_decay must be between 0 and {2 * MOST_DECAY} / --epochs, got {decay} with --epochs "
-            f"{epochs}",
         )
 
 

@@ -26,13 +26,13 @@ def as_given(value: Any) -> str:
 # name: (sentence, {flag: value}).
 PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "rating": (
-        "Ratings: drawn rows, held by a decay in proportion to events.",
+        "Ratings: rows are drawn, and held by a decay in proportion to events.",
         {
             "task": "rating",
             "lr": 0.15,
             "dense_lr": 0.0003,
-            # Two decays: each event shrinks its rows, and each pass all rows. The first alone takes too much of
-            # rows with many events, the second alone too much of those with few.
+            # Each event shrinks its rows, and each pass all rows alike. The first alone takes too much of rows
+            # with many events, the second alone too much of those with few.
             "l2": 0.06,
             "weight_decay": 0.15,
             "epochs": 12,

@@ -699,6 +699,10 @@ class ModelConfig(Section):
         require(0 <= self.dropout < 1, f"--dropout must be at least 0 and below 1, got {self.dropout}")
 
 
+# Of --weight_decay in a pass: rows are stored divided by their decay, which must fit a float32.
+MOST_DECAY = 60
+
+
 @dataclass(frozen=True)
 class OptimizerConfig(Section):
     """Learning rates and weight decay of the tables and of the dense part."""
@@ -732,10 +736,11 @@ class OptimizerConfig(Section):
         Raises:
             UserError: for the first fault found.
         """
-        # --weight_decay is checked in `Config`: its total effect on a row depends on --epochs.
         for name in ("lr", "dense_lr"):
             value = getattr(self, name)
             require(0 < value < float("inf"), f"--{name} must be above 0, got {value}")
+        decay = self.weight_decay
+        require(0 <= decay <= MOST_DECAY, f"--weight_decay must be between 0 and {MOST_DECAY}, got {decay}")
         require(0 <= self.l2 < float("inf"), f"--l2 must be at least 0, got {self.l2}")
         require(
             0 <= self.dense_weight_decay * self.dense_lr < 1,

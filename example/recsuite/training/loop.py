@@ -243,10 +243,11 @@ class Training:
     def _begin_pass(self) -> bool:
         """Prepare the next pass, for a stream with a prediction of it; return False if there is none."""
         if self.windows is None:
-            return has_epochs_left(self.progress, self.config.training)
-        if (window := self._next_window(self.windows)) is None:
+            if not has_epochs_left(self.progress, self.config.training):
+                return False
+        elif (window := self._next_window(self.windows)) is None:
             return False
-        if not self.stream.is_under_way:
+        elif not self.stream.is_under_way:
             # A ranking of a stream was refused with the flags.
             assert isinstance(self.evaluator, PredictionEvaluator)
             with self.phase("evaluation"):

@@ -1,0 +1,99 @@
+"""Ratings from drawn rows: two decays and slow biases find planted structure, and what was trained is loaded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsuite.models.heads import WithSquares
+from recsuite.models.layers import BIAS_RATE, with_slow_bias
+from recsuite.models.losses import Decayed, SquaredError
+from tests.support.csv_ratings import write_ratings
+from tests.support.launch import EXAMPLE, python, read_json, succeeded, torchrun
+
+NOISE = 0.4
+
+
+def test_a_bias_gets_a_share_of_its_gradient_and_factors_all_of_it() -> None:
+    vectors = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], requires_grad=True)
+    slowed = with_slow_bias(vectors)
+    assert torch.equal(slowed, vectors)
+    slowed.sum().backward()
+    assert vectors.grad is not None
+    assert vectors.grad.tolist() == [[BIAS_RATE, 1, 1]] * 2
+
+
+def test_each_event_shrinks_its_own_vectors_in_proportion_to_its_weight() -> None:
+    vectors = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    # The prediction of each event is its label, so nothing but the decay has a gradient; the last is padding.
+    batch = type("Batch", (), {"labels": torch.zeros(2), "weights": torch.tensor([2.0, 0.0])})()
+    loss = Decayed(SquaredError(), 0.5)(WithSquares(torch.zeros(2), vectors.square().sum(1)), batch)
+    assert float(loss.detach()) == pytest.approx(0.5 * 2 * (1 + 4) / 2)
+    loss.backward()
+    assert vectors.grad is not None
+    assert vectors.grad.tolist() == [[1, 2], [0, 0]]
+
+
+def test_a_model_without_squares_has_the_plain_loss() -> None:
+    batch = type("Batch", (), {"labels": torch.zeros(2), "weights": torch.ones(2)})()
+    predictions = torch.tensor([1.0, 2.0])
+    assert float(Decayed(SquaredError(), 0.5)(predictions, batch)) == 2.5
+
+
+def test_drawn_rows_find_planted_factors_on_any_number_of_processes(tmp_path: Path) -> None:
+    draw = np.random.default_rng(5)
+    users, items, number, rank = 300, 120, 9_000, 3
+    pairs = draw.choice(users * items, number, replace=False)
+    user, item = np.divmod(pairs, items)
+    u, v = draw.normal(size=(users, rank)), draw.normal(size=(items, rank))
+    score = 3 + (u[user] * v[item]).sum(axis=1) / rank**0.5 + NOISE * draw.normal(size=number)
+    score = score.clip(0.5, 5).round(2)
+    ratings = zip(user + 1, item + 1, score, 10**9 + draw.permutation(number), strict=True)
+    write_ratings(tmp_path / "ratings", ratings)
+    flags = ("--data_path", tmp_path / "ratings", "--split", "random", "--validation_fraction", "0.1")
+    reports = []
+    for ranks in (1, 3):
+        folder = tmp_path / f"report-{ranks}"
+        succeeded(torchrun(ranks, EXAMPLE, *flags, "--report_dir", folder, timeout=120))
+        reports.append(read_json(folder / "metrics.json"))
+    one, three = reports
+    assert one["config"]["initial_rows"] == "random"
+    errors = [epoch["validation"]["rmse"] for epoch in one["epochs"]]
+    assert errors[0] > errors[1] > errors[2]
+    # Biases find nothing; the noise is the best possible.
+    assert one["baselines"]["biases"]["rmse"] > 0.95
+    assert NOISE < one["test"]["rmse"] < 0.72
+    assert three["test"]["rmse"] == pytest.approx(one["test"]["rmse"], rel=1e-4)
+
+
+def test_load_tests_the_best_trained_checkpoint_with_its_deltas(tmp_path: Path) -> None:
+    data = ("--dataset", "synthetic", "--data_path", tmp_path / "ratings", "--synthetic_ratings", "100000")
+    dumps = ("--save_dir", tmp_path / "dumps")
+    succeeded(torchrun(2, EXAMPLE, "--dump", "--epochs", "2", *data, *dumps, timeout=120))
+    more = ("--inc_dump", "--resume", "--epochs", "4", "--dump_every", "25", "--report_dir", tmp_path)
+    succeeded(torchrun(2, EXAMPLE, *more, *data, *dumps, timeout=120))
+    report = read_json(tmp_path / "metrics.json")
+    assert report["test_epoch"] > 2
+    loaded = succeeded(torchrun(3, EXAMPLE, "--load", *data, *dumps, timeout=120))
+    found = re.search(r"loaded \S+/step-0*([1-9]\d*) and (\d+) deltas after it", loaded)
+    assert found is not None, loaded
+    # A delta for each 25 steps, and one at the end of each epoch.
+    assert int(found[2]) >= 2 * (78 // 25)
+    assert f"{report['test']['rmse']:.4f}" in loaded
+
+
+def test_the_first_command_improves_in_its_first_epochs_and_beats_its_baseline(tmp_path: Path) -> None:
+    flags = ("--dataset", "synthetic", "--data_path", tmp_path / "ratings", "--synthetic_ratings", "200000")
+    succeeded(python(EXAMPLE, *flags, "--report_dir", tmp_path, timeout=120))
+    report = read_json(tmp_path / "metrics.json")
+    errors = [epoch["validation"]["rmse"] for epoch in report["epochs"]]
+    assert errors[0] > errors[1] > errors[2]
+    test, low, high = (
+        metrics["rmse"]
+        for metrics in (report["test"], report["baselines"]["biases"], report["baselines"]["oracle"])
+    )
+    assert (low - test) / (low - high) > 0.4
