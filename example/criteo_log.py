@@ -50,6 +50,7 @@ UNREAD = [
         "task",
         "preset",
         "initial_rows",
+        "l2",
         "negatives",
         "history",
         "history_weights",

@@ -28,6 +28,7 @@ UNREAD = (
         "task",
         "preset",
         "initial_rows",
+        "l2",
         "negatives",
         "history",
         "history_weights",

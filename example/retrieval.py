@@ -35,7 +35,7 @@ DEFAULTS = (
     *("--split", "leave_one_out", "--synthetic_ratings", "100000"),
 )
 # Flags of other tasks.
-UNREAD = ("task", "block", "num_blocks", "num_heads", "dropout", "initial_rows", "stream")
+UNREAD = ("task", "block", "num_blocks", "num_heads", "dropout", "initial_rows", "l2", "stream")
 # Number of users for the comparison with exact search, the first of which is printed, and the minimum length
 # of their histories.
 USERS, LEAST = 200, 5

@@ -17,7 +17,7 @@ import recsuite as rs
 # So many synthetic ratings take a minute.
 DEFAULTS = ("--task", "sequence", "--preset", "sequence", "--synthetic_ratings", "100000")
 # Flags of other tasks.
-UNREAD = ("task", "history_weights", "initial_rows", "stream")
+UNREAD = ("task", "history_weights", "initial_rows", "l2", "stream")
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:

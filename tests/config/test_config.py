@@ -78,6 +78,7 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
         ("--max_bad_rows 0.1", "--max_bad_rows requires --bad_rows skip"),
         ("--lr nan", "--lr must be above 0, got nan"),
         ("--dense_lr -1", "--dense_lr must be above 0, got -1.0"),
+        ("--task ranking --l2 0.1", "--l2 requires --task rating or response, got ranking"),
         ("--weight_decay 61", "--weight_decay must be between 0 and 60, got 61.0"),
         ("--test_fraction 1", "--test_fraction must be above 0 and below 1, got 1.0"),
         ("--profile 5 --load", "--profile requires a training; give --train too"),

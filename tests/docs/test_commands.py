@@ -179,12 +179,12 @@ def trains_on_own_tables(lines: Lines, clone: Path) -> None:
 
 def lives(lines: Lines, clone: Path) -> None:
     output = succeeded(shell(lines, clone))
-    before, after, loaded = models(output)
-    assert "epoch 4/4" in output
-    assert "epoch 5/6" in output
-    assert list((clone / "dumps").glob("delta-*"))
-    # The best of both trainings, on another number of processes. With few ratings it may be the first's.
-    assert any(loaded == pytest.approx(trained, abs=1e-4) for trained in (before, after))
+    _, after, loaded = models(output)
+    assert "epoch 2/2" in output
+    assert "epoch 3/6" in output
+    # The best of both trainings, on another number of processes.
+    assert loaded == pytest.approx(after, abs=1e-4)
+    assert re.search(r"loaded \S*step-\d*[1-9]\d* and \d+ deltas after it", output)
 
 
 def loads_with_any_number_of_processes(lines: Lines, clone: Path) -> None:
@@ -453,7 +453,7 @@ CHECKS: dict[str, Check] = {
     f"./run.sh inc_dump {FOLLOWED}": learns_and_serves_a_stream,
     "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
     "./run.sh --data_path ~/shop": trains_on_own_tables,
-    "./run.sh dump --epochs 4": lives,
+    "./run.sh dump --epochs 2": lives,
     "./run.sh recommend --user 42": recommends,
     # larger_than_memory.md
     "./run.sh train --storage disk --memory_budget 1.5MB --epochs 2 --embedding_dim 64": trains_on_a_disk,

@@ -1,4 +1,4 @@
-"""Ratings from drawn rows: two decays and slow biases find planted structure, and what was trained is loaded."""
+"""Ratings from drawn rows: planted structure is found, and what was trained is loaded."""
 
 from __future__ import annotations
 

@@ -239,6 +239,10 @@ class Config:
             require(
                 1 <= cutoff <= MOST_CUTOFF, f"--cutoffs must be between 1 and {MOST_CUTOFF:,}, got {cutoff}"
             )
+        require(
+            not model.ranks or self.optimizer.l2 == 0,
+            f"--l2 requires --task rating or response, got {model.task}",
+        )
         require(not model.reads_order or data.history > 0, "--task sequence requires --history above 0")
         if model.learns_history_weights:
             require(

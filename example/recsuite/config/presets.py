@@ -31,8 +31,8 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "task": "rating",
             "lr": 0.15,
             "dense_lr": 0.0003,
-            # Each event shrinks its rows, and each pass all rows alike. The first alone takes too much of rows
-            # with many events, the second alone too much of those with few.
+            # Each event shrinks its rows, and each pass all rows alike. The first alone takes too much of
+            # rows with many events, the second alone too much of those with few.
             "l2": 0.06,
             "weight_decay": 0.15,
             "epochs": 12,
