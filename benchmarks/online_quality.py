@@ -17,8 +17,8 @@ All models predict the same ratings, those of the last spans between two retrain
     trained once  on all ratings before the first of these spans
     biases        of users and items, fitted when the model is retrained
 
-All have default flags, and one seed: the retrained ones those of `--preset rating`, whose initial rows are
-solved for, and a stream those without a preset. The features of a rating, such as the user history, come from
+All have default flags, and one seed: the retrained ones those of `--preset solved`, and a stream those
+without a preset. The features of a rating, such as the user history, come from
 all ratings before it. CPU seconds are those of the commands, with start and preparation, for each thousand
 ratings that they predict. Prints each figure beside its bar. Needs recbole of requirements-dev.txt for
 ml-100k.
@@ -166,7 +166,9 @@ def retrain(lines: Lines, folder: Path, begin: int, end: int) -> tuple[float, fl
     lines.write_oldest(end, folder / "data")
     share = (end - begin) / end
     split = ("--split", "time", "--test_fraction", repr(share), "--duplicates", "keep")
-    report = train("--data_path", folder / "data", "--cache_dir", folder / "columns", *split)
+    report = train(
+        "--data_path", folder / "data", "--cache_dir", folder / "columns", "--preset", "solved", *split
+    )
     if report["data"]["num_test"] != end - begin:
         raise RuntimeError(f"the test requires {end - begin} ratings, got {report['data']['num_test']}")
     return report["test"]["rmse"], report["baselines"]["biases"]["rmse"]

@@ -36,8 +36,8 @@ same. `retrieval.py`, `sequential.py`, `ctr.py` and `multitask.py` have only the
 refuse the others. `python docs/make_flags.py --write` makes this page.
 """
 PRESETS_HEAD = """`--preset NAME` sets the flags of its column that are not given, and a training says which.
-`--preset auto`, the default of `example.py`, takes the preset that fits `--task`: none for a stream, for
-ratings with `--vocabulary dynamic`, or for rankings with `--history 0` or `--history_weights equal`.
+`--preset auto`, the default of `example.py`, takes the preset that fits `--task`: none for a stream, or
+for rankings with `--history 0` or `--history_weights equal`.
 `retrieval.py` and `sequential.py` name theirs. A checkpoint keeps the values, and a resume or a load takes
 them from there.
 [The log](log/2026-11.md#defaults-for-ratings) says how they were chosen."""

@@ -45,14 +45,14 @@ class RatingModel(rs.TwoSided):
         """Return the vectors of the movies of B events, float32 [B, D]."""
         return rs.with_slow_bias(self.numbers.added(rows.sum(self.items), batch, "item"))
 
-    def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> rs.WithSquares:
         """Return predicted ratings and the squares of the vectors, float32 [B] both."""
         users, items = self.user_vectors(rows, batch), self.item_vectors(rows, batch)
-        return self.score_pairs(users, items), users.square().sum(1) + items.square().sum(1)
+        return rs.WithSquares(self.score_pairs(users, items), users.square().sum(1) + items.square().sum(1))
 
-    def predictions(self, output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def predictions(self, output: rs.WithSquares) -> torch.Tensor:
         """Return the predicted ratings of the output for the loss."""
-        return output[0]
+        return output.predictions
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return predicted ratings, float32 [B], of vectors, float32 [B, D] both."""
@@ -68,10 +68,10 @@ class RatingLoss(nn.Module):
         super().__init__()
         self.l2 = l2
 
-    def forward(self, output: tuple[torch.Tensor, torch.Tensor], batch: rs.ModelInput) -> torch.Tensor:
-        """Return the loss, float32 [], of predictions and squares, float32 [B] both."""
-        predictions, squares = output
-        return (batch.weights * ((predictions - batch.labels) ** 2 + self.l2 * squares)).mean()
+    def forward(self, output: rs.WithSquares, batch: rs.ModelInput) -> torch.Tensor:
+        """Return the loss, float32 []."""
+        errors = (output.predictions - batch.labels) ** 2
+        return (batch.weights * (errors + self.l2 * output.squares)).mean()
 
 
 def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:

@@ -37,6 +37,7 @@ PUBLIC = {
     "Tracker": "monitoring.trackers",
     "TwoSided": "models.heads",
     "UserError": "errors",
+    "WithSquares": "models.losses",
     "begin_training": "training.loop",
     "biased_products": "models.layers",
     "build_dataloader": "datasets.loader",

@@ -79,7 +79,7 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
         ("--lr nan", "--lr must be above 0, got nan"),
         ("--dense_lr -1", "--dense_lr must be above 0, got -1.0"),
         ("--task ranking --l2 0.1", "--l2 requires --task rating or response, got ranking"),
-        ("--weight_decay 61", "--weight_decay must be between 0 and 60, got 61.0"),
+        ("--weight_decay 21", "--weight_decay must be between 0 and 20, got 21.0"),
         ("--test_fraction 1", "--test_fraction must be above 0 and below 1, got 1.0"),
         ("--profile 5 --load", "--profile requires a training; give --train too"),
         ("--tensorboard --recommend --user 5", "--tensorboard requires a training; give --train too"),
@@ -306,7 +306,7 @@ def test_scripts_pass_the_url_of_tables_to_their_trainings() -> None:
         ({"task": "response"}, 10**9, 2048),
         ({"task": "ranking"}, 10**9, 1024),
         ({"task": "sequence"}, 10**9, 1024),
-        # Nobody knows how long a stream is.
+        # The length of a stream is unknown.
         ({"stream": True}, 1, 2048),
         ({"batch_size": 7}, 10**9, 7),
     ],

@@ -292,9 +292,7 @@ def strange() -> tuple[pandas.DataFrame, recsuite.FittedModel]:
             "age": FeatureColumn("event", "age_days(user.joined)", "number", "dense"),
         },
     )
-    # The labels are exactly those of the initial rows, and the test would use these.
     flags = {**FLAGS, "epochs": 3, "batch_size": 32, "test_fraction": 0.1, "duplicates": "keep"}
-    flags["initial_rows"] = "random"
     return events, recsuite.fit(events, schema=schema, **flags)
 
 

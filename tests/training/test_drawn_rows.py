@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from recsuite.models.heads import WithSquares
 from recsuite.models.layers import BIAS_RATE, with_slow_bias
-from recsuite.models.losses import Decayed, SquaredError
+from recsuite.models.losses import Decayed, SquaredError, WithSquares
 from tests.support.csv_ratings import write_ratings
 from tests.support.launch import EXAMPLE, python, read_json, succeeded, torchrun
 
@@ -38,10 +37,12 @@ def test_each_event_shrinks_its_own_vectors_in_proportion_to_its_weight() -> Non
     assert vectors.grad.tolist() == [[1, 2], [0, 0]]
 
 
-def test_a_model_without_squares_has_the_plain_loss() -> None:
+def test_a_decay_of_a_model_without_squares_is_unused_and_said_once() -> None:
     batch = type("Batch", (), {"labels": torch.zeros(2), "weights": torch.ones(2)})()
-    predictions = torch.tensor([1.0, 2.0])
-    assert float(Decayed(SquaredError(), 0.5)(predictions, batch)) == 2.5
+    loss, predictions = Decayed(SquaredError(), 0.5), torch.tensor([1.0, 2.0])
+    with pytest.warns(UserWarning, match=r"--l2 0\.5 is unused") as found:
+        assert [float(loss(predictions, batch)) for _ in range(2)] == [2.5, 2.5]
+    assert len(found) == 1
 
 
 def test_drawn_rows_find_planted_factors_on_any_number_of_processes(tmp_path: Path) -> None:
@@ -97,3 +98,17 @@ def test_the_first_command_improves_in_its_first_epochs_and_beats_its_baseline(t
         for metrics in (report["test"], report["baselines"]["biases"], report["baselines"]["oracle"])
     )
     assert (low - test) / (low - high) > 0.4
+
+
+def test_a_decay_over_many_epochs_moves_into_the_tables_and_into_a_full_checkpoint(tmp_path: Path) -> None:
+    data = ("--dataset", "synthetic", "--data_path", tmp_path / "ratings", "--synthetic_ratings", "5000")
+    dumps = ("--save_dir", tmp_path / "dumps")
+    # A pass shrinks all rows by up to 2 ** -28, so the scale would become 0 without the move.
+    decay = ("--weight_decay", "20", "--epochs", "12", "--patience", "0", "--keep", "100")
+    succeeded(python(EXAMPLE, "--inc_dump", *decay, *data, *dumps, "--report_dir", tmp_path, timeout=120))
+    report = read_json(tmp_path / "metrics.json")
+    full = sorted(int(path.name[5:]) for path in (tmp_path / "dumps").glob("step-*"))
+    assert len(full) > 1
+    # What was written after a move is what was trained.
+    loaded = succeeded(python(EXAMPLE, "--load", *data, *dumps, timeout=120))
+    assert f"{report['test']['rmse']:.4f}" in loaded

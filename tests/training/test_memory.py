@@ -16,13 +16,12 @@ def anonymous():
     return int(re.search(r"RssAnon:\\s*(\\d+) kB", status)[1]) / 1024
 """
 ALONE = f"{TELL}import torch, torchrec; print(anonymous())"
-# A batch of 64, so that what its rows take is next to nothing. The initial rows of the preset of ratings are
-# made on rank 0 alone.
+# A batch of 64, so that what its rows take is next to nothing.
 RANK = f"""{TELL}
 import sys
 sys.path.insert(0, {str(EXAMPLE.parent)!r})
 from example import main
-assert main(["--data_path", sys.argv[1], "--batch_size", "64", "--epochs", "1", "--preset", "none"]) == 0
+assert main(["--data_path", sys.argv[1], "--batch_size", "64", "--epochs", "1"]) == 0
 print("has", *sorted(set(sys.argv[2:]) & set(sys.modules)))
 print(anonymous())
 """

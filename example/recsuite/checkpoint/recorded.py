@@ -108,7 +108,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     names = (*MODEL_FLAGS, *tables, *(LEARNING_FLAGS if is_continued else ()))
     _say_differences(folder, (*names, *NAME_FLAGS, *DATA_FLAGS), recorded)
     chosen = _open(names, recorded, given) | data_flags_of(folder, recorded, given)
-    if "local_batch_size" in given:
+    if config.loader.local_batch_size:
         chosen.pop("batch_size", None)
     others = {name: value for name, value in chosen.items() if value != config.flags[name]}
     if others:

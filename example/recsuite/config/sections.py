@@ -699,8 +699,8 @@ class ModelConfig(Section):
         require(0 <= self.dropout < 1, f"--dropout must be at least 0 and below 1, got {self.dropout}")
 
 
-# Of --weight_decay in a pass: rows are stored divided by their decay, which must fit a float32.
-MOST_DECAY = 60
+# Of --weight_decay in a pass: rows are stored divided by their decay, which must fit a float32 after it.
+MOST_DECAY = 20
 
 
 @dataclass(frozen=True)

@@ -286,8 +286,7 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
     if not source.has_times and config.stream.stream:
         raise UserError("The events have no times, so --stream has no order to follow; remove it.")
     named = {"split", "stream", "duplicates", "test_fraction"} & {*given}
-    is_undecided = config.data.is_default("split") and not (named or is_recorded)
-    if is_undecided and has_split(file.name for file in source.files):
+    if not (named or is_recorded) and has_split(file.name for file in source.files):
         say("--split files, because the files are called train and test; give --split time for another one")
         config = config.replaced(split="files")
     if not source.has_times and config.data.split == "time":

@@ -8,7 +8,7 @@ Shapes: B events, U users, N items, D numbers in a vector or a row of a table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from recsuite.models.layers import (
     repeated,
     with_slow_bias,
 )
+from recsuite.models.losses import WithSquares
 from recsuite.models.rows import FeatureRows, Inputs, Weight
 
 # The entities whose features make the vector of a user and of an item. Features of the event, such as the
@@ -158,16 +159,6 @@ class Head(TwoSided):
 SCALE = 5.0
 # Smaller shares are clamped to this before their logit is taken.
 LEAST_SHARE = 1e-4
-
-
-class WithSquares(NamedTuple):
-    """Input of a loss with a decay.
-
-    predictions: of B events, float32 [B]; squares: of the numbers of both vectors of each, float32 [B].
-    """
-
-    predictions: torch.Tensor
-    squares: torch.Tensor
 
 
 class Interaction(Head):

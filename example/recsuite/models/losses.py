@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+import warnings
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -61,6 +62,18 @@ class LogLoss(nn.Module):
         return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
 
 
+class WithSquares(NamedTuple):
+    """Output of a model for a loss with a decay.
+
+    predictions: of B events, float32 [B]; squares: of the numbers of the two vectors of each, float32 [B].
+
+        return rs.WithSquares(self.score_pairs(users, items), users.square().sum(1) + items.square().sum(1))
+    """
+
+    predictions: torch.Tensor
+    squares: torch.Tensor
+
+
 class Decayed(nn.Module):
     """A loss plus a decay in proportion to events: each event adds l2 times the squares of its vectors.
 
@@ -68,7 +81,7 @@ class Decayed(nn.Module):
     the decay of a row grows with its events as its gradient does. Source: Koren, Bell and Volinsky, "Matrix
     factorization techniques for recommender systems", 2009.
 
-    loss: of predictions and a batch. A model that returns predictions alone has no decay.
+    loss: of predictions and a batch. Another output than `WithSquares` has no decay, which a warning says.
     """
 
     def __init__(self, loss: nn.Module, l2: float) -> None:
@@ -76,11 +89,13 @@ class Decayed(nn.Module):
         self.loss, self.l2 = loss, l2
 
     def forward(self, output: Any, batch: Labelled) -> torch.Tensor:
-        """Return the loss, float32 [], of a `models.heads.WithSquares`, or of predictions float32 [B]."""
-        if isinstance(output, torch.Tensor):
-            return self.loss(output, batch)
-        predictions, squares = output
-        return self.loss(predictions, batch) + self.l2 * (batch.weights * squares).mean()
+        """Return the loss, float32 [], of a `WithSquares`, or of what the loss takes."""
+        if isinstance(output, WithSquares):
+            return self.loss(output.predictions, batch) + self.l2 * (batch.weights * output.squares).mean()
+        if self.l2:
+            warnings.warn(f"--l2 {self.l2} is unused: the model does not return rs.WithSquares", stacklevel=2)
+            self.l2 = 0.0
+        return self.loss(output, batch)
 
 
 class SampledSoftmax(nn.Module):

@@ -279,12 +279,12 @@ def _agree_on_flags(
 
     def decided() -> Config:
         if not config.checkpoint.reads:
-            return _begun(config, given)
+            return _begun(config, given, defaults)
         from recsuite.checkpoint.recorded import with_recorded
 
         found = with_recorded(config, given - defaults)
         if found is config:
-            return _begun(config, given)
+            return _begun(config, given, defaults)
         # A checkpoint has all flags, including those of its preset.
         fitted = fitted_to_tables(found, given - defaults, is_recorded=True)
         require(
@@ -301,21 +301,24 @@ def _agree_on_flags(
     return config
 
 
-def _begun(config: Config, given: frozenset[str]) -> Config:
+def _begun(config: Config, given: frozenset[str], defaults: frozenset[str] = frozenset()) -> Config:
     """Return the flags of a new training, fitted to its tables, with those of its preset, which are printed.
     Not collective.
+
+    defaults: see `joined_launch`.
 
     Raises:
         UserError: when one that is given cannot be with them.
     """
-    (config, name), reason = fitted_to_data(config, given), ""
+    # The user's test files come before the --split of a script.
+    (config, name), reason = fitted_to_data(config, given - ({"split"} & defaults)), ""
     if config.model.preset == AUTO:
         if name == NONE:
             return config
         config = config.replaced(preset=name)
         fitted = f"--task {config.model.task} --split {config.data.split}"
         reason = f", as it fits {fitted}; --preset none sets nothing"
-        if name == "rating":
+        if name == "rating" and config.tables.vocabulary != "dynamic":
             reason += ", and --preset solved usually has a lower error up to ten million ratings"
     if flags := preset_flags(config, given):
         say(f"--preset {config.model.preset} sets {in_words(flags)}{reason}")

@@ -148,7 +148,7 @@ def draw_counts(rng: np.random.Generator, num_ratings: int, num_users: int, num_
     """Ratings of each user, int64 [num_users], with the sum num_ratings."""
     spare = num_ratings - MIN_RATINGS_PER_USER * num_users
     shares = np.exp(ACTIVITY_SIGMA * rng.standard_normal(num_users))
-    # A user rates at most a third of the clusters, or few movies would be left to draw.
+    # A user rates at most a third of the catalogue, or few movies would be left to draw.
     limit = (num_movies / 3 - MIN_RATINGS_PER_USER) / spare
     shares = np.minimum(shares / shares.sum(), limit)
     ends = np.rint(np.cumsum(shares / shares.sum()) * spare).astype(np.int64)
@@ -402,7 +402,7 @@ def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> No
 
 
 def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> None:
-    # Smaller sets have less active users: a few very active ones would have to rate the whole clusters.
+    # Smaller sets have less active users: a few very active ones would have to rate the whole catalogue.
     ratings_per_user = min(max(25.0, math.sqrt(num_ratings) / 4), world.mean_ratings_per_user)
     num_users, num_movies = round(num_ratings / ratings_per_user), round(3.9 * math.sqrt(num_ratings))
     movies, movie_ids, picks = _write_movies(folder / "movies.dat", num_movies, world, _generator(seed, 1))
