@@ -408,6 +408,9 @@ def test_the_files_of_a_split_are_that_split(
     config = fitted_to_tables(Config.of(data_path=str(tmp_path), task="rating"), ["task"])
     assert config.data.split == "files"
     assert "--split files, because the files are called train and test" in capsys.readouterr().out
+    # Also where a script has another default than the flag.
+    of_script = Config.of(data_path=str(tmp_path), task="rating", split="leave_one_out")
+    assert fitted_to_tables(of_script, ["task"]).data.split == "files"
     columns = open_columns(config)
     assert (columns.num_train, columns.num_validation, columns.num_test) == sizes
     assert sorted(columns.column("time")[-30:]) == sorted(1_600_000_000 + row % 60 for row in range(80, 110))
