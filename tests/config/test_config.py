@@ -304,7 +304,7 @@ def test_scripts_pass_the_url_of_tables_to_their_trainings() -> None:
         ({}, 1, 64),
         ({}, 10**9, 2048),
         ({"task": "response"}, 10**9, 2048),
-        ({"task": "ranking"}, 10**9, 1024),
+        ({"task": "ranking"}, 10**9, 512),
         ({"task": "sequence"}, 10**9, 1024),
         # The length of a stream is unknown.
         ({"stream": True}, 1, 2048),

@@ -15,7 +15,7 @@ from typing import Any
 from recsuite.config.presets import AUTO
 from recsuite.config.sections import (
     LARGEST_BATCH,
-    LARGEST_RANKING_BATCH,
+    LARGEST_BATCH_OF,
     LEAST_BATCH,
     MOST_CUTOFF,
     NEWEST,
@@ -97,7 +97,7 @@ class Config:
             return loader.local_batch_size * world_size
         if loader.batch_size != AUTO:
             return int(loader.batch_size)
-        largest = LARGEST_RANKING_BATCH if self.model.ranks else LARGEST_BATCH
+        largest = LARGEST_BATCH_OF.get(self.model.task, LARGEST_BATCH)
         if self.stream.stream or not num_events:
             # A stream has no end that is known.
             return largest

@@ -322,10 +322,10 @@ class DataConfig(Section):
         )
 
 
-# Limits of --batch_size auto. Fewer, larger steps learn less of small data, and smaller ones take longer. A
-# ranking learns less from large batches than labels do.
+# Limits of --batch_size auto. Fewer, larger steps learn less of small data, and smaller ones take longer.
+# Rankings and sequences learn less from large batches than labels do.
 STEPS_OF_AN_EPOCH = 50
-LEAST_BATCH, LARGEST_BATCH, LARGEST_RANKING_BATCH = 64, 2048, 1024
+LEAST_BATCH, LARGEST_BATCH, LARGEST_BATCH_OF = 64, 2048, {"ranking": 512, "sequence": 1024}
 
 
 @dataclass(frozen=True)
@@ -335,8 +335,8 @@ class LoaderConfig(Section):
     batch_size: int | str = flag(
         AUTO,
         "Events of a step, shared by all processes. auto: the largest power of two with at least "
-        f"{STEPS_OF_AN_EPOCH} steps an epoch, from {LEAST_BATCH} to {LARGEST_BATCH:,}, of a ranking to "
-        f"{LARGEST_RANKING_BATCH:,}; for a stream the largest.",
+        f"{STEPS_OF_AN_EPOCH} steps an epoch, from {LEAST_BATCH} to {LARGEST_BATCH:,}, of a ranking to 512, of "
+        "sequences to 1,024; for a stream the largest.",
         choices=(AUTO,),
         least=1,
         most=2**24,
