@@ -335,8 +335,9 @@ class LoaderConfig(Section):
     batch_size: int | str = flag(
         AUTO,
         "Events of a step, shared by all processes. auto: the largest power of two with at least "
-        f"{STEPS_OF_AN_EPOCH} steps an epoch, from {LEAST_BATCH} to {LARGEST_BATCH:,}, of a ranking to 512, "
-        "of sequences to 1,024; for a stream the largest.",
+        f"{STEPS_OF_AN_EPOCH} steps an epoch, from {LEAST_BATCH} to {LARGEST_BATCH:,}, of a ranking to "
+        f"{LARGEST_BATCH_OF['ranking']:,}, of sequences to {LARGEST_BATCH_OF['sequence']:,}; for a stream "
+        "the largest.",
         choices=(AUTO,),
         least=1,
         most=2**24,

@@ -693,9 +693,8 @@ class Batch(NamedTuple):
     `weights` is float32 [B]: 0 for padding, and for real rows all rows / real rows, both of all ranks. So the
     mean over ranks of the weighted mean over B is the mean over real rows. In a window of a stream the last
     batch has the weights of a full one: an event has the same gradient in a window of few events as in one of
-    many. In training it is multiplied by the event's own weight. `more_labels` and
-    `more_weights` are those of the labels after the first, float32 [B, L - 1]: both are 0 for a label that an
-    event lacks.
+    many. In training it is multiplied by the event's own weight. `more_labels` and `more_weights` are those
+    of the labels after the first, float32 [B, L - 1]: both are 0 for a label that an event lacks.
     `history_labels` is float32, one for each value of the feature "history". `numbers` is float32 [B, dense
     numbers], in the order of the data set, NaN for a missing value.
 
