@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, TypeVar
@@ -82,6 +83,9 @@ def finish(
         mark: word of the marks, the name of the benchmark by default.
         picture: name of the figure, that of the benchmark by default.
     """
+    # Before the measurement, which may take minutes: it would be lost.
+    if draw is not None and (flags.report or flags.write) and find_spec("matplotlib") is None:
+        sys.exit(f"{name}.py: --report and --write need matplotlib; run pip install matplotlib first.")
     result = json.loads(flags.figures.read_text()) if flags.figures else measure(flags)
     if judge is not None:
         result["bars"] = judge(result)

@@ -31,8 +31,8 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-from common import DOCS, Result, bar, describe, finish, make_parser, origin, ratio, table
-from gpu_sections import HERE, READY, SectionSettings
+from common import DOCS, Result, bar, describe, finish, make_parser, new_figure, origin, ratio, table
+from gpu_sections import EAGER, HERE, LIMIT, SectionSettings
 
 from recsuite.files import replace_file
 
@@ -60,8 +60,14 @@ FEWEST_SECONDS = 10.0
 LAST_CHARACTERS = 2_000
 # Bars, see `judge`.
 MOST_DIFFERENCE, MOST_WAITED, LEAST_HIDDEN = 1e-3, 0.02, 0.9
-LEAST_OF_PLAIN, LEAST_OF_PLAIN_LARGE, LARGE = 1.0, 1.5, 10_000_000
-LEAST_NCF, LEAST_OF_COPY, LEAST_OF_DISK = 20e6, 0.6, 0.7
+# By the numbers in a row and the rows, and then by the batch.
+LEAST_OF_PLAIN = {
+    (64, 1_100_000): {4096: 3.0, 32_768: 2.0, 262_144: 0.75},
+    (64, 11_000_000): {4096: 5.0, 32_768: 4.0, 262_144: 1.0},
+    (32, 1_100_000): {2048: 2.0, 32_768: 1.4},
+}
+LEAST_OF_LIMIT, LEAST_BUSY, LARGE_BATCH = 0.7, 0.7, 32_768
+LEAST_NCF, LEAST_OF_COPY, LEAST_OF_DISK = 40e6, 0.6, 0.7
 
 
 def main() -> None:
@@ -81,7 +87,7 @@ def main() -> None:
             sys.exit("gpu.py: --write requires results of a GPU without --small")
     else:
         flags.report = flags.report or Path(".")
-    finish("gpu", flags, measure, judge, render, PAGE)
+    finish("gpu", flags, measure, judge, render, PAGE, draw)
 
 
 def measure(flags: argparse.Namespace) -> Result:
@@ -293,12 +299,15 @@ def _steps(result: Result) -> Iterator[Result]:
     found = results(result, "steps")
     profiles = [each for each in found if "workers" in each]
     for each in profiles:
-        name = f"the default model, {each['workers']} workers"
+        name = f"the default model, batches of {each['batch']:,}, {each['workers']} workers"
         yield none(f"{name}, waits for the device in {each['steps']} steps", sum(each["waits"].values()))
         hidden = each["share hidden"]
         if hidden is not None:
             limit = f"{LEAST_HIDDEN:.0%}"
             yield bar(f"{name}, copies hidden under kernels", hidden, LEAST_HIDDEN, f"{hidden:.1%}", limit)
+        busy = each["share that the device works"]
+        if each["batch"] == LARGE_BATCH and busy is not None:
+            yield bar(f"{name}, the device works", busy, LEAST_BUSY, f"{busy:.1%}", f"{LEAST_BUSY:.0%}")
         strangers = len(set(each["processes"]["open"])) - each["processes"]["ranks"]
         yield none(f"{name}, processes on the device beside its ranks", max(0, strangers))
     if profiles:
@@ -319,13 +328,15 @@ def _steps(result: Result) -> Iterator[Result]:
 
 def _training(result: Result) -> Iterator[Result]:
     for (dim, users, items), batches in _by_size(results(result, "training")).items():
-        found = [value for rates in batches.values() if (value := of_best_plain(rates)) is not None]
-        if found:
-            limit = LEAST_OF_PLAIN_LARGE if users + items >= LARGE else LEAST_OF_PLAIN
-            name = (
-                f"dimension {dim}, {users:,} + {items:,} rows, here / the best plain one, at the worst batch"
-            )
-            yield bar(name, min(found), limit, f"{min(found):.2f}", f"{limit}")
+        for batch, rates in batches.items():
+            name = f"dimension {dim}, {users:,} + {items:,} rows, batches of {batch:,}, here"
+            least = LEAST_OF_PLAIN.get((dim, users + items), {}).get(batch)
+            found = of_best_plain(rates)
+            if found is not None and least is not None:
+                yield bar(f"{name} / the best plain one", found, least, f"{found:.2f}", f"{least}")
+            if HERE in rates and LIMIT in rates:
+                found = ratio(rates[HERE], rates[LIMIT])
+                yield bar(f"{name} / the limit", found, LEAST_OF_LIMIT, f"{found:.2f}", f"{LEAST_OF_LIMIT}")
 
 
 def _by_size(found: list[Result]) -> dict[tuple[int, int, int], dict[int, dict[str, list[float]]]]:
@@ -346,11 +357,9 @@ def of_best_plain(rates: dict[str, list[float]]) -> float | None:
 
 def _ncf(result: Result) -> Iterator[Result]:
     found = [
-        median(values)
+        median(each["samples a second"][HERE])
         for each in results(result, "ncf")
-        for name, values in each.get("samples a second", {}).items()
-        # Training on batches in memory is no realistic training.
-        if name.startswith(HERE) and not name.startswith(READY)
+        if HERE in each.get("samples a second", {})
     ]
     if found:
         name = "NCF's shape on ml-20m's sizes, million samples a second"
@@ -390,6 +399,32 @@ def render(result: Result) -> str:
             blocks.append(f"The section {name} did not end: {section['error'].splitlines()[0]}")
         blocks += [f"The section {name} skipped a part: {each}." for each in dict.fromkeys(skipped)]
     return "\n\n".join([*blocks, f"{describe_origin(result)}."])
+
+
+def draw(result: Result, path: Path) -> None:
+    """Draw the rates of training, one group of bars for each size and batch."""
+    groups = [
+        (f"{(users + items) / 1e6:.1f} M rows of {dim}\n{batch:,} events", rates)
+        for (dim, users, items), batches in _by_size(results(result, "training")).items()
+        for batch, rates in batches.items()
+    ]
+    shown: dict[str, Callable[[dict[str, list[float]]], float]] = {
+        "here, captured": lambda rates: median(rates.get(HERE, [0.0])),
+        "here, eager": lambda rates: median(rates.get(EAGER, [0.0])),
+        "best plain PyTorch": lambda rates: max(
+            (median(values) for name, values in rates.items() if name.startswith("plain")), default=0.0
+        ),
+        "limit": lambda rates: median(rates.get(LIMIT, [0.0])),
+    }
+    figure = new_figure(9.0, 3.6)
+    axes = figure.subplots()
+    for place, (name, find) in enumerate(shown.items()):
+        at = [number + 0.2 * place for number in range(len(groups))]
+        axes.bar(at, [find(rates) / 1e6 for _, rates in groups], width=0.18, label=name)
+    axes.set_xticks([number + 0.3 for number in range(len(groups))], [name for name, _ in groups], fontsize=8)
+    axes.set_ylabel("million events a second")
+    axes.legend(frameon=False)
+    figure.savefig(path)
 
 
 def describe_origin(result: Result) -> str:
@@ -440,7 +475,8 @@ def _step_table(result: Result) -> Iterator[str]:
         "processes on it": lambda each: f"{len(each['processes']['open'])}",
     }
     if found:
-        titles = ["a step of the default model", *(f"{each['workers']} workers" for each in found)]
+        titles = ["a step of the default model"]
+        titles += [f"{each['batch']:,}, {each['workers']} workers" for each in found]
         lines = [[name, *map(show, found)] for name, show in shown.items()]
         yield table(titles, lines)
 
@@ -456,9 +492,11 @@ def _training_table(result: Result, section: str, title: str) -> Iterator[str]:
             best = of_best_plain(rates)
             cells = [f"{median(rates[name]) / 1e6:.2f}" if name in rates else "-" for name in names]
             of_plain = "-" if best is None else f"**{best:.2f}**"
-            lines.append([f"{dim}, {users:,} + {items:,}, {batch:,}", *cells, of_plain])
+            both = HERE in rates and LIMIT in rates
+            of_limit = f"**{ratio(rates[HERE], rates[LIMIT]):.2f}**" if both else "-"
+            lines.append([f"{dim}, {users:,} + {items:,}, {batch:,}", *cells, of_plain, of_limit])
     if lines:
-        titles = [title, *names, "here / best plain"]
+        titles = [title, *names, "here / best plain", "here / limit"]
         yield table(titles, lines)
 
 

@@ -14,6 +14,7 @@ look a row up once. "disk" writes and loads a full checkpoint of tables that fit
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import json
@@ -38,7 +39,7 @@ import numpy as np
 from checkpoint import MOST_AT_ONCE, PlainRead, forget
 from common import in_turns
 from teams import Variant, take_answers
-from train_here import COMPILED, DEFAULT, MLP_DIMS, Here, Model, columns_of, make_columns
+from train_here import COMPILED, DEFAULT, MLP_DIMS, Model, columns_of, make_columns
 
 from recsuite.checkpoint.format import VOCABULARY
 from recsuite.config.config import Config
@@ -286,8 +287,8 @@ def machine(settings: SectionSettings, emit: Emit) -> None:
 
 RECORDED_STEPS = 50
 USERS, MOVIES = 6040, 3952
-# The default, and as many as a machine with a GPU can spare.
-WORKERS = (0, 4)
+# Batch size and workers; 0 workers and a GPU make batches on the device, in captured steps.
+WAYS = ((2048, 0), (32_768, 0), (2048, 4))
 
 
 def measure_steps(settings: SectionSettings, emit: Emit) -> None:
@@ -295,9 +296,9 @@ def measure_steps(settings: SectionSettings, emit: Emit) -> None:
     context = init_runtime(Config())
     folder = Path(settings.folder) / "columns"
     folder.mkdir()
-    make_columns(folder, USERS, MOVIES, settings.small_or(60_000, DEFAULT.num_ratings), DEFAULT)
-    for number in settings.small_or((0,), WORKERS):
-        config = DEFAULT.config.replaced(num_workers=number)
+    make_columns(folder, USERS, MOVIES, settings.small_or(60_000, 2**22), DEFAULT)
+    for batch, number in settings.small_or(((2048, 0),), WAYS):
+        config = DEFAULT.config.replaced(num_workers=number, batch_size=batch)
         emit(measure_workers(folder, config, context, settings))
     if context.device.type == "cuda":
         emit({"fork is refused": fork_is_refused()})
@@ -317,19 +318,23 @@ def measure_workers(
     columns = columns_of(folder, DEFAULT)
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
-        inputs = InputPipeline(loader)
+        is_made_there = context.device.type == "cuda" and config.loader.num_workers == 0
+        inputs = inputs_on_device(columns, config, context) if is_made_there else InputPipeline(loader)
         state = build_train_state(columns, config, context)
+        step = captured_step(state, context, not is_made_there)
+        schedule = Schedule(columns.num_train, EPOCHS)
 
         def epoch(number: int, on_step: Any = lambda step: None) -> float:
             """Seconds of an epoch, which ends when its losses are on the host."""
             began = time.perf_counter()
-            schedule = Schedule(columns.num_train, config.training.epochs)
-            learn(Pass(state, inputs, Progress(epoch=number), schedule, config.training, context, on_step))
+            part = Pass(state, inputs, Progress(epoch=number), schedule, config.training, context, on_step)
+            learn(part, step)
             return time.perf_counter() - began
 
         epoch(0)
         seconds = epoch(1)
         found = {
+            "batch": config.loader.batch_size,
             "workers": config.loader.num_workers,
             "samples a second": columns.num_train / seconds,
             "share waited": inputs.seconds_waited / seconds,
@@ -504,17 +509,18 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 
 # --- training beside plain PyTorch on the same device ---
 
-HERE, READY, TF32 = "here", "here, batches ready", "here, batches ready, TF32"
-DENSE, SPARSE = "plain, dense Adam", "plain, sparse Adagrad"
+HERE, EAGER, TF32 = "here", "here, eager", "here, TF32"
+DENSE, SPARSE, CAPTURED = "plain, dense Adam", "plain, sparse Adagrad", "plain, dense Adam, captured"
+LIMIT = "limit"
 # Steps after a change of variant that do not count: batches of the previous one are still in flight.
 WARM_UP_STEPS = 5
 ROUNDS = 3
 # Of one measurement.
 SECONDS = 0.15
-# Batches that wait in page-locked memory.
-NUM_READY = 8
+# Of the schedule: more than a measurement makes.
+EPOCHS = 1000
 # Memory as multiples of the rows of a table: with optimizer states and temporaries of a step.
-TIMES = {HERE: 1.1, DENSE: 5.0, SPARSE: 2.2}
+TIMES = {HERE: 1.1, LIMIT: 1.1, DENSE: 5.0, SPARSE: 2.2, CAPTURED: 5.0}
 # Memory of batches, layers and libraries.
 REST = 4 * 2**30
 NCF_MLP = (256, 256, 128, 64)
@@ -522,13 +528,13 @@ NCF_MLP = (256, 256, 128, 64)
 
 @dataclass(frozen=True)
 class TableCase:
-    """Model with tables of one size; compiled: batch at which torch.compile is measured too, 0 for none."""
+    """Model with tables of one size; compiled: batches at which torch.compile is measured too."""
 
     users: int
     items: int
     model: Model
     batches: Sequence[int]
-    compiled: int = 0
+    compiled: Sequence[int] = ()
 
     @property
     def about(self) -> dict[str, Any]:
@@ -549,15 +555,16 @@ def two_tables(dim: int, mlp_dims: tuple[int, ...], batch: int, num_ratings: int
 def cases(small: bool) -> list[TableCase]:
     """Tables of all sizes, the most important first."""
     if small:
-        return [TableCase(2000, 1000, two_tables(16, (8,), 256, 20_000), (256, 512), compiled=256)]
-    sizes = {"1m": (1_000_000, 100_000), "10m": (10_000_000, 1_000_000), "ml-1m": (6040, 3952)}
-    batches, ratings = (4096, 32_768, 262_144), 2**21
-    models = {dim: two_tables(dim, MLP_DIMS, batches[-1], ratings) for dim in (64, 128)}
-    found = [TableCase(*size, models[64], batches, compiled=32_768) for size in sizes.values()]
-    largest = (100_000_000, 1_000_000)
-    found.append(TableCase(*largest, models[64], batches[1:]))
-    found += [TableCase(*size, models[128], batches) for size in sizes.values()]
-    return [*found, TableCase(*largest, models[128], batches[-1:])]
+        return [TableCase(2000, 1000, two_tables(16, (8,), 256, 20_000), (256, 512), compiled=(256,))]
+    batches, ratings = (4096, 32_768, 262_144), 2**22
+    model = two_tables(64, MLP_DIMS, batches[-1], ratings)
+    default = dataclasses.replace(DEFAULT, num_ratings=2**21)
+    return [
+        TableCase(1_000_000, 100_000, model, batches, compiled=batches[1:]),
+        TableCase(1_000_000, 100_000, default, (2048, 32_768), compiled=(32_768,)),
+        TableCase(10_000_000, 1_000_000, model, batches),
+        TableCase(100_000_000, 1_000_000, model, batches),
+    ]
 
 
 def ncf(small: bool) -> TableCase:
@@ -568,27 +575,67 @@ def ncf(small: bool) -> TableCase:
     return TableCase(138_493, 26_744, two_tables(64, NCF_MLP, batches[-1], 4_194_304), batches)
 
 
-class HereAt(Here):
-    """Training of the example, also on batches in memory; each kind has batches of its own."""
+class HereAt:
+    """Training of the example, with batches made on the device."""
 
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
+        from recsuite.training.state import build_train_state
+
+        self.columns, self.context, self.config = columns, context, config
         with rows_drawn_on_device():
-            super().__init__(columns, context, config)
-        self.kinds: dict[tuple[str, int], Iterator[Any]] = {}
+            self.state = build_train_state(columns, config, context)
+        self.kinds: dict[tuple[str, int], Iterator[None]] = {}
 
     def steps_of(self, kind: str, batch_size: int, number: int) -> float:
-        """Train for some steps on batches of a kind and return the last loss."""
-        from recsuite.training.steps import copied
-
-        key = (READY if kind.startswith(READY) else kind, batch_size)
-        if key not in self.kinds:
-            batches = self._batches(batch_size)
-            if key[0] == READY:
-                batches = itertools.cycle(list(itertools.islice(batches, NUM_READY)))
-            self.kinds[key] = copied(batches, self.context.device)
-        self.feeds[batch_size] = self.kinds[key]
+        """Train for some steps of a kind and return the last loss."""
+        if (kind, batch_size) not in self.kinds:
+            self.kinds[kind, batch_size] = self._endless(kind, batch_size)
         with products_of(kind):
-            return self.steps(number, batch_size)
+            for _ in range(number):
+                next(self.kinds[kind, batch_size])
+        assert self.state.loss is not None
+        return float(self.state.loss)
+
+    def _endless(self, kind: str, batch_size: int) -> Iterator[None]:
+        """Make a step for each request, in passes as the example makes them."""
+        from recsuite.training.progress import Progress
+        from recsuite.training.state import Schedule
+        from recsuite.training.steps import Pass
+
+        config = self.config.replaced(local_batch_size=batch_size)
+        inputs = inputs_on_device(self.columns, config, self.context)
+        step = captured_step(self.state, self.context, kind == EAGER)
+        schedule = Schedule(self.columns.num_train, EPOCHS)
+        for epoch in itertools.count():
+            progress = Progress(epoch=epoch % EPOCHS)
+            for batch in Pass(self.state, inputs, progress, schedule, config.training, self.context):
+                step(batch)
+                # Kept for the loss of the pass, which takes it after the step.
+                loss = self.state.loss
+                yield
+                self.state.loss = loss
+
+
+def inputs_on_device(columns: Columns, config: Config, context: RuntimeContext) -> Any:
+    """Return the batches of a training, made on the device."""
+    from recsuite.datasets.batches import EventBatches
+    from recsuite.datasets.loader import EpochSampler, build_dataloader
+    from recsuite.training.device_batches import DeviceBatches
+    from recsuite.training.steps import InputPipeline
+
+    dataset = EventBatches(columns, config, context.rank, context.world_size)
+    inputs = InputPipeline(build_dataloader(dataset, EpochSampler(dataset), config))
+    inputs.on_device = DeviceBatches(dataset, context.device)
+    return inputs
+
+
+def captured_step(state: Any, context: RuntimeContext, is_eager: bool = False) -> Any:
+    """Return the step of a training, captured on a GPU."""
+    from recsuite.training.captured import TrainingStep
+
+    if is_eager or context.device.type != "cuda":
+        return state.train_on
+    return TrainingStep(state.train_on, state, context, None, is_required=True)
 
 
 @contextlib.contextmanager
@@ -605,14 +652,12 @@ def products_of(kind: str) -> Iterator[None]:
 
 def training(settings: SectionSettings, emit: Emit) -> None:
     """Section "training": all cases, until the time ends."""
-    TrainingSection(settings, emit).run(cases(settings.small), (HERE, READY))
+    TrainingSection(settings, emit).run(cases(settings.small), (HERE, EAGER))
 
 
 def ncf_shape(settings: SectionSettings, emit: Emit) -> None:
-    """Section "ncf": one case, also with products in TF32, and with workers that make batches."""
-    section = TrainingSection(settings, emit)
-    section.run([ncf(settings.small)], (HERE, READY, TF32))
-    section.run([ncf(settings.small)], (HERE,), num_workers=settings.small_or(1, 4))
+    """Section "ncf": one case, also with products in TF32."""
+    TrainingSection(settings, emit).run([ncf(settings.small)], (HERE, EAGER, TF32))
 
 
 class TrainingSection:
@@ -624,22 +669,23 @@ class TrainingSection:
         self.context = init_runtime(Config())
         self.folder = Path(settings.folder) / "columns"
 
-    def run(self, all_cases: Sequence[TableCase], kinds: Sequence[str], num_workers: int = 0) -> None:
+    def run(self, all_cases: Sequence[TableCase], kinds: Sequence[str]) -> None:
         """Emit samples a second of each variant, round by round, for each case and batch size.
 
-        Variants are `kinds`, and without workers plain PyTorch.
+        Variants are `kinds`, plain PyTorch, and FBGEMM's tables alone in a captured step, as the limit.
         """
+        is_gpu = self.context.device.type == "cuda"
+        names = (*kinds, DENSE, SPARSE, *((LIMIT, CAPTURED) if is_gpu else ()))
         for case in all_cases:
             # A case that is cut off leaves no result.
             if self.deadline.left < self.settings.small_or(1, 12):
-                self.emit({**case.about, "skipped": "no time was left for it"})
-                continue
+                return
             self.folder.mkdir()
             make_columns(self.folder, case.users, case.items, case.model.num_ratings, case.model)
-            self._measure_case(case, kinds if num_workers else (*kinds, DENSE, SPARSE), num_workers)
+            self._measure_case(case, names)
             shutil.rmtree(self.folder)
 
-    def _measure_case(self, case: TableCase, names: Sequence[str], num_workers: int) -> None:
+    def _measure_case(self, case: TableCase, names: Sequence[str]) -> None:
         import torch
 
         groups = groups_of(names, case.table_bytes, _memory(self.context))
@@ -648,21 +694,18 @@ class TrainingSection:
             self.emit({**case.about, "skipped": f"no room for {', '.join(missing)}"})
         for group in groups:
             try:
-                self._measure_group(case, group, num_workers)
+                self._measure_group(case, group)
             except torch.OutOfMemoryError as error:
                 self.emit({**case.about, "skipped": f"{', '.join(group)}: {str(error).splitlines()[0]}"})
             release(self.context.device)
 
-    def _measure_group(self, case: TableCase, group: Sequence[str], num_workers: int) -> None:
+    def _measure_group(self, case: TableCase, group: Sequence[str]) -> None:
         """Measure variants that are in memory at once, and free them."""
         columns = columns_of(self.folder, case.model)
-        config = case.model.config.replaced(local_batch_size=case.batches[0], num_workers=num_workers)
+        config = case.model.config.replaced(local_batch_size=case.batches[0])
         variants = VariantGroup(case, group, columns, self.context, config)
         for batch in case.batches:
             rates = _rates(variants.at(batch), batch, self.settings, self.context)
-            if num_workers:
-                # Not another measurement of the same variant.
-                rates = {f"{name}, {num_workers} workers": values for name, values in rates.items()}
             self.emit({**case.about, "batch": batch, "samples a second": rates})
 
 
@@ -695,7 +738,7 @@ class VariantGroup:
     def __init__(
         self, case: TableCase, group: Sequence[str], columns: Columns, context: RuntimeContext, config: Config
     ) -> None:
-        from train_plain import Compiled, Plain
+        from train_plain import Captured, CompiledModel, Plain
 
         self.case = case
         self.here_names = [name for name in group if name.startswith(HERE)]
@@ -703,9 +746,17 @@ class VariantGroup:
         self.plain: dict[str, Any] = {
             name: Plain(name.removeprefix("plain, "), columns, case.model, context.device)
             for name in group
-            if not name.startswith(HERE)
+            if name in (DENSE, SPARSE)
         }
-        self.compiled = {f"{name}{COMPILED}": Compiled(each) for name, each in self.plain.items()}
+        self.compiled = {
+            f"{name}{COMPILED}": CompiledModel(each) for name, each in self.plain.items() if name == DENSE
+        }
+        if CAPTURED in group:
+            self.plain[CAPTURED] = Captured(columns, case.model, context.device)
+        if LIMIT in group:
+            from train_limit import Limit
+
+            self.plain[LIMIT] = Limit(columns, case.model, context.device)
 
     def at(self, batch: int) -> dict[str, Callable[[int], float]]:
         """Functions that train for a number of steps with a batch size, by the name of the variant."""
@@ -713,7 +764,7 @@ class VariantGroup:
         for name in self.here_names:
             assert self.here is not None
             found[name] = partial(self.here.steps_of, name, batch)
-        trained = {**self.plain, **(self.compiled if batch == self.case.compiled else {})}
+        trained = {**self.plain, **(self.compiled if batch in self.case.compiled else {})}
         return found | {name: partial(_steps, each, batch) for name, each in trained.items()}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ class PlainModel(nn.Module):
 class Plain:
     """Training loop of a few lines. name: of its optimizer."""
 
-    def __init__(self, name: str, columns: Columns, model: Model, device: torch.device) -> None:
+    def __init__(
+        self, name: str, columns: Columns, model: Model, device: torch.device, capturable: bool = False
+    ) -> None:
         # Made on the device: a table that fits it need not fit the host.
         with device:
             plain: Any = PlainModel(columns, model, name != "dense Adam")
@@ -88,9 +91,10 @@ class Plain:
         sparse = [table for table in tables if len(table) >= FEWEST_ROWS_SPARSE]
         small = [table for table in tables if len(table) < FEWEST_ROWS_SPARSE]
         # Fused, the fastest of torch: the comparison should be with the best.
-        dense = torch.optim.Adam([*plain.head.parameters(), *small], lr=DENSE_LR, fused=True)
+        fused: dict[str, Any] = {"lr": DENSE_LR, "fused": True, "capturable": capturable}
+        dense = torch.optim.Adam([*plain.head.parameters(), *small], **fused)
         of_tables: dict[str, Any] = {
-            "dense Adam": lambda: torch.optim.Adam(sparse, lr=DENSE_LR, fused=True),
+            "dense Adam": lambda: torch.optim.Adam(sparse, **fused),
             "sparse Adagrad": lambda: torch.optim.Adagrad(sparse, lr=LR),
             "SparseAdam": lambda: torch.optim.SparseAdam(sparse, lr=DENSE_LR),
         }
@@ -103,7 +107,7 @@ class Plain:
         generator = torch.Generator().manual_seed(int(os.environ.get("RANK", 0)))
         events = columns.column("rows")
         events = events.take(torch.randperm(len(events), generator=generator).numpy())
-        self.rows, self.history_labels = _inputs(columns, events, device)
+        self.rows, self.history_labels = inputs_of(columns, events, device)
         self.ratings = torch.from_numpy(events["label"].copy()).to(device)
         self.first = 0
 
@@ -113,6 +117,10 @@ class Plain:
             self.first = 0
         batch = slice(self.first, self.first + batch_size)
         self.first += batch_size
+        return self.step_on(batch)
+
+    def step_on(self, batch: slice | torch.Tensor) -> torch.Tensor:
+        """Train on some of the events and return the loss, []."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         rows = {name: values[batch] for name, values in self.rows.items()}
@@ -145,7 +153,77 @@ class Compiled:
         return loss
 
 
-def _inputs(
+class CompiledModel:
+    """The same training with a model that is compiled as a whole, of dense gradients."""
+
+    def __init__(self, plain: Plain) -> None:
+        self.plain = plain
+        self.model = torch.compile(plain.model, dynamic=False)
+
+    def steps(self, number: int, batch_size: int) -> float:
+        """Train for some steps and return the last loss."""
+        eager, self.plain.model = self.plain.model, self.model
+        loss = self.plain.steps(number, batch_size)
+        self.plain.model = eager
+        return loss
+
+
+class Captured:
+    """The same training with dense Adam, as one CUDA graph for each batch size.
+
+    A sparse gradient cannot be captured: its size is known on the device alone.
+    """
+
+    def __init__(self, columns: Columns, model: Model, device: torch.device) -> None:
+        self.plain = Plain("dense Adam", columns, model, device, capturable=True)
+        self.replays = Replays(self.plain.step_on, len(self.plain.ratings), device)
+
+    def steps(self, number: int, batch_size: int) -> float:
+        """Train for some steps and return the last loss."""
+        return self.replays.steps(number, batch_size)
+
+
+class Replays:
+    """Captured steps on events in their order.
+
+    step: trains on events, int64 [B], and returns the loss, [].
+    """
+
+    def __init__(
+        self, step: Callable[[torch.Tensor], torch.Tensor], num_events: int, device: torch.device
+    ) -> None:
+        self.step, self.num_events, self.device = step, num_events, device
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
+        self.order = torch.arange(num_events, device=device)
+        self.first = 0
+
+    def steps(self, number: int, batch_size: int) -> float:
+        """Make some steps and return the last loss."""
+        if batch_size not in self.graphs:
+            self.graphs[batch_size] = self._captured(batch_size)
+        graph, events, loss = self.graphs[batch_size]
+        for _ in range(number):
+            if self.first + batch_size > self.num_events:
+                self.first = 0
+            events.copy_(self.order[self.first : self.first + batch_size])
+            self.first += batch_size
+            graph.replay()
+        return float(loss)
+
+    def _captured(self, batch_size: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]:
+        events, stream = self.order[:batch_size].clone(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.step(events)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = self.step(events)
+        return graph, events, loss
+
+
+def inputs_of(
     columns: Columns, events: np.ndarray, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Table rows of each feature and labels of histories, for each event.

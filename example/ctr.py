@@ -115,11 +115,17 @@ def train(model: type[ClickModel], args: rs.Config, runtime: rs.RuntimeContext) 
         rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
     ):
         trained = training.shard(model, loss=ClickLoss(), tables=rs.RowWiseAdagrad(args.optimizer.lr))
+
+        @training.step
+        def step(batch: rs.ModelInput) -> torch.Tensor:
+            loss = trained(batch)
+            loss.backward()
+            trained.step()
+            return loss
+
         for part in training.passes():
             for batch in part:
-                loss = trained(batch)
-                loss.backward()
-                trained.step()
+                step(batch)
             part.end(training.validate())
         result = training.finish()
     rs.report(result, args, runtime, observers)

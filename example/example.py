@@ -100,13 +100,19 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
             tables=rs.RowWiseAdagrad(args.optimizer.lr),
             dense=dense_optimizer,
         )
+
+        @training.step
+        def step(batch: rs.ModelInput) -> torch.Tensor:
+            loss = model(batch)
+            # This also updates the rows of the tables, each as soon as its gradient is known.
+            loss.backward()
+            model.step()
+            return loss
+
         # Epochs, or windows of a stream; a resumed training begins where its checkpoint ended.
         for part in training.passes():
             for batch in part:
-                loss = model(batch)
-                # This also updates the rows of the tables, each as soon as its gradient is known.
-                loss.backward()
-                model.step()
+                step(batch)
             part.end(training.validate())
         result = training.finish()
     rs.report(result, args, runtime, observers)

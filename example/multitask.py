@@ -100,11 +100,17 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
     ):
         model = training.shard(MMoE, loss=LogLosses(), tables=rs.RowWiseAdagrad(args.optimizer.lr))
+
+        @training.step
+        def step(batch: rs.ModelInput) -> torch.Tensor:
+            loss = model(batch)
+            loss.backward()
+            model.step()
+            return loss
+
         for part in training.passes():
             for batch in part:
-                loss = model(batch)
-                loss.backward()
-                model.step()
+                step(batch)
             part.end(training.validate())
         result = training.finish()
     rs.report(result, args, runtime, observers)

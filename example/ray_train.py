@@ -39,12 +39,12 @@ def train_worker(
             assert checkpoints is not None
             loss = RatingLoss(args.optimizer.l2) if args.model.task == "rating" else None
             model = training.shard(make_model, loss=loss)
+            step = training.step(model.train_on)
             for part in training.passes():
                 for batch in part:
                     if must_stop():
                         checkpoints.request_stop()
-                    model(batch).backward()
-                    model.step()
+                    step(batch)
                 metrics = training.validate()
                 part.end(metrics)
                 report(dict(metrics))

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 import recsuite as rs
 from recsuite.errors import UserError, counted
 from recsuite.remote import is_remote
@@ -51,11 +53,17 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     ):
         # Two towers, by a softmax over the items of the batch and those of --negatives.
         model = training.shard(rs.library_model)
+
+        @training.step
+        def step(batch: rs.ModelInput) -> torch.Tensor:
+            loss = model(batch)
+            loss.backward()
+            model.step()
+            return loss
+
         for part in training.passes():
             for batch in part:
-                loss = model(batch)
-                loss.backward()
-                model.step()
+                step(batch)
             part.end(training.validate())
         result = training.finish()
     rs.report(result, args, runtime, observers)

@@ -12,6 +12,8 @@ event, and the predicted next items; not with --train alone.
 
 from __future__ import annotations
 
+import torch
+
 import recsuite as rs
 
 # So many synthetic ratings take a minute.
@@ -30,11 +32,17 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     ):
         # A transformer, with a softmax over sampled items or over all of them: see --negatives.
         model = training.shard(rs.library_model)
+
+        @training.step
+        def step(batch: rs.ModelInput) -> torch.Tensor:
+            loss = model(batch)
+            loss.backward()
+            model.step()
+            return loss
+
         for part in training.passes():
             for batch in part:
-                loss = model(batch)
-                loss.backward()
-                model.step()
+                step(batch)
             part.end(training.validate())
         result = training.finish()
     rs.report(result, args, runtime, observers)

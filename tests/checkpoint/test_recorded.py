@@ -54,7 +54,16 @@ OF_THE_COMMAND_LINE = (
         "by",
         "cutoffs",
     ),
-    *("local_batch_size", "pipeline", "timeout", "rebuild", "distribution", "storage", "memory_budget"),
+    *(
+        "local_batch_size",
+        "pipeline",
+        "capture",
+        "timeout",
+        "rebuild",
+        "distribution",
+        "storage",
+        "memory_budget",
+    ),
     *("storage_dir", "cache_load_factor"),
 )
 

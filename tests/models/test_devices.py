@@ -77,7 +77,7 @@ def test_a_step_mixes_no_devices_and_does_not_synchronize(synthetic_folder: Path
         model, batch, looked_up = moved(model, batch, lambda tensor: mode.from_tensor(tensor).to(DEVICE))
         head = model.recommender.head
         with Crossings() as crossings:
-            rows = model.recommender.rows_of([looked_up])
+            rows = model.recommender.rows_of([looked_up], {})
             output = head(rows, batch)
             loss = model.loss(output, batch)
             loss.backward()

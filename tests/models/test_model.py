@@ -152,7 +152,7 @@ def test_tables_that_do_not_fit_are_refused(
         columns, tables=tuple(dataclasses.replace(table, rows=10**10) for table in columns.tables)
     )
     monkeypatch.setattr(sharding, "_room_per_rank", lambda config, context: 2**30)
-    with pytest.raises(UserError, match=r"The tables need \d+.\d GiB .* have 1.0 GiB each .*; start more"):
+    with pytest.raises(UserError, match=r"need [\d,]+.\d GiB .* 1 rank of 1.0 GiB each .*; start more"):
         build_train_state(huge, config, context)
 
 

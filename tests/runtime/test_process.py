@@ -15,7 +15,7 @@ from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
 from recsuite.runtime import process as runtime
-from recsuite.runtime.host import allowed_cores, allowed_memory
+from recsuite.runtime.host import allowed_cores, allowed_memory, shown_bytes
 from recsuite.runtime.process import cleanup_runtime, init_runtime, once_per_node, read_launch
 from tests.support.launch import ROOT, python, succeeded, torchrun
 
@@ -32,6 +32,20 @@ def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0.0 bytes"),
+        (1023, "1,023.0 bytes"),
+        (40_000, "39.1 KiB"),
+        (2**20, "1.0 MiB"),
+        (3 * 2**40, "3,072.0 GiB"),
+    ],
+)
+def test_bytes_are_shown_in_a_unit_with_digits(number: int, text: str) -> None:
+    assert shown_bytes(number) == text
 
 
 def test_importing_a_module_changes_nothing(tmp_path: Path) -> None:

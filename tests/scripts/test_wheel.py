@@ -16,11 +16,12 @@ import pytest
 from recsuite.files import checkout
 from tests.support.launch import ROOT, python, succeeded
 
-# Imported by no statement: torch, retrieval.py and fsspec look for them. fbgemm comes with torchrec, and
-# typing_extensions is for the type checker alone. tomllib is a part of Python itself, from 3.11 on.
+# Imported by no statement: torch, retrieval.py and fsspec look for them. fbgemm comes with torchrec, cuda
+# with the CUDA builds of torch, and typing_extensions is for the type checker alone. tomllib is a part of
+# Python itself, from 3.11 on.
 HIDDEN, NOT_NAMED = (
     {"tensorboard", "faiss-cpu", "s3fs"},
-    {"fbgemm-gpu-cpu", "fbgemm-gpu", "typing-extensions", "tomllib"},
+    {"fbgemm-gpu-cpu", "fbgemm-gpu", "typing-extensions", "tomllib", "cuda"},
 )
 # Built from these alone: the lists of packages and the documents are no part of it.
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "example", "tests", "benchmarks", "docs", "deploy")

@@ -356,6 +356,8 @@ def answering(app: Any) -> Iterator[tuple[Any, Any]]:
         address = f"http://127.0.0.1:{port.getsockname()[1]}"
         thread = threading.Thread(target=server.run, args=([port],), daemon=True)
         thread.start()
+        # Until then the port refuses connections.
+        wait_until(lambda: server.started)
         try:
             with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
                 yield client, server

@@ -133,7 +133,7 @@ def test_one_rank_learns_without_the_exchanges_of_torchrec_what_it_learns_with_t
 
 def test_one_rank_finds_features_in_the_order_of_its_lookup_and_sends_that_order_to_the_device_once() -> None:
     tables: Any = SimpleNamespace(
-        _sharding_type_to_sharding={"": SimpleNamespace(feature_names=lambda: ["c", "a"])},
+        feature_names=["c", "a"],
         _lookups=[lambda features: features.values().float().repeat_interleave(2)],
         _embedding_dim=2,
         _places=None,
@@ -203,7 +203,7 @@ def test_an_optimizer_with_more_state_needs_more_memory_in_the_plan(
     room = int(2 * rows * config.model.embedding_dim * 4 / (1 - plan.RESERVED_FOR_DENSE))
     monkeypatch.setattr(plan, "_room_per_rank", lambda config, context: room)
     build_train_state(columns, config, context)
-    with pytest.raises(UserError, match="and room for their optimizer, and 1 ranks have"):
+    with pytest.raises(UserError, match="and room for their optimizer and for batches, and 1 rank of"):
         build_train_state(columns, config, context, tables=Adam(0.01))
 
 

@@ -74,6 +74,9 @@ LEARNING_FLAGS = (
     *(field.name for field in dataclasses.fields(OptimizerConfig)),
     # Both steps give the same results except for rounding, and a training must continue bit for bit.
     "cpu_tables",
+    # Lists of one length are added up in another order.
+    "data_device",
+    "precision",
     # A window that was begun is finished with the old length; the next ones use the flag.
     "window",
 )

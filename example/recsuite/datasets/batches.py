@@ -82,7 +82,7 @@ class EventBatches:
         self.rank = rank
         self.world_size = world_size
         self.num_numbers = columns.num_numbers
-        self._user_place = columns.place_of(USER)
+        self.user_place = columns.place_of(USER)
         self.features = EventFeatures(columns, config.data)
         longest = config.data.history if config.model.reads_order else 0
         begin, end = (min(each * self.local_batch_size, self.batch_size) for each in (rank, rank + 1))
@@ -268,7 +268,7 @@ class EventBatches:
         begin += request.step * self.batch_size + self.part.start
         # The order differs in each pass, so other events are chosen.
         of_user = single[ENTITIES.index(USER)]
-        of_user[self._user_place, -begin % MASKED_EVERY :: MASKED_EVERY] = UNKNOWN_ROW
+        of_user[self.user_place, -begin % MASKED_EVERY :: MASKED_EVERY] = UNKNOWN_ROW
         others = slice((MASKED_EVERY // 2 - begin) % MASKED_EVERY, None, MASKED_EVERY)
         for of_event in single[len(ENTITIES) :]:
             of_event[:, others] = UNKNOWN_ROW

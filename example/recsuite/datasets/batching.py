@@ -118,7 +118,7 @@ def shuffled(positions: np.ndarray, number: int, *draws: int) -> np.ndarray:
     walking": Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). `number` is at most 2^31.
     """
     assert number <= MAX_NUMBER
-    shape, keys = _grid(number), _keys(*draws)
+    shape, keys = grid_of(number), keys_of(*draws)
     result = _permuted(positions, shape, keys)
     outside = np.flatnonzero(result >= number)
     while len(outside):
@@ -128,7 +128,7 @@ def shuffled(positions: np.ndarray, number: int, *draws: int) -> np.ndarray:
 
 
 @functools.lru_cache
-def _grid(number: int) -> tuple[np.uint32, np.uint32]:
+def grid_of(number: int) -> tuple[np.uint32, np.uint32]:
     """Rows and columns of the smallest nearly square grid, of those tried, with at least `number` places."""
     least = math.isqrt(number - 1) + 1
     rows = min(range(least, least + SHAPES_TRIED), key=lambda rows: -number % rows)
@@ -136,7 +136,8 @@ def _grid(number: int) -> tuple[np.uint32, np.uint32]:
 
 
 @functools.lru_cache
-def _keys(*draws: int) -> list[np.uint32]:
+def keys_of(*draws: int) -> list[np.uint32]:
+    """Return the keys of the rounds of a shuffle, see `shuffled`."""
     return list(np.random.SeedSequence(draws).generate_state(ROUNDS, np.uint32))
 
 

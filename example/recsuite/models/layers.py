@@ -182,6 +182,21 @@ def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> t
     return _WeightedSums.apply(rows, weights.unsqueeze(0), lengths) / lengths.clamp(min=1).unsqueeze(1)
 
 
+def padded_means(rows: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Return the mean of each list of rows, float32 [B, D], zero for an empty list.
+
+    rows: of B lists of L slots each, float32 [B * L, D], of which the first `counts`, int32 [B], are used;
+    weights: factors of the rows, float32 [B * L], without a gradient; None for 1.
+    """
+    counts = counts.unsqueeze(1)
+    slots = torch.arange(len(rows) // len(counts), device=rows.device)
+    factors = rows.new_ones(1) if weights is None else weights.detach().view(len(counts), -1)
+    factors = torch.where(slots < counts, factors, 0.0)
+    # Not a matrix product, whose order of additions depends on the library and the size.
+    sums = (rows.view(*factors.shape, -1) * factors.unsqueeze(2)).sum(dim=1)
+    return sums / counts.clamp(min=1)
+
+
 def summed(
     rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor
 ) -> torch.Tensor:

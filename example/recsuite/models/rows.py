@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import embedding_bag
 
 from recsuite.config.sections import require
-from recsuite.models.layers import DistinctRows, Members, means, scaled
+from recsuite.models.layers import DistinctRows, Members, means, padded_means, scaled
 
 # Weight of all values, or of each value, float32 [V].
 Weight = float | torch.Tensor
@@ -48,11 +48,22 @@ class Inputs(NamedTuple):
         return self.members.labels
 
 
+class PaddedListError(RuntimeError):
+    """A model reads the single values of a list that is padded. name: of the feature."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The list {name!r} is padded, so its single values cannot be read. Fix: give --data_device cpu."
+        )
+        self.name = name
+
+
 class FeatureRows:
     """Embedding rows of B events by the name of the feature.
 
     found: the looked-up rows; scale: factor of all rows, float32 []; lists: the features with lists; all
-    others have one row for each event. D is --embedding_dim. The attribute `embedding_dims` of the model
+    others have one row for each event; counts: of the lists that are padded to one length, the number of
+    values of each event, int32 [B]. D is --embedding_dim. The attribute `embedding_dims` of the model
     gives some tables another D, a multiple of 4: `embedding_dims = {"genres": 8}`.
 
     Raises:
@@ -65,8 +76,14 @@ class FeatureRows:
         values, lengths = rows.jagged("genres")     # float32 [V, D] and int64 [B]
     """
 
-    def __init__(self, found: Mapping[str, LookedUp], scale: torch.Tensor, lists: Collection[str]) -> None:
-        self.found, self.scale, self.lists = found, scale, lists
+    def __init__(
+        self,
+        found: Mapping[str, LookedUp],
+        scale: torch.Tensor,
+        lists: Collection[str],
+        counts: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.found, self.scale, self.lists, self.counts = found, scale, lists, counts or {}
 
     def __contains__(self, name: str) -> bool:
         known = self.found.keys()
@@ -87,6 +104,8 @@ class FeatureRows:
     def jagged(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row of each value of a feature, float32 [V, D], and the lengths of lists, int64 [B]."""
         self._check([name])
+        if name in self.counts:
+            raise PaddedListError(name)
         found = self.found[name]
         return scaled(found.values(), self.scale), found.lengths().to(torch.int64)
 
@@ -98,7 +117,7 @@ class FeatureRows:
         weights = weights or {}
         self._check(names or [""])
         is_plain = all(isinstance(weights.get(name), torch.Tensor | None) for name in names)
-        shared = self._shared(names)
+        shared = None if self.counts.keys() & {*names} else self._shared(names)
         if shared is not None and is_plain:
             found: torch.Tensor = _FeatureSum.apply(shared.rows, shared, names, dict(weights))
             return scaled(found, self.scale)
@@ -127,6 +146,10 @@ class FeatureRows:
         """Return the contribution of one feature, before the scale, float32 [B, D]."""
         found = self.found[name]
         rows = found.values()
+        if name in self.counts:
+            counts, numbers = self.counts[name], weight if isinstance(weight, torch.Tensor) else None
+            rows = padded_means(rows, counts, numbers)
+            return rows if weight is None or numbers is not None else weight * rows
         if isinstance(weight, torch.Tensor):
             return means(rows, weight, found.lengths())
         # Other features have one row for each event, so the rows are the vectors already.

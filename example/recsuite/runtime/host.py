@@ -181,6 +181,12 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
 
 
+def shown_bytes(num_bytes: int) -> str:
+    """Bytes in the largest unit of which there is at least one."""
+    unit = max(0, min(3, (max(1, num_bytes).bit_length() - 1) // 10))
+    return f"{num_bytes / 2 ** (10 * unit):,.1f} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
+
+
 def mib(num_bytes: int) -> str:
     """Bytes as MiB."""
     return f"{num_bytes / 2**20:.1f} MiB"

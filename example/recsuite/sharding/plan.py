@@ -38,10 +38,10 @@ from recsuite.config.config import Config
 from recsuite.config.sections import UVM, UVM_CACHING, TablesConfig, TrainingConfig, require, size_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import HISTORY, UNKNOWN_ROW, Table
-from recsuite.errors import UserError
+from recsuite.errors import UserError, counted
 from recsuite.files import explained
 from recsuite.models.tasks import ModelMaker, widths_of
-from recsuite.runtime.host import allowed_memory
+from recsuite.runtime.host import allowed_memory, shown_bytes
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu_tables import CpuTablesSharder
 from recsuite.sharding.data_parallel import FixedBuckets
@@ -273,10 +273,11 @@ def make_plan(
         return planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
     except PlannerError as error:
         widths = model.recommender.widths
-        needed = sum(rows * widths[name] for name, rows in num_rows.items()) * 4 / 2**30
+        needed = sum(rows * widths[name] for name, rows in num_rows.items()) * 4
         raise UserError(
-            f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks "
-            f"have {memory / 2**30:.1f} GiB {'of disk ' if config.tables.is_on_disk else ''}each "
+            f"The tables need {shown_bytes(needed)} and room for their optimizer and for batches, and "
+            f"{counted(context.world_size, 'rank')} of {shown_bytes(memory)} "
+            f"{'of disk ' if config.tables.is_on_disk else ''}each cannot hold them "
             f"({str(error).strip().splitlines()[0]}); start more processes or give a smaller "
             f"--embedding_dim{' or --capacity' if specs else ''}."
         ) from error

@@ -7,7 +7,7 @@ shares. Shapes: B events.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_map
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -72,9 +73,10 @@ class ModelInput(Pipelineable):
     is 0; more_labels and more_weights: of the labels after the first, float32 [B, L - 1], both 0 where an
     event lacks one; all_labels and all_weights: of all L labels, float32 [B, L]; numbers: dense features,
     float32 [B, numbers]; seen_bits: bits of the negatives that the user had, uint8 [B, bytes], see
-    `datasets.batching.Batch`; members: of its histories; share: of the global batch, None for all of it. Made
-    in the main process from a worker's plain arrays; `to` moves all of it, so that TorchRec's pipelines can
-    copy it ahead of time.
+    `datasets.batching.Batch`; members: of its histories; share: of the global batch, None for all of it;
+    counts: of lists that are padded to one length, the number of values of each event, int32 [B] by the name
+    of the feature. Made in the main process from a worker's plain arrays; `to` moves all of it, so that
+    TorchRec's pipelines can copy it ahead of time.
 
         class MyLoss(nn.Module):
             def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
@@ -90,6 +92,7 @@ class ModelInput(Pipelineable):
     more_labels: torch.Tensor
     more_weights: torch.Tensor
     share: Share | None = None
+    counts: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """Return a copy on the device; without waiting if non_blocking is true and the tensors are pinned."""
@@ -167,6 +170,8 @@ class Recommender(nn.Module):
         # Any: a user may have written it, with other methods.
         self.head: Any = with_row_scale(head)
         self.lists = frozenset(lists)
+        # The model computes in bf16, see --precision.
+        self.is_bf16 = False
         self.compute = _Compute(self)
 
     def forward(self, batch: ModelInput) -> Any:
@@ -176,10 +181,15 @@ class Recommender(nn.Module):
             looked_up = [tables(batch.features) for tables in self.embeddings]
         return self.compute(looked_up, batch)
 
-    def rows_of(self, looked_up: Sequence[Mapping[str, LookedUp]]) -> FeatureRows:
-        """Return looked-up rows in the form that the model takes. looked_up: of the tables of each width."""
+    def rows_of(
+        self, looked_up: Sequence[Mapping[str, LookedUp]], counts: Mapping[str, torch.Tensor]
+    ) -> FeatureRows:
+        """Return looked-up rows in the form that the model takes.
+
+        looked_up: of the tables of each width; counts: see `ModelInput`.
+        """
         found = looked_up[0] if len(looked_up) == 1 else JoinedRows(looked_up)
-        return FeatureRows(found, self.head.row_scale, self.lists)
+        return FeatureRows(found, self.head.row_scale, self.lists, counts)
 
 
 class _Compute(nn.Module):
@@ -193,7 +203,13 @@ class _Compute(nn.Module):
     def forward(self, looked_up: Sequence[Mapping[str, LookedUp]], batch: ModelInput) -> Any:
         """Return the output of the model."""
         (recommender,) = self._recommender
-        output = recommender.head(recommender.rows_of(looked_up), batch)
+        with torch.autocast(
+            batch.labels.device.type, torch.bfloat16, enabled=recommender.is_bf16, cache_enabled=False
+        ):
+            output = recommender.head(recommender.rows_of(looked_up, batch.counts), batch)
+        if recommender.is_bf16:
+            # The loss and its gradient are fp32.
+            output = tree_map(lambda part: part.float() if isinstance(part, torch.Tensor) else part, output)
         # With labels, [B], a loss may broadcast it to [B, B], and train something else without an error.
         if isinstance(output, torch.Tensor) and output.shape[1:] == (1,):
             require_shape(output, 1, "forward must return one number for each event", "add .squeeze(1)")
@@ -300,5 +316,6 @@ def make_model(
     """
     lists = [table.name for table in columns.tables if table.feature.multi]
     recommender = Recommender(num_rows, config.model.embedding_dim, head, lists)
+    recommender.is_bf16 = config.training.precision == "bf16"
     loss = loss or TASKS[config.model.task].make_loss(columns, config.optimizer.l2)
     return TrainableModel(recommender, loss)

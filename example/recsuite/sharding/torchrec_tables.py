@@ -247,10 +247,16 @@ class OneRankTables(ShardedEmbeddingCollection):
     # Positions of the tables' features among those of a batch, which all batches have in the same order.
     _places: tuple[list[int], torch.Tensor] | None = None
 
+    @property
+    def feature_names(self) -> list[str]:
+        """Features in the order of the lookup; a batch with another order costs some kernels."""
+        (sharding,) = self._sharding_type_to_sharding.values()
+        names: list[str] = sharding.feature_names()
+        return names
+
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Return the rows of ids; the backward updates the tables."""
-        (sharding,), (lookup,) = self._sharding_type_to_sharding.values(), self._lookups
-        names, wanted = features.keys(), sharding.feature_names()
+        (lookup,), names, wanted = self._lookups, features.keys(), self.feature_names
         if names != wanted:
             if self._places is None:
                 places = [names.index(name) for name in wanted]

@@ -58,6 +58,9 @@ class Flags(TypedDict, total=False):
     epochs: int
     patience: int
     pipeline: str
+    capture: str
+    precision: str
+    data_device: str
     cpu_tables: str
     stream: bool | str
     window: str

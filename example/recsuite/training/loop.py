@@ -15,7 +15,7 @@ from torch import nn
 from typing_extensions import Self
 
 from recsuite.config.config import Config
-from recsuite.config.sections import ModelConfig, TrainingConfig
+from recsuite.config.sections import UVM, ModelConfig, TrainingConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
@@ -40,6 +40,7 @@ from recsuite.training.callbacks import (
     Step,
     TrainedWindow,
 )
+from recsuite.training.captured import StepFunction, TrainingStep
 from recsuite.training.evaluation import PredictionEvaluator, make_evaluator
 from recsuite.training.progress import Progress, StreamProgress
 from recsuite.training.state import (
@@ -50,7 +51,7 @@ from recsuite.training.state import (
     has_epochs_left,
     stops_early,
 )
-from recsuite.training.steps import InputPipeline, Pass, learn, start_clock
+from recsuite.training.steps import InputPipeline, Pass, learn, place_batches, start_clock
 from recsuite.training.stream import StreamWindows, WindowLog, describe_growth
 from recsuite.training.weights import (
     InitialRows,
@@ -69,11 +70,17 @@ class Training:
 
         with begin_training(data, config, context, checkpointer, callbacks) as training:
             model = training.shard()
+
+            @training.step
+            def step(batch):
+                loss = model(batch)
+                loss.backward()
+                model.step()
+                return loss
+
             for part in training.passes():
                 for batch in part:
-                    loss = model(batch)
-                    loss.backward()
-                    model.step()
+                    step(batch)
                 part.end(training.validate())
             run = training.finish()
 
@@ -100,6 +107,7 @@ class Training:
         self.initial_rows_seconds = 0.0
         self.initial: Metrics = {}
         self.part: TrainingPass
+        self._steps: list[TrainingStep] = []
         self.epochs: list[Epoch] = []
         bar = ProgressBar(self.columns.num_train, self.unit, config.training.epochs, context.rank != 0)
         self.callbacks = Callbacks([*callbacks, bar])
@@ -152,6 +160,7 @@ class Training:
         self.plan = describe_plan(self.train_state.model, self.columns)
         for line in self.plan.splitlines():
             self.context.say(line)
+        place_batches(self.input_pipeline, self.train_state, self.config, self.context)
         if initial_rows is None and self.config.model.initial_rows == "gaussian":
             initial_rows = _gaussian_rows
         if initial_rows is not None and not self.checkpointer.is_resumed:
@@ -179,6 +188,39 @@ class Training:
         self.progress = self._judged(self.initial)
         self.context.say(f"epoch 0, the initial rows: {describe_validation(self.initial, self.task)}")
 
+    def step(self, function: StepFunction) -> StepFunction:
+        """Return a function of a batch that makes a step, as one CUDA graph where that is possible.
+
+        Elsewhere it calls the function, and the result is the same, bit for bit. The first steps are always
+        eager. What is captured is what the function launches on the GPU: Python in it, such as a print, runs
+        only in eager steps. See --capture. Collective, like the function.
+
+        function: makes a whole step of a batch: forward, backward and `model.step()`; tensors that it returns
+        are copied.
+
+        Raises:
+            UserError: for --capture on, when steps cannot be captured.
+
+            @training.step
+            def step(batch):
+                loss = model(batch)
+                loss.backward()
+                model.step()
+                return loss
+        """
+        config, reason = self.config.training, None
+        if config.capture == "off":
+            return function
+        if self.context.device.type != "cuda":
+            reason = "there is no GPU"
+        elif self.input_pipeline.on_device is None:
+            reason = "batches are made on the host"
+        elif self.config.tables.storage == UVM:
+            reason = f"--storage is {UVM}"
+        step = TrainingStep(function, self.train_state, self.context, reason, config.capture == "on")
+        self._steps.append(step)
+        return step
+
     def run(self) -> Run:
         """Train with the model of the task. Collective: every rank.
 
@@ -188,8 +230,9 @@ class Training:
         """
         with self:
             self.shard()
+            step = self.step(self.train_state.train_on)
             for part in self.passes():
-                learn(part)
+                learn(part, step)
                 part.end(self.validate())
             return self.finish()
 
@@ -201,6 +244,8 @@ class Training:
 
     def close(self) -> None:
         """End the background work of the training; harmless twice. Not collective."""
+        for step in self._steps:
+            step.close()
         if self.windows is not None:
             self.lines.say()
             self.windows.close()
@@ -562,10 +607,10 @@ def begin_training(
 
         with rs.begin_training(data, args, runtime, checkpoints) as training:
             model = training.shard(make_model)
+            step = training.step(model.train_on)
             for part in training.passes():
                 for batch in part:
-                    model(batch).backward()
-                    model.step()
+                    step(batch)
                 part.end(training.validate())
             result = training.finish()
     """

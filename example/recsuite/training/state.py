@@ -25,7 +25,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.config.config import Config
-from recsuite.config.sections import OptimizerConfig, TrainingConfig
+from recsuite.config.sections import OptimizerConfig, TrainingConfig, require
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
 from recsuite.models.tasks import TASKS, ModelMaker, require_shape
@@ -118,12 +118,18 @@ def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int
     for group in tables.param_groups:
         # The tables hold rows divided by the scale, so their step is the step of the rows divided by it.
         group["lr"] /= scale
-    for kernel in (fused._emb_module for _, part in tables.optimizers for _, fused in part.optimizers):
+    for kernel in kernels_of(optimizer):
         # Step number for Adam. FBGEMM's own count includes evaluations, and is in no checkpoint.
         kernel.iter_cpu.fill_(step)
         if not step:
             # FBGEMM takes the number from `iter` if `iter_cpu` is zero.
             kernel.iter.zero_()
+
+
+def kernels_of(optimizer: CombinedOptimizer) -> list[Any]:
+    """Return FBGEMM's kernels of the tables, which update rows in the backward."""
+    _, tables = optimizer.optimizers[0]
+    return [fused._emb_module for _, part in tables.optimizers for _, fused in part.optimizers]
 
 
 def scheduled_rates(optimizer: CombinedOptimizer) -> dict[str, float]:
@@ -201,6 +207,8 @@ class ShardedModel:
         self.optimizer_name = (
             f"{rule} for the tables, {dense} for the dense part, decoupled decay of all rows"
         )
+        # FBGEMM's of all tables.
+        self.kernels: list[Any] = kernels_of(optimizer)
         # Loss of the current batch, detached.
         self.loss: torch.Tensor | None = None
         # True from a forward until the step that uses its gradients.
@@ -247,6 +255,13 @@ class ShardedModel:
             self.dense_optimizer.step()
             self.dense_optimizer.zero_grad()
 
+    def train_on(self, batch: ModelInput) -> torch.Tensor:
+        """Make a step with a batch; return its loss, float32 []. Collective: every rank."""
+        loss = self(batch)
+        loss.backward()
+        self.step()
+        return loss
+
     def dense_parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of the dense part, for example to clip gradients."""
         for _, value in in_backward_optimizer_filter(self.model.named_parameters()):
@@ -271,6 +286,12 @@ def build_train_state(
     Raises:
         UserError: when the tables do not fit the memory of the ranks, or their optimizer is none there is.
     """
+    is_tf32 = config.training.precision == "tf32"
+    require(
+        not is_tf32 or context.device.type == "cuda", "--precision tf32 requires a GPU; give fp32 or bf16"
+    )
+    # Of the whole process: torch has no setting of a module.
+    torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
     tables = tables or RowWiseAdagrad(config.optimizer.lr)
     model = build_model(columns, config, context, tables, maker, loss)
     if metrics and TASKS[config.model.task].evaluation == "ranks":

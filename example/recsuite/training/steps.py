@@ -22,7 +22,8 @@ from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist,
 from torchrec.distributed.train_pipeline.utils import _wait_for_batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsuite.config.sections import TrainingConfig
+from recsuite.config.config import Config
+from recsuite.config.sections import TrainingConfig, require
 from recsuite.datasets.batching import Batch
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.schema import HISTORY
@@ -34,7 +35,9 @@ from recsuite.sharding.exchange import sum_in_order
 from recsuite.sharding.recommender import ModelInput, Share
 from recsuite.sharding.storage import RowsInHostMemory
 from recsuite.sharding.table import EmbeddingTable
+from recsuite.sharding.torchrec_tables import OneRankTables
 from recsuite.training.callbacks import Step
+from recsuite.training.device_batches import SPLITS, DeviceBatches, why_not_on_device, why_not_padded
 from recsuite.training.progress import Progress
 from recsuite.training.state import RowScale, Schedule, ShardedModel, scheduled_rates, set_rates
 
@@ -62,6 +65,8 @@ class InputPipeline:
         first = dataset.rank * dataset.local_batch_size
         self.share = Share(first, dataset.batch_size, dataset.world_size) if dataset.world_size > 1 else None
         self.seconds_waited = 0.0
+        # Makes the batches of events on the device; None where they come from the loader.
+        self.on_device: DeviceBatches | None = None
         self._prepared: tuple[tuple[Any, ...], Iterator[Batch]] | None = None
 
     def prepare(self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None) -> None:
@@ -73,8 +78,14 @@ class InputPipeline:
     def batches(
         self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None
     ) -> Iterator[ModelInput]:
-        """Yield the batches of a pass over a split, on the host; count the consumer's seconds of waiting."""
+        """Yield the batches of a pass over a split; count the consumer's seconds of waiting.
+
+        They are on the host, or on the device if they are made there, see `is_on_device`.
+        """
         self.seconds_waited = 0.0
+        if self.on_device is not None and self.is_on_device(split):
+            yield from self.on_device.batches(split, epoch, first)
+            return
         with self._waiting():
             # Prepared batches are for that very pass only: an evaluation may come first.
             if self._prepared is None or self._prepared[0] != (split, epoch, first, window):
@@ -87,6 +98,10 @@ class InputPipeline:
             if batch is None:
                 return
             yield self.to_model_input(batch)
+
+    def is_on_device(self, split: str) -> bool:
+        """Return True if the batches of a split are made on the device."""
+        return self.on_device is not None and split in SPLITS
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -118,6 +133,31 @@ class InputPipeline:
             batch.more_weights,
             self.share,
         )
+
+
+def place_batches(
+    inputs: InputPipeline, model: ShardedModel, config: Config, context: RuntimeContext
+) -> None:
+    """Make batches on the device if --data_device and the model allow it, and say so. Collective: every rank.
+
+    Raises:
+        UserError: for --data_device cuda, when it cannot be.
+    """
+    wanted, device, dataset = config.training.data_device, context.device, inputs.loader.dataset
+    require(wanted != "cuda" or device.type == "cuda", "--data_device cuda requires a GPU")
+    if wanted == "cpu" or device.type == "cpu":
+        return
+    reason = why_not_on_device(dataset, config, torch.cuda.mem_get_info(device)[0])
+    if reason is None:
+        tables = [module for module in model.model.modules() if isinstance(module, OneRankTables)]
+        batches = DeviceBatches(dataset, device, [name for each in tables for name in each.feature_names])
+        reason = why_not_padded(model, batches)
+    if reason is None:
+        inputs.on_device = batches
+        context.say(f"batches are made on the GPU, from {batches.nbytes / 1e6:,.1f} MB of columns")
+    else:
+        require(wanted != "cuda", f"--data_device cuda cannot be used, because {reason}; give auto or cpu")
+        context.say(f"batches are made on the host, because {reason}")
 
 
 def with_histories(
@@ -308,7 +348,10 @@ class Pass:
         losses = torch.zeros(len(self.step_sizes), device=device)
         full = self.input_pipeline.loader.dataset.batch_size
         source = self.input_pipeline.batches("train", progress.epoch, progress.samples, self.window)
-        batches = self._overlapped(source) if self.overlaps else copied(source, device)
+        if self.overlaps:
+            batches = self._overlapped(source)
+        else:
+            batches = source if self.input_pipeline.is_on_device("train") else copied(source, device)
         if self.loads:
             batches = load_ahead(model.model, batches)
         for number, size in enumerate(self.step_sizes):
@@ -321,7 +364,8 @@ class Pass:
             with profiler_range(STEP):
                 yield next(batches)
                 # In a stream the events of a small batch have the weights of those of a full one.
-                losses[number] = self._taken_loss() * (full / size if self.window else 1.0)
+                loss = self._taken_loss()
+                losses[number] = loss * (full / size) if self.window else loss
                 for table in model.tables.values():
                     table.end_step()
             # In shares of a pass, so that a pass has the same decay with any number of steps.
@@ -367,11 +411,14 @@ class Pass:
         return loss
 
 
-def learn(part: Pass) -> np.ndarray:
-    """Train on all batches of a pass; return the losses, float32 [steps]. Collective: every rank."""
+def learn(part: Pass, step: Callable[[ModelInput], Any] | None = None) -> np.ndarray:
+    """Train on all batches of a pass; return the losses, float32 [steps]. Collective: every rank.
+
+    step: makes one, see `Training.step`; None for an eager one.
+    """
+    step = step or part.model.train_on
     for batch in part:
-        part.model(batch).backward()
-        part.model.step()
+        step(batch)
     assert part.losses is not None
     return part.losses
 

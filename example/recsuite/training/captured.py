@@ -1,0 +1,374 @@
+"""A training step as a CUDA graph: one launch instead of some hundred.
+
+A step of a small batch takes a GPU less time than Python takes to launch its kernels. A graph replays the
+launches of one step, with the same kernels and the same arguments. So a captured step has the bits of an
+eager one, and three things must not change: shapes, addresses, and numbers that the host passes to a kernel.
+
+    shapes       batches are made on the device, with lists of one length, see `device_batches`
+    addresses    tables, weights and optimizer states are changed in place by all of this library
+    numbers      learning rates, and the step count of Adam: written into the graph before each replay
+
+FBGEMM's backward and torch's fused optimizers take these numbers by value. So the step is captured with
+numbers that occur nowhere else, and the arguments that hold them are found in the graph. Source: "Updating
+Instantiated Graphs", CUDA Programming Guide.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch.utils._pytree import tree_map
+
+from recsuite.errors import UserError
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.recommender import ModelInput
+from recsuite.training.device_batches import DeviceInput, StepInputs
+from recsuite.training.state import ShardedModel
+
+# Eager steps before the capture: libraries allocate and choose kernels in them.
+WARM_UP_STEPS = 3
+# The first marker of each format. Odd, so that no address has its bytes, and no rate or count of a training.
+MARKERS = {"<f": 0x3D9A7B31, "<d": 0x3FB353BDC2D8A5E7, "<q": 0x12345601}
+# Optimizers of FBGEMM whose kernel takes the number of the step.
+COUNTING = (EmbOptimType.ADAM, EmbOptimType.PARTIAL_ROWWISE_ADAM)
+
+# The function of a script that makes a step, from a batch.
+StepFunction = Callable[[ModelInput], Any]
+
+
+@dataclass(frozen=True)
+class Number:
+    """Number that the host passes to kernels of a step.
+
+    name: for messages; kind: its format as an argument, of `struct`; read: returns its value in the next
+    step; write: sets it for the capture.
+    """
+
+    name: str
+    kind: str
+    read: Callable[[], float]
+    write: Callable[[Any], None]
+
+
+class StepGraph(Protocol):
+    """Recording of a step that can be repeated."""
+
+    def capture(self, run: Callable[[], Any], numbers: Sequence[Number]) -> None:
+        """Record a call of `run`, without effect on any tensor that existed before.
+
+        Raises:
+            RuntimeError: when it cannot be recorded.
+        """
+
+    def replay(self) -> Any:
+        """Repeat the recorded work with the numbers of this step; return what `run` returned."""
+
+    def close(self) -> None:
+        """Free the recording."""
+
+
+class TrainingStep:
+    """Function of a step that is captured where that is possible, see `Training.step`.
+
+    why_not: the reason why no step can be captured, or None; is_required: a reason is an error.
+    """
+
+    def __init__(
+        self,
+        function: StepFunction,
+        model: ShardedModel,
+        context: RuntimeContext,
+        why_not: str | None,
+        is_required: bool,
+        make_graph: Callable[[], StepGraph] | None = None,
+    ) -> None:
+        self.function, self.model, self.context = function, model, context
+        self.is_required, self.make_graph = is_required, make_graph or CudaGraph
+        self.graph: StepGraph | None = None
+        self.is_eager = False
+        self._eager_steps = 0
+        self._inputs: StepInputs
+        self._copied: StepInputs
+        self._fixed: list[dict[str, Any]] = []
+        if (reason := why_not or why_no_capture(model)) is not None:
+            self._give_up(reason)
+
+    def __call__(self, batch: ModelInput) -> Any:
+        """Make a step. Tensors of the result are copies."""
+        if self.is_eager or not isinstance(batch, DeviceInput):
+            return self.function(batch)
+        if self._eager_steps < WARM_UP_STEPS:
+            self._eager_steps += 1
+            result = self.function(batch)
+            if self.model.is_pending:
+                self._give_up("the function of the step does not end with model.step()")
+            return result
+        if self.graph is not None and self._fixed != fixed_settings(self.model):
+            # A script has changed another setting of an optimizer.
+            self.close()
+        if self.graph is None:
+            try:
+                self._capture(batch)
+            except (RuntimeError, NotImplementedError, ImportError) as error:
+                self._give_up(f"the capture failed: {_first_of(error)}")
+                return self.function(batch)
+        assert self.graph is not None
+        self._inputs.copy_(batch.inputs, self._copied)
+        self._copied = batch.inputs
+        result, self.model.loss = self.graph.replay()
+        # Copied, because the next replay writes to the same memory.
+        return tree_map(
+            lambda part: part.detach().clone() if isinstance(part, torch.Tensor) else part, result
+        )
+
+    def _capture(self, batch: DeviceInput) -> None:
+        self._inputs, self._copied, model = batch.inputs.clone(), batch.inputs, self.model
+        inputs, groups = self._inputs, model.dense_optimizer.param_groups
+
+        def run() -> tuple[Any, torch.Tensor | None]:
+            return self.function(DeviceInput(batch.source, inputs)), model.loss
+
+        numbers = numbers_of(model)
+        before = [number.read() for number in numbers]
+        self._fixed, graph = fixed_settings(model), self.make_graph()
+        for group in groups:
+            if "capturable" in group:
+                group["capturable"] = True
+        try:
+            graph.capture(run, numbers)
+        except BaseException:
+            graph.close()
+            raise
+        finally:
+            for number, value in zip(numbers, before, strict=True):
+                number.write(value)
+            for group, fixed in zip(groups, self._fixed, strict=True):
+                group |= fixed
+            # What a recording leaves in these was never computed.
+            model.loss, model.is_pending = None, False
+            model.dense_optimizer.zero_grad()
+        self.graph = graph
+        self.context.say("steps are captured: each is one CUDA graph")
+
+    def _give_up(self, reason: str) -> None:
+        if self.is_required:
+            raise UserError(f"--capture on: steps cannot be captured, because {reason}; give auto or off.")
+        self.is_eager = True
+        # On a CPU no one expects it.
+        if self.context.device.type == "cuda":
+            self.context.say(f"steps are not captured, because {reason}")
+
+    def close(self) -> None:
+        """Free the graph. To be called before the process group ends: a graph may hold its kernels."""
+        if self.graph is not None:
+            self.graph.close()
+            self.graph = None
+
+
+def why_no_capture(model: ShardedModel) -> str | None:
+    """Return the reason why steps of a model cannot be captured, or None."""
+    optimizer = model.dense_optimizer
+    if not all(group.get("fused") for group in optimizer.param_groups):
+        # Others compute numbers from the rate on the host, such as one minus the rate times the decay.
+        return f"the optimizer of the dense part, {type(optimizer._optimizer).__name__}, is not fused"
+    return None
+
+
+def fixed_settings(model: ShardedModel) -> list[dict[str, Any]]:
+    """Return the settings of the dense optimizer that a captured step repeats, of each parameter group."""
+    changing = ("params", "lr", "scheduled_lr", "initial_lr")
+    return [
+        {name: value for name, value in group.items() if name not in changing}
+        for group in model.dense_optimizer.param_groups
+    ]
+
+
+def numbers_of(model: ShardedModel) -> list[Number]:
+    """Return the numbers that change from step to step."""
+    numbers = [
+        Number(f"the rate of group {place} of the dense part", "<d", *_entry(group, "lr"))
+        for place, group in enumerate(model.dense_optimizer.param_groups)
+    ]
+    for place, kernel in enumerate(model.kernels):
+        rate, count = kernel.learning_rate_tensor, kernel.iter_cpu
+        numbers.append(Number(f"the rate of tables {place}", "<f", rate.item, rate.fill_))
+        if kernel.optimizer in COUNTING:
+            numbers.append(Number(f"the step of tables {place}", "<q", *_count(count)))
+    return numbers
+
+
+# Reads and writes a number.
+Access = tuple[Callable[[], float], Callable[[Any], Any]]
+
+
+def _entry(group: dict[str, Any], name: str) -> Access:
+    return lambda: group[name], lambda value: group.__setitem__(name, value)
+
+
+def _count(steps: torch.Tensor) -> Access:
+    # The forward adds one before it passes the number on.
+    return lambda: int(steps.item()) + 1, lambda value: steps.fill_(value - 1)
+
+
+def _first_of(error: BaseException) -> str:
+    """Return the message of the first of several errors: ending a failed capture is another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def markers_of(numbers: Sequence[Number]) -> list[bytes]:
+    """Return bytes for each number that stand for it during the capture; no two are equal."""
+    # Steps of two keep the markers odd.
+    return [
+        (MARKERS[number.kind] + 2 * place).to_bytes(struct.calcsize(number.kind), "little")
+        for place, number in enumerate(numbers)
+    ]
+
+
+class CudaGraph:
+    """CUDA graph whose kernels get the numbers of each step."""
+
+    def __init__(self) -> None:
+        self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self.nodes: list[_Node] = []
+        self.numbers: Sequence[Number] = ()
+        self.result: Any = None
+
+    def capture(self, run: Callable[[], Any], numbers: Sequence[Number]) -> None:
+        """See `StepGraph`.
+
+        Raises:
+            RuntimeError: also when a number is in no kernel: a replay would repeat that of the capture.
+        """
+        from cuda.bindings import driver
+
+        self.numbers, markers = numbers, markers_of(numbers)
+        for number, marker in zip(numbers, markers, strict=True):
+            (value,) = struct.unpack(number.kind, marker)
+            number.write(value)
+        # After a failed capture torch's generator would expect to be captured for ever.
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        drawn = generator.clone_state()
+        try:
+            # Of this thread alone: another one may write a checkpoint meanwhile.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.result = run()
+        except BaseException:
+            generator.graphsafe_set_state(drawn)
+            raise
+        self.graph.instantiate()
+        self.handle = driver.CUgraphExec(self.graph.raw_cuda_graph_exec())
+        self.nodes = _nodes_with(markers, self.graph.raw_cuda_graph())
+        found = {number for node in self.nodes for number, _, _ in node.places}
+        for place, number in enumerate(numbers):
+            if place not in found:
+                raise RuntimeError(f"no kernel of the step takes {number.name}")
+
+    def replay(self) -> Any:
+        """See `StepGraph`."""
+        values = [struct.pack(number.kind, number.read()) for number in self.numbers]
+        for node in self.nodes:
+            node.set(self.handle, values)
+        self.graph.replay()
+        return self.result
+
+    def close(self) -> None:
+        """See `StepGraph`."""
+        self.result, self.nodes = None, []
+        self.graph.reset()
+
+
+class _Node:
+    """Kernel of a graph with numbers among its arguments.
+
+    parameters: of the driver; arguments: the bytes of each; places: number, argument and offset in it.
+    """
+
+    def __init__(
+        self, node: Any, parameters: Any, arguments: list[Any], places: list[tuple[int, int, int]]
+    ) -> None:
+        self.node, self.parameters, self.arguments, self.places = node, parameters, arguments, places
+        self._pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        parameters.kernelParams = ctypes.addressof(self._pointers)
+        self._last: list[bytes] = []
+
+    def set(self, handle: Any, values: Sequence[bytes]) -> None:
+        """Write the numbers, by their place, into the arguments for all later replays."""
+        mine = [values[number] for number, _, _ in self.places]
+        if mine == self._last:
+            return
+        for value, (_, argument, offset) in zip(mine, self.places, strict=True):
+            ctypes.memmove(ctypes.addressof(self.arguments[argument]) + offset, value, len(value))
+        from cuda.bindings import driver
+
+        _checked(driver.cuGraphExecKernelNodeSetParams(handle, self.node, self.parameters))
+        self._last = mine
+
+
+def _nodes_with(markers: Sequence[bytes], graph: int) -> list[_Node]:
+    """Return the kernels of a graph that have markers among their arguments."""
+    from cuda.bindings import driver
+
+    raw, found = driver.CUgraph(graph), []
+    _, count = _checked(driver.cuGraphGetNodes(raw, 0))
+    nodes, _ = _checked(driver.cuGraphGetNodes(raw, count))
+    for node in nodes:
+        (kind,) = _checked(driver.cuGraphNodeGetType(node))
+        if kind != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+            continue
+        (parameters,) = _checked(driver.cuGraphKernelNodeGetParams(node))
+        arguments = _arguments_of(parameters)
+        places = [
+            (number, place, offset)
+            for number, marker in enumerate(markers)
+            for place, argument in enumerate(arguments)
+            for offset in range(0, len(argument.raw) - len(marker) + 1, len(marker))
+            if argument.raw[offset : offset + len(marker)] == marker
+        ]
+        if places:
+            found.append(_Node(node, parameters, arguments, places))
+    return found
+
+
+def _arguments_of(parameters: Any) -> list[Any]:
+    """Return copies of the arguments of a kernel, as buffers; none for a kernel that packs them itself."""
+    from cuda.bindings import driver
+
+    address, sizes = int(parameters.kernelParams), list[int]()
+    if not address:
+        return []
+    while True:
+        # A kernel of a library has a handle of another kind.
+        is_function = int(parameters.func) != 0
+        told = (
+            driver.cuFuncGetParamInfo(parameters.func, len(sizes))
+            if is_function
+            else driver.cuKernelGetParamInfo(parameters.kern, len(sizes))
+        )
+        if int(told[0]) != 0:
+            break
+        sizes.append(told[2])
+    pointers = (ctypes.c_void_p * len(sizes)).from_address(address)
+    return [
+        ctypes.create_string_buffer(ctypes.string_at(pointer or 0, size), size)
+        for pointer, size in zip(pointers, sizes, strict=True)
+    ]
+
+
+def _checked(told: Any) -> Any:
+    """Return the results of a call of the driver, without its status.
+
+    Raises:
+        RuntimeError: when the call failed.
+    """
+    status, *results = told
+    if int(status) != 0:
+        raise RuntimeError(f"the CUDA driver refused to change a graph: {status}")
+    return results

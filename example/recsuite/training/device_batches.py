@@ -1,0 +1,456 @@
+"""Batches that are made on the device, from columns that were copied to it once.
+
+A batch equals that of the loader, bit for bit, but each list has as many slots as the longest one of its
+feature, so that every batch has the same shapes. An unused slot repeats a value of its list, with the weight
+0: it adds zero to the gradient of a row that the step changes anyway.
+
+    order of a pass                computed for up to 2^26 events at once, the same as `batching.shuffled`
+    positions of a step            [B] of them; padding is an event of its own, behind all others
+    features, lists, labels ...    gathered when a step first reads them, inside a captured step if it is one
+
+A kernel of a small batch takes as long as its launch. So the columns of an event, a user or an item are in
+one record, and what changes only with the last batch of a pass is made outside of the step.
+
+B: events of a batch; F: features with one value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recsuite.config.config import Config
+from recsuite.config.sections import UVM_CACHING
+from recsuite.datasets.batches import EventBatches
+from recsuite.datasets.batching import HALF, MASKED_EVERY, MULTIPLIERS, grid_of, history_prefix, keys_of
+from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW
+from recsuite.models.layers import Members
+from recsuite.models.rows import PaddedListError
+from recsuite.sharding.recommender import ModelInput
+from recsuite.training.state import ShardedModel
+
+# Events whose order is computed at once. Their positions take 256 MiB, and the computation some times that.
+EVENTS_AT_ONCE = 2**26
+SHUFFLED_AT_ONCE = 2**22
+# Numbers of 32 bits are computed in 64, of which only these count.
+LOW_BITS = 0xFFFFFFFF
+# Share of the device's free memory that columns may take.
+MOST_OF_MEMORY = 0.5
+# Slots for each value of a list, on average, above which padding costs more than it is worth.
+MOST_SLOTS = 10
+# Splits whose batches are made here. The items of a catalogue are no events.
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class StepMasks:
+    """Parts of a step's input that are the same in nearly all steps of a pass.
+
+    weights: of the events, see `datasets.batching.Batch`, float32 [B]; hidden: values that are hidden, see
+    `EventBatches`, bool [F, B]; hides_numbers: events whose own dense numbers are hidden, bool [B, 1].
+    """
+
+    weights: torch.Tensor
+    hidden: torch.Tensor
+    hides_numbers: torch.Tensor
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return all tensors."""
+        return self.weights, self.hidden, self.hides_numbers
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Input of a step, from which all of its batch is made.
+
+    positions: of the events in the columns, int32 [B]; split: of the events.
+    """
+
+    positions: torch.Tensor
+    masks: StepMasks
+    split: str
+
+    def copy_(self, source: StepInputs, before: StepInputs) -> None:
+        """Copy the input of a step of the same split into these tensors; before: the one copied last."""
+        self.positions.copy_(source.positions)
+        if source.masks is not before.masks:
+            for mine, other in zip(self.masks.tensors(), source.masks.tensors(), strict=True):
+                mine.copy_(other)
+
+    def clone(self) -> StepInputs:
+        """Return a copy with tensors of its own."""
+        masks = StepMasks(*(tensor.clone() for tensor in self.masks.tensors()))
+        return StepInputs(self.positions.clone(), masks, self.split)
+
+
+class DeviceInput(ModelInput):
+    """Batch whose tensors are made on the device when the first of them is read. inputs: of its step."""
+
+    # Without the constructor of its fields.
+    def __init__(self, source: DeviceBatches, inputs: StepInputs) -> None:
+        self.source, self.inputs = source, inputs
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FIELDS:
+            raise AttributeError(name)
+        self.__dict__ |= self.source.make(self.inputs)
+        return self.__dict__[name]
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
+        """Return this batch, which is on the device already."""
+        return self
+
+
+FIELDS = {field.name for field in dataclasses.fields(ModelInput)}
+
+
+class Records:
+    """Records of 32-bit numbers on the device, one row each, and a last one for padding.
+
+    fields: name to its place and width in a row, and its type.
+    """
+
+    def __init__(self, parts: dict[str, tuple[np.ndarray, Any]], device: torch.device) -> None:
+        """Copy records to the device.
+
+        parts: values of each field, int32 or float32 [n] or [n, width], and those of padding.
+        """
+        self.fields: dict[str, tuple[int, int, torch.dtype]] = {}
+        columns, begin = [], 0
+        for name, (values, padding) in parts.items():
+            values = values.reshape(len(values), -1)
+            last = np.full((1, values.shape[1]), padding, values.dtype)
+            columns.append(np.concatenate([values, last]).view(np.int32))
+            is_float = values.dtype == np.float32
+            self.fields[name] = begin, values.shape[1], torch.float32 if is_float else torch.int32
+            begin += values.shape[1]
+        self.values = torch.from_numpy(np.concatenate(columns, axis=1)).to(device)
+
+    def take(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the fields of some records, [B, width] each; one kernel."""
+        found = self.values.index_select(0, rows)
+        return {
+            name: found[:, begin : begin + width].view(dtype)
+            for name, (begin, width, dtype) in self.fields.items()
+        }
+
+
+class DeviceBatches:
+    """Batches of an `EventBatches` of one rank, made on a device. Copies the columns that they need.
+
+    dataset: see `why_not_on_device` for those that can be; order: names of its features in the order in which
+    the batch shall have them, None for that of the data set.
+    """
+
+    def __init__(
+        self, dataset: EventBatches, device: torch.device, order: Sequence[str] | None = None
+    ) -> None:
+        self.dataset, self.device = dataset, device
+        column, tables = dataset.features.column, dataset.tables
+        has_histories = any(table.name == HISTORY for table in tables)
+        self.events = Records(_event_parts(dataset, has_histories), device)
+        names = [table.name for table in tables]
+        self.entities: list[Records] = []
+        # Of features with lists: entity, values and slots.
+        self.lists: dict[str, tuple[int, torch.Tensor, int]] = {}
+        for entity, name in enumerate(map(dataset.schema.name_of, ENTITIES)):
+            record = column(f"{name}_features")
+            parts: dict[str, Any] = {each: (record[each], 0) for each in ("features", "numbers")}
+            of_entity = [
+                table for table in tables if table.feature.multi and table.feature.entity == ENTITIES[entity]
+            ]
+            for place, table in enumerate(each for each in of_entity if each.name != HISTORY):
+                values = column(f"{table.name}_values")
+                parts[table.name] = _list_parts(record["lists"][:, place], len(values))
+                # Behind the values is that of empty lists.
+                held = torch.from_numpy(np.append(values, np.int32(UNKNOWN_ROW))).to(device)
+                self.lists[table.name] = entity, held, table.longest
+            self.entities.append(Records(parts, device))
+        singles = [each.fields["features"][1] for each in (*self.entities, self.events)]
+        self.num_single, self.first_of_event = sum(singles), sum(singles[:-1])
+        self.single_names = names[: self.num_single]
+        slots = dict.fromkeys(self.single_names, 1) | {name: each[2] for name, each in self.lists.items()}
+        self.histories: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.history_slots = 0
+        if has_histories:
+            self.history_slots = slots[HISTORY] = max(1, tables[names.index(HISTORY)].longest)
+        for prefix in _prefixes(dataset):
+            records, offsets = column(f"{prefix}{HISTORY}"), column(f"{prefix}{HISTORY}_offsets")
+            # Behind the items is one of empty histories; behind the users one of padding.
+            items = np.concatenate([records, np.zeros((1, 2), np.int32)])
+            begins = np.zeros(len(self.entities[0].values), np.int32)
+            begins[: len(offsets) - 1] = offsets[:-1]
+            self.histories[prefix] = torch.from_numpy(items).to(device), torch.from_numpy(begins).to(device)
+        self.keys = list(order or names)
+        number = dataset.local_batch_size
+        self.sizes = [number * slots[name] for name in self.keys]
+        lengths = torch.tensor([slots[name] for name in self.keys], dtype=torch.int32, device=device)
+        self.lengths = lengths.repeat_interleave(number, output_size=number * len(slots))
+        self.offsets = torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
+        self.ends = [0, *np.cumsum(self.sizes).tolist()]
+        nothing = (torch.zeros(0, dtype=dtype, device=device) for dtype in OF_MEMBERS)
+        self.no_members = Members(*nothing)
+        self.no_bits = torch.zeros(number, 0, dtype=torch.uint8, device=device)
+        self.slots = torch.arange(max(slots.values()), dtype=torch.int32, device=device)
+        self._masks: dict[Any, StepMasks] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns on the device."""
+        held = [self.events.values, *(each.values for each in self.entities)]
+        held += [each[1] for each in self.lists.values()]
+        held += [each for both in self.histories.values() for each in both]
+        return sum(each.nbytes for each in held)
+
+    def batches(self, split: str, epoch: int, first: int = 0) -> Iterator[DeviceInput]:
+        """Yield the batches of a pass over a split from event number `first` on."""
+        size, sizes = self.dataset.batch_size, self.dataset.step_sizes(split, first)
+        begin = self.dataset.positions_of(split).start + first
+        steps_at_once = max(1, EVENTS_AT_ONCE // size)
+        order = self.slots
+        for step, number in enumerate(sizes):
+            place = step % steps_at_once
+            if place == 0:
+                numbers = range(first + step * size, first + sum(sizes[: step + steps_at_once]))
+                order = self._positions(split, epoch, numbers)
+            positions = order[place * size : (place + 1) * size]
+            masks = self._masks_of(split == "train", (begin + step * size) % MASKED_EVERY, number)
+            yield DeviceInput(self, StepInputs(positions, masks, split))
+
+    def _masks_of(self, trains: bool, begin: int, number: int) -> StepMasks:
+        """Return the masks of a step.
+
+        begin: number of its first event, as `EventBatches._mask_ids` counts them; number: events in it.
+        """
+        key = trains, begin if trains else 0, number
+        if key not in self._masks:
+            size = self.dataset.local_batch_size
+            weights = np.zeros(size, np.float32)
+            weights[:number] = size / number
+            hidden, hides_numbers = np.zeros((self.num_single, size), bool), np.zeros((size, 1), bool)
+            if trains:
+                hidden[self.dataset.user_place, -begin % MASKED_EVERY : number : MASKED_EVERY] = True
+                others = slice((MASKED_EVERY // 2 - begin) % MASKED_EVERY, number, MASKED_EVERY)
+                hidden[self.first_of_event :, others] = True
+                hides_numbers[others] = True
+            made = (torch.from_numpy(each).to(self.device) for each in (weights, hidden, hides_numbers))
+            self._masks[key] = StepMasks(*made)
+        return self._masks[key]
+
+    def _positions(self, split: str, epoch: int, numbers: range) -> torch.Tensor:
+        """Return the positions of events by their numbers in a pass, int32, and padding up to a batch."""
+        size, positions = self.dataset.batch_size, self.dataset.positions_of(split)
+        shape, padding = (-(-len(numbers) // size) * size,), len(self.events.values) - 1
+        found = torch.full(shape, padding, dtype=torch.int32, device=self.device)
+        for begin in range(numbers.start, numbers.stop, SHUFFLED_AT_ONCE):
+            end = min(begin + SHUFFLED_AT_ONCE, numbers.stop)
+            part = torch.arange(begin, end, device=self.device)
+            if split == "train":
+                part = shuffled(part, len(positions), self.dataset.seed, epoch)
+            found[begin - numbers.start : end - numbers.start] = part + positions.start
+        return found
+
+    def make(self, inputs: StepInputs) -> dict[str, Any]:
+        """Return the fields of a `ModelInput` for the input of a step. Waits for no kernel."""
+        trains, masks = inputs.split == "train", inputs.masks
+        of_events = self.events.take(inputs.positions)
+        entities = [of_events[entity].squeeze(1) for entity in ENTITIES]
+        records = [held.take(rows) for held, rows in zip(self.entities, entities, strict=True)]
+        single = torch.cat([record["features"].t() for record in (*records, of_events)])
+        numbers = [record["numbers"] for record in (*records, of_events)]
+        if trains:
+            single.masked_fill_(masks.hidden, UNKNOWN_ROW)
+            if numbers[-1].numel():
+                numbers[-1] = numbers[-1].masked_fill(masks.hides_numbers, float("nan"))
+        parts, counts = dict(zip(self.single_names, single, strict=True)), {}
+        for name, (entity, values, slots) in self.lists.items():
+            starts, lasts, lengths = records[entity][name].unbind(1)
+            places = torch.minimum(starts.unsqueeze(1) + self.slots[:slots], lasts.unsqueeze(1))
+            parts[name], counts[name] = values.index_select(0, places.view(-1)), lengths
+        members = self.no_members
+        if self.history_slots:
+            parts[HISTORY], labels, counts[HISTORY] = self._histories(of_events, entities[0], inputs.split)
+            members = members._replace(labels=labels)
+        features = KeyedJaggedTensor(
+            self.keys,
+            torch.cat([parts[name] for name in self.keys]).long(),
+            lengths=self.lengths,
+            offsets=self.offsets,
+            stride=len(inputs.positions),
+            length_per_key=self.sizes,
+            offset_per_key=self.ends,
+        )
+        labels, weights, more_labels, more_weights = self._labels(of_events, masks.weights, trains)
+        return {
+            "features": features,
+            "labels": labels,
+            "weights": weights,
+            "numbers": torch.cat(numbers, dim=1),
+            "seen_bits": self.no_bits,
+            "members": members,
+            "more_labels": more_labels,
+            "more_weights": more_weights,
+            "share": None,
+            "counts": counts,
+        }
+
+    def _histories(
+        self, events: dict[str, torch.Tensor], users: torch.Tensor, split: str
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the items and labels of user histories, both [B * slots], and their lengths, int32 [B]."""
+        records, begins = self.histories[history_prefix(split)]
+        lasts = events[f"{HISTORY}_last"]
+        starts = torch.maximum(begins.index_select(0, users).unsqueeze(1), lasts - (self.history_slots - 1))
+        places = torch.minimum(starts + self.slots[: self.history_slots], lasts)
+        # Before the begin: the history is empty.
+        places = torch.where(lasts < starts, len(records) - 1, places)
+        items, labels = records.index_select(0, places.view(-1)).unbind(1)
+        return items, labels.view(torch.float32), (lasts - starts + 1).squeeze(1)
+
+    def _labels(
+        self, events: dict[str, torch.Tensor], weights: torch.Tensor, trains: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """Return labels and weights, and those of the labels after the first; see `Batch`."""
+        labels = events["label"].squeeze(1)
+        if "weight" in events and trains:
+            weights = weights * events["weight"].squeeze(1)
+        more: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        for place in range(len(self.dataset.schema.more_labels)):
+            values = events[f"label_{place + 2}"].squeeze(1)
+            more[0].append(values.nan_to_num())
+            more[1].append(weights.masked_fill(values.isnan(), 0.0))
+            if (name := f"weight_{place + 2}") in events:
+                more[1][-1] = more[1][-1] * events[name].squeeze(1).nan_to_num()
+        nothing = self.no_bits.to(torch.float32)
+        return labels, weights, *(torch.stack(each, dim=1) if each else nothing for each in more)
+
+
+# Types of the fields of `Members`.
+OF_MEMBERS = (torch.float32, *[torch.int32] * 4, torch.int64, torch.int32)
+
+
+def _event_parts(dataset: EventBatches, has_histories: bool) -> dict[str, tuple[np.ndarray, Any]]:
+    """Return the fields of the records of events, and their values of padding."""
+    rows = dataset.features.column("rows")
+    # Those of padding are the last ones, behind all.
+    last = {
+        entity: len(dataset.features.column(f"{dataset.schema.name_of(entity)}_features"))
+        for entity in ENTITIES
+    }
+    found: dict[str, tuple[np.ndarray, Any]] = {}
+    for name in rows.dtype.names or ():
+        if name == f"{HISTORY}_end":
+            if has_histories:
+                found[f"{HISTORY}_last"] = rows[name] - np.int32(1), -1
+        elif name != "lists":
+            found[name] = rows[name], last.get(name, 0)
+    return found
+
+
+def _list_parts(lists: np.ndarray, number: int) -> tuple[np.ndarray, Any]:
+    """Return begin, last place and number of values of lists, int32 [n, 3], and those of padding.
+
+    lists: begin and number, int32 [n, 2]; number: values of all.
+    """
+    starts, counts = lists.T
+    begins = np.where(counts > 0, starts, number)
+    found = np.stack([begins, begins + np.maximum(counts, 1) - 1, counts], axis=1).astype(np.int32)
+    # The loader pads a batch with one unknown value.
+    return found, (number, number, 1)
+
+
+def shuffled(positions: torch.Tensor, number: int, *draws: int) -> torch.Tensor:
+    """Return `datasets.batching.shuffled` of positions on a device, int64 [n]. Waits for the device."""
+    shape, keys = grid_of(number), keys_of(*draws)
+    result = _permuted(positions, shape, keys)
+    while len(outside := (result >= number).nonzero().view(-1)):
+        result[outside] = _permuted(result[outside], shape, keys)
+    return result
+
+
+def _permuted(
+    positions: torch.Tensor, shape: tuple[np.uint32, np.uint32], keys: list[np.uint32]
+) -> torch.Tensor:
+    """Do one pass through the network, see `datasets.batching`, with numbers of 32 bits in 64."""
+    size, other_size = map(int, shape)
+    changed = positions // other_size
+    other = positions - changed * other_size
+    for key in keys:
+        hashed = ((other ^ int(key)) * int(MULTIPLIERS[0])) & LOW_BITS
+        hashed = ((hashed ^ (hashed >> 15)) * int(MULTIPLIERS[1])) & LOW_BITS
+        changed = changed + ((hashed >> int(HALF)) * size >> int(HALF))
+        changed = torch.where(changed >= size, changed - size, changed)
+        changed, other, size, other_size = other, changed, other_size, size
+    return other * int(shape[1]) + changed
+
+
+@torch.no_grad()
+def why_not_padded(model: ShardedModel, batches: DeviceBatches) -> str | None:
+    """Return the reason why a model cannot take lists that are padded to one length, or None.
+
+    Collective: every rank. It predicts one batch.
+    """
+    model.model.eval()
+    try:
+        for batch in itertools.islice(batches.batches("train", 0), 1):
+            model.model(batch)
+    except PaddedListError as error:
+        return f"the model reads the single values of the list {error.name}"
+    return None
+
+
+def _column_names(dataset: EventBatches) -> list[str]:
+    """Names of the columns that `DeviceBatches` copies."""
+    names = ["rows", *(f"{dataset.schema.name_of(entity)}_features" for entity in ENTITIES)]
+    names += [
+        f"{table.name}_values" for table in dataset.tables if table.feature.multi and table.name != HISTORY
+    ]
+    names += [f"{prefix}{HISTORY}{part}" for prefix in _prefixes(dataset) for part in ("", "_offsets")]
+    return names
+
+
+def _prefixes(dataset: EventBatches) -> list[str]:
+    """Return the prefixes of the columns with user histories, of splits with events."""
+    has_histories = any(table.name == HISTORY for table in dataset.tables)
+    return [*dict.fromkeys(history_prefix(each) for each in SPLITS if has_histories and dataset.ranges[each])]
+
+
+def why_not_on_device(dataset: EventBatches, config: Config, free_bytes: int) -> str | None:
+    """Return the reason why batches of a data set are not made on the device, or None.
+
+    free_bytes: of the device's memory, after the tables.
+    """
+    model, features = config.model, dataset.features
+    if dataset.world_size > 1:
+        return "there are several processes"
+    if config.loader.num_workers != 0:
+        return f"--num_workers is {config.loader.num_workers}"
+    if config.stream.stream:
+        return "a stream grows"
+    if config.training.pipeline == "sparse_dist":
+        return "--pipeline is sparse_dist"
+    if config.tables.storage == UVM_CACHING:
+        return f"--storage is {UVM_CACHING}"
+    if any(table.feature.is_dynamic for table in dataset.tables):
+        return "tables are dynamic"
+    if model.reads_order or model.learns_history_weights:
+        return "the model reads the order or the times of histories"
+    if model.in_batch_negatives or model.num_negatives(dataset.num_items):
+        return "the loss needs negatives"
+    for table in dataset.tables:
+        if table.feature.multi and table.name != HISTORY:
+            lists = features.column(f"{dataset.schema.name_of(table.feature.entity)}_features")["lists"]
+            mean = len(features.column(f"{table.name}_values")) / max(1, len(lists))
+            if table.longest > MOST_SLOTS * max(1.0, mean):
+                return f"a list of {table.name} has up to {table.longest} values, and {mean:.1f} on average"
+    needed = sum(features.column(name).nbytes for name in _column_names(dataset))
+    if needed > MOST_OF_MEMORY * free_bytes:
+        return f"columns of {needed / 1e6:,.0f} MB need more than half of the {free_bytes / 1e6:,.0f} MB left"
+    return None

@@ -1,0 +1,131 @@
+"""Train each table optimizer with eager and with captured steps on a GPU; print what differs, as JSON.
+
+python captured_steps.py DATA
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import sys
+import traceback
+from typing import Any
+
+import torch
+from torch import nn
+
+import recsuite as rs
+from recsuite.config.config import Config
+from recsuite.datasets.opening import open_data
+from recsuite.models.heads import Interaction
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.table import StaticTable, track_changes
+from recsuite.training.loop import Training
+
+RULES = {
+    "SGD": rs.SGD(0.5),
+    "Adagrad": rs.Adagrad(0.1),
+    "RowWiseAdagrad": rs.RowWiseAdagrad(0.1),
+    "Adam": rs.Adam(0.01),
+    "RowWiseAdam": rs.RowWiseAdam(0.01),
+}
+
+
+class Random(Interaction):
+    """The library's model with dropout, which draws from the device's generator in each step."""
+
+    def user_vectors(self, rows: Any, batch: Any) -> torch.Tensor:
+        return nn.functional.dropout(super().user_vectors(rows, batch), 0.1, self.training)
+
+
+class Waiting(Interaction):
+    """A model that reads a value on the host."""
+
+    def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        found = super().scores(users, items)
+        return found * (1.0 if float(found.detach().sum()) > -1e9 else 2.0)
+
+
+def maker(kind: type[Interaction]) -> Any:
+    return lambda data, args: kind(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
+
+
+def trained(config: Config, context: RuntimeContext, rule: Any, kind: type[Interaction]) -> dict[str, Any]:
+    """Digests of a training of 3 epochs, its losses, and the lines that it prints."""
+    said = io.StringIO()
+    with (
+        open_data(config, context) as data,
+        contextlib.redirect_stdout(said),
+        Training(data, config, context) as training,
+    ):
+        model = training.shard(maker(kind), tables=rule)
+        track_changes(model.model, model.tables)
+        returned = []
+
+        @training.step
+        def step(batch: Any) -> torch.Tensor:
+            loss = model(batch)
+            loss.backward()
+            model.step()
+            return loss.detach()
+
+        for part in training.passes():
+            for batch in part:
+                returned.append(step(batch))
+            part.end(training.validate())
+        tensors = {name: value for table in model.tables.values() for name, value in table.export().items()}
+        marks = [table.marks for table in model.tables.values() if isinstance(table, StaticTable)]
+        dense = [each.detach() for each in model.dense_parameters()]
+        states = [
+            value
+            for state in model.dense_optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        states += [value for table in model.tables.values() for value in table.export().values()]
+        return {
+            "tables": digest(tensors.values()),
+            "marks": digest(marks),
+            "dense": digest(dense),
+            "states": digest(states),
+            "losses": digest([torch.from_numpy(epoch.losses) for epoch in training.epochs]),
+            "returned": digest(returned),
+            "generator": digest(
+                [torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.get_rng_state()]
+            ),
+            "metrics": [epoch.validation["rmse"] for epoch in training.epochs],
+            "steps": training.progress.step,
+            "captured": "steps are captured" in said.getvalue(),
+            "reason": [line for line in said.getvalue().splitlines() if "not captured" in line],
+        }
+
+
+def digest(tensors: Any) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def main(folder: str) -> None:
+    flags = {"data_path": folder, "batch_size": 100, "epochs": 3, "patience": 0, "weight_decay": 0.15}
+    config = Config.of(**flags, l2=0.06)
+    context = rs.init_runtime(config)
+    found: dict[str, Any] = {}
+    for name, rule in RULES.items():
+        for capture in ("off", "auto"):
+            found[f"{name} {capture}"] = trained(config.replaced(capture=capture), context, rule, Random)
+    # Last, since a failed capture may end in any way.
+    for name, kind in (("waiting", Waiting), ("after it", Random)):
+        try:
+            found[name] = trained(config, context, RULES["RowWiseAdagrad"], kind)
+        except Exception:
+            found[name] = {"error": traceback.format_exc()}
+    rs.cleanup_runtime()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

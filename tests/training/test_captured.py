@@ -1,0 +1,207 @@
+"""A captured step is the eager one, bit for bit, and leaves no trace where it cannot be.
+
+On the CPU a stand-in for the graph repeats the function of the step. What the graph itself does is tested on
+a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recsuite.config.config import Config
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.opening import Data, open_data
+from recsuite.errors import UserError
+from recsuite.runtime.process import RuntimeContext
+from recsuite.training.captured import WARM_UP_STEPS, Number, TrainingStep, markers_of, numbers_of
+from recsuite.training.device_batches import DeviceBatches, DeviceInput
+from recsuite.training.loop import Training
+from recsuite.training.steps import learn
+from tests.support.launch import GPUS, SUPPORT, python, succeeded
+
+CPU = torch.device("cpu")
+RULES = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "RowWiseAdam")
+
+
+class Repeated:
+    """Stand-in for a graph: it repeats the function. captured: functions so far, of all of them."""
+
+    captured: list[Callable[[], Any]]
+
+    def capture(self, run: Callable[[], Any], numbers: Sequence[Number]) -> None:
+        for number, marker in zip(numbers, markers_of(numbers), strict=True):
+            number.write(float(len(marker)))
+        self.run = run
+        Repeated.captured.append(run)
+
+    def replay(self) -> Any:
+        return self.run()
+
+    def close(self) -> None:
+        del self.run
+
+
+class Refusing(Repeated):
+    """A graph that cannot be captured."""
+
+    def capture(self, run: Callable[[], Any], numbers: Sequence[Number]) -> None:
+        super().capture(run, numbers)
+        raise RuntimeError("a value is read on the host")
+
+
+@pytest.fixture
+def opened(synthetic_folder: Path, context: RuntimeContext) -> Iterator[tuple[Config, Data]]:
+    Repeated.captured = []
+    flags = {"batch_size": 500, "epochs": 2, "weight_decay": 0.15, "l2": 0.06, "cpu_tables": "torchrec"}
+    config = Config.of(data_path=str(synthetic_folder), **flags)
+    with open_data(config, context) as data:
+        yield config, data
+
+
+def trained(
+    opened: tuple[Config, Data],
+    context: RuntimeContext,
+    graph: Any = None,
+    between: Callable[[Any, Any], None] = lambda model, step: None,
+) -> list[Any]:
+    """Weights and losses of a training with batches of the device; graph: None for eager steps."""
+    config, data = opened
+    with Training(data, config, context) as training:
+        model = training.shard()
+        training.input_pipeline.on_device = DeviceBatches(data.loader.dataset, CPU)
+        step: Any = model.train_on
+        if graph is not None:
+            step = TrainingStep(model.train_on, model, context, None, False, graph)
+        for part in training.passes():
+            for batch in part:
+                assert isinstance(batch, DeviceInput)
+                step(batch)
+                between(model, step)
+            part.end(training.validate())
+        rows = [value.clone() for table in model.tables.values() for value in table.export().values()]
+        dense = [each.detach().clone() for each in model.dense_parameters()]
+        return [*rows, *dense, *(torch.from_numpy(epoch.losses) for epoch in training.epochs)]
+
+
+@pytest.mark.parametrize(("graph", "captures"), [(Repeated, 1), (Refusing, 1)])
+def test_a_captured_training_has_the_bits_of_an_eager_one(
+    opened: tuple[Config, Data], context: RuntimeContext, graph: Any, captures: int
+) -> None:
+    eager, captured = trained(opened, context), trained(opened, context, graph)
+    assert all(map(torch.equal, eager, captured))
+    assert len(Repeated.captured) == captures
+
+
+def test_other_settings_of_the_optimizer_are_captured_again(
+    opened: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    def change(model: Any, step: Any) -> None:
+        made.append(1)
+        if len(made) == WARM_UP_STEPS + 3:
+            model.dense_optimizer.param_groups[0]["weight_decay"] = 0.5
+
+    made: list[int] = []
+    captured = trained(opened, context, Repeated, change)
+    assert len(Repeated.captured) == 2
+    made.clear()
+    assert all(map(torch.equal, trained(opened, context, None, change), captured))
+
+
+def test_the_numbers_of_a_step_are_those_of_the_schedule(
+    opened: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    seen = []
+
+    def look(model: Any, step: Any) -> None:
+        dense, tables = numbers_of(model)
+        assert dense.read() == model.dense_optimizer.param_groups[0]["lr"]
+        seen.append(tables.read())
+
+    trained(opened, context, Repeated, look)
+    assert seen == sorted(seen, reverse=True)
+    assert len({*seen}) == len(seen)
+
+
+def test_markers_are_odd_and_differ() -> None:
+    numbers = [Number("", kind, lambda: 0.0, print) for kind in ("<f", "<f", "<d", "<q")]
+    markers = markers_of(numbers)
+    assert len({*markers}) == len(markers)
+    assert [len(marker) for marker in markers] == [4, 4, 8, 8]
+    assert all(marker[0] % 2 for marker in markers)
+
+
+@pytest.mark.parametrize(
+    ("function", "graph", "message"),
+    [
+        ("half", Repeated, "model.step"),
+        ("train_on", Refusing, "a value is read on the host"),
+    ],
+)
+def test_a_step_that_cannot_be_captured_is_refused_if_that_is_required(
+    opened: tuple[Config, Data], context: RuntimeContext, function: str, graph: Any, message: str
+) -> None:
+    config, data = opened
+    with Training(data, config, context) as training:
+        model = training.shard()
+        training.input_pipeline.on_device = DeviceBatches(data.loader.dataset, CPU)
+
+        def half(batch: Any) -> None:
+            model(batch).backward()
+
+        step = TrainingStep(half if function == "half" else model.train_on, model, context, None, True, graph)
+        part = next(training.passes())
+        with pytest.raises(UserError, match=message):
+            learn(part, step)
+
+
+def test_an_optimizer_that_computes_with_the_rate_on_the_host_is_refused(
+    opened: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    config, data = opened
+    with Training(data, config, context) as training:
+        model = training.shard(dense=lambda weights: torch.optim.NAdam(weights, lr=0.001))
+        with pytest.raises(UserError, match="NAdam, is not fused"):
+            TrainingStep(model.train_on, model, context, None, True, Repeated)
+
+
+def test_a_gpu_is_required_for_captured_steps(opened: tuple[Config, Data], context: RuntimeContext) -> None:
+    config, data = opened
+    with Training(data, config.replaced(capture="on"), context) as training:
+        model = training.shard()
+        with pytest.raises(UserError, match="there is no GPU"):
+            training.step(model.train_on)
+
+
+@pytest.fixture(scope="module")
+def on_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Trainings of 3 epochs by each table optimizer, with eager and with captured steps."""
+    folder = tmp_path_factory.mktemp("ratings") / "ratings"
+    write_synthetic(folder, 14_000, seed=0)
+    output = succeeded(python(SUPPORT / "captured_steps.py", folder, timeout=300, env=GPUS, real=True))
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rule", RULES)
+def test_captured_steps_of_a_gpu_have_the_bits_of_eager_ones(on_a_gpu: dict[str, Any], rule: str) -> None:
+    eager, captured = on_a_gpu[f"{rule} off"], on_a_gpu[f"{rule} auto"]
+    assert captured.pop("captured")
+    assert not eager.pop("captured")
+    assert captured == eager
+    assert eager["steps"] >= 300
+
+
+@pytest.mark.gpu
+def test_a_step_that_reads_a_value_on_the_host_stays_eager(on_a_gpu: dict[str, Any]) -> None:
+    assert not on_a_gpu["waiting"]["captured"]
+    assert on_a_gpu["waiting"]["reason"]
+    # A failed capture does not disturb the next training.
+    assert on_a_gpu["after it"]["captured"]
+    assert on_a_gpu["after it"]["tables"] == on_a_gpu["RowWiseAdagrad off"]["tables"]

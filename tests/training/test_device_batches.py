@@ -1,0 +1,274 @@
+"""Batches made on a device equal those of the loader; here the device is the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from recsuite.config.config import Config
+from recsuite.datasets import batching
+from recsuite.datasets.batches import EventBatches
+from recsuite.datasets.batching import Batch
+from recsuite.datasets.loader import EpochSampler, build_dataloader
+from recsuite.datasets.opening import Data, open_data
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import HISTORY
+from recsuite.errors import UserError
+from recsuite.models.heads import Interaction
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.recommender import ModelInput
+from recsuite.training import device_batches
+from recsuite.training.device_batches import (
+    DeviceBatches,
+    DeviceInput,
+    shuffled,
+    why_not_on_device,
+    why_not_padded,
+)
+from recsuite.training.loop import Training
+
+CPU = torch.device("cpu")
+# Labels, weights, dense numbers, lists, and features of all three entities; some of each are missing.
+SCHEMA = """
+[user]
+column = "user"
+[item]
+column = "item"
+[[label]]
+kind = "yes_no"
+column = "bought"
+[[label]]
+kind = "rating"
+column = "stars"
+weight = "trust"
+lowest = 1.0
+highest = 5.0
+[weight]
+column = "weight"
+[features.price]
+of = "event"
+kind = "number"
+input = "dense"
+column = "price"
+[features.shop]
+of = "event"
+kind = "category"
+column = "shop"
+[features.tags]
+of = "item"
+kind = "list"
+column = "tags"
+separator = "|"
+"""
+KINDS: dict[str, dict[str, Any]] = {
+    "no history": {"history": 0},
+    "history": {"history": 5},
+    "days": {"split": "random", "day_feature": "user", "history": 30},
+    "labels": {"task": "response", "split": "random", "batch_size": 48},
+}
+
+
+@pytest.fixture(scope="module")
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all kinds of columns."""
+    folder, draw, number = tmp_path_factory.mktemp("own"), np.random.default_rng(0), 600
+    items = np.arange(number) % 20
+    frame = pandas.DataFrame(
+        {
+            "user": np.arange(number) // 20,
+            "item": items,
+            "bought": draw.integers(0, 2, number),
+            "stars": np.where(draw.random(number) < 0.3, np.nan, draw.integers(1, 6, number)),
+            "trust": draw.integers(1, 4, number).astype(float),
+            "weight": draw.integers(1, 4, number).astype(float),
+            "price": np.where(draw.random(number) < 0.2, np.nan, draw.random(number)),
+            "shop": draw.integers(0, 4, number),
+            "tags": ["|".join(f"t{each}" for each in range(item % 4)) for item in items],
+        }
+    )
+    frame.to_csv(folder / "events.csv", index=False)
+    (folder / "schema.toml").write_text(SCHEMA)
+    return folder
+
+
+@pytest.fixture(params=KINDS)
+def config(request: pytest.FixtureRequest, synthetic_folder: Path, own_folder: Path) -> Config:
+    folder = own_folder if request.param == "labels" else synthetic_folder
+    return Config.of(**{"data_path": str(folder), "batch_size": 250, **KINDS[request.param]})
+
+
+def jagged(batch: ModelInput) -> tuple[list[np.ndarray], np.ndarray]:
+    """The values of each feature and event, without unused slots; the labels of histories."""
+    size, lists, labels = len(batch.labels), [], batch.members.labels.numpy()
+    for name, values in batch.features.to_dict().items():
+        slots = values.values().view(size, -1).numpy()
+        counts = batch.counts.get(name)
+        taken = [slots.shape[1]] * size if counts is None else counts.tolist()
+        lists += [row[:count] for row, count in zip(slots, taken, strict=True)]
+        if name == HISTORY:
+            rows = zip(labels.reshape(slots.shape), taken, strict=True)
+            labels = np.concatenate([row[:count] for row, count in rows])
+    return lists, labels
+
+
+def check_equal(made: ModelInput, expected: Batch) -> None:
+    """The same bits and types in every field."""
+    lists, labels = jagged(made)
+    wanted = np.split(expected.values.numpy(), expected.lengths.numpy().cumsum())[:-1]
+    assert all(map(np.array_equal, lists, wanted))
+    assert len(lists) == len(wanted)
+    assert np.array_equal(labels, expected.history_labels.numpy())
+    for name in ("labels", "weights", "numbers", "seen_bits", "more_labels", "more_weights"):
+        mine, other = getattr(made, name), getattr(expected, name)
+        assert mine.dtype == other.dtype
+        assert np.array_equal(mine.numpy(), other.numpy(), equal_nan=mine.is_floating_point())
+    assert made.features.values().dtype == torch.int64
+
+
+@pytest.mark.parametrize(("split", "epoch", "first"), [("train", 0, 0), ("train", 2, 150), ("test", 0, 0)])
+def test_a_batch_is_that_of_the_loader(config: Config, split: str, epoch: int, first: int) -> None:
+    dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
+    assert why_not_on_device(dataset, config, 2**40) is None
+    sampler = EpochSampler(dataset)
+    sampler.split, sampler.epoch, sampler.first = split, epoch, first
+    expected, made = list(build_dataloader(dataset, sampler, config)), DeviceBatches(dataset, CPU)
+    batches = list(made.batches(split, epoch, first))
+    assert len(batches) == len(expected) > 1
+    for mine, other in zip(batches, expected, strict=True):
+        check_equal(mine, other)
+
+
+def test_each_batch_of_a_pass_has_the_same_shapes(config: Config) -> None:
+    made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
+    shapes = {
+        (each.features.values().shape, each.members.labels.shape, each.labels.shape, each.numbers.shape)
+        for split in ("train", "test")
+        for each in made.batches(split, 0)
+    }
+    assert len(shapes) == 1
+
+
+def test_a_pass_longer_than_one_block_is_the_same(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
+    whole = [each.inputs.positions for each in made.batches("train", 1)]
+    monkeypatch.setattr(device_batches, "EVENTS_AT_ONCE", 2 * made.dataset.batch_size + 1)
+    monkeypatch.setattr(device_batches, "SHUFFLED_AT_ONCE", 77)
+    assert all(map(torch.equal, whole, (each.inputs.positions for each in made.batches("train", 1))))
+
+
+@pytest.mark.parametrize("number", [1, 2, 1000, 4097, 2**31])
+def test_an_order_is_that_of_the_loader(number: int) -> None:
+    positions = np.unique(np.linspace(0, number - 1, 5000).astype(np.int64))
+    wanted = batching.shuffled(positions, number, 7, 3)
+    assert np.array_equal(shuffled(torch.from_numpy(positions), number, 7, 3).numpy(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"num_workers": 2}, "--num_workers is 2"),
+        ({"task": "sequence"}, "order"),
+        ({"task": "ranking"}, "negatives"),
+        ({"vocabulary": "dynamic"}, "dynamic"),
+        ({"pipeline": "sparse_dist"}, "sparse_dist"),
+    ],
+)
+def test_other_batches_come_from_the_loader(
+    synthetic_folder: Path, flags: dict[str, Any], reason: str
+) -> None:
+    config = Config.of(data_path=str(synthetic_folder), **flags)
+    dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
+    assert reason in str(why_not_on_device(dataset, config, 2**40))
+
+
+def test_columns_that_do_not_fit_stay_on_the_host(synthetic_folder: Path) -> None:
+    config = Config.of(data_path=str(synthetic_folder))
+    dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
+    needed = DeviceBatches(dataset, CPU).nbytes
+    assert why_not_on_device(dataset, config, 2 * needed - 2) is not None
+    assert why_not_on_device(dataset, config, 3 * needed) is None
+
+
+@pytest.fixture
+def data(synthetic_folder: Path, context: RuntimeContext) -> Iterator[tuple[Config, Data]]:
+    config = Config.of(data_path=str(synthetic_folder), batch_size=500, epochs=2, cpu_tables="torchrec")
+    with open_data(config, context) as opened:
+        yield config, opened
+
+
+def test_a_gpu_is_required_for_its_batches(data: tuple[Config, Data], context: RuntimeContext) -> None:
+    config = data[0].replaced(data_device="cuda")
+    with Training(data[1], config, context) as training, pytest.raises(UserError, match="requires a GPU"):
+        training.shard()
+
+
+def test_a_training_with_them_learns_the_same(data: tuple[Config, Data], context: RuntimeContext) -> None:
+    losses = []
+    for on_device in (False, True):
+        with Training(data[1], data[0], context) as training:
+            model = training.shard()
+            if on_device:
+                training.input_pipeline.on_device = DeviceBatches(data[1].loader.dataset, CPU)
+            for part in training.passes():
+                for batch in part:
+                    assert isinstance(batch, DeviceInput) == on_device
+                    model.train_on(batch)
+                part.end(training.validate())
+            run = training.finish()
+        losses.append([*(epoch.train_loss for epoch in run.epochs), run.test["rmse"]])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+
+
+def test_features_come_in_the_order_of_the_lookup(config: Config) -> None:
+    dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
+    names = [table.name for table in dataset.tables]
+    plain, turned = (
+        next(DeviceBatches(dataset, CPU, order).batches("train", 0)).features for order in (None, names[::-1])
+    )
+    assert turned.keys() == names[::-1]
+    for name in names:
+        assert torch.equal(plain[name].values(), turned[name].values())
+        assert torch.equal(plain[name].lengths(), turned[name].lengths())
+
+
+class ReadsValues(Interaction):
+    """A model that reads the single rows of a list."""
+
+    def item_vectors(self, rows: Any, batch: Any) -> torch.Tensor:
+        values, _ = rows.jagged("genres")
+        return super().item_vectors(rows, batch) + values.sum()
+
+
+def test_a_model_that_reads_the_single_values_of_a_list_is_recognised(
+    data: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    def make(told: Any, args: Any) -> Interaction:
+        return ReadsValues(told.features, args.embedding_dim, args.mlp_dims, told.mean_label)
+
+    batches, found = DeviceBatches(data[1].loader.dataset, CPU), []
+    for maker in (None, make):
+        with Training(data[1], data[0], context) as training:
+            found.append(why_not_padded(training.shard(maker), batches))
+    assert found[0] is None
+    assert "genres" in str(found[1])
+
+
+def test_products_in_bf16_learn_nearly_the_same(data: tuple[Config, Data], context: RuntimeContext) -> None:
+    losses = []
+    for precision in ("fp32", "bf16"):
+        with Training(data[1], data[0].replaced(precision=precision), context) as training:
+            losses.append([epoch.train_loss for epoch in training.run().epochs])
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], abs=5e-3)
+
+
+def test_tf32_requires_a_gpu(data: tuple[Config, Data], context: RuntimeContext) -> None:
+    config = data[0].replaced(precision="tf32")
+    with Training(data[1], config, context) as training, pytest.raises(UserError, match="requires a GPU"):
+        training.shard()
