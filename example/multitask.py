@@ -20,7 +20,7 @@ import shop_log
 
 DEFAULTS = (
     "--task response --history 0 --embedding_dim 16 --mlp_dims 64,32 --epochs 6 --validation_fraction 0.05 "
-    "--lr 0.1 --weight_decay 2 --dense_lr 0.002 --dense_weight_decay 0.1"
+    "--lr 0.1 --weight_decay 2 --dense_lr 0.005 --dense_weight_decay 0.1"
 )
 # Flags of other tasks, and of data without labels of their own.
 UNREAD = (
