@@ -226,7 +226,7 @@ def compacts(lines: Lines, clone: Path) -> None:
 
 def recommends(lines: Lines, clone: Path) -> None:
     assert RANKED.search(succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", *lines), clone)))
-    _, program = blocks(README, "python")
+    *_, program = blocks(README, "python")
     (clone / "score.py").write_text(program)
     scores, best = run_python("score.py", clone)
     assert len(scores) == 2

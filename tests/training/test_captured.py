@@ -19,7 +19,14 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.opening import Data, open_data
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.captured import WARM_UP_STEPS, Number, TrainingStep, markers_of, numbers_of
+from recsuite.training.captured import (
+    MOST_CAPTURES,
+    WARM_UP_STEPS,
+    Number,
+    TrainingStep,
+    markers_of,
+    numbers_of,
+)
 from recsuite.training.device_batches import DeviceBatches, DeviceInput
 from recsuite.training.loop import Training
 from recsuite.training.steps import learn
@@ -111,6 +118,90 @@ def test_other_settings_of_the_optimizer_are_captured_again(
     assert len(Repeated.captured) == 2
     made.clear()
     assert all(map(torch.equal, trained(opened, context, None, change), captured))
+
+
+def test_a_setting_that_changes_in_each_step_ends_the_captures(
+    opened: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    def change(model: Any, step: Any) -> None:
+        model.dense_optimizer.param_groups[0]["weight_decay"] *= 1.01
+
+    captured = trained(opened, context, Repeated, change)
+    assert len(Repeated.captured) == MOST_CAPTURES
+    assert all(map(torch.equal, trained(opened, context, None, change), captured))
+
+
+def test_a_weight_that_begins_to_learn_is_captured_again(
+    opened: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    def change(model: Any, step: Any) -> None:
+        made.append(1)
+        next(iter(model.dense_parameters())).requires_grad_(len(made) > WARM_UP_STEPS + 2)
+
+    made: list[int] = []
+    captured = trained(opened, context, Repeated, change)
+    assert len(Repeated.captured) == 2
+    made.clear()
+    assert all(map(torch.equal, trained(opened, context, None, change), captured))
+
+
+def test_a_step_of_a_batch_that_the_script_has_changed_is_eager(
+    opened: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    config, data = opened
+    found = []
+    for graph in (None, Repeated):
+        with Training(data, config, context) as training:
+            model = training.shard()
+            training.input_pipeline.on_device = DeviceBatches(data.loader.dataset, CPU)
+            step: Any = model.train_on
+            if graph is not None:
+                step = TrainingStep(model.train_on, model, context, None, False, graph)
+            part = next(training.passes())
+            for number, batch in enumerate(part):
+                if number % 2:
+                    batch.weights = 2 * batch.weights
+                step(batch)
+            assert part.losses is not None
+            found.append(part.losses)
+    assert found[0].tolist() == found[1].tolist()
+    assert len(Repeated.captured) == 1
+
+
+def test_what_python_reads_may_change_from_pass_to_pass(
+    opened: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    config, data = opened
+    with Training(data, config, context) as training:
+        model = training.shard()
+        training.input_pipeline.on_device = DeviceBatches(data.loader.dataset, CPU)
+        step = TrainingStep(model.train_on, model, context, None, False, Repeated)
+        training._steps.append(step)
+        for part in training.passes():
+            learn(part, step)
+    assert len(Repeated.captured) == config.training.epochs
+
+
+def test_a_loop_that_names_no_step_is_refused_if_it_is_to_be_captured(
+    opened: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    config, data = opened
+    with Training(data, config.replaced(capture="on"), context) as training:
+        training.shard()
+        part = next(training.passes())
+        with pytest.raises(UserError, match="no step of the pass was captured"):
+            learn(part)
+
+
+def test_a_step_before_the_model_is_a_clear_error(
+    opened: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    config, data = opened
+    with (
+        Training(data, config, context) as training,
+        pytest.raises(RuntimeError, match=r"call training.shard\(\)"),
+    ):
+        training.step(print)
 
 
 def test_the_numbers_of_a_step_are_those_of_the_schedule(

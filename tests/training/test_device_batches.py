@@ -268,6 +268,20 @@ def test_products_in_bf16_learn_nearly_the_same(data: tuple[Config, Data], conte
     assert losses[1] == pytest.approx(losses[0], abs=5e-3)
 
 
+def test_a_model_computes_in_the_precision_of_the_script(
+    data: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    found = []
+    with Training(data[1], data[0], context) as training:
+        model = training.shard()
+        model.head.mlp.register_forward_hook(lambda module, given, output: found.append(output.dtype))
+        batch = next(iter(next(training.passes())))
+        model.output(batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            model.output(batch)
+    assert found == [torch.float32, torch.bfloat16]
+
+
 def test_tf32_requires_a_gpu(data: tuple[Config, Data], context: RuntimeContext) -> None:
     config = data[0].replaced(precision="tf32")
     with Training(data[1], config, context) as training, pytest.raises(UserError, match="requires a GPU"):

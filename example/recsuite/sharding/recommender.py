@@ -6,6 +6,7 @@ shares. Shapes: B events.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -132,7 +133,7 @@ class ModelInput(Pipelineable):
 
     @property
     def history_labels(self) -> torch.Tensor:
-        """Labels of the items of all histories, float32 [V]."""
+        """Labels of the items of all histories, float32 [V]; of padded ones 0 in slots of empty histories."""
         return self.members.labels
 
     @property
@@ -203,8 +204,12 @@ class _Compute(nn.Module):
     def forward(self, looked_up: Sequence[Mapping[str, LookedUp]], batch: ModelInput) -> Any:
         """Return the output of the model."""
         (recommender,) = self._recommender
-        with torch.autocast(
-            batch.labels.device.type, torch.bfloat16, enabled=recommender.is_bf16, cache_enabled=False
+        place = batch.labels.device.type
+        # Not a region that is switched off: it would end one of the script.
+        with (
+            torch.autocast(place, torch.bfloat16, cache_enabled=False)
+            if recommender.is_bf16
+            else contextlib.nullcontext()
         ):
             output = recommender.head(recommender.rows_of(looked_up, batch.counts), batch)
         if recommender.is_bf16:

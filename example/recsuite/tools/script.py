@@ -456,11 +456,10 @@ def report_test(
     from recsuite.monitoring.report import print_results, write_test
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import describe_step
-    from recsuite.training.steps import InputPipeline, place_batches
+    from recsuite.training.steps import InputPipeline
     from recsuite.training.stream import report_rest_of_stream
 
     pipeline = InputPipeline(data.loader)
-    place_batches(pipeline, model, config, context)
     evaluator = make_evaluator(pipeline, data.columns, config.model, context, config.monitoring)
     if config.stream.stream:
         report_rest_of_stream(evaluator, model.model, progress, data.columns, context)

@@ -33,6 +33,8 @@ from recsuite.training.state import ShardedModel
 
 # Eager steps before the capture: libraries allocate and choose kernels in them.
 WARM_UP_STEPS = 3
+# Captures of a pass. Another one costs as much as several eager steps.
+MOST_CAPTURES = 3
 # The first marker of each format. Odd, so that no address has its bytes, and no rate or count of a training.
 MARKERS = {"<f": 0x3D9A7B31, "<d": 0x3FB353BDC2D8A5E7, "<q": 0x12345601}
 # Optimizers of FBGEMM whose kernel takes the number of the step.
@@ -91,8 +93,8 @@ class TrainingStep:
         self.function, self.model, self.context = function, model, context
         self.is_required, self.make_graph = is_required, make_graph or CudaGraph
         self.graph: StepGraph | None = None
-        self.is_eager = False
-        self._eager_steps = 0
+        self.is_eager = self.has_captured = self._has_read = False
+        self._eager_steps = self._captures = 0
         self._inputs: StepInputs
         self._copied: StepInputs
         self._fixed: list[dict[str, Any]] = []
@@ -100,8 +102,12 @@ class TrainingStep:
             self._give_up(reason)
 
     def __call__(self, batch: ModelInput) -> Any:
-        """Make a step. Tensors of the result are copies."""
+        """Make a step. Tensors of a captured one's result are copies, without a gradient."""
         if self.is_eager or not isinstance(batch, DeviceInput):
+            return self.function(batch)
+        if batch.is_made:
+            # The script may have changed what it read.
+            self._say_that_it_reads()
             return self.function(batch)
         if self._eager_steps < WARM_UP_STEPS:
             self._eager_steps += 1
@@ -110,9 +116,13 @@ class TrainingStep:
                 self._give_up("the function of the step does not end with model.step()")
             return result
         if self.graph is not None and self._fixed != fixed_settings(self.model):
-            # A script has changed another setting of an optimizer.
+            # A script has changed them.
             self.close()
         if self.graph is None:
+            self._captures += 1
+            if self._captures > MOST_CAPTURES:
+                self._give_up("a setting of the dense optimizer or of a module changes from step to step")
+                return self.function(batch)
             try:
                 self._capture(batch)
             except (RuntimeError, NotImplementedError, ImportError) as error:
@@ -148,13 +158,28 @@ class TrainingStep:
         finally:
             for number, value in zip(numbers, before, strict=True):
                 number.write(value)
-            for group, fixed in zip(groups, self._fixed, strict=True):
+            for group, fixed in zip(groups, self._fixed, strict=False):
                 group |= fixed
             # What a recording leaves in these was never computed.
             model.loss, model.is_pending = None, False
             model.dense_optimizer.zero_grad()
         self.graph = graph
-        self.context.say("steps are captured: each is one CUDA graph")
+        if not self.has_captured:
+            self.context.say("steps are captured: each is one CUDA graph")
+        self.has_captured = True
+
+    def _say_that_it_reads(self) -> None:
+        reason = "the script reads a batch before its step"
+        if self.is_required:
+            self._give_up(reason)
+        if not self._has_read:
+            self.context.say(f"a step is not captured where {reason}")
+        self._has_read = True
+
+    def begin_pass(self) -> None:
+        """Capture anew in the next pass: what Python reads in a step may change from pass to pass."""
+        self.close()
+        self._captures = 0
 
     def _give_up(self, reason: str) -> None:
         if self.is_required:
@@ -181,12 +206,14 @@ def why_no_capture(model: ShardedModel) -> str | None:
 
 
 def fixed_settings(model: ShardedModel) -> list[dict[str, Any]]:
-    """Return the settings of the dense optimizer that a captured step repeats, of each parameter group."""
+    """Return what a captured step repeats, of each group of the dense optimizer and of the modules."""
     changing = ("params", "lr", "scheduled_lr", "initial_lr")
-    return [
+    groups = [
         {name: value for name, value in group.items() if name not in changing}
         for group in model.dense_optimizer.param_groups
     ]
+    modes = [module.training for module in model.head.modules()]
+    return [*groups, {"modes": modes, "learns": [each.requires_grad for each in model.head.parameters()]}]
 
 
 def numbers_of(model: ShardedModel) -> list[Number]:
@@ -263,6 +290,12 @@ class CudaGraph:
         except BaseException:
             generator.graphsafe_set_state(drawn)
             raise
+        for number, marker in zip(numbers, markers, strict=True):
+            if number.kind == "<q" and number.read() != int.from_bytes(marker, "little") + 1:
+                # Each forward counts, and only the first one's number is marked.
+                raise RuntimeError(
+                    "the step looks rows up twice, and the optimizer of the tables counts steps"
+                )
         self.graph.instantiate()
         self.handle = driver.CUgraphExec(self.graph.raw_cuda_graph_exec())
         self.nodes = _nodes_with(markers, self.graph.raw_cuda_graph())

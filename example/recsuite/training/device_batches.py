@@ -2,7 +2,8 @@
 
 A batch equals that of the loader, bit for bit, but each list has as many slots as the longest one of its
 feature, so that every batch has the same shapes. An unused slot repeats a value of its list, with the weight
-0: it adds zero to the gradient of a row that the step changes anyway.
+0: it adds zero to the gradient of a row that the step changes anyway. The slots of an empty list have the
+unknown row, which an optimizer with momentum then moves.
 
     order of a pass                computed for up to 2^26 events at once, the same as `batching.shuffled`
     positions of a step            [B] of them; padding is an event of its own, behind all others
@@ -30,7 +31,7 @@ from recsuite.config.config import Config
 from recsuite.config.sections import UVM_CACHING
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import HALF, MASKED_EVERY, MULTIPLIERS, grid_of, history_prefix, keys_of
-from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW
+from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, USER, Table
 from recsuite.models.layers import Members
 from recsuite.models.rows import PaddedListError
 from recsuite.sharding.recommender import ModelInput
@@ -38,7 +39,7 @@ from recsuite.training.state import ShardedModel
 
 # Events whose order is computed at once. Their positions take 256 MiB, and the computation some times that.
 EVENTS_AT_ONCE = 2**26
-SHUFFLED_AT_ONCE = 2**22
+SHUFFLED_AT_ONCE = RECORDS_AT_ONCE = 2**22
 # Numbers of 32 bits are computed in 64, of which only these count.
 LOW_BITS = 0xFFFFFFFF
 # Share of the device's free memory that columns may take.
@@ -97,6 +98,11 @@ class DeviceInput(ModelInput):
     def __init__(self, source: DeviceBatches, inputs: StepInputs) -> None:
         self.source, self.inputs = source, inputs
 
+    @property
+    def is_made(self) -> bool:
+        """True if a tensor was read."""
+        return "features" in self.__dict__
+
     def __getattr__(self, name: str) -> Any:
         if name not in FIELDS:
             raise AttributeError(name)
@@ -124,14 +130,23 @@ class Records:
         """
         self.fields: dict[str, tuple[int, int, torch.dtype]] = {}
         columns, begin = [], 0
-        for name, (values, padding) in parts.items():
-            values = values.reshape(len(values), -1)
-            last = np.full((1, values.shape[1]), padding, values.dtype)
-            columns.append(np.concatenate([values, last]).view(np.int32))
+        for name, (values, _) in parts.items():
+            columns.append(values.reshape(len(values), -1))
             is_float = values.dtype == np.float32
-            self.fields[name] = begin, values.shape[1], torch.float32 if is_float else torch.int32
-            begin += values.shape[1]
-        self.values = torch.from_numpy(np.concatenate(columns, axis=1)).to(device)
+            self.fields[name] = begin, columns[-1].shape[1], torch.float32 if is_float else torch.int32
+            begin += columns[-1].shape[1]
+        number = len(columns[0])
+        self.values = torch.empty(number + 1, begin, dtype=torch.int32, device=device)
+        # In pieces: the columns may be larger than the memory of the host.
+        for first in range(0, number, RECORDS_AT_ONCE):
+            end = min(first + RECORDS_AT_ONCE, number)
+            piece = [np.ascontiguousarray(values[first:end]).view(np.int32) for values in columns]
+            self.values[first:end] = torch.from_numpy(np.concatenate(piece, axis=1)).to(device)
+        last = [
+            np.full((1, values.shape[1]), padding, values.dtype).view(np.int32)
+            for values, (_, padding) in zip(columns, parts.values(), strict=True)
+        ]
+        self.values[number:] = torch.from_numpy(np.concatenate(last, axis=1)).to(device)
 
     def take(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the fields of some records, [B, width] each; one kernel."""
@@ -403,7 +418,20 @@ def why_not_padded(model: ShardedModel, batches: DeviceBatches) -> str | None:
             model.model(batch)
     except PaddedListError as error:
         return f"the model reads the single values of the list {error.name}"
+    except torch.OutOfMemoryError:
+        return "the GPU has no memory for lists of one length"
     return None
+
+
+def _mean_length(dataset: EventBatches, table: Table) -> float:
+    """Return the mean length of the lists of a feature, of histories those of the training events."""
+    column = dataset.features.column
+    if table.name != HISTORY:
+        lists = column(f"{dataset.schema.name_of(table.feature.entity)}_features")
+        return len(column(f"{table.name}_values")) / max(1, len(lists))
+    events = column("rows")[: len(dataset.ranges["train"])]
+    lengths = events[f"{HISTORY}_end"] - column(f"{HISTORY}_offsets").take(events[USER])
+    return float(np.minimum(lengths, table.longest).mean()) if len(lengths) else 0.0
 
 
 def _column_names(dataset: EventBatches) -> list[str]:
@@ -445,9 +473,8 @@ def why_not_on_device(dataset: EventBatches, config: Config, free_bytes: int) ->
     if model.in_batch_negatives or model.num_negatives(dataset.num_items):
         return "the loss needs negatives"
     for table in dataset.tables:
-        if table.feature.multi and table.name != HISTORY:
-            lists = features.column(f"{dataset.schema.name_of(table.feature.entity)}_features")["lists"]
-            mean = len(features.column(f"{table.name}_values")) / max(1, len(lists))
+        if table.feature.multi:
+            mean = _mean_length(dataset, table)
             if table.longest > MOST_SLOTS * max(1.0, mean):
                 return f"a list of {table.name} has up to {table.longest} values, and {mean:.1f} on average"
     needed = sum(features.column(name).nbytes for name in _column_names(dataset))

@@ -21,7 +21,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import Window
-from recsuite.errors import counted, format_metric
+from recsuite.errors import UserError, counted, format_metric
 from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
@@ -40,7 +40,7 @@ from recsuite.training.callbacks import (
     Step,
     TrainedWindow,
 )
-from recsuite.training.captured import StepFunction, TrainingStep
+from recsuite.training.captured import WARM_UP_STEPS, StepFunction, TrainingStep
 from recsuite.training.evaluation import PredictionEvaluator, make_evaluator
 from recsuite.training.progress import Progress, StreamProgress
 from recsuite.training.state import (
@@ -192,11 +192,12 @@ class Training:
         """Return a function of a batch that makes a step, as one CUDA graph where that is possible.
 
         Elsewhere it calls the function, and the result is the same, bit for bit. The first steps are always
-        eager. What is captured is what the function launches on the GPU: Python in it, such as a print, runs
-        only in eager steps. See --capture. Collective, like the function.
+        eager. What is captured is what the function launches on the GPU. Python in it, such as a print, runs
+        only in eager steps, and numbers that it computes are those of the capture until the next pass. See
+        --capture. Collective, like the function.
 
-        function: makes a whole step of a batch: forward, backward and `model.step()`; tensors that it returns
-        are copied.
+        function: makes a whole step of a batch: forward, backward and `model.step()`. Tensors in the tuple,
+        list or dictionary that it returns are copied, without a gradient.
 
         Raises:
             UserError: for --capture on, when steps cannot be captured.
@@ -209,12 +210,14 @@ class Training:
                 return loss
         """
         config, reason = self.config.training, None
+        if not hasattr(self, "train_state"):
+            raise RuntimeError("There is no model yet. Fix: call training.shard() before training.step.")
         if config.capture == "off":
             return function
         if self.context.device.type != "cuda":
             reason = "there is no GPU"
         elif self.input_pipeline.on_device is None:
-            reason = "batches are made on the host"
+            reason = f"batches are made on the host: {self.input_pipeline.why_on_host}"
         elif self.config.tables.storage == UVM:
             reason = f"--storage is {UVM}"
         step = TrainingStep(function, self.train_state, self.context, reason, config.capture == "on")
@@ -299,6 +302,8 @@ class Training:
                 model, labels = self.train_state.model, self.windows.labels_of(window)
                 predicted = self.evaluator.window(model, self.progress.epoch, window, labels)
                 self.stream = self.windows.begun(self.stream, window, predicted)
+        for step in self._steps:
+            step.begin_pass()
         if apply_row_scale(self.train_state):
             # It may wait for a checkpoint that is still being written.
             with self.phase(self.checkpointer.phase):
@@ -430,6 +435,11 @@ class Training:
     def trained(self, part: TrainingPass) -> None:
         """Handle a pass with all of its steps made."""
         assert part.losses is not None
+        if self.config.training.capture == "on" and not any(step.has_captured for step in self._steps):
+            raise UserError(
+                "--capture on: no step of the pass was captured; name the step by @training.step, and have "
+                f"more than {counted(WARM_UP_STEPS, 'step')} in a pass, or give auto or off."
+            )
         # First of all: the next steps would validate, compare and save a broken model.
         check_finite(part.losses, self.progress.step, self.config.optimizer)
         # The wait of the rank that waited most: in every step all ranks wait for it.

@@ -67,6 +67,7 @@ class InputPipeline:
         self.seconds_waited = 0.0
         # Makes the batches of events on the device; None where they come from the loader.
         self.on_device: DeviceBatches | None = None
+        self.why_on_host = "--data_device is cpu"
         self._prepared: tuple[tuple[Any, ...], Iterator[Batch]] | None = None
 
     def prepare(self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None) -> None:
@@ -152,6 +153,7 @@ def place_batches(
         tables = [module for module in model.model.modules() if isinstance(module, OneRankTables)]
         batches = DeviceBatches(dataset, device, [name for each in tables for name in each.feature_names])
         reason = why_not_padded(model, batches)
+    inputs.why_on_host = reason or ""
     if reason is None:
         inputs.on_device = batches
         context.say(f"batches are made on the GPU, from {batches.nbytes / 1e6:,.1f} MB of columns")
