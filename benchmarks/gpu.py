@@ -404,7 +404,7 @@ def render(result: Result) -> str:
 def draw(result: Result, path: Path) -> None:
     """Draw the rates of training, one group of bars for each size and batch."""
     groups = [
-        (f"{(users + items) / 1e6:.1f} M rows of {dim}\n{batch:,} events", rates)
+        (f"{(users + items) / 1e6:.1f} M\n{dim}\n{batch:,}", rates)
         for (dim, users, items), batches in _by_size(results(result, "training")).items()
         for batch, rates in batches.items()
     ]
@@ -422,6 +422,7 @@ def draw(result: Result, path: Path) -> None:
         at = [number + 0.2 * place for number in range(len(groups))]
         axes.bar(at, [find(rates) / 1e6 for _, rates in groups], width=0.18, label=name)
     axes.set_xticks([number + 0.3 for number in range(len(groups))], [name for name, _ in groups], fontsize=8)
+    axes.set_xlabel("rows, numbers in a row, events of a step")
     axes.set_ylabel("million events a second")
     axes.legend(frameon=False)
     figure.savefig(path)
