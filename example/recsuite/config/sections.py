@@ -784,7 +784,8 @@ class TrainingConfig(Section):
     precision: str = flag(
         "fp32",
         "Of the products in the dense part: tf32 rounds their inputs to 10 bits on a GPU, bf16 computes the "
-        "dense part with 7 bits. Rows, weights and the loss stay fp32.",
+        "dense part with 7 bits. Rows, weights and the loss stay fp32. --load takes its own flag, "
+        "and serving has fp32.",
         choices=("fp32", "tf32", "bf16"),
     )
     data_device: str = flag(

@@ -45,7 +45,7 @@ class TwoSided(nn.Module):
                 return rows["user"]                           # float32 [B, D]
 
             def item_vectors(self, rows, batch):
-                return rows["item"]
+                return rows["movie"]                          # the name of an item in the data
 
             def score_pairs(self, users, items):
                 return (users * items).sum(dim=1)             # float32 [B]

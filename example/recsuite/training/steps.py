@@ -145,7 +145,7 @@ def place_batches(
         UserError: for --data_device cuda, when it cannot be.
     """
     wanted, device, dataset = config.training.data_device, context.device, inputs.loader.dataset
-    require(wanted != "cuda" or device.type == "cuda", "--data_device cuda requires a GPU")
+    require(wanted != "cuda" or device.type == "cuda", "--data_device cuda requires a GPU; give auto or cpu")
     if wanted == "cpu" or device.type == "cpu":
         return
     reason = why_not_on_device(dataset, config, torch.cuda.mem_get_info(device)[0])
