@@ -45,7 +45,7 @@ class TwoSided(nn.Module):
                 return rows["user"]                           # float32 [B, D]
 
             def item_vectors(self, rows, batch):
-                return rows["movie"]                          # the name of an item in the data
+                return rows[self.item]                        # set from `data.schema.item`
 
             def score_pairs(self, users, items):
                 return (users * items).sum(dim=1)             # float32 [B]
