@@ -33,7 +33,4 @@ def make_step(train_state: Any, batch: Any) -> Any:
     """Make a complete step on a batch on the device; returns the loss, detached. Collective: every rank."""
     # Here TorchRec passes the tables' rate to their kernel.
     train_state.table_optimizer.zero_grad()
-    loss = train_state(batch)
-    loss.backward()
-    train_state.step()
-    return loss.detach()
+    return train_state.train_on(batch).detach()

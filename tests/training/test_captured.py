@@ -6,6 +6,7 @@ a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -71,6 +72,16 @@ def opened(synthetic_folder: Path, context: RuntimeContext) -> Iterator[tuple[Co
         yield config, data
 
 
+@contextlib.contextmanager
+def on_device(opened: tuple[Config, Data], context: RuntimeContext) -> Iterator[tuple[Training, Any]]:
+    """A training with batches of the device, and its model."""
+    config, data = opened
+    with Training(data, config, context) as training:
+        model = training.shard()
+        training.input_pipeline.on_device = DeviceBatches(data.loader.dataset, CPU)
+        yield training, model
+
+
 def trained(
     opened: tuple[Config, Data],
     context: RuntimeContext,
@@ -78,10 +89,7 @@ def trained(
     between: Callable[[Any, Any], None] = lambda model, step: None,
 ) -> list[Any]:
     """Weights and losses of a training with batches of the device; graph: None for eager steps."""
-    config, data = opened
-    with Training(data, config, context) as training:
-        model = training.shard()
-        training.input_pipeline.on_device = DeviceBatches(data.loader.dataset, CPU)
+    with on_device(opened, context) as (training, model):
         step: Any = model.train_on
         if graph is not None:
             step = TrainingStep(model.train_on, model, context, None, False, graph)
@@ -94,6 +102,21 @@ def trained(
         rows = [value.clone() for table in model.tables.values() for value in table.export().values()]
         dense = [each.detach().clone() for each in model.dense_parameters()]
         return [*rows, *dense, *(torch.from_numpy(epoch.losses) for epoch in training.epochs)]
+
+
+def check_equal(
+    opened: tuple[Config, Data],
+    context: RuntimeContext,
+    between: Callable[[Any, Any], None],
+    captures: int,
+    begin: Callable[[], None] = lambda: None,
+) -> None:
+    """A captured training has the bits of an eager one, and so many captures. begin: called before each."""
+    begin()
+    captured = trained(opened, context, Repeated, between)
+    assert len(Repeated.captured) == captures
+    begin()
+    assert all(map(torch.equal, trained(opened, context, None, between), captured))
 
 
 @pytest.mark.parametrize(("graph", "captures"), [(Repeated, 1), (Refusing, 1)])
@@ -114,10 +137,7 @@ def test_other_settings_of_the_optimizer_are_captured_again(
             model.dense_optimizer.param_groups[0]["weight_decay"] = 0.5
 
     made: list[int] = []
-    captured = trained(opened, context, Repeated, change)
-    assert len(Repeated.captured) == 2
-    made.clear()
-    assert all(map(torch.equal, trained(opened, context, None, change), captured))
+    check_equal(opened, context, change, captures=2, begin=made.clear)
 
 
 def test_a_setting_that_changes_in_each_step_ends_the_captures(
@@ -126,9 +146,7 @@ def test_a_setting_that_changes_in_each_step_ends_the_captures(
     def change(model: Any, step: Any) -> None:
         model.dense_optimizer.param_groups[0]["weight_decay"] *= 1.01
 
-    captured = trained(opened, context, Repeated, change)
-    assert len(Repeated.captured) == MOST_CAPTURES
-    assert all(map(torch.equal, trained(opened, context, None, change), captured))
+    check_equal(opened, context, change, captures=MOST_CAPTURES)
 
 
 def test_a_weight_that_begins_to_learn_is_captured_again(
@@ -139,21 +157,15 @@ def test_a_weight_that_begins_to_learn_is_captured_again(
         next(iter(model.dense_parameters())).requires_grad_(len(made) > WARM_UP_STEPS + 2)
 
     made: list[int] = []
-    captured = trained(opened, context, Repeated, change)
-    assert len(Repeated.captured) == 2
-    made.clear()
-    assert all(map(torch.equal, trained(opened, context, None, change), captured))
+    check_equal(opened, context, change, captures=2, begin=made.clear)
 
 
 def test_a_step_of_a_batch_that_the_script_has_changed_is_eager(
     opened: tuple[Config, Data], context: RuntimeContext
 ) -> None:
-    config, data = opened
     found = []
     for graph in (None, Repeated):
-        with Training(data, config, context) as training:
-            model = training.shard()
-            training.input_pipeline.on_device = DeviceBatches(data.loader.dataset, CPU)
+        with on_device(opened, context) as (training, model):
             step: Any = model.train_on
             if graph is not None:
                 step = TrainingStep(model.train_on, model, context, None, False, graph)
@@ -171,15 +183,12 @@ def test_a_step_of_a_batch_that_the_script_has_changed_is_eager(
 def test_what_python_reads_may_change_from_pass_to_pass(
     opened: tuple[Config, Data], context: RuntimeContext
 ) -> None:
-    config, data = opened
-    with Training(data, config, context) as training:
-        model = training.shard()
-        training.input_pipeline.on_device = DeviceBatches(data.loader.dataset, CPU)
+    with on_device(opened, context) as (training, model):
         step = TrainingStep(model.train_on, model, context, None, False, Repeated)
         training._steps.append(step)
         for part in training.passes():
             learn(part, step)
-    assert len(Repeated.captured) == config.training.epochs
+    assert len(Repeated.captured) == opened[0].training.epochs
 
 
 def test_a_loop_that_names_no_step_is_refused_if_it_is_to_be_captured(
@@ -237,10 +246,7 @@ def test_markers_are_odd_and_differ() -> None:
 def test_a_step_that_cannot_be_captured_is_refused_if_that_is_required(
     opened: tuple[Config, Data], context: RuntimeContext, function: str, graph: Any, message: str
 ) -> None:
-    config, data = opened
-    with Training(data, config, context) as training:
-        model = training.shard()
-        training.input_pipeline.on_device = DeviceBatches(data.loader.dataset, CPU)
+    with on_device(opened, context) as (training, model):
 
         def half(batch: Any) -> None:
             model(batch).backward()

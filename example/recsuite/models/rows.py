@@ -146,16 +146,13 @@ class FeatureRows:
         """Return the contribution of one feature, before the scale, float32 [B, D]."""
         found = self.found[name]
         rows = found.values()
-        if name in self.counts:
-            counts, numbers = self.counts[name], weight if isinstance(weight, torch.Tensor) else None
-            rows = padded_means(rows, counts, numbers)
-            return rows if weight is None or numbers is not None else weight * rows
-        if isinstance(weight, torch.Tensor):
-            return means(rows, weight, found.lengths())
+        factors = weight if isinstance(weight, torch.Tensor) else None
         # Other features have one row for each event, so the rows are the vectors already.
-        if name in self.lists:
-            rows = means(rows, torch.ones_like(rows[:, 0]), found.lengths())
-        return rows if weight is None else weight * rows
+        if name in self.counts:
+            rows = padded_means(rows, self.counts[name], factors)
+        elif factors is not None or name in self.lists:
+            rows = means(rows, torch.ones_like(rows[:, 0]) if factors is None else factors, found.lengths())
+        return rows if weight is None or factors is not None else weight * rows
 
 
 def _of_one_width(names: Sequence[str], rows: list[torch.Tensor]) -> list[torch.Tensor]:

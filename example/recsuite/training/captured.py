@@ -29,7 +29,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.device_batches import DeviceInput, StepInputs
-from recsuite.training.state import ShardedModel
+from recsuite.training.state import ShardedModel, kernels_of
 
 # Eager steps before the capture: libraries allocate and choose kernels in them.
 WARM_UP_STEPS = 3
@@ -139,7 +139,7 @@ class TrainingStep:
 
     def _capture(self, batch: DeviceInput) -> None:
         self._inputs, self._copied, model = batch.inputs.clone(), batch.inputs, self.model
-        inputs, groups = self._inputs, model.dense_optimizer.param_groups
+        inputs = self._inputs
 
         def run() -> tuple[Any, torch.Tensor | None]:
             return self.function(DeviceInput(batch.source, inputs)), model.loss
@@ -147,6 +147,8 @@ class TrainingStep:
         numbers = numbers_of(model)
         before = [number.read() for number in numbers]
         self._fixed, graph = fixed_settings(model), self.make_graph()
+        groups = model.dense_optimizer.param_groups
+        settings = [dict(group) for group in groups]
         for group in groups:
             if "capturable" in group:
                 group["capturable"] = True
@@ -158,8 +160,8 @@ class TrainingStep:
         finally:
             for number, value in zip(numbers, before, strict=True):
                 number.write(value)
-            for group, fixed in zip(groups, self._fixed, strict=False):
-                group |= fixed
+            for group, setting in zip(groups, settings, strict=True):
+                group.update(setting)
             # What a recording leaves in these was never computed.
             model.loss, model.is_pending = None, False
             model.dense_optimizer.zero_grad()
@@ -185,7 +187,7 @@ class TrainingStep:
         if self.is_required:
             raise UserError(f"--capture on: steps cannot be captured, because {reason}; give auto or off.")
         self.is_eager = True
-        # On a CPU no one expects it.
+        # A CPU has no graphs, and needs no line about them.
         if self.context.device.type == "cuda":
             self.context.say(f"steps are not captured, because {reason}")
 
@@ -222,7 +224,7 @@ def numbers_of(model: ShardedModel) -> list[Number]:
         Number(f"the rate of group {place} of the dense part", "<d", *_entry(group, "lr"))
         for place, group in enumerate(model.dense_optimizer.param_groups)
     ]
-    for place, kernel in enumerate(model.kernels):
+    for place, kernel in enumerate(kernels_of(model.optimizer)):
         rate, count = kernel.learning_rate_tensor, kernel.iter_cpu
         numbers.append(Number(f"the rate of tables {place}", "<f", rate.item, rate.fill_))
         if kernel.optimizer in COUNTING:
@@ -298,7 +300,7 @@ class CudaGraph:
                 )
         self.graph.instantiate()
         self.handle = driver.CUgraphExec(self.graph.raw_cuda_graph_exec())
-        self.nodes = _nodes_with(markers, self.graph.raw_cuda_graph())
+        self.nodes = _nodes_with(driver, markers, self.graph.raw_cuda_graph())
         found = {number for node in self.nodes for number, _, _ in node.places}
         for place, number in enumerate(numbers):
             if place not in found:
@@ -321,13 +323,20 @@ class CudaGraph:
 class _Node:
     """Kernel of a graph with numbers among its arguments.
 
-    parameters: of the driver; arguments: the bytes of each; places: number, argument and offset in it.
+    driver: the module of `cuda-bindings`, here and below; parameters: of the kernel, for the driver;
+    arguments: the bytes of each; places: number, argument and offset in it.
     """
 
     def __init__(
-        self, node: Any, parameters: Any, arguments: list[Any], places: list[tuple[int, int, int]]
+        self,
+        driver: Any,
+        node: Any,
+        parameters: Any,
+        arguments: list[Any],
+        places: list[tuple[int, int, int]],
     ) -> None:
-        self.node, self.parameters, self.arguments, self.places = node, parameters, arguments, places
+        self.driver, self.node, self.parameters = driver, node, parameters
+        self.arguments, self.places = arguments, places
         self._pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         parameters.kernelParams = ctypes.addressof(self._pointers)
         self._last: list[bytes] = []
@@ -339,16 +348,12 @@ class _Node:
             return
         for value, (_, argument, offset) in zip(mine, self.places, strict=True):
             ctypes.memmove(ctypes.addressof(self.arguments[argument]) + offset, value, len(value))
-        from cuda.bindings import driver
-
-        _checked(driver.cuGraphExecKernelNodeSetParams(handle, self.node, self.parameters))
+        _checked(self.driver.cuGraphExecKernelNodeSetParams(handle, self.node, self.parameters))
         self._last = mine
 
 
-def _nodes_with(markers: Sequence[bytes], graph: int) -> list[_Node]:
+def _nodes_with(driver: Any, markers: Sequence[bytes], graph: int) -> list[_Node]:
     """Return the kernels of a graph that have markers among their arguments."""
-    from cuda.bindings import driver
-
     raw, found = driver.CUgraph(graph), []
     _, count = _checked(driver.cuGraphGetNodes(raw, 0))
     nodes, _ = _checked(driver.cuGraphGetNodes(raw, count))
@@ -357,7 +362,7 @@ def _nodes_with(markers: Sequence[bytes], graph: int) -> list[_Node]:
         if kind != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
             continue
         (parameters,) = _checked(driver.cuGraphKernelNodeGetParams(node))
-        arguments = _arguments_of(parameters)
+        arguments = _arguments_of(driver, parameters)
         places = [
             (number, place, offset)
             for number, marker in enumerate(markers)
@@ -366,28 +371,24 @@ def _nodes_with(markers: Sequence[bytes], graph: int) -> list[_Node]:
             if argument.raw[offset : offset + len(marker)] == marker
         ]
         if places:
-            found.append(_Node(node, parameters, arguments, places))
+            found.append(_Node(driver, node, parameters, arguments, places))
     return found
 
 
-def _arguments_of(parameters: Any) -> list[Any]:
+def _arguments_of(driver: Any, parameters: Any) -> list[Any]:
     """Return copies of the arguments of a kernel, as buffers; none for a kernel that packs them itself."""
-    from cuda.bindings import driver
-
     address, sizes = int(parameters.kernelParams), list[int]()
     if not address:
         return []
     while True:
         # A kernel of a library has a handle of another kind.
-        is_function = int(parameters.func) != 0
-        told = (
-            driver.cuFuncGetParamInfo(parameters.func, len(sizes))
-            if is_function
-            else driver.cuKernelGetParamInfo(parameters.kern, len(sizes))
-        )
-        if int(told[0]) != 0:
+        if int(parameters.func):
+            status, _, size = driver.cuFuncGetParamInfo(parameters.func, len(sizes))
+        else:
+            status, _, size = driver.cuKernelGetParamInfo(parameters.kern, len(sizes))
+        if int(status):
             break
-        sizes.append(told[2])
+        sizes.append(size)
     pointers = (ctypes.c_void_p * len(sizes)).from_address(address)
     return [
         ctypes.create_string_buffer(ctypes.string_at(pointer or 0, size), size)
@@ -395,13 +396,13 @@ def _arguments_of(parameters: Any) -> list[Any]:
     ]
 
 
-def _checked(told: Any) -> Any:
+def _checked(returned: Any) -> Any:
     """Return the results of a call of the driver, without its status.
 
     Raises:
         RuntimeError: when the call failed.
     """
-    status, *results = told
+    status, *results = returned
     if int(status) != 0:
         raise RuntimeError(f"the CUDA driver refused to change a graph: {status}")
     return results

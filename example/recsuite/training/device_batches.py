@@ -21,7 +21,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,8 +50,7 @@ MOST_SLOTS = 10
 SPLITS = ("train", "validation", "test")
 
 
-@dataclass(frozen=True)
-class StepMasks:
+class StepMasks(NamedTuple):
     """Parts of a step's input that are the same in nearly all steps of a pass.
 
     weights: of the events, see `datasets.batching.Batch`, float32 [B]; hidden: values that are hidden, see
@@ -61,10 +60,6 @@ class StepMasks:
     weights: torch.Tensor
     hidden: torch.Tensor
     hides_numbers: torch.Tensor
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return all tensors."""
-        return self.weights, self.hidden, self.hides_numbers
 
 
 @dataclass(frozen=True)
@@ -82,12 +77,12 @@ class StepInputs:
         """Copy the input of a step of the same split into these tensors; before: the one copied last."""
         self.positions.copy_(source.positions)
         if source.masks is not before.masks:
-            for mine, other in zip(self.masks.tensors(), source.masks.tensors(), strict=True):
+            for mine, other in zip(self.masks, source.masks, strict=True):
                 mine.copy_(other)
 
     def clone(self) -> StepInputs:
         """Return a copy with tensors of its own."""
-        masks = StepMasks(*(tensor.clone() for tensor in self.masks.tensors()))
+        masks = StepMasks(*(mask.clone() for mask in self.masks))
         return StepInputs(self.positions.clone(), masks, self.split)
 
 

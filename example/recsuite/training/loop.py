@@ -70,14 +70,7 @@ class Training:
 
         with begin_training(data, config, context, checkpointer, callbacks) as training:
             model = training.shard()
-
-            @training.step
-            def step(batch):
-                loss = model(batch)
-                loss.backward()
-                model.step()
-                return loss
-
+            step = training.step(model.train_on)
             for part in training.passes():
                 for batch in part:
                     step(batch)

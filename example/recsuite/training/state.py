@@ -207,8 +207,6 @@ class ShardedModel:
         self.optimizer_name = (
             f"{rule} for the tables, {dense} for the dense part, decoupled decay of all rows"
         )
-        # FBGEMM's of all tables.
-        self.kernels: list[Any] = kernels_of(optimizer)
         # Loss of the current batch, detached.
         self.loss: torch.Tensor | None = None
         # True from a forward until the step that uses its gradients.

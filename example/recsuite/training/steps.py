@@ -81,10 +81,10 @@ class InputPipeline:
     ) -> Iterator[ModelInput]:
         """Yield the batches of a pass over a split; count the consumer's seconds of waiting.
 
-        They are on the host, or on the device if they are made there, see `is_on_device`.
+        They are on the host, or those of events on the device if `on_device` makes them.
         """
         self.seconds_waited = 0.0
-        if self.on_device is not None and self.is_on_device(split):
+        if self.on_device is not None and split in SPLITS:
             yield from self.on_device.batches(split, epoch, first)
             return
         with self._waiting():
@@ -99,10 +99,6 @@ class InputPipeline:
             if batch is None:
                 return
             yield self.to_model_input(batch)
-
-    def is_on_device(self, split: str) -> bool:
-        """Return True if the batches of a split are made on the device."""
-        return self.on_device is not None and split in SPLITS
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -350,10 +346,10 @@ class Pass:
         losses = torch.zeros(len(self.step_sizes), device=device)
         full = self.input_pipeline.loader.dataset.batch_size
         source = self.input_pipeline.batches("train", progress.epoch, progress.samples, self.window)
-        if self.overlaps:
-            batches = self._overlapped(source)
+        if self.input_pipeline.on_device is not None:
+            batches = source
         else:
-            batches = source if self.input_pipeline.is_on_device("train") else copied(source, device)
+            batches = self._overlapped(source) if self.overlaps else copied(source, device)
         if self.loads:
             batches = load_ahead(model.model, batches)
         for number, size in enumerate(self.step_sizes):
