@@ -6,11 +6,13 @@
     python benchmarks/panel.py --sets "ml-100k" --also panel.json --report FOLDER     joins earlier results
     python benchmarks/panel.py --only_this --also panel.json     measures this project again, and nothing else
 
-Ratings are compared with the biases and with myFM, clicks and rankings with popularity, EASE and alternating
+Ratings are compared with the biases, plain_factors.py and myFM, from drawn rows (the default) and from solved
+ones, clicks and rankings with popularity, EASE and alternating
 least squares, sequences with the systems of sequences.py: see peers.py. All have the same columns. The sets
 of ratings:
 
     ml-latest-small, ml-100k    a random tenth as the test, and the newest fifth
+    ml-100k, u1 to u5           the official parts
     shop small, wide, dense     planted low rank, a random fifth of the pairs of a user and an item
     shop small, time            the newest fifth: no flag but --data_path
     shop 1 to 6                 the same kind; SEED draws rank, density, noise, popularity and users
@@ -69,8 +71,9 @@ from peers import (
     compare_ranks,
     compare_ratings,
     data_sets,
+    trained_ratings,
 )
-from quality import WORLDS
+from quality import OFFICIAL, WORLDS
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
@@ -92,7 +95,8 @@ MEAN, SIGNAL, PRICE_EFFECT = 3.6, 0.6, 0.2
 # Start and length of the time of a shop, in seconds.
 FIRST_SECOND, SECONDS = 1_700_000_000, 10**7
 NUM_CATEGORIES = 17
-THIS, BIASES, BOTH_SIDES = "this", "biases", "myFM, who rated what"
+THIS, SOLVED, BIASES, PLAIN = "this", "this, solved", "biases", "plain factors"
+BOTH_SIDES = "myFM, who rated what"
 MYFM = ("myFM, ids", BOTH_SIDES)
 # Metric and title of each task.
 TASKS = {
@@ -104,13 +108,25 @@ CHOSEN = (
     *(f"{name}, {split}" for name in ("ml-latest-small", "ml-100k") for split in ("random", "time")),
     *("shop small", "shop wide", "shop dense", "ml-latest-small, ranking", "ml-latest-small, sequences"),
 )
-# Bars: the largest RMSE over that of myFM, in the middle and at worst, and seconds over those of myFM.
+# Bars of solved rows: the largest RMSE over that of myFM, in the middle and at worst, and seconds over those
+# of myFM.
 MIDDLE, WORST, SLOWEST = 1.01, 1.03, 1.5
 # Bars: the largest RMSE over that of myFM with both sides.
 OVER_BOTH_SIDES = {"ml-100k, random": 0.995, "ml-latest-small, random": 0.97}
+# Bar of drawn rows, the default: the largest RMSE over that of plain_factors.py.
+OVER_PLAIN = 1.0
 # Bars: the least NDCG@10 over that of the best other system, and RMSE under the biases.
 AS_GOOD, UNDER = 1.0, {"ml-latest-small, time": 0.02}
-MARKERS = {THIS: "o", BIASES: "x", "popularity": "x", MYFM[0]: "<", MYFM[1]: ">", "EASE": "s"}
+MARKERS = {
+    THIS: "o",
+    SOLVED: "*",
+    PLAIN: "+",
+    BIASES: "x",
+    "popularity": "x",
+    MYFM[0]: "<",
+    MYFM[1]: ">",
+    "EASE": "s",
+}
 
 
 # --- shops with a planted low rank ---
@@ -281,6 +297,8 @@ def panel_sets(flags: argparse.Namespace, folder: Path) -> Iterator[PanelSet]:
         name = data.resolve().name
         yield PanelSet(f"{name}, random", "ratings", RANDOM, data)
         yield PanelSet(f"{name}, time", "ratings", TIME, data)
+        for part in OFFICIAL if (data / f"{OFFICIAL[0]}.base").exists() else ():
+            yield PanelSet(f"{name}, {part}", "ratings", ("--split", part), data)
         yield PanelSet(f"{name}, ranking", "rankings", SPLIT, data)
         write = partial(write_clicks, data)
         yield PanelSet(f"{name}, clicks", "rankings", SPLIT, folder / "clicks" / name, write)
@@ -321,7 +339,9 @@ def compared(each: PanelSet, flags: argparse.Namespace, folder: Path) -> list[di
     task = "rating" if each.task == "ratings" else "ranking"
     seeds = range(flags.seeds)
     cases = [PeerCase(each.data, task, seed, folder, each.flags, flags.ranks) for seed in seeds]
-    if flags.only_this and each.task != "sequences":
+    if flags.only_this and each.task == "ratings":
+        found = [trained_ratings(case) for case in cases]
+    elif flags.only_this and each.task == "rankings":
         reports = [(case, case.report(case.columns)) for case in cases]
         found = [[case.run(THIS, report["test"], training_seconds(report))] for case, report in reports]
     elif each.task == "ratings":
@@ -374,7 +394,8 @@ class SetResult:
         """Best other system by the mean over seeds; for ratings the better one of myFM's two."""
         if self.first["task"] == "ratings":
             return min(MYFM, key=lambda name: mean(self.values(name)))
-        return max((name for name in self.systems if name != THIS), key=lambda name: mean(self.values(name)))
+        others = (name for name in self.systems if name not in (THIS, SOLVED))
+        return max(others, key=lambda name: mean(self.values(name)))
 
     def ratio(self, system: str = THIS, other: str = "") -> float:
         """Metric of a system over that of another one, by default the rival."""
@@ -382,8 +403,8 @@ class SetResult:
 
     @property
     def slowness(self) -> float:
-        """Seconds over those of the rival."""
-        return self.seconds(THIS) / self.seconds(self.rival)
+        """Seconds of solved rows over those of the rival."""
+        return self.seconds(SOLVED) / self.seconds(self.rival)
 
     @property
     def under_biases(self) -> float:
@@ -405,22 +426,26 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Each bar beside its figure, if that was measured."""
     ratings = results_of(result, "ratings")
     bars = []
-    if at_random := [each for each in ratings if each.first["split"] == "random"]:
-        middle = median(each.ratio() for each in at_random)
-        name = "random splits, RMSE / better myFM"
+    if at_random := [each for each in ratings if each.first["split"] != "time"]:
+        middle = median(each.ratio(SOLVED) for each in at_random)
+        name = "random splits, RMSE of solved rows / better myFM"
         bars.append(bar(f"{name}, median", middle, MIDDLE, f"{middle:.4f}", f"{MIDDLE}", at_most=True))
-        worst = max(at_random, key=SetResult.ratio)
-        shown = f"{worst.ratio():.4f} on {worst.name}"
-        bars.append(bar(f"{name}, worst", worst.ratio(), WORST, shown, f"{WORST}", at_most=True))
+        worst = max(at_random, key=lambda each: each.ratio(SOLVED))
+        shown = f"{worst.ratio(SOLVED):.4f} on {worst.name}"
+        bars.append(bar(f"{name}, worst", worst.ratio(SOLVED), WORST, shown, f"{WORST}", at_most=True))
     if ratings:
         slow = max(ratings, key=lambda each: each.slowness)
         shown = f"{slow.slowness:.2f} on {slow.name}"
-        name = "ratings, seconds / better myFM, worst"
+        name = "ratings, seconds of solved rows / better myFM, worst"
         bars.append(bar(name, slow.slowness, SLOWEST, shown, f"{SLOWEST}", at_most=True))
+        far = max(ratings, key=lambda each: each.ratio(other=PLAIN))
+        shown = f"{far.ratio(other=PLAIN):.4f} on {far.name}"
+        name = "ratings, RMSE / plain factors, worst"
+        bars.append(bar(name, far.ratio(other=PLAIN), OVER_PLAIN, shown, f"{OVER_PLAIN}", at_most=True))
     for each in ratings:
         if each.name in OVER_BOTH_SIDES:
-            found, most = each.ratio(other=BOTH_SIDES), OVER_BOTH_SIDES[each.name]
-            name = f"{each.name}, RMSE / {BOTH_SIDES}"
+            found, most = each.ratio(SOLVED, BOTH_SIDES), OVER_BOTH_SIDES[each.name]
+            name = f"{each.name}, RMSE of solved rows / {BOTH_SIDES}"
             bars.append(bar(name, found, most, f"{found:.4f}", f"{most}", at_most=True))
         if each.first["split"] == "time":
             found, least = each.under_biases, UNDER.get(each.name, 0.0)
@@ -446,22 +471,25 @@ def render(result: dict[str, Any]) -> str:
 def table_of(task: str, sets: Sequence[SetResult]) -> str:
     """Table with a row for each set: the metric of every system, and this project beside the best of them."""
     _, shown = TASKS[task]
-    peers = [name for name in dict.fromkeys(name for each in sets for name in each.systems) if name != THIS]
-    ratings = task == "ratings"
-    other = "better myFM" if ratings else "best other"
-    under = ["below the biases"] if ratings else []
-    heads = [f"{task}, {shown}", "half", "training events", *peers, THIS, f"/ {other}", *under, "seconds"]
+    systems = dict.fromkeys(name for each in sets for name in each.systems)
+    peers = [name for name in systems if name not in (THIS, SOLVED)]
+    # System, and what it is compared with.
+    ours = [(THIS, PLAIN), (SOLVED, "better myFM")] if task == "ratings" else [(THIS, "best other")]
+    heads = [f"{task}, {shown}", "half", "training events", *peers]
+    for name, other in ours:
+        heads += [name, f"/ {other}", "seconds"]
     lines = []
     for each in sets:
         cells = [f"{mean(each.values(name)):.4f}" if name in each.systems else "-" for name in peers]
-        cells += [f"**{spread(each.values(THIS))}**", f"{each.ratio():.3f}"]
-        if ratings:
-            cells.append(f"{each.under_biases:.4f}" if each.first["split"] == "time" else "-")
-        seconds = f"{each.seconds(THIS):.1f}"
-        lines.append([each.name, each.half, f"{each.first['num_train']:,}", *cells, seconds])
-        if ratings:
-            lines[-1].append(f"{each.slowness:.2f}")
-    return table([*heads, *(["seconds / better myFM"] if ratings else [])], lines, left=(0, 1))
+        for name, other in ours:
+            ratio = each.ratio(name, PLAIN if other == PLAIN else "")
+            cells += [f"**{spread(each.values(name))}**", f"{ratio:.3f}", f"{each.seconds(name):.1f}"]
+        lines.append([each.name, each.half, f"{each.first['num_train']:,}", *cells])
+    if task == "ratings":
+        heads.append("/ better myFM")
+        for line, each in zip(lines, sets, strict=True):
+            line.append(f"{each.slowness:.2f}")
+    return table(heads, lines, left=(0, 1))
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -478,11 +506,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def draw_panel(axes: Any, task: str, sets: Sequence[SetResult]) -> None:
     """Draw one panel; seeds of this project are small points."""
-    names = list(dict.fromkeys(name for each in sets for name in each.systems if name != THIS))
-    for name in (*names, THIS):
+    names = list(dict.fromkeys(name for each in sets for name in each.systems if name not in (THIS, SOLVED)))
+    ours = [name for name in (SOLVED, THIS) if name in sets[0].systems]
+    for name in (*names, *ours):
         rows = [row for row, each in enumerate(sets) if name in each.systems]
         found = [sets[row].ratio(name) for row in rows]
-        style = {"color": "C0", "zorder": 3} if name == THIS else {"color": f"C{1 + names.index(name)}"}
+        style = {"color": "C0", "zorder": 3} if name in ours else {"color": f"C{1 + names.index(name)}"}
         axes.plot(found, rows, linestyle="", marker=MARKERS.get(name, "d"), label=name, **style)
     for row, each in enumerate(sets):
         rival = mean(each.values(each.rival))

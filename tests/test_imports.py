@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from recsuite import hooks
 from tests.support.launch import ROOT
 
 SOURCES = ROOT / "example"
@@ -19,7 +21,8 @@ MAY_IMPORT = {
     "errors": "",
     "files": "errors",
     "remote": "errors files",
-    "config": "errors files remote",
+    "hooks": "",
+    "config": "errors files remote hooks",
     "runtime": "errors files config",
     "workers": "errors runtime",
     "ids": "errors",
@@ -35,11 +38,13 @@ MAY_IMPORT = {
     "checkpoint.shards": "errors files remote ids checkpoint.format",
     "checkpoint.recorded": "errors files remote config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
-    "training": "errors config remote runtime datasets models sharding compiled",
+    "training": "errors config remote runtime datasets models sharding compiled hooks",
     "checkpoint": "errors files remote config runtime datasets models sharding training ids",
     "serving": "errors files remote config models runtime.console ids time_buckets datasets.schema "
     "datasets.spread datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "
     "checkpoint.chain checkpoint.shards checkpoint.recorded training.progress",
+    # The core, above, imports none of them. An extra imports no other one.
+    "extras.gaussian": "errors config.sections runtime.console runtime.host datasets compiled",
     "monitoring": "errors files remote config runtime datasets models training",
 }
 
@@ -97,6 +102,20 @@ def test_a_folder_imports_only_lower_layers(part: str) -> None:
         if not any(is_within(other, each) for each in allowed)
     }
     assert found == set()
+
+
+def test_the_core_names_extras_in_its_table_of_hooks_alone() -> None:
+    # An import by a text is none of those above; `__init__` has the public names, of extras too.
+    naming = {
+        module
+        for module, path in MODULES.items()
+        if module.startswith("recsuite.") and not is_within(module, "extras")
+        if re.search(r"\bextras\.\w", path.read_text())
+    }
+    assert naming == {"recsuite.hooks"}
+    for place in hooks.INITIAL_ROWS.values():
+        module, _, name = place.partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
 
 
 def test_no_imports_are_circular() -> None:

@@ -45,7 +45,7 @@ PUBLIC = {
     "compact": "tools.script",
     "cleanup_runtime": "runtime.process",
     "fit": "tools.fitting",
-    "gaussian_rows": "training.gaussian",
+    "gaussian_rows": "extras.gaussian",
     "init_runtime": "runtime.process",
     "library_model": "models.tasks",
     "make_mlp": "models.layers",

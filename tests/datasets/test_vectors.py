@@ -17,9 +17,9 @@ from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables.guessing import guess
 from recsuite.errors import UserError
+from recsuite.extras.gaussian import gaussian_rows
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training import loop
-from recsuite.training.gaussian import gaussian_rows
 from recsuite.training.weights import project_rows
 from tests.support.launch import EXAMPLE, read_json, succeeded, torchrun
 

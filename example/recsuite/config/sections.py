@@ -12,6 +12,7 @@ from typing import Any
 
 from recsuite.config.presets import AUTO, NONE, PRESETS
 from recsuite.errors import UserError
+from recsuite.hooks import INITIAL_ROWS
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -638,7 +639,7 @@ class ModelConfig(Section):
         "random",
         "Initial rows of the tables: drawn (random), or those of a Gaussian model of the training ratings, "
         "which is solved before the first epoch (gaussian), for models that add up rows.",
-        choices=("random", "gaussian"),
+        choices=("random", *INITIAL_ROWS),
         requires=("task", "rating"),
     )
     preset: str = flag(

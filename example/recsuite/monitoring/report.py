@@ -160,7 +160,10 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "events": columns.schema.labels,
         "metrics": task.labels_for(run.test),
         "main_metric": task.main_metric,
-        "baselines": {name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
+        "baselines": {
+            **{name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
+            **({"biases": finite(run.biases)} if run.biases else {}),
+        },
         **_measured(run.test),
         "intervals": {"test": _intervals(run.test), "validation": _intervals(run.validation)},
         "test_parts": {
@@ -189,6 +192,7 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
     metrics: dict[str, Any] = {"validation": finite(epoch.validation)}
     if isinstance(epoch, TrainedWindow):
         metrics = {"progressive": metrics["validation"], "of all windows": finite(epoch.overall)}
+        metrics["biases, of all windows"] = finite(epoch.biases)
         metrics |= {"events": epoch.num_events, "time": epoch.last_time}
     return {
         "epoch": epoch.number,
@@ -242,7 +246,7 @@ def print_stream_results(run: Run, config: ModelConfig, context: RuntimeContext)
     learned = counted(number, "window of the stream is", "windows of the stream are")
     context.say(f"{learned} learned{passed}")
     name = f"predicted before learned, {counted(number, 'window')}"
-    context.say(results_table(run.columns, task, name, run.test, "stream"), tagged=False)
+    context.say(results_table(run.columns, task, name, run.test, "stream", biases=run.biases), tagged=False)
 
 
 def describe_leaks(columns: Columns) -> list[str]:
@@ -276,9 +280,15 @@ def results_table(
     test: Metrics,
     of: str = "test",
     validation: Metrics | None = None,
+    biases: Metrics | None = None,
 ) -> str:
-    """Return a table of a model and its baselines on the test ratings; "-" is an undefined metric."""
+    """Return a table of a model and its baselines on the test ratings; "-" is an undefined metric.
+
+    biases: the metrics of the baseline of a stream.
+    """
     baselines = dict(columns.baselines[task.evaluation])
+    if biases:
+        baselines["biases of all earlier events"] = biases
     oracle = baselines.pop("oracle", None)
     labels = task.labels_for(test)
     rows = {name: _shown(labels, metrics) for name, metrics in baselines.items()}

@@ -79,13 +79,15 @@ class TrainedWindow(Epoch):
 
     `validation` is of its predictions, which were made before the window was learned. num_events: of the
     window; first_time, last_time: of its events, in seconds since 1970; overall: the metrics of all windows
-    up to it. The losses of a resumed window are those of the steps since it was resumed.
+    up to it; biases: those of the baseline, which predicts from all earlier events, too. The losses of a
+    resumed window are those of the steps since it was resumed.
     """
 
     num_events: int
     first_time: int
     last_time: int
     overall: Metrics
+    biases: Metrics
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class Run:
     num_epochs: finished epochs; stopped_early: true if --patience ended it; is_stream: true for a stream: its
     epochs are windows, and the test is that of all their predictions; num_empty: windows without events,
     which were skipped; initial_rows_seconds, initial: the time to make the initial rows of the tables, and
-    their validation metrics, see `Training.shard`; 0 and {} where there are none.
+    their validation metrics, see `Training.shard`; 0 and {} where there are none; biases: metrics of the
+    baseline of a stream.
 
         def on_end(self, run: rs.Run) -> None:
             print(run.test_epoch, run.test["rmse"])
@@ -114,6 +117,7 @@ class Run:
     num_empty: int = 0
     initial_rows_seconds: float = 0.0
     initial: Metrics = field(default_factory=dict)
+    biases: Metrics = field(default_factory=dict)
 
     @property
     def validation(self) -> Metrics:

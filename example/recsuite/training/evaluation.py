@@ -191,6 +191,13 @@ class PredictionEvaluator:
         predictions = first_label(self.predict(model, "validation", number, window))
         return self._measure(model, predictions, labels, UNCALIBRATED)
 
+    def baseline(self, predictions: np.ndarray, labels: np.ndarray) -> Metrics:
+        """Return the metrics of a baseline's predictions of the first label, float [n] both."""
+        liked = labels >= self.schema.liked_label
+        if self.task.evaluation == "answers":
+            return measure_probabilities(predictions.clip(0, 1), liked)
+        return measure(predictions, labels, liked, UNCALIBRATED)
+
     def _measure(
         self,
         model: DistributedModelParallel,

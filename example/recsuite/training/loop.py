@@ -15,13 +15,13 @@ from torch import nn
 from typing_extensions import Self
 
 from recsuite.config.config import Config
-from recsuite.config.sections import UVM, ModelConfig, TrainingConfig
+from recsuite.config.sections import UVM, TrainingConfig
 from recsuite.datasets.batches import EventBatches
-from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import Window
 from recsuite.errors import UserError, counted, format_metric
+from recsuite.hooks import INITIAL_ROWS, extra
 from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
@@ -154,8 +154,8 @@ class Training:
         for line in self.plan.splitlines():
             self.context.say(line)
         place_batches(self.input_pipeline, self.train_state, self.config, self.context)
-        if initial_rows is None and self.config.model.initial_rows == "gaussian":
-            initial_rows = _gaussian_rows
+        if initial_rows is None and self.config.model.initial_rows in INITIAL_ROWS:
+            initial_rows = extra(INITIAL_ROWS[self.config.model.initial_rows])
         if initial_rows is not None and not self.checkpointer.is_resumed:
             begun = time.perf_counter()
             with self.phase("model"):
@@ -294,7 +294,8 @@ class Training:
             with self.phase("evaluation"):
                 model, labels = self.train_state.model, self.windows.labels_of(window)
                 predicted = self.evaluator.window(model, self.progress.epoch, window, labels)
-                self.stream = self.windows.begun(self.stream, window, predicted)
+                biases = self.evaluator.baseline(self.windows.biases(window), labels)
+                self.stream = self.windows.begun(self.stream, window, predicted, biases)
         for step in self._steps:
             step.begin_pass()
         if apply_row_scale(self.train_state):
@@ -356,7 +357,19 @@ class Training:
         number = self.progress.epoch
         if self.windows is not None:
             overall, empty = self._overall(), self.windows.num_empty(self.stream)
-            run = Run(self.columns, self.plan, self.epochs, overall, number, number, False, True, empty)
+            biases = self.stream.overall_biases()
+            run = Run(
+                self.columns,
+                self.plan,
+                self.epochs,
+                overall,
+                number,
+                number,
+                stopped_early=False,
+                is_stream=True,
+                num_empty=empty,
+                biases=biases,
+            )
         else:
             has_stopped = stops_early(self.progress, self.config.training)
             if has_stopped:
@@ -460,7 +473,7 @@ class Training:
         epoch = Epoch(*results)
         if self.windows is not None and window is not None:
             times, overall = self.windows.times_of(window), self._overall()
-            epoch = TrainedWindow(*results, len(window), *times, overall)
+            epoch = TrainedWindow(*results, len(window), *times, overall, self.stream.overall_biases())
         # Before the callbacks, for it may end the process; and after the checks, because it replaces good
         # checkpoints.
         with self.phase(self.checkpointer.phase):
@@ -535,13 +548,6 @@ class TrainingPass(Pass):
         validation: the metrics of the pass, by which the best one is chosen.
         """
         self.training.end_pass(self, validation)
-
-
-def _gaussian_rows(columns: Columns, config: ModelConfig, seed: int) -> Mapping[str, np.ndarray]:
-    # Not at the top: only rank 0 makes the rows, and a GPU needs no numba otherwise.
-    from recsuite.training.gaussian import gaussian_rows
-
-    return gaussian_rows(columns, config, seed)
 
 
 def _largest(value: float, context: RuntimeContext) -> float:

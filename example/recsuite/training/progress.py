@@ -11,6 +11,8 @@ from recsuite.files import OPTIONAL
 
 # Metrics whose squares are averaged over windows, not the values themselves.
 ROOTS = ("rmse",)
+# Prefix of the metrics of the baseline, see `datasets.preparation.baselines.PastBiases`.
+OF_BIASES = "biases/"
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class StreamProgress:
     the first event of the last window. events_per_file: of the data when they were last read, to detect new
     events; late: see `datasets.streams.StreamState`; digest: of all events before `end`. predicted: metrics
     of the window under way, which is predicted before it is trained on; sums, counts: of the metrics of all
-    windows before it.
+    windows up to it, and of those of the baseline, with the prefix OF_BIASES.
     """
 
     begin: int = 0
@@ -50,18 +52,41 @@ class StreamProgress:
         """Return the progress at the end of the window under way."""
         return dataclasses.replace(self, begin=self.end, predicted={})
 
-    def with_window(self, predicted: Mapping[str, float], number: int) -> StreamProgress:
-        """Return the progress with the metrics of a window of `number` events; undefined ones are skipped."""
+    def with_window(
+        self, predicted: Mapping[str, float], biases: Mapping[str, float], number: int
+    ) -> StreamProgress:
+        """Return the progress with the metrics of a window of `number` events; undefined ones are skipped.
+
+        predicted: of the model; biases: of the baseline.
+        """
         sums, counts = dict(self.sums), dict(self.counts)
         known = {name: value for name, value in predicted.items() if math.isfinite(value)}
-        for name, value in known.items():
-            sums[name] = sums.get(name, 0.0) + number * (value**2 if name in ROOTS else value)
+        of_biases = {OF_BIASES + name: value for name, value in biases.items() if math.isfinite(value)}
+        for name, value in (known | of_biases).items():
+            is_root = name.removeprefix(OF_BIASES) in ROOTS
+            sums[name] = sums.get(name, 0.0) + number * (value**2 if is_root else value)
             counts[name] = counts.get(name, 0) + number
         return dataclasses.replace(self, predicted=known, sums=sums, counts=counts)
 
     def overall(self) -> dict[str, float]:
         """Return the metrics over all windows: exact for errors; for an AUC, the mean weighted by events."""
         means = {name: value / self.counts[name] for name, value in self.sums.items()}
+        return {
+            name: math.sqrt(value) if name in ROOTS else value
+            for name, value in means.items()
+            if not name.startswith(OF_BIASES)
+        }
+
+    def overall_biases(self) -> dict[str, float]:
+        """Return the metrics of the baseline over all windows.
+
+        Empty if an earlier version, which had none, began the stream.
+        """
+        mine = {name.removeprefix(OF_BIASES): name for name in self.sums if name.startswith(OF_BIASES)}
+        # Over other windows than those of the model they would say nothing.
+        if any(self.counts.get(name) != self.counts[of_biases] for name, of_biases in mine.items()):
+            return {}
+        means = {name: self.sums[of_biases] / self.counts[of_biases] for name, of_biases in mine.items()}
         return {name: math.sqrt(value) if name in ROOTS else value for name, value in means.items()}
 
 

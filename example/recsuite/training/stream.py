@@ -17,11 +17,21 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import Data, load, open_same_columns
+from recsuite.datasets.preparation.baselines import PastBiases
 from recsuite.datasets.preparation.cache import VOCABULARY, owner_of, remove_owned
-from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
-from recsuite.datasets.streams import Prefix, Rule, StreamState, Window, check_prefix, next_window, num_empty
+from recsuite.datasets.schema import ENTITIES, ITEM, UNKNOWN_ROW, USER
+from recsuite.datasets.streams import (
+    AT_ONCE,
+    Prefix,
+    Rule,
+    StreamState,
+    Window,
+    check_prefix,
+    next_window,
+    num_empty,
+)
 from recsuite.errors import UserError, counted, format_metric
-from recsuite.models.tasks import WorkerTask
+from recsuite.models.tasks import TASKS, WorkerTask
 from recsuite.remote import folder_at
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, launch_name, raise_on_all
 from recsuite.training.callbacks import TrainedWindow
@@ -38,7 +48,7 @@ class StreamWindows:
 
     def __init__(self, data: Data, config: Config, context: RuntimeContext) -> None:
         self.following, self._data, self._config, self._context = data.following, data, config, context
-        self._span = config.stream.span
+        self._span, self._is_answers = config.stream.span, TASKS[config.model.task].evaluation == "answers"
         self._loader = contextlib.ExitStack()
         self._owner = owner_of(broadcast_from_rank0(lambda: owner_name(config.checkpoint)))
         self._read(data.columns)
@@ -49,11 +59,13 @@ class StreamWindows:
         """Return the progress of the stream, with what later reads of the data need."""
         stream, columns, stream_state = stream or StreamProgress(), self.columns, self._data.stream_state
         self._prefix = Prefix(columns.column("keys"), stream.end)
+        self._learn_biases(stream)
         return self._noted(stream, stream_state.rules(columns.events_per_file) if columns.num_late else ())
 
     def _read(self, columns: Columns) -> None:
         # Mapped now, because their files may be removed.
         self.columns, self._times, self._labels = columns, columns.column("time"), columns.column("rating")
+        self._events = columns.column("rows")
 
     def _noted(self, stream: StreamProgress, late: tuple[Rule, ...]) -> StreamProgress:
         """Add the data that identify later events, and the rules for events that came too late."""
@@ -65,11 +77,37 @@ class StreamWindows:
             return Window(stream.begin, stream.end)
         return next_window(self._times, stream.end, self._span, is_open=self.following is not None)
 
-    def begun(self, stream: StreamProgress, window: Window, predicted: Metrics) -> StreamProgress:
-        """Return the progress after a window was predicted, and before any event of it is learned."""
+    def _learn_biases(self, stream: StreamProgress) -> None:
+        """Begin the baseline anew, with all events that are predicted."""
+        columns = self.columns
+        self._biases = PastBiases((columns.num_users, columns.num_items), columns.mean_label)
+        for begin in range(0, stream.end, AT_ONCE):
+            self._biases.learn(*self._events_of(Window(begin, min(begin + AT_ONCE, stream.end))))
+
+    def _events_of(self, window: Window) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return users, items and what is predicted of the events of a window, [n] each."""
+        events, labels = self._events[window.begin : window.end], self.labels_of(window)
+        if self._is_answers:
+            labels = labels >= self.columns.schema.liked_label
+        return events[USER], events[ITEM], labels
+
+    def biases(self, window: Window) -> np.ndarray:
+        """Return the predictions of the baseline for a window, float64 [n]; it then learns the window."""
+        user, item, label = self._events_of(window)
+        predicted = self._biases.predict(user, item)
+        self._biases.learn(user, item, label)
+        return predicted
+
+    def begun(
+        self, stream: StreamProgress, window: Window, predicted: Metrics, biases: Metrics
+    ) -> StreamProgress:
+        """Return the progress after a window was predicted, and before any event of it is learned.
+
+        predicted, biases: the metrics of the model and of the baseline.
+        """
         first_time, last_time = self.times_of(window)
         return dataclasses.replace(
-            stream.with_window(predicted, len(window)),
+            stream.with_window(predicted, biases, len(window)),
             begin=window.begin,
             end=window.end,
             begins_at=first_time,
@@ -121,6 +159,8 @@ class StreamWindows:
         raise_on_all(lambda: check_prefix(keys, stream.end, stream.digest, columns.source))
         self._prefix.keys = keys
         self._read(columns)
+        # Users and items may have other positions now.
+        self._learn_biases(stream)
         # A rule that excluded no event need not be saved: later events are under a later rule.
         found_late = columns.num_late > before.num_late
         return self._noted(stream, stream_state.rules(columns.events_per_file) if found_late else stream.late)
@@ -214,6 +254,8 @@ def describe_windows(windows: list[TrainedWindow], task: WorkerTask, unit: str) 
     shown = [("", last.validation[name])] if len(windows) == 1 else []
     shown.append((" of all windows", last.overall[name]))
     errors = ", ".join(f"{task.main_label}{of} {format_metric(value)}" for of, value in shown)
+    if name in last.biases:
+        errors += f" (biases {format_metric(last.biases[name])})"
     return (
         f"{numbers} ({day(first.first_time)} to {day(last.last_time)}): {counted(number, unit[:-1], unit)}, "
         f"predicted with {errors}, {number / max(seconds, 1e-9):,.0f} {unit}/s trained"

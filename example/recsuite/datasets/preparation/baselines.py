@@ -211,6 +211,36 @@ class Biases:
         return self.mean + self.user[user] + self.item[item]
 
 
+class PastBiases:
+    """Bias baseline of a stream: the events of a window are predicted from all events before it.
+
+    The prediction is the mean label plus the damped mean deviations of the user and of the item. It depends
+    on the earlier events alone, so a resumed stream has the same one.
+
+    sizes: numbers of users and of items; mean: the prediction before the first event.
+    """
+
+    def __init__(self, sizes: tuple[int, int], mean: float) -> None:
+        self._mean = mean
+        self._sums = [np.zeros(size) for size in sizes]
+        self._counts = [np.zeros(size, np.int64) for size in sizes]
+
+    def learn(self, user: np.ndarray, item: np.ndarray, label: np.ndarray) -> None:
+        """Add events; user, item: their positions, int [n]; label: float [n]."""
+        for places, sums, counts in zip((user, item), self._sums, self._counts, strict=True):
+            np.add.at(sums, places, label)
+            np.add.at(counts, places, 1)
+
+    def predict(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
+        """Return predicted labels, float64 [n]."""
+        number = self._counts[0].sum()
+        mean = self._sums[0].sum() / number if number else self._mean
+        found = np.full(len(user), mean)
+        for places, sums, counts in zip((user, item), self._sums, self._counts, strict=True):
+            found += (sums[places] - counts[places] * mean) / (counts[places] + DAMPING)
+        return found
+
+
 def fit_biases(
     user: np.ndarray,
     item: np.ndarray,

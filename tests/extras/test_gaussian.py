@@ -17,10 +17,10 @@ from recsuite.config.sections import ModelConfig
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
+from recsuite.extras import gaussian
+from recsuite.extras.gaussian import GaussianModel, Rows, Unknowns, gaussian_rows
 from recsuite.monitoring.results import read_report
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training import gaussian
-from recsuite.training.gaussian import GaussianModel, Rows, Unknowns, gaussian_rows
 from recsuite.training.loop import Training
 from tests.support.csv_ratings import write_ratings
 from tests.support.launch import EXAMPLE, read_json, succeeded, torchrun
@@ -133,9 +133,9 @@ def test_the_last_row_of_a_sweep_has_the_posterior_of_linear_regression(
     mine, other = (model.users, model.items) if side == "users" else (model.items, model.users)
     part = mine.of_lists if kind == "lists" else {**mine.of_owners, **mine.of_events}[name]
     rests, moments = np.empty((len(mine.shares_of_events), D)), np.empty((len(mine.shares_of_events), D, D))
-    gaussian.collect(mine.side, other.side, rests, moments)
+    gaussian.collect(0, len(rests), mine.side, other.side, rests, moments)
     if kind == "events":
-        gaussian.solve_events(mine.side, other.side, part, NOISE)
+        gaussian.solve_events(0, len(part.means), mine.side, other.side, part, NOISE)
     elif kind == "lists":
         gaussian.solve_lists(mine.side, other.side, part, NOISE, rests, moments)
     else:
@@ -158,7 +158,17 @@ def test_the_noise_is_the_mean_squared_error_of_drawn_vectors(model: GaussianMod
         predicted = u[:, 0] + v[:, 0] + (u[:, 1:] * v[:, 1:]).sum(axis=1)
         errors.append(((model.labels[event] - predicted) ** 2).mean())
     expected = np.average(errors, weights=model.weights)
-    assert gaussian.expected_error(model.users.side, model.items.side) == pytest.approx(expected, rel=0.01)
+    assert model.expected_error() == pytest.approx(expected, rel=0.01)
+
+
+def test_any_number_of_threads_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = [*write_planted(tmp_path, 60, 20, 600), "--day_feature", "user"]
+    columns, found = open_columns(parse_args(flags)), []
+    for cores in (1, 3):
+        monkeypatch.setattr(gaussian, "allowed_cores", lambda cores=cores: cores)
+        found.append(gaussian_rows(columns, ModelConfig(embedding_dim=D), seed=0))
+    for name, rows in found[0].items():
+        np.testing.assert_array_equal(rows, found[1][name], err_msg=name)
 
 
 def test_planted_factors_are_found_almost_to_the_noise(tmp_path: Path) -> None:
