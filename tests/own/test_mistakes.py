@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -304,6 +305,29 @@ def test_a_callback_gets_the_rate_of_the_loop_and_a_second_forward_trains(
     training.validate()
     assert rates == [0.1 / number for number in range(1, len(rates) + 1)]
     assert len(rates) == len(part.step_sizes)
+
+
+@pytest.mark.parametrize(
+    ("rule", "dense", "rates"),
+    [
+        (None, None, r"--lr 0\.04 and --dense_lr 0\.001"),
+        (
+            rs.Adam(0.5),
+            torch.optim.SGD,
+            r"a rate of 0\.5 of the tables and a rate of 0\.002 of",
+        ),
+    ],
+)
+def test_a_training_that_diverges_names_its_own_rates_and_no_flag_that_it_does_not_read(
+    training: Training, rule: rs.TableRule | None, dense: Any, rates: str
+) -> None:
+    class Infinite(Mean):
+        def forward(self, *inputs: Any) -> torch.Tensor:
+            return super().forward(*inputs) * math.inf
+
+    own = dense and (lambda weights: dense(weights, lr=0.002))
+    with pytest.raises(rs.UserError, match=rf"diverged with {rates}.*; give smaller ones"):
+        trained(training, maker=small(), loss=Infinite(), tables=rule, dense=own)
 
 
 class Dense(nn.Module):

@@ -72,7 +72,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
                 os.kill(os.getpid(), signal.SIGTERM)
 
         def on_epoch(self, epoch: Epoch) -> None:
-            of_window = ("num_events", "first_time", "last_time", "validation", "overall")
+            of_window = ("num_events", "first_time", "last_time", "validation", "overall", "biases")
             values = {name: getattr(epoch, name) for name in of_window}
             windows.append({"number": epoch.number, "losses": epoch.losses.tolist(), **values})
 

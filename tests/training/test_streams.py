@@ -42,7 +42,7 @@ def extents(windows: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 
 
 def errors(windows: list[dict[str, Any]]) -> list[list[float]]:
-    return [[window[of]["rmse"] for of in ("validation", "overall")] for window in windows]
+    return [[window[of]["rmse"] for of in ("validation", "overall", "biases")] for window in windows]
 
 
 @pytest.mark.parametrize("tables", TABLES)

@@ -106,6 +106,7 @@ class Checkpointer:
         """Restore the resumed checkpoint or that of --warm_start, or write a full one of initial rows or for
         deltas to build on.
         """
+        self.rates = train_state.rates
         if self.resumed is not None:
             restore(self.resumed, train_state, self.columns, self.context)
         elif folder := self.config.checkpoint.warm_start:
@@ -173,8 +174,8 @@ class Checkpointer:
             lambda: (float(step.loss), describe_invalid_weights(dense, tables, changed)), self.group
         )
         losses, faults = zip(*everyones, strict=True)
-        check_finite(np.array(losses).max(keepdims=True), step.progress.step - 1, self.config.optimizer)
-        check_no_invalid_weights(faults, step.progress.step, self.config.optimizer)
+        check_finite(np.array(losses).max(keepdims=True), step.progress.step - 1, self.rates)
+        check_no_invalid_weights(faults, step.progress.step, self.rates)
 
     def _end_if(self, stop: int, progress: Progress) -> None:
         """End the process if the ranks agreed to, after the last checkpoint is on the disk."""

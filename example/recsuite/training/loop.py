@@ -421,7 +421,7 @@ class Training:
         """Refuse weights that no trained model has; changed: see `describe_invalid_weights`. Collective."""
         dense, tables = self.checkpointer.dense, self.train_state.tables
         faults = all_gather_object(lambda: describe_invalid_weights(dense, tables, changed))
-        check_no_invalid_weights(faults, self.progress.step, self.config.optimizer)
+        check_no_invalid_weights(faults, self.progress.step, self.train_state.rates)
 
     def print_counts(self) -> None:
         """Print the rows and counters of tables that have counters. Collective: every rank."""
@@ -447,7 +447,7 @@ class Training:
                 f"more than {counted(WARM_UP_STEPS, 'step')} in a pass, or give auto or off."
             )
         # First of all: the next steps would validate, compare and save a broken model.
-        check_finite(part.losses, self.progress.step, self.config.optimizer)
+        check_finite(part.losses, self.progress.step, self.train_state.rates)
         # The wait of the rank that waited most: in every step all ranks wait for it.
         part.wait = _largest(self.input_pipeline.seconds_waited / part.seconds, self.context)
         step, epoch = self.progress.step + len(part.losses), self.progress.epoch + 1

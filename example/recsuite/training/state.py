@@ -187,13 +187,20 @@ class ShardedModel:
     weight_decay: the decay of the tables in a pass, see `RowScale`; rule: the name of their optimizer;
     tables: this rank's share of each table, by its name; table_optimizer: is a part of their backward;
     dense_optimizer: of the dense part; head: computes with looked-up rows, without a parallel wrapper;
-    row_scale: factor from the contents of the tables to the rows, float32 [], the model's buffer itself.
+    row_scale: factor from the contents of the tables to the rows, float32 [], the model's buffer itself;
+    rates: the learning rates in words.
     """
 
     def __init__(
-        self, model: DistributedModelParallel, optimizer: CombinedOptimizer, weight_decay: float, rule: str
+        self,
+        model: DistributedModelParallel,
+        optimizer: CombinedOptimizer,
+        weight_decay: float,
+        rule: str,
+        rates: str,
     ) -> None:
         self.model, self.optimizer, self.weight_decay = model, optimizer, weight_decay
+        self.rates = rates
         # Found once for the whole training: training and restoring change their tensors in place.
         self.tables: dict[str, EmbeddingTable] = embedding_tables(model)
         self.table_optimizer: Any
@@ -298,7 +305,18 @@ def build_train_state(
         )
     model.module.metrics = dict(metrics or {})
     optimizer = make_optimizer(model, config.optimizer, dense)
-    return ShardedModel(model, optimizer, config.optimizer.weight_decay, tables.name)
+    rates = describe_rates(tables, optimizer, config.optimizer)
+    return ShardedModel(model, optimizer, config.optimizer.weight_decay, tables.name, rates)
+
+
+def describe_rates(tables: TableRule, optimizer: CombinedOptimizer, config: OptimizerConfig) -> str:
+    """Describe the learning rates; by a flag if it has the value, because a script may have rates of its own."""
+    dense = optimizer.optimizers[1][1].param_groups[0]["initial_lr"]
+    parts = (("tables", tables.lr, "lr", config.lr), ("dense part", dense, "dense_lr", config.dense_lr))
+    return " and ".join(
+        f"--{flag} {rate}" if rate == value else f"a rate of {rate} of the {part}"
+        for part, rate, flag, value in parts
+    )
 
 
 def has_epochs_left(progress: Progress, config: TrainingConfig) -> bool:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.config.config import Config
-from recsuite.config.sections import ModelConfig, OptimizerConfig, TrainingConfig, require
+from recsuite.config.sections import ModelConfig, TrainingConfig, require
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import ITEM, UNKNOWN_ROW, USER
 from recsuite.datasets.source import PREPARATION_DEADLINE
@@ -264,8 +264,10 @@ class InMemoryBest(CheckpointerProtocol):
         return self._best
 
 
-def check_finite(losses: np.ndarray, step: int, config: OptimizerConfig) -> None:
-    """Refuse to continue after a loss that is infinite or NaN; losses: those of the steps after `step`.
+def check_finite(losses: np.ndarray, step: int, rates: str) -> None:
+    """Refuse to continue after a loss that is infinite or NaN.
+
+    losses: those of the steps after `step`; rates: the learning rates in words.
 
     Raises:
         UserError: when one is infinite or NaN.
@@ -273,14 +275,15 @@ def check_finite(losses: np.ndarray, step: int, config: OptimizerConfig) -> None
     bad = np.flatnonzero(~np.isfinite(losses))
     if len(bad):
         raise UserError(
-            f"The loss is {losses[bad[0]]} at step {step + bad[0] + 1}: the training diverged with --lr "
-            f"{config.lr} --dense_lr {config.dense_lr}; give smaller ones."
+            f"The loss is {losses[bad[0]]} at step {step + bad[0] + 1}: the training diverged with {rates}; "
+            "give smaller ones."
         )
 
 
-def check_no_invalid_weights(faults: Sequence[str], step: int, config: OptimizerConfig) -> None:
-    """Refuse a model in which any rank found a fault, see `describe_invalid_weights`; faults: those of all
-    ranks.
+def check_no_invalid_weights(faults: Sequence[str], step: int, rates: str) -> None:
+    """Refuse a model in which any rank found a fault, see `describe_invalid_weights`.
+
+    faults: those of all ranks; rates: the learning rates in words.
 
     Raises:
         UserError: names the first fault.
@@ -289,6 +292,6 @@ def check_no_invalid_weights(faults: Sequence[str], step: int, config: Optimizer
     if fault:
         raise UserError(
             f"After step {step:,} {fault}, and a trained model has only finite numbers and no weight beyond "
-            f"{LARGEST_WEIGHT:,.0f}: the training diverged with --lr {config.lr} --dense_lr "
-            f"{config.dense_lr}; give smaller ones. Earlier checkpoints are as they were."
+            f"{LARGEST_WEIGHT:,.0f}: the training diverged with {rates}; give smaller ones. Earlier "
+            "checkpoints are as they were."
         )

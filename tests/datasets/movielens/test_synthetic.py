@@ -89,7 +89,7 @@ def test_users_have_ml_1m_codes(world: World) -> None:
 
 def test_histogram_is_near_ml_1m(world: World) -> None:
     shares = np.bincount(world.ratings, minlength=6)[1:] / NUM_RATINGS
-    assert shares == pytest.approx(HISTOGRAM_OF_ML_1M, abs=0.04)
+    assert shares == pytest.approx(HISTOGRAM_OF_ML_1M, abs=0.05)
 
 
 def test_popularity_is_as_skewed_as_movielens(world: World) -> None:
