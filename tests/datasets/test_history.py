@@ -10,8 +10,10 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.batches import Batch, EventBatches, Request
+from recsuite.datasets.batching import MASKED_EVERY, NEW_USER_EVERY
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.time_buckets import time_buckets_of
 from tests.support.batches import lists_of
 from tests.support.csv_ratings import write_ratings
@@ -106,8 +108,11 @@ def test_a_history_has_the_last_earlier_items_with_their_places_and_ages(config:
     columns = open_columns(config)
     found = histories(columns, config, split)
     assert sorted(found) == [*columns.range_of(split)]
+    # Of users that are hidden in training, see below.
+    hidden = [place for place, members in found.items() if not members and expected(columns, place)]
+    assert len(hidden) <= (-(-len(found) // NEW_USER_EVERY) if split == "train" else 0)
     for position, members in found.items():
-        wanted = expected(columns, position)
+        wanted = [] if position in hidden else expected(columns, position)
         # Of one second any order will do.
         assert {(each.row, each.label, each.bucket) for each in members} == {
             (each.row, each.label, each.bucket) for each in wanted
@@ -116,6 +121,28 @@ def test_a_history_has_the_last_earlier_items_with_their_places_and_ages(config:
     # The planted data have all cases.
     lengths = {len(members) for members in found.values()}
     assert lengths == {0, 1, 2, LENGTH} if split == "train" else LENGTH in lengths
+
+
+@pytest.mark.parametrize("task", ["ranking", "rating"])
+def test_hidden_users_of_a_ranking_are_new_ones_without_a_history(config: Config, task: str) -> None:
+    columns = open_columns(config)
+    weights = config.model.history_weights if task == "ranking" else "equal"
+    dataset = EventBatches(columns, config.replaced(task=task, history_weights=weights), 0, 1)
+    hidden, number = [], 0
+    for step in range(dataset.num_steps("train")):
+        batch = dataset[Request("train", 1, step)]
+        lists = lists_of(columns.tables, batch)
+        for row in np.flatnonzero(batch.weights.numpy() > 0):
+            number += 1
+            if lists["user"][row].tolist() == [UNKNOWN_ROW]:
+                hidden.append(len(lists["history"][row]))
+    if task == "ranking":
+        assert len(hidden) == -(-number // NEW_USER_EVERY)
+        assert set(hidden) == {0}
+    else:
+        # Fewer, and each has its user's history.
+        assert len(hidden) == -(-number // MASKED_EVERY)
+        assert max(hidden) == LENGTH
 
 
 def test_a_training_rating_is_not_in_its_own_history(config: Config) -> None:

@@ -310,7 +310,7 @@ def build_train_state(
 
 
 def describe_rates(tables: TableRule, optimizer: CombinedOptimizer, config: OptimizerConfig) -> str:
-    """Describe the learning rates; by a flag if it has the value, because a script may have rates of its own."""
+    """Describe the learning rates, by a flag only if it has the value: a script may have rates of its own."""
     dense = optimizer.optimizers[1][1].param_groups[0]["initial_lr"]
     parts = (("tables", tables.lr, "lr", config.lr), ("dense part", dense, "dense_lr", config.dense_lr))
     return " and ".join(
