@@ -40,11 +40,14 @@ def run(data: str, system: str, value: float, seconds: float = 1.0, **more: Any)
 
 
 def ratings(
-    data: str, this: float, seconds: float = 2.0, split: str = "random", seed: int = 0
+    data: str, solved: float, seconds: float = 2.0, split: str = "random", seed: int = 0, drawn: float = 0.9
 ) -> list[dict[str, Any]]:
-    """Results on a set with the biases 1.0, and myFM 0.8 in 2 s with ids, 0.9 in 4 s with both sides."""
-    known = {"biases": (1.0, 0.1), "myFM, ids": (0.8, 2.0), "myFM, who rated what": (0.9, 4.0)}
-    systems = {"this": (this, seconds), **known}
+    """Results on a set with the biases 1.0, plain factors 0.9, and myFM 0.8 in 2 s with ids, 0.9 in 4 s with
+    both sides.
+    """
+    peers = {"biases": (1.0, 0.1), "plain factors": (0.9, 1.0)}
+    machines = {"myFM, ids": (0.8, 2.0), "myFM, who rated what": (0.9, 4.0)}
+    systems = {"this": (drawn, 1.0), "this, solved": (solved, seconds), **peers, **machines}
     return [run(data, name, *values, split=split, seed=seed) for name, values in systems.items()]
 
 
@@ -132,6 +135,7 @@ def test_each_set_has_its_half_and_its_flags(panel: Any, tmp_path: Path) -> None
         "shop small, time",
         *(f"world {name}, {split}" for name in panel.SHOWN_WORLDS for split in ("random", "time")),
         *("ml-latest-small, clicks", "ml-100k, ranking", "ml-100k, clicks", "ml-100k, sequences"),
+        *(f"ml-100k, u{part}" for part in range(1, 6)),
     }
     assert sets["shop small, time"].flags == ()
     assert sets["shop small"].flags == ("--split", "random", "--test_fraction", "0.2")
@@ -164,7 +168,7 @@ def test_sets_are_selected_by_task_and_by_the_start_of_their_names(panel: Any, t
 def test_every_system_has_the_same_events_and_seconds_include_the_start(
     monkeypatch: pytest.MonkeyPatch, panel: Any, tmp_path: Path
 ) -> None:
-    peers = benchmark("peers")
+    peers, plain = benchmark("peers"), benchmark("plain_factors")
     trained = []
 
     def train(*flags: str, ranks: int) -> dict[str, Any]:
@@ -177,17 +181,20 @@ def test_every_system_has_the_same_events_and_seconds_include_the_start(
         return {"baselines": baselines, "test": test, "epochs": epochs, "initial_rows_seconds": 0.5}
 
     monkeypatch.setattr(peers, "train", train)
+    monkeypatch.setattr(plain, "EPOCHS", 2)
     for name, few in (("FACTORS", (8,)), ("REGULARIZATIONS", (0.1,)), ("ALPHAS", (1.0,))):
         monkeypatch.setattr(peers, name, few)
     write_synthetic(tmp_path / "tiny", 3_000, seed=0)
     found = panel.measure(options(tmp_path / "tiny", sets=["tiny"]))
     assert trained == [
-        *(("rating", "random", seed, 1) for seed in (0, 1)),
-        *(("rating", "time", seed, 1) for seed in (0, 1)),
+        *(("rating", split, seed, 1) for split in ("random", "time") for seed in (0, 1) for _ in range(2)),
         *(("ranking", "leave_one_out", seed, 1) for _ in ("ranking", "clicks") for seed in (0, 1)),
     ]
     systems = {name: [*each.systems] for name, each in _results(panel, found).items()}
-    machines = ["this", "biases", "myFM, ids", "myFM, who rated what"]
+    machines = [
+        *("this", "this, solved", "biases", "plain factors"),
+        *("myFM, ids", "myFM, who rated what"),
+    ]
     ranked = ["this", "popularity", "least squares", "EASE"]
     assert systems == {
         **{f"tiny, {split}": machines for split in ("random", "time")},
@@ -205,13 +212,30 @@ def test_every_system_has_the_same_events_and_seconds_include_the_start(
     trained.clear()
     monkeypatch.setattr(panel, "compare_ratings", lambda *_: pytest.fail("another system is trained"))
     again = panel.measure(one)
-    assert trained == [("rating", "time", 0, 1), ("rating", "time", 1, 1)]
+    assert trained == [("rating", "time", seed, 1) for seed in (0, 0, 1, 1)]
     assert panel.judge(again) == panel.judge(found)
     with pytest.raises(ValueError, match="--only_this requires results of tiny, time in --also"):
         panel.measure(options(tmp_path / "tiny", sets=["tiny, time"], only_this=True))
     printed = panel.render(found)
     assert "| tiny, time | confirmed |" in printed
     assert "2 seeds; 8 draws of myFM" in printed
+
+
+def test_plain_factors_find_planted_ones_with_the_setting_of_the_best_validation(panel: Any) -> None:
+    plain, peers = benchmark("plain_factors"), benchmark("peers")
+    draw = np.random.default_rng(0)
+    of_users, of_items = draw.normal(size=(200, 2)), draw.normal(size=(60, 2))
+    pairs = draw.choice(200 * 60, 6_000, replace=False)
+    users, items = np.divmod(pairs, 60)
+    labels = 3 + (of_users[users] * of_items[items]).sum(axis=1) + 0.3 * draw.normal(size=6_000)
+    parts = (slice(0, 4_500), slice(4_500, 5_000), slice(5_000, 6_000))
+    train, validation, test = (
+        peers.Ratings(users[part], items[part], labels[part], (200, 60)) for part in parts
+    )
+    found = plain.plain_factors(train, validation, test, seed=0)
+    # The biases find nothing: the spread of the labels is 1.45, and 0.3 is the noise.
+    assert 0.3 < found.rmse < 0.6
+    assert found.rmse == plain.plain_factors(train, validation, test, seed=0).rmse
 
 
 def test_sequences_are_those_of_their_own_benchmark_under_the_names_of_the_panel(
@@ -256,10 +280,12 @@ def test_a_set_is_compared_with_the_better_machine_of_all_seeds(panel: Any) -> N
     runs = [*ratings("a set", 0.80), *ratings("a set", 0.84, seconds=6.0, seed=1)]
     (each,) = panel.results_of({"runs": runs}, "ratings")
     assert each.rival == "myFM, ids"
-    assert each.ratio() == pytest.approx(0.82 / 0.8)
-    assert each.ratio(other="myFM, who rated what") == pytest.approx(0.82 / 0.9)
+    assert each.ratio("this, solved") == pytest.approx(0.82 / 0.8)
+    assert each.ratio("this, solved", "myFM, who rated what") == pytest.approx(0.82 / 0.9)
     assert each.slowness == pytest.approx(4 / 2)
-    assert each.under_biases == pytest.approx(0.18)
+    # Of drawn rows, the default.
+    assert each.ratio(other="plain factors") == 1
+    assert each.under_biases == pytest.approx(0.1)
     (each,) = panel.results_of({"runs": ranks("clicks", this=0.3, popularity=0.1, EASE=0.2)}, "rankings")
     assert (each.rival, each.ratio()) == ("EASE", pytest.approx(1.5))
 
@@ -269,19 +295,28 @@ def test_bars_are_judged_over_the_sets(panel: Any) -> None:
         *ratings("ml-100k, random", 0.8),
         *ratings("ml-latest-small, random", 0.81),
         *ratings("shop small", 0.84, seconds=4.0),
-        *ratings("ml-latest-small, time", 0.975, split="time"),
-        *ratings("shop small, time", 1.01, split="time"),
+        *ratings("ml-latest-small, time", 0.7, split="time", drawn=0.975),
+        *ratings("shop small, time", 0.7, split="time", drawn=1.01),
         *ranks("ml-100k, ranking", this=0.19, popularity=0.1, EASE=0.2),
         *ranks("ml-100k, clicks", this=0.2, EASE=0.2),
     ]
     bars = {bar["name"]: (bar["measured"], bar["bar"], bar["reached"]) for bar in panel.judge({"runs": runs})}
     assert bars == {
         # Sets split by time are no part of it.
-        "random splits, RMSE / better myFM, median": ("1.0125", "at most 1.01", False),
-        "random splits, RMSE / better myFM, worst": ("1.0500 on shop small", "at most 1.03", False),
-        "ratings, seconds / better myFM, worst": ("2.00 on shop small", "at most 1.5", False),
-        "ml-100k, random, RMSE / myFM, who rated what": ("0.8889", "at most 0.995", True),
-        "ml-latest-small, random, RMSE / myFM, who rated what": ("0.9000", "at most 0.97", True),
+        "random splits, RMSE of solved rows / better myFM, median": ("1.0125", "at most 1.01", False),
+        "random splits, RMSE of solved rows / better myFM, worst": (
+            "1.0500 on shop small",
+            "at most 1.03",
+            False,
+        ),
+        "ratings, seconds of solved rows / better myFM, worst": ("2.00 on shop small", "at most 1.5", False),
+        "ratings, RMSE / plain factors, worst": ("1.1222 on shop small, time", "at most 1.0", False),
+        "ml-100k, random, RMSE of solved rows / myFM, who rated what": ("0.8889", "at most 0.995", True),
+        "ml-latest-small, random, RMSE of solved rows / myFM, who rated what": (
+            "0.9000",
+            "at most 0.97",
+            True,
+        ),
         "ml-latest-small, time, RMSE under the biases": ("0.0250", "at least 0.02", True),
         "shop small, time, RMSE under the biases": ("-0.0100", "at least 0.0", False),
         "ml-100k, ranking, NDCG@10 / EASE": ("0.950", "at least 1.0", False),
@@ -296,17 +331,18 @@ def test_bars_are_judged_over_the_sets(panel: Any) -> None:
 def test_tables_and_picture_show_every_set_the_first_half_first(panel: Any, tmp_path: Path) -> None:
     runs = [
         *ratings("shop 1", 0.84, seconds=4.0),
-        *ratings("ml-latest-small, time", 0.98, split="time"),
+        *ratings("ml-latest-small, time", 0.98, split="time", drawn=0.93),
         *ranks("ml-100k, clicks", this=0.3, popularity=0.1, EASE=0.2),
     ]
     printed = panel.render({**ABOUT, "runs": runs})
     lines = [line for line in printed.splitlines() if line.startswith("|") and "---" not in line]
     assert lines == [
-        "| ratings, RMSE | half | training events | biases | myFM, ids | myFM, who rated what | this "
-        "| / better myFM | below the biases | seconds | seconds / better myFM |",
-        "| ml-latest-small, time | chosen | 9 | 1.0000 | 0.8000 | 0.9000 | **0.9800** | 1.225 | 0.0200 "
-        "| 2.0 | 1.00 |",
-        "| shop 1 | confirmed | 9 | 1.0000 | 0.8000 | 0.9000 | **0.8400** | 1.050 | - | 4.0 | 2.00 |",
+        "| ratings, RMSE | half | training events | biases | plain factors | myFM, ids | myFM, who rated what "
+        "| this | / plain factors | seconds | this, solved | / better myFM | seconds | / better myFM |",
+        "| ml-latest-small, time | chosen | 9 | 1.0000 | 0.9000 | 0.8000 | 0.9000 | **0.9300** | 1.033 | 1.0 "
+        "| **0.9800** | 1.225 | 2.0 | 1.00 |",
+        "| shop 1 | confirmed | 9 | 1.0000 | 0.9000 | 0.8000 | 0.9000 | **0.9000** | 1.000 | 1.0 "
+        "| **0.8400** | 1.050 | 4.0 | 2.00 |",
         "| rankings, NDCG@10 | half | training events | popularity | EASE | this | / best other | seconds |",
         "| ml-100k, clicks | confirmed | 9 | 0.1000 | 0.2000 | **0.3000** | 1.500 | 1.0 |",
     ]
