@@ -1,4 +1,7 @@
-"""Extras by the hook of the core that they serve: the core imports extras by this table alone."""
+"""Extras by the hook of the core that they serve.
+
+The core imports extras by this table alone; `recsuite.PUBLIC` has their public names.
+"""
 
 from __future__ import annotations
 

@@ -135,7 +135,6 @@ def test_each_set_has_its_half_and_its_flags(panel: Any, tmp_path: Path) -> None
         "shop small, time",
         *(f"world {name}, {split}" for name in panel.SHOWN_WORLDS for split in ("random", "time")),
         *("ml-latest-small, clicks", "ml-100k, ranking", "ml-100k, clicks", "ml-100k, sequences"),
-        *(f"ml-100k, u{part}" for part in range(1, 6)),
     }
     assert sets["shop small, time"].flags == ()
     assert sets["shop small"].flags == ("--split", "random", "--test_fraction", "0.2")
@@ -328,6 +327,31 @@ def test_bars_are_judged_over_the_sets(panel: Any) -> None:
     ]
 
 
+def test_the_five_parts_of_ml_100k_have_bars_of_their_own(panel: Any) -> None:
+    runs = [
+        run
+        for part in range(1, 6)
+        for run in ratings(
+            f"ml-100k, u{part}", 0.86 + 0.01 * part, split=f"u{part}", drawn=0.89 + 0.01 * part
+        )
+    ]
+    bars = {bar["name"]: (bar["measured"], bar["reached"]) for bar in panel.judge({"runs": runs})}
+    assert bars["ml-100k, u1, RMSE"] == ("0.9000", True)
+    assert bars["ml-100k, u1 to u5, mean RMSE"] == ("0.9200", False)
+    assert bars["ml-100k, u1, RMSE of solved rows"] == ("0.8700", True)
+    assert bars["ml-100k, u1 to u5, mean RMSE of solved rows"] == ("0.8900", False)
+    # They are one set, and no random splits.
+    assert not any("median" in name for name in bars)
+
+
+def test_results_without_a_system_of_today_are_not_joined(panel: Any, tmp_path: Path) -> None:
+    runs = [run for run in ratings("a set", 0.8) if run["system"] != "plain factors"]
+    about = {**ABOUT, "ranks": 1, "runs": runs}
+    with pytest.raises(ValueError, match="a set was measured without plain factors"):
+        panel.check_systems(about["runs"])
+    panel.check_systems(ratings("a set", 0.8))
+
+
 def test_tables_and_picture_show_every_set_the_first_half_first(panel: Any, tmp_path: Path) -> None:
     runs = [
         *ratings("shop 1", 0.84, seconds=4.0),
@@ -337,8 +361,9 @@ def test_tables_and_picture_show_every_set_the_first_half_first(panel: Any, tmp_
     printed = panel.render({**ABOUT, "runs": runs})
     lines = [line for line in printed.splitlines() if line.startswith("|") and "---" not in line]
     assert lines == [
-        "| ratings, RMSE | half | training events | biases | plain factors | myFM, ids | myFM, who rated what "
-        "| this | / plain factors | seconds | this, solved | / better myFM | seconds | / better myFM |",
+        "| ratings, RMSE | half | training events | biases | plain factors | myFM, ids "
+        "| myFM, who rated what | this | / plain factors | seconds | this, solved | / better myFM | seconds "
+        "| / better myFM |",
         "| ml-latest-small, time | chosen | 9 | 1.0000 | 0.9000 | 0.8000 | 0.9000 | **0.9300** | 1.033 | 1.0 "
         "| **0.9800** | 1.225 | 2.0 | 1.00 |",
         "| shop 1 | confirmed | 9 | 1.0000 | 0.9000 | 0.8000 | 0.9000 | **0.9000** | 1.000 | 1.0 "

@@ -149,7 +149,9 @@ def test_invalid_weights_on_one_rank_end_the_training_before_a_checkpoint(
     # Of tables without a vocabulary in the modes that have some.
     which = r"(user|movie|history)" if "dynamic" in mode else r"\w+"
     assert re.match(rf"After step 2 the table {which} \((tables|dynamic)\.\w+\.weight\) has ", found["end"])
-    assert "the training diverged with --lr 0.04 and --dense_lr 0.001; give smaller ones" in found["end"]
+    assert (
+        "diverged with learning rates of 0.04 (tables) and 0.001 (dense part); give smaller" in found["end"]
+    )
     assert (found["newest"], found["differing"]) == (LAST[mode].replace("5", "1"), [[], []])
     assert found["leftovers"] == []
 
@@ -285,7 +287,7 @@ def diverged(step: int, name: str) -> str:
     limits = "and a trained model has only finite numbers and no weight beyond 1,000,000"
     return (
         rf"^After step {step} {optimizer}{whole} \({re.escape(name)}\) has [^,]*, {limits}: "
-        "the training diverged with --lr 0"
+        "the training diverged with learning rates of 0"
     )
 
 

@@ -145,6 +145,24 @@ def test_hidden_users_of_a_ranking_are_new_ones_without_a_history(config: Config
         assert max(hidden) == LENGTH
 
 
+@pytest.mark.parametrize("task", ["ranking", "rating"])
+def test_no_event_loses_both_its_user_and_its_own_features(config: Config, task: str) -> None:
+    weights = config.model.history_weights if task == "ranking" else "equal"
+    config = config.replaced(task=task, history_weights=weights, day_feature="user")
+    columns = open_columns(config)
+    dataset, numbers = EventBatches(columns, config, 0, 1), [0, 0, 0]
+    for step in range(dataset.num_steps("train")):
+        batch = dataset[Request("train", 1, step)]
+        lists = lists_of(columns.tables, batch)
+        for row in np.flatnonzero(batch.weights.numpy() > 0):
+            hidden = [lists[name][row].tolist() == [UNKNOWN_ROW] for name in ("user", "user_day")]
+            for place, has in enumerate((*hidden, all(hidden))):
+                numbers[place] += has
+    assert numbers[0] > 0
+    assert numbers[1] > 0
+    assert numbers[2] == 0
+
+
 def test_a_training_rating_is_not_in_its_own_history(config: Config) -> None:
     columns = open_columns(config)
     rows = columns.column("movie_features")["features"][:, 0]

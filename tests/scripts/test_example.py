@@ -211,7 +211,7 @@ def test_weights_that_only_a_diverged_training_has_are_refused(synthetic_folder:
     result = python(EXAMPLE, "--data_path", synthetic_folder, "--lr", "1e7", *SHORT)
     refused(result, "After step 16 the table ")
     assert result.returncode == 2
-    assert "the training diverged with --lr 10000000.0" in result.stderr
+    assert "the training diverged with learning rates of 10000000.0 (tables)" in result.stderr
     assert "this model" not in result.stdout
 
 

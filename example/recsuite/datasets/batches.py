@@ -26,7 +26,6 @@ from recsuite.datasets.batching import (
     PassPart,
     ReadPositions,
     bytes_of_bits,
-    history_prefix,
     largest_batch,
     mark_seen_items,
     mix_bits,
@@ -146,7 +145,7 @@ class EventBatches:
         positions, read_positions = self._positions_of_step(request)
         events = features.events(positions, request.split)
         if trains and self._hides_histories:
-            events = self._without_hidden_histories(events, request)
+            self._hide_histories(events, request)
         found = features.find(events)
         negatives = self._negatives(request)
         num_rows, num_real = len(negatives) + self.local_batch_size, len(negatives) + len(events)
@@ -263,12 +262,15 @@ class EventBatches:
     @property
     def _hides_histories(self) -> bool:
         """True if events with a hidden user have no history: in a ranking whose events are in no order."""
-        return self.model.ranks and not self.model.reads_order
+        return bool(self.model.in_batch_negatives)
+
+    @property
+    def _hidden_every(self) -> int:
+        return NEW_USER_EVERY if self._hides_histories else MASKED_EVERY
 
     def _hidden_users(self, request: Request) -> slice:
         """Return the events of a step whose user is hidden."""
-        every = NEW_USER_EVERY if self._hides_histories else MASKED_EVERY
-        return slice(-self._place_of(request) % every, None, every)
+        return slice(-self._place_of(request) % self._hidden_every, None, self._hidden_every)
 
     def _place_of(self, request: Request) -> int:
         """Return the place of this rank's first event of a step.
@@ -280,12 +282,11 @@ class EventBatches:
         begin = self.positions_of(request.split, request.window).start + request.first
         return begin + request.step * self.batch_size + self.part.start
 
-    def _without_hidden_histories(self, events: np.ndarray, request: Request) -> np.ndarray:
-        """Return events whose hidden users have no earlier events, as new users have none."""
-        hidden, found = self._hidden_users(request), events.copy()
-        begins = self.features.column(f"{history_prefix(request.split)}{HISTORY}_offsets")
-        found[f"{HISTORY}_end"][hidden] = begins.take(events[USER][hidden])
-        return found
+    def _hide_histories(self, events: np.ndarray, request: Request) -> None:
+        """Remove the histories of hidden users: new users have none. Changes the events in place."""
+        hidden = self._hidden_users(request)
+        begins = self.features.column(f"{HISTORY}_offsets")
+        events[f"{HISTORY}_end"][hidden] = begins.take(events[USER][hidden])
 
     def _mask_ids(self, single: list[np.ndarray], numbers: list[np.ndarray], request: Request) -> None:
         """Hide the user of a few events, and the own features of a few others.
@@ -295,7 +296,8 @@ class EventBatches:
         # The order differs in each pass, so other events are chosen.
         of_user = single[ENTITIES.index(USER)]
         of_user[self.user_place, self._hidden_users(request)] = UNKNOWN_ROW
-        others = slice((MASKED_EVERY // 2 - self._place_of(request)) % MASKED_EVERY, None, MASKED_EVERY)
+        # Between the hidden users.
+        others = slice((self._hidden_every // 2 - self._place_of(request)) % MASKED_EVERY, None, MASKED_EVERY)
         for of_event in single[len(ENTITIES) :]:
             of_event[:, others] = UNKNOWN_ROW
         for of_event in numbers[len(ENTITIES) :]:

@@ -16,9 +16,9 @@ The sums over lists are added to the rows of ids, so the trained model needs no 
 nothing about labels, lists only add noise: they are used if they lower the error on the validation events.
 They are not tried if a user has an item more than once (`--duplicates keep`).
 
-Given the vectors of the other side, those of different owners are independent. Threads compute them, one for
-each core that the process may use, while the other ranks wait. The result has the same bits with any number
-of threads. Rows of lists depend on each other: one thread computes them.
+Threads, one for each core that the process may use, compute the sums over events and the rows of the features
+of events, while the other ranks wait; one thread computes the other rows, of which each depends on those
+before it. The result has the same bits with any number of threads.
 
 Shapes: n events, d numbers in a row; owners are users or items; number 0 of a row is its bias.
 """
@@ -57,10 +57,10 @@ FIRST_STD = 0.1
 FIRST_VARIANCE = 0.1
 # First variances of a bias and of a factor, for labels of variance 1; each sweep estimates them again.
 OF_IDS, OF_FEATURES, OF_EVENTS, OF_LISTS = (0.3, 0.3), (0.25, 0.05), (0.1, 0.015), (0.05, 0.03)
+# Memory for each training event: labels, weights, owners, rows, and orders by owner and by row.
+BYTES_OF_EVENT = 160
 # Smaller variances count as this: a precision must be finite.
 LEAST_VARIANCE = 1e-8
-# Parts of a loop for each thread, so that none waits long for a large one.
-PARTS_OF_THREAD = 4
 
 
 class Side(NamedTuple):
@@ -380,7 +380,8 @@ class Threads:
 
         offsets: of the events of each, int64 [owners or rows + 1].
         """
-        targets = np.linspace(0, offsets[-1], PARTS_OF_THREAD * self.number + 1)
+        # No more parts than threads: some loops look at all events for each part.
+        targets = np.linspace(0, offsets[-1], self.number + 1)
         ends = np.searchsorted(offsets, targets)
         ends[0], ends[-1] = 0, len(offsets) - 1
         parts = zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
@@ -525,11 +526,14 @@ class Unknowns:
         """
         mine, found = self.side, {**self.of_owners, **self.of_events}
         means = {name: part.means for name, part in found.items()}
-        sums = np.zeros_like(mine.shared)
-        np.add.at(sums, mine.own, mine.list_rows[mine.other])
         ids = means[self.ids] = means[self.ids].copy()
-        # Owners without a training event have no row of their own; there the sum is 0.
-        np.add.at(ids, self.id_rows, mine.roots[:, None] * sums)
+        if mine.roots.any():
+            sums = np.zeros_like(mine.shared)
+            # One number of the rows at a time: all of them would be as large as the events many times over.
+            for number in range(sums.shape[1]):
+                np.add.at(sums[:, number], mine.own, mine.list_rows[mine.other, number])
+            # Owners without a training event have no row of their own; there the sum is 0.
+            np.add.at(ids, self.id_rows, mine.roots[:, None] * sums)
         # Only rows that were solved for: the others hold what was drawn.
         ids[self.of_owners[self.ids].covariances[:, 0, 0] == 0] = 0
         return {name: (mean * scales).astype(np.float32) for name, mean in means.items()}
@@ -680,10 +684,11 @@ def check_size(columns: Columns, d: int) -> None:
     # copies.
     owners = columns.num_users + columns.num_items
     rows = sum(table.rows for table in columns.tables)
-    needed, free = 8 * d * d * (4 * owners + 3 * (rows + owners)), free_memory()
+    needed = 8 * d * d * (4 * owners + 3 * (rows + owners)) + BYTES_OF_EVENT * columns.num_train
+    free = free_memory()
     if needed > free:
         raise UserError(
-            f"--initial_rows gaussian requires {needed / 2**30:.1f} GiB of memory for {owners:,} users and "
-            f"items and {rows:,} rows with {d} numbers each, and {free / 2**30:.1f} GiB are free; give a "
-            "smaller --embedding_dim, or --initial_rows random."
+            f"--initial_rows gaussian requires {needed / 2**30:.1f} GiB of memory for {columns.num_train:,} "
+            f"{columns.schema.labels}, {owners:,} users and items and {rows:,} rows with {d} numbers each, "
+            f"and {free / 2**30:.1f} GiB are free; give a smaller --embedding_dim, or --initial_rows random."
         )

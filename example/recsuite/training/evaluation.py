@@ -191,12 +191,14 @@ class PredictionEvaluator:
         predictions = first_label(self.predict(model, "validation", number, window))
         return self._measure(model, predictions, labels, UNCALIBRATED)
 
-    def baseline(self, predictions: np.ndarray, labels: np.ndarray) -> Metrics:
-        """Return the metrics of a baseline's predictions of the first label, float [n] both."""
-        liked = labels >= self.schema.liked_label
-        if self.task.evaluation == "answers":
-            return measure_probabilities(predictions.clip(0, 1), liked)
-        return measure(predictions, labels, liked, UNCALIBRATED)
+    def baseline(
+        self, model: DistributedModelParallel, predictions: np.ndarray, labels: np.ndarray
+    ) -> Metrics:
+        """Return the metrics, also those of the user, of a baseline's predictions of the first label.
+
+        predictions, labels: float [n].
+        """
+        return self._measure(model, predictions, labels, UNCALIBRATED)
 
     def _measure(
         self,

@@ -80,13 +80,14 @@ class StreamProgress:
     def overall_biases(self) -> dict[str, float]:
         """Return the metrics of the baseline over all windows.
 
-        Empty if an earlier version, which had none, began the stream.
+        Without those over other events than the model's: of windows in which one of the two is undefined, and
+        of streams that an earlier version began.
         """
-        mine = {name.removeprefix(OF_BIASES): name for name in self.sums if name.startswith(OF_BIASES)}
-        # Over other windows than those of the model they would say nothing.
-        if any(self.counts.get(name) != self.counts[of_biases] for name, of_biases in mine.items()):
-            return {}
-        means = {name: self.sums[of_biases] / self.counts[of_biases] for name, of_biases in mine.items()}
+        means = {
+            name: self.sums[OF_BIASES + name] / number
+            for name, number in self.counts.items()
+            if self.counts.get(OF_BIASES + name) == number
+        }
         return {name: math.sqrt(value) if name in ROOTS else value for name, value in means.items()}
 
 

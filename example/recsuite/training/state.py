@@ -305,18 +305,14 @@ def build_train_state(
         )
     model.module.metrics = dict(metrics or {})
     optimizer = make_optimizer(model, config.optimizer, dense)
-    rates = describe_rates(tables, optimizer, config.optimizer)
+    rates = describe_rates(tables, optimizer)
     return ShardedModel(model, optimizer, config.optimizer.weight_decay, tables.name, rates)
 
 
-def describe_rates(tables: TableRule, optimizer: CombinedOptimizer, config: OptimizerConfig) -> str:
-    """Describe the learning rates, by a flag only if it has the value: a script may have rates of its own."""
-    dense = optimizer.optimizers[1][1].param_groups[0]["initial_lr"]
-    parts = (("tables", tables.lr, "lr", config.lr), ("dense part", dense, "dense_lr", config.dense_lr))
-    return " and ".join(
-        f"--{flag} {rate}" if rate == value else f"a rate of {rate} of the {part}"
-        for part, rate, flag, value in parts
-    )
+def describe_rates(tables: TableRule, optimizer: CombinedOptimizer) -> str:
+    """Describe the learning rates of the tables and of the groups of the dense part."""
+    dense = dict.fromkeys(str(group["initial_lr"]) for group in optimizer.optimizers[1][1].param_groups)
+    return f"learning rates of {tables.lr} (tables) and {', '.join(dense)} (dense part)"
 
 
 def has_epochs_left(progress: Progress, config: TrainingConfig) -> bool:

@@ -80,7 +80,8 @@ class StreamWindows:
     def _learn_biases(self, stream: StreamProgress) -> None:
         """Begin the baseline anew, with all events that are predicted."""
         columns = self.columns
-        self._biases = PastBiases((columns.num_users, columns.num_items), columns.mean_label)
+        sizes = columns.num_users, columns.num_items
+        self._biases = PastBiases(sizes, columns.mean_label, self._is_answers)
         for begin in range(0, stream.end, AT_ONCE):
             self._biases.learn(*self._events_of(Window(begin, min(begin + AT_ONCE, stream.end))))
 
@@ -91,8 +92,8 @@ class StreamWindows:
             labels = labels >= self.columns.schema.liked_label
         return events[USER], events[ITEM], labels
 
-    def biases(self, window: Window) -> np.ndarray:
-        """Return the predictions of the baseline for a window, float64 [n]; it then learns the window."""
+    def predict_by_biases(self, window: Window) -> np.ndarray:
+        """Predict the next window by the baseline, float64 [n]; then the baseline learns it."""
         user, item, label = self._events_of(window)
         predicted = self._biases.predict(user, item)
         self._biases.learn(user, item, label)

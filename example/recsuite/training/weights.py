@@ -264,6 +264,10 @@ class InMemoryBest(CheckpointerProtocol):
         return self._best
 
 
+# A script may have optimizers of its own, which read no flag.
+SMALLER_RATES = "give smaller ones, by --lr and --dense_lr where the script reads these"
+
+
 def check_finite(losses: np.ndarray, step: int, rates: str) -> None:
     """Refuse to continue after a loss that is infinite or NaN.
 
@@ -276,7 +280,7 @@ def check_finite(losses: np.ndarray, step: int, rates: str) -> None:
     if len(bad):
         raise UserError(
             f"The loss is {losses[bad[0]]} at step {step + bad[0] + 1}: the training diverged with {rates}; "
-            "give smaller ones."
+            f"{SMALLER_RATES}."
         )
 
 
@@ -292,6 +296,6 @@ def check_no_invalid_weights(faults: Sequence[str], step: int, rates: str) -> No
     if fault:
         raise UserError(
             f"After step {step:,} {fault}, and a trained model has only finite numbers and no weight beyond "
-            f"{LARGEST_WEIGHT:,.0f}: the training diverged with {rates}; give smaller ones. Earlier "
-            "checkpoints are as they were."
+            f"{LARGEST_WEIGHT:,.0f}: the training diverged with {rates}; {SMALLER_RATES}. "
+            "Earlier checkpoints are as they were."
         )

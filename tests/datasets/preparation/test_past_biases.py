@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from recsuite.datasets.preparation.baselines import DAMPING, PastBiases
+from recsuite.training.progress import StreamProgress
 
 
 def test_a_window_is_predicted_by_damped_mean_deviations_of_earlier_events() -> None:
@@ -30,3 +31,37 @@ def test_the_order_and_the_parts_in_which_events_are_learned_change_nothing() ->
         parts.learn(*(each[part] for each in events))
     users, items = np.repeat(np.arange(4), 6), np.tile(np.arange(6), 4)
     np.testing.assert_array_equal(whole.predict(users, items), parts.predict(users, items))
+
+
+def test_answers_are_predicted_by_damped_log_odds_and_better_than_by_the_share_of_yes() -> None:
+    draw = np.random.default_rng(0)
+    # One yes in twenty, so most users and items have none so far.
+    odds = np.exp(draw.normal(-3.2, 0.7, (400, 1)) + draw.normal(0, 0.7, (1, 300)))
+    users, items = draw.integers(0, 400, 20_000), draw.integers(0, 300, 20_000)
+    is_yes = draw.random(20_000) < (odds / (1 + odds))[users, items]
+    biases, losses = PastBiases((400, 300), 0.05, of_answers=True), []
+    for window in np.array_split(np.arange(20_000), 20):
+        predicted = biases.predict(users[window], items[window])
+        share = is_yes[: window[0]].mean() if window[0] else 0.05
+        assert ((predicted > 0) & (predicted < 1)).all()
+        answers = is_yes[window]
+        losses.append([log_loss(predicted, answers), log_loss(np.full(len(window), share), answers)])
+        biases.learn(users[window], items[window], answers)
+    assert losses[0][0] == pytest.approx(losses[0][1])
+    of_biases, of_share = np.mean(losses, axis=0)
+    assert of_biases < 0.99 * of_share
+
+
+def log_loss(predicted: np.ndarray, is_yes: np.ndarray) -> float:
+    """Mean of minus the log probability of each answer."""
+    return float(-np.log(np.where(is_yes, predicted, 1 - predicted)).mean())
+
+
+def test_the_baseline_of_a_stream_covers_the_windows_of_the_model_or_is_left_out() -> None:
+    stream = StreamProgress().with_window({"rmse": 1.0, "auc": 0.5}, {"rmse": 2.0, "auc": 0.5}, 10)
+    stream = stream.with_window({"rmse": 2.0, "auc": 0.7}, {"rmse": 4.0, "auc": float("nan")}, 30)
+    assert stream.overall() == {"rmse": pytest.approx(3.25**0.5), "auc": pytest.approx(0.65)}
+    assert stream.overall_biases() == {"rmse": pytest.approx(13**0.5)}
+    # An earlier version had no baseline, and its streams go on without one.
+    older = StreamProgress(sums={"rmse": 10.0}, counts={"rmse": 10})
+    assert older.with_window({"rmse": 1.0}, {"rmse": 2.0}, 10).overall_biases() == {}

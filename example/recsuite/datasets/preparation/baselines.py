@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # Damping of the bias baseline: with this many events, a bias is half of the mean deviation. The usual value;
 # weaker and stronger ones gave a weaker baseline on ml-latest-small.
 DAMPING = 5.0
+# Smaller shares of yes count as this: their logarithm must be finite.
+LEAST_SHARE = 1e-4
 # Rounds end where the RMSE of the fitted events changes by less than this, and after so many at the latest.
 LEAST_CHANGE, MOST_ROUNDS = 1e-4, 10
 # Share of the time of all baselines.
@@ -214,31 +216,46 @@ class Biases:
 class PastBiases:
     """Bias baseline of a stream: the events of a window are predicted from all events before it.
 
-    The prediction is the mean label plus the damped mean deviations of the user and of the item. It depends
-    on the earlier events alone, so a resumed stream has the same one.
+    The prediction is the mean label plus the damped mean deviations of the user and of the item; of answers,
+    yes or no, the same of log-odds. It depends on the earlier events alone, so a resumed stream has the same
+    one, except for the mean before the first event.
 
-    sizes: numbers of users and of items; mean: the prediction before the first event.
+    sizes: numbers of users and of items; mean: the one before the first event; of_answers: True if the labels
+    are 1 for yes and 0 for no.
     """
 
-    def __init__(self, sizes: tuple[int, int], mean: float) -> None:
-        self._mean = mean
+    def __init__(self, sizes: tuple[int, int], mean: float, of_answers: bool = False) -> None:
+        self._mean, self._of_answers = mean, of_answers
         self._sums = [np.zeros(size) for size in sizes]
         self._counts = [np.zeros(size, np.int64) for size in sizes]
+        self._sum, self._number = 0.0, 0
 
     def learn(self, user: np.ndarray, item: np.ndarray, label: np.ndarray) -> None:
         """Add events; user, item: their positions, int [n]; label: float [n]."""
         for places, sums, counts in zip((user, item), self._sums, self._counts, strict=True):
             np.add.at(sums, places, label)
             np.add.at(counts, places, 1)
+        self._sum += float(label.sum(dtype=np.float64))
+        self._number += len(label)
 
     def predict(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
-        """Return predicted labels, float64 [n]."""
-        number = self._counts[0].sum()
-        mean = self._sums[0].sum() / number if number else self._mean
-        found = np.full(len(user), mean)
+        """Return predicted labels, or probabilities of yes, float64 [n]."""
+        mean = self._sum / self._number if self._number else self._mean
+        found, damping = np.full(len(user), self._scaled(mean)), DAMPING
+        if self._of_answers:
+            # The rarer one of yes and no is, the less an event tells.
+            share = np.clip(mean, LEAST_SHARE, 1 - LEAST_SHARE)
+            damping /= share * (1 - share)
         for places, sums, counts in zip((user, item), self._sums, self._counts, strict=True):
-            found += (sums[places] - counts[places] * mean) / (counts[places] + DAMPING)
-        return found
+            damped = (sums[places] + damping * mean) / (counts[places] + damping)
+            found += self._scaled(damped) - self._scaled(mean)
+        return 1 / (1 + np.exp(-found)) if self._of_answers else found
+
+    def _scaled(self, labels: Any) -> Any:
+        if not self._of_answers:
+            return labels
+        labels = np.clip(labels, LEAST_SHARE, 1 - LEAST_SHARE)
+        return np.log(labels / (1 - labels))
 
 
 def fit_biases(
