@@ -462,12 +462,11 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     of_parts = [each for each in ratings if each.first["split"] in OFFICIAL]
     for system, (first, average) in OF_PARTS.items() if of_parts else ():
         of = " of solved rows" if system == SOLVED else ""
-        found = [mean(each.values(system)) for each in of_parts]
-        bars.append(
-            bar(f"{of_parts[0].name}, RMSE{of}", found[0], first, f"{found[0]:.4f}", f"{first}", at_most=True)
-        )
+        errors = [mean(each.values(system)) for each in of_parts]
+        name = f"{of_parts[0].name}, RMSE{of}"
+        bars.append(bar(name, errors[0], first, f"{errors[0]:.4f}", f"{first}", at_most=True))
         name = f"{of_parts[0].name} to {of_parts[-1].first['split']}, mean RMSE{of}"
-        bars.append(bar(name, mean(found), average, f"{mean(found):.4f}", f"{average}", at_most=True))
+        bars.append(bar(name, mean(errors), average, f"{mean(errors):.4f}", f"{average}", at_most=True))
     for each in ratings:
         if each.name in OVER_BOTH_SIDES:
             found, most = each.ratio(SOLVED, BOTH_SIDES), OVER_BOTH_SIDES[each.name]
