@@ -118,7 +118,7 @@ def test_a_stream_continues_after_its_deltas_were_compacted(
     ],
 )
 def test_a_stream_resumes_with_grown_files_also_without_the_flag_stream(
-    growing: tuple[Path, list[str]], tmp_path: Path, ids: tuple[object, ...]
+    growing: tuple[Path, list[str]], dumps: Path, tmp_path: Path, ids: tuple[object, ...]
 ) -> None:
     (data, more), save_dir = growing, tmp_path / "dumps"
     succeeded(example(data, save_dir, *STREAM, *ids))
@@ -131,6 +131,10 @@ def test_a_stream_resumes_with_grown_files_also_without_the_flag_stream(
     after = stream_in(save_dir)
     assert (after.end, after.counts["rmse"]) == (NUM_RATINGS, NUM_RATINGS)
     assert after.sums["rmse"] > before.sums["rmse"]
+    # The baseline knows all earlier events. Of an uninterrupted stream one window is another.
+    baseline = after.overall_biases()["rmse"]
+    assert baseline == pytest.approx(stream_in(dumps).overall_biases()["rmse"], rel=0.002)
+    assert re.search(rf"\| biases of all earlier events *\| *{baseline:.4f} ", output)
 
 
 def test_a_stream_with_changed_earlier_events_is_refused(ratings: Path, dumps: Path, tmp_path: Path) -> None:
