@@ -30,6 +30,7 @@ from common import (
     training_seconds,
 )
 
+from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.errors import counted
 
 PAGE = DOCS / "quality.md"
@@ -50,11 +51,11 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     """Return the results of all trainings."""
     runs = []
     with tempfile.TemporaryDirectory() as folder:
+        # The seeds are those of trainings on the same ratings.
+        synthetic = Path(folder, "synthetic")
+        write_synthetic(synthetic, flags.ratings, seed=0)
         data: dict[str, tuple[object, ...]] = {
-            f"synthetic, {flags.ratings:,} ratings": (
-                *("--dataset", "synthetic", "--data_path", folder),
-                *("--synthetic_ratings", flags.ratings),
-            )
+            f"synthetic, {flags.ratings:,} ratings": ("--data_path", synthetic)
         }
         if flags.real:
             data["ml-latest-small"] = ("--data_path", flags.real, "--cache_dir", f"{folder}/real")

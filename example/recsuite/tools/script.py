@@ -318,8 +318,8 @@ def _begun(config: Config, given: frozenset[str], defaults: frozenset[str] = fro
         config = config.replaced(preset=name)
         fitted = f"--task {config.model.task} --split {config.data.split}"
         reason = f", as it fits {fitted}; --preset none sets nothing"
-        if name == "rating" and config.tables.vocabulary != "dynamic":
-            reason += ", and --preset solved usually has a lower error up to ten million ratings"
+    if name == "rating" and config.tables.vocabulary != "dynamic":
+        reason += "; --preset solved usually has a lower error up to ten million ratings"
     if flags := preset_flags(config, given):
         say(f"--preset {config.model.preset} sets {in_words(flags)}{reason}")
     return with_preset(config, given)

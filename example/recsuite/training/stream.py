@@ -253,7 +253,7 @@ def describe_windows(windows: list[TrainedWindow], task: WorkerTask, unit: str) 
     number, seconds = sum(window.num_events for window in windows), sum(window.seconds for window in windows)
     name = task.main_metric
     shown = [("", last.validation[name])] if len(windows) == 1 else []
-    shown.append((" of all windows", last.overall[name]))
+    shown.append((" of all windows so far", last.overall[name]))
     errors = ", ".join(f"{task.main_label}{of} {format_metric(value)}" for of, value in shown)
     if name in last.biases:
         errors += f" (biases {format_metric(last.biases[name])})"
