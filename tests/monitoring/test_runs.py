@@ -94,11 +94,14 @@ def test_runs_on_different_tests_are_in_different_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "a")
-    write_run(tmp_path / "b")
+    # Other features are no other test.
+    write_run(tmp_path / "b", data={**REPORT["data"], "tables": {"user": 3}, "notes": ["of a feature"]})
     write_run(tmp_path / "c", data={"source": "ml-10m", "num_test": 7})
     write_run(tmp_path / "d", config={**REPORT["config"], "stream": True}, epochs=[])
     rows = shown(capsys, tmp_path)
     assert [row[0] for row in rows if len(row) > 1 and row[0] in "abcd"] == ["a", "b", "c", "d"]
+    titles = [row for row in rows if len(row) == 1 and row[0].startswith("ml-")]
+    assert titles.count(["ml-1m, --split time, 20,000 ratings in the test"]) == 1
     assert ["ml-1m, --stream"] in rows
     assert ["ml-10m, --split time, 7 ratings in the test"] in rows
 

@@ -191,6 +191,21 @@ def test_equally_popular_movies_are_sorted_by_id_for_any_order_of_ratings() -> N
     assert len(set(found.numbers.tolist())) == 1
 
 
+@pytest.mark.parametrize(("evaluation", "first"), [("predictions", 0), ("ranks", 1)])
+def test_popular_items_of_a_ranking_have_most_events_and_others_the_best_mean(
+    evaluation: str, first: int
+) -> None:
+    # One excellent rating of the first movie, many poor ones of the second.
+    movies, labels = np.array([0, *[1] * 30]), np.array([5.0, *[2.0] * 30], np.float32)
+    frame = pandas.DataFrame({"movie_id": [1, 2]})
+    events = Events(np.zeros(31, np.int32), movies, labels, np.arange(31))
+    raw = RawData(events, frame, pandas.DataFrame({"user_id": [1]}))
+    viewer = Viewer(raw, SCHEMA, "2", TrainingFeatures(raw, SCHEMA, 5))
+    known = {"snapshot.known": lambda feature, values: torch.ones(len(values), dtype=torch.bool)}
+    model = Mock(**{**known, "snapshot.task.evaluation": evaluation})
+    assert popular(viewer, model, 1).items.tolist() == [first]
+
+
 def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Path) -> None:
     movies = "\n".join(["movieId,title,genres", "1,One (1990),Drama"])
     (tmp_path / "movies.csv").write_text(movies)

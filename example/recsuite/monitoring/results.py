@@ -100,11 +100,13 @@ def _of_report(name: str, report: dict[str, Any]) -> RunReport:
     events = f"{data['num_test']:,} {report['events']} in the test"
     # Each event of a stream is predicted before the training on it.
     test = "--stream" if config.get("stream") else f"--split {printable(config['split'])}, {events}"
+    # Runs with other features have the same test.
+    about = {name: value for name, value in data.items() if name not in ("tables", "notes")}
     return RunReport(
         name,
         f"{printable(Path(data['source']).name)}, {test}",
         # Baselines depend only on the data and the split, so they reveal other events under the same name.
-        json.dumps([data, report["baselines"], test, metric], sort_keys=True),
+        json.dumps([about, report["baselines"], test, metric], sort_keys=True),
         report["metrics"][metric],
         validation,
         value_in(report["test"]),

@@ -296,18 +296,23 @@ def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = F
 
 
 def popular(viewer: Viewer, model: ServedModel, top: int) -> OrderedItems:
-    """Return the items with the highest damped mean, or with the most events for clicks and counts.
+    """Return the items with the highest damped mean, or with the most events, see `goes_by_number`.
 
     Only items that may be shown to the user are returned.
     """
     events, number = viewer.raw.events, len(viewer.raw.items)
     counts = np.bincount(events.item, minlength=number)
     unseen = viewer.unseen(model)
-    if viewer.schema.label_kind in EVENT_VERBS:
+    if goes_by_number(model, viewer.schema):
         return _highest(unseen, counts[unseen], top)
     sums = np.bincount(events.item, weights=events.label, minlength=number)
     mean = events.label.mean(dtype=np.float64)
     return _highest(unseen, ((sums + DAMPING * mean) / (counts + DAMPING))[unseen], top)
+
+
+def goes_by_number(model: ServedModel, schema: Schema) -> bool:
+    """Return True if popular items are those with most events: for clicks, for counts and in a ranking."""
+    return schema.label_kind in EVENT_VERBS or model.snapshot.task.evaluation == "ranks"
 
 
 def _highest(items: np.ndarray, numbers: np.ndarray, top: int) -> OrderedItems:
@@ -468,7 +473,6 @@ def page(
     titles = viewer.raw.items[schema.title].map(printable).to_numpy()
     choice = describe_choice(model.progress, checkpoint, model.snapshot.metric)
     lines = [f"{choice}, {format_duration(model.age)} old"]
-    is_happening = schema.label_kind in EVENT_VERBS
     if len(viewer.labels):
         verb, which = PAST_TENSE[schema.label_kind]
         # A model that reads the order goes by the newest items, so these are shown.
@@ -478,13 +482,14 @@ def page(
         lines.append(f"user {printable(viewer.name)} {verb} {number}, {which}:")
         stars = zip(shown.numbers, titles[shown.items], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
+    by_number = goes_by_number(model, schema)
     if not known:
         mean = f"the mean of their {schema.labels} damped by {DAMPING} at the mean of all"
-        how = f"the number of their {schema.labels}" if is_happening else mean
+        how = f"the number of their {schema.labels}" if by_number else mean
         unknown = f"the model knows no user {printable(viewer.name)}"
         lines.append(f"{unknown}; these are the popular {schema.items}, by {how}")
     score = model.snapshot.task.score_label.format(answer=schema.answer)
-    heading = score if known else "events" if is_happening else "mean"
+    heading = score if known else "events" if by_number else "mean"
     return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])
 
 
