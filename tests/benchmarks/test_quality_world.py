@@ -79,7 +79,7 @@ def test_choices_reveal_factors_only_with_choice_strength(tmp_path: Path) -> Non
     for name, strength in (("none", 0.0), ("some", 0.5)):
         write_synthetic(tmp_path / name, NUM_RATINGS, 0, ChoosingWorld(choice_strength=strength))
     none, some = (read(tmp_path / name).summary for name in ("none", "some"))
-    assert none["choices_rmse"] == pytest.approx(none["biases_rmse"], abs=0.002)
+    assert none["choices_rmse"] == pytest.approx(none["biases_rmse"], abs=0.003)
     for summary in (none, some):
         assert summary["rmse"] < summary["biases_rmse"] - 0.03
     assert some["rmse"] < some["choices_rmse"] < some["biases_rmse"] - 0.015
