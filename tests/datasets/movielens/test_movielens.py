@@ -5,8 +5,10 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
+import json
 import lzma
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -344,6 +346,16 @@ def test_a_set_with_the_wrong_number_of_ratings_is_refused(ml_1m: Path) -> None:
 def test_a_synthetic_folder_of_another_size_is_refused(synthetic_folder: Path) -> None:
     sentence = refusal(synthetic_folder, dataset="synthetic")
     assert "holds other ratings than --synthetic_ratings 1000000 --seed 0" in sentence
+
+
+def test_a_synthetic_folder_of_another_version_is_refused(synthetic_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "synthetic"
+    shutil.copytree(synthetic_folder, folder)
+    about = json.loads((folder / "oracle.json").read_text())
+    (folder / "oracle.json").write_text(json.dumps({**about, "format": 1}))
+    flags = {"dataset": "synthetic", "synthetic_ratings": about["num_ratings"], "seed": about["seed"]}
+    with pytest.raises(UserError, match="synthetic was drawn by another version of this program"):
+        open_columns(Config.of(data_path=str(folder), **flags))
 
 
 @pytest.mark.real_data

@@ -314,7 +314,8 @@ def _scores(users: np.ndarray, movies: np.ndarray) -> np.ndarray:
     return MEAN_SCORE + users[:, 0] + movies[:, 0] + (users[:, 1:] * movies[:, 1:]).sum(axis=1)
 
 
-FORMAT = 1
+# Of the files and of the parameters: another one means other ratings for the same flags.
+FORMAT = 2
 # By the value of --synthetic_kind.
 WORLDS = {world.NAME: world for world in (DEFAULT_WORLD, DriftingWorld())}
 MIN_NUM_RATINGS = 1_000
@@ -398,6 +399,11 @@ def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> No
             f"{folder} holds other ratings than --synthetic_ratings {num_ratings} --seed {seed} "
             f"--synthetic_kind {world}; give another --data_path, or leave --dataset out to read what lies "
             f"there."
+        )
+    if found.get("format") != FORMAT:
+        raise UserError(
+            f"{folder} was drawn by another version of this program, with other tastes; remove it, or give "
+            "another --data_path."
         )
 
 
