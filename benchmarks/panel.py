@@ -7,9 +7,8 @@
     python benchmarks/panel.py --only_this --also panel.json     measures this project again, and nothing else
 
 Ratings are compared with the biases, plain_factors.py and myFM, from drawn rows (the default) and from solved
-ones, clicks and rankings with popularity, EASE and alternating
-least squares, sequences with the systems of sequences.py: see peers.py. All have the same columns. The sets
-of ratings:
+ones, clicks and rankings with popularity, EASE and alternating least squares, sequences with the systems of
+sequences.py: see peers.py. All have the same columns. The sets of ratings:
 
     ml-latest-small, ml-100k    a random tenth as the test, and the newest fifth
     ml-100k, u1 to u5           the official parts

@@ -123,44 +123,32 @@ def test_a_history_has_the_last_earlier_items_with_their_places_and_ages(config:
     assert lengths == {0, 1, 2, LENGTH} if split == "train" else LENGTH in lengths
 
 
-@pytest.mark.parametrize("task", ["ranking", "rating"])
-def test_hidden_users_of_a_ranking_are_new_ones_without_a_history(config: Config, task: str) -> None:
-    columns = open_columns(config)
-    weights = config.model.history_weights if task == "ranking" else "equal"
-    dataset = EventBatches(columns, config.replaced(task=task, history_weights=weights), 0, 1)
-    hidden, number = [], 0
-    for step in range(dataset.num_steps("train")):
-        batch = dataset[Request("train", 1, step)]
-        lists = lists_of(columns.tables, batch)
-        for row in np.flatnonzero(batch.weights.numpy() > 0):
-            number += 1
-            if lists["user"][row].tolist() == [UNKNOWN_ROW]:
-                hidden.append(len(lists["history"][row]))
-    if task == "ranking":
-        assert len(hidden) == -(-number // NEW_USER_EVERY)
-        assert set(hidden) == {0}
-    else:
-        # Fewer, and each has its user's history.
-        assert len(hidden) == -(-number // MASKED_EVERY)
-        assert max(hidden) == LENGTH
-
-
-@pytest.mark.parametrize("task", ["ranking", "rating"])
-def test_no_event_loses_both_its_user_and_its_own_features(config: Config, task: str) -> None:
+def training_lists(config: Config, task: str) -> list[dict[str, list[int]]]:
+    """The rows of each feature of each training event of a pass."""
     weights = config.model.history_weights if task == "ranking" else "equal"
     config = config.replaced(task=task, history_weights=weights, day_feature="user")
     columns = open_columns(config)
-    dataset, numbers = EventBatches(columns, config, 0, 1), [0, 0, 0]
+    dataset, found = EventBatches(columns, config, 0, 1), []
     for step in range(dataset.num_steps("train")):
         batch = dataset[Request("train", 1, step)]
         lists = lists_of(columns.tables, batch)
-        for row in np.flatnonzero(batch.weights.numpy() > 0):
-            hidden = [lists[name][row].tolist() == [UNKNOWN_ROW] for name in ("user", "user_day")]
-            for place, has in enumerate((*hidden, all(hidden))):
-                numbers[place] += has
-    assert numbers[0] > 0
-    assert numbers[1] > 0
-    assert numbers[2] == 0
+        real = np.flatnonzero(batch.weights.numpy() > 0)
+        found += [{name: rows[place].tolist() for name, rows in lists.items()} for place in real]
+    return found
+
+
+@pytest.mark.parametrize(("task", "every"), [("ranking", NEW_USER_EVERY), ("rating", MASKED_EVERY)])
+def test_hidden_users_of_a_ranking_are_new_ones_without_a_history(
+    config: Config, task: str, every: int
+) -> None:
+    events = training_lists(config, task)
+    hidden = [event for event in events if event["user"] == [UNKNOWN_ROW]]
+    assert len(hidden) == -(-len(events) // every)
+    assert max(len(event["history"]) for event in hidden) == (0 if task == "ranking" else LENGTH)
+    # No event loses both its user and its own features.
+    without_day = [event for event in events if event["user_day"] == [UNKNOWN_ROW]]
+    assert without_day
+    assert not any(event["user"] == [UNKNOWN_ROW] for event in without_day)
 
 
 def test_a_training_rating_is_not_in_its_own_history(config: Config) -> None:

@@ -36,6 +36,8 @@ VOCABULARY, DYNAMIC = IDS = ("vocabulary", "dynamic")
 RATING, YES_NO, CLICKS, COUNT = LABEL_KINDS = ("rating", "yes_no", "clicks", "count")
 # Items that a user had: excluded from negatives, rankings and recommendations, or treated like any other.
 EXCLUDE, ALLOW = "exclude", "allow"
+# Smaller shares of yes are clamped to this before their logit is taken.
+LEAST_SHARE = 1e-4
 # The feature of earlier items of an event's user, and its entity.
 HISTORY = "history"
 

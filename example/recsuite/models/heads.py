@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Feature
+from recsuite.datasets.schema import EVENT, HISTORY, ITEM, LEAST_SHARE, USER, Feature
 from recsuite.models.layers import (
     NumberLayers,
     PairMLP,
@@ -157,8 +157,6 @@ class Head(TwoSided):
 # Factor of rows. Logits have a wider range than stars, and the factor is the same as a larger learning rate
 # and initial spread, so one --lr is right for both tasks.
 SCALE = 5.0
-# Smaller shares are clamped to this before their logit is taken.
-LEAST_SHARE = 1e-4
 
 
 class Interaction(Head):

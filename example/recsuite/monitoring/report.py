@@ -36,7 +36,7 @@ DIFFERENCES = {
     "a few",
 }
 # Baseline of a stream.
-OF_EARLIER = "biases of all earlier events"
+PAST_BIASES = "biases of all earlier events"
 # Minimum difference in the share of new users or items for a printed line.
 MOST_DIFFERENCE = 0.1
 
@@ -164,7 +164,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "main_metric": task.main_metric,
         "baselines": {
             **{name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
-            **({OF_EARLIER: finite(run.biases)} if run.biases else {}),
+            **({PAST_BIASES: finite(run.biases)} if run.biases else {}),
         },
         **_measured(run.test),
         "intervals": {"test": _intervals(run.test), "validation": _intervals(run.validation)},
@@ -194,7 +194,7 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
     metrics: dict[str, Any] = {"validation": finite(epoch.validation)}
     if isinstance(epoch, TrainedWindow):
         metrics = {"progressive": metrics["validation"], "of all windows": finite(epoch.overall)}
-        metrics[OF_EARLIER] = finite(epoch.biases)
+        metrics[PAST_BIASES] = finite(epoch.biases)
         metrics |= {"events": epoch.num_events, "time": epoch.last_time}
     return {
         "epoch": epoch.number,
@@ -290,7 +290,7 @@ def results_table(
     """
     baselines = dict(columns.baselines[task.evaluation])
     if biases:
-        baselines[OF_EARLIER] = biases
+        baselines[PAST_BIASES] = biases
     oracle = baselines.pop("oracle", None)
     labels = task.labels_for(test)
     rows = {name: _shown(labels, metrics) for name, metrics in baselines.items()}

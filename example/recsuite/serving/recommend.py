@@ -296,21 +296,21 @@ def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = F
 
 
 def popular(viewer: Viewer, model: ServedModel, top: int) -> OrderedItems:
-    """Return the items with the highest damped mean, or with the most events, see `goes_by_number`.
+    """Return the items with the highest damped mean, or with the most events, see `popular_by_count`.
 
     Only items that may be shown to the user are returned.
     """
     events, number = viewer.raw.events, len(viewer.raw.items)
     counts = np.bincount(events.item, minlength=number)
     unseen = viewer.unseen(model)
-    if goes_by_number(model, viewer.schema):
+    if popular_by_count(model, viewer.schema):
         return _highest(unseen, counts[unseen], top)
     sums = np.bincount(events.item, weights=events.label, minlength=number)
     mean = events.label.mean(dtype=np.float64)
     return _highest(unseen, ((sums + DAMPING * mean) / (counts + DAMPING))[unseen], top)
 
 
-def goes_by_number(model: ServedModel, schema: Schema) -> bool:
+def popular_by_count(model: ServedModel, schema: Schema) -> bool:
     """Return True if popular items are those with most events: for clicks, for counts and in a ranking."""
     return schema.label_kind in EVENT_VERBS or model.snapshot.task.evaluation == "ranks"
 
@@ -482,7 +482,7 @@ def page(
         lines.append(f"user {printable(viewer.name)} {verb} {number}, {which}:")
         stars = zip(shown.numbers, titles[shown.items], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
-    by_number = goes_by_number(model, schema)
+    by_number = popular_by_count(model, schema)
     if not known:
         mean = f"the mean of their {schema.labels} damped by {DAMPING} at the mean of all"
         how = f"the number of their {schema.labels}" if by_number else mean

@@ -189,14 +189,14 @@ class PredictionEvaluator:
         window: from one position to before another; labels: of its events.
         """
         predictions = first_label(self.predict(model, "validation", number, window))
-        return self._measure(model, predictions, labels, UNCALIBRATED)
+        return self.measure_window(model, predictions, labels)
 
-    def baseline(
+    def measure_window(
         self, model: DistributedModelParallel, predictions: np.ndarray, labels: np.ndarray
     ) -> Metrics:
-        """Return the metrics, also those of the user, of a baseline's predictions of the first label.
+        """Return the metrics of predictions of the first label, also those of the script.
 
-        predictions, labels: float [n].
+        predictions: of the model or of a baseline; labels: float [n] both.
         """
         return self._measure(model, predictions, labels, UNCALIBRATED)
 

@@ -294,7 +294,8 @@ class Training:
             with self.phase("evaluation"):
                 model, labels = self.train_state.model, self.windows.labels_of(window)
                 predicted = self.evaluator.window(model, self.progress.epoch, window, labels)
-                biases = self.evaluator.baseline(model, self.windows.predict_by_biases(window), labels)
+                by_biases = self.windows.predict_by_biases(window)
+                biases = self.evaluator.measure_window(model, by_biases, labels)
                 self.stream = self.windows.begun(self.stream, window, predicted, biases)
         for step in self._steps:
             step.begin_pass()

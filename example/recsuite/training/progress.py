@@ -70,12 +70,7 @@ class StreamProgress:
 
     def overall(self) -> dict[str, float]:
         """Return the metrics over all windows: exact for errors; for an AUC, the mean weighted by events."""
-        means = {name: value / self.counts[name] for name, value in self.sums.items()}
-        return {
-            name: math.sqrt(value) if name in ROOTS else value
-            for name, value in means.items()
-            if not name.startswith(OF_BIASES)
-        }
+        return self._means("")
 
     def overall_biases(self) -> dict[str, float]:
         """Return the metrics of the baseline over all windows.
@@ -83,10 +78,13 @@ class StreamProgress:
         Without those over other events than the model's: of windows in which one of the two is undefined, and
         of streams that an earlier version began.
         """
+        return self._means(OF_BIASES)
+
+    def _means(self, prefix: str) -> dict[str, float]:
         means = {
-            name: self.sums[OF_BIASES + name] / number
+            name: self.sums[prefix + name] / number
             for name, number in self.counts.items()
-            if self.counts.get(OF_BIASES + name) == number
+            if not name.startswith(OF_BIASES) and self.counts.get(prefix + name) == number
         }
         return {name: math.sqrt(value) if name in ROOTS else value for name, value in means.items()}
 

@@ -78,7 +78,7 @@ class StreamWindows:
         return next_window(self._times, stream.end, self._span, is_open=self.following is not None)
 
     def _learn_biases(self, stream: StreamProgress) -> None:
-        """Begin the baseline anew, with all events that are predicted."""
+        """Restart the baseline from all events that were predicted."""
         columns = self.columns
         sizes = columns.num_users, columns.num_items
         self._biases = PastBiases(sizes, columns.mean_label, self._is_answers)

@@ -28,7 +28,7 @@ from recsuite.datasets.metrics import (
 from recsuite.datasets.preparation.arrays import chunks, counts_of, highest, release
 from recsuite.datasets.preparation.histories import StoredEvents
 from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
-from recsuite.datasets.schema import HISTORY
+from recsuite.datasets.schema import HISTORY, LEAST_SHARE
 
 if TYPE_CHECKING:
     from recsuite.datasets.schema import RawData, Schema
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 # Damping of the bias baseline: with this many events, a bias is half of the mean deviation. The usual value;
 # weaker and stronger ones gave a weaker baseline on ml-latest-small.
 DAMPING = 5.0
-# Smaller shares of yes count as this: their logarithm must be finite.
-LEAST_SHARE = 1e-4
 # Rounds end where the RMSE of the fitted events changes by less than this, and after so many at the latest.
 LEAST_CHANGE, MOST_ROUNDS = 1e-4, 10
 # Share of the time of all baselines.
@@ -241,14 +239,15 @@ class PastBiases:
     def predict(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
         """Return predicted labels, or probabilities of yes, float64 [n]."""
         mean = self._sum / self._number if self._number else self._mean
-        found, damping = np.full(len(user), self._scaled(mean)), DAMPING
+        of_mean, damping = self._scaled(mean), DAMPING
+        found = np.full(len(user), of_mean)
         if self._of_answers:
             # The rarer one of yes and no is, the less an event tells.
             share = np.clip(mean, LEAST_SHARE, 1 - LEAST_SHARE)
             damping /= share * (1 - share)
         for places, sums, counts in zip((user, item), self._sums, self._counts, strict=True):
             damped = (sums[places] + damping * mean) / (counts[places] + damping)
-            found += self._scaled(damped) - self._scaled(mean)
+            found += self._scaled(damped) - of_mean
         return 1 / (1 + np.exp(-found)) if self._of_answers else found
 
     def _scaled(self, labels: Any) -> Any:
