@@ -47,18 +47,21 @@ class RatingModel(rs.TwoSided):
 
     def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> rs.WithSquares:
         """Return predicted ratings and the squares of the vectors, float32 [B] both."""
-        users, items = self.user_vectors(rows, batch), self.item_vectors(rows, batch)
-        return rs.WithSquares(self.score_pairs(users, items), users.square().sum(1) + items.square().sum(1))
+        return self.scores(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
 
     def predictions(self, output: rs.WithSquares) -> torch.Tensor:
         """Return the predicted ratings of the output for the loss."""
         return output.predictions
 
+    def scores(self, users: torch.Tensor, items: torch.Tensor) -> rs.WithSquares:
+        """Return the same of the vectors of users and movies, float32 [B, D] both."""
+        # Biases plus the product of the factors; the products of all numbers; the squares of both vectors.
+        score, products, squares = rs.biased_products(users, items)
+        return rs.WithSquares(self.mean_rating + score + self.mlp(users, items, products), squares)
+
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return predicted ratings, float32 [B], of vectors, float32 [B, D] both."""
-        # Biases plus the product of the factors, and the products of all numbers.
-        score, products = rs.biased_products(users, items)
-        return self.mean_rating + score + self.mlp(users, items, products)
+        """Return predicted ratings, float32 [B]: what recommendations are sorted by."""
+        return self.scores(users, items).predictions
 
 
 class RatingLoss(nn.Module):

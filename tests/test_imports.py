@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "compiled": "files",
     "time_buckets": "config",
     "datasets": "errors files remote config runtime workers ids time_buckets compiled",
-    "models": "config datasets.schema",
+    "models": "config datasets.schema compiled",
     "sharding": "errors files config runtime datasets models ids compiled",
     "training.progress": "files",
     "checkpoint.format": "errors files remote training.progress",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import numba
@@ -44,14 +44,22 @@ class MachineCode(FunctionCache):
         self._cache_file = IndexDataCacheFile(self._cache_path, name, stamp)
 
 
-def compiled(loop: Loop) -> Loop:
-    """Compile a loop. The machine code is kept beside its source, or in the user's cache folder."""
+def compiled(loop: Loop, fastmath: Collection[str] = ()) -> Loop:
+    """Compile a loop. The machine code is kept beside its source, or in the user's cache folder.
+
+    fastmath: LLVM's names of what it may change.
+    """
     # "numpy": a division by zero raises nothing, so that the compiler may use vectors.
-    made = numba.njit(loop, nogil=True, error_model="numpy")
+    made = numba.njit(loop, nogil=True, error_model="numpy", fastmath={*fastmath})
     # A RuntimeError: neither folder can be written.
     with contextlib.suppress(RuntimeError):
         made._cache = MachineCode(loop)
     return made
+
+
+def vectorised(loop: Loop) -> Loop:
+    """Compile a loop that may add up numbers in another order, so that it uses vectors; NaN stays NaN."""
+    return compiled(loop, fastmath=("reassoc", "contract"))
 
 
 def inlined(part: Loop) -> Loop:

@@ -33,11 +33,26 @@ def test_scaled_rows_pass_their_gradient_on_unscaled() -> None:
 
 def test_a_score_is_both_biases_and_the_product_of_the_factors() -> None:
     users, items = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10.0, 5.0, -1.0]])
-    score, products = biased_products(users, items)
-    assert score.tolist() == [1 + 10 + 2 * 5 - 3 * 1]
-    assert products.tolist() == [[10, 10, -3]]
+    for of in (users, users.requires_grad_()):
+        score, products, squares = biased_products(of, items)
+        assert score.tolist() == [1 + 10 + 2 * 5 - 3 * 1]
+        assert products.tolist() == [[10, 10, -3]]
+        assert squares.tolist() == [1 + 4 + 9 + 100 + 25 + 1]
 
 
 def test_the_gradient_of_a_score_is_the_one_of_finite_differences() -> None:
     users, items = (torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.autograd.gradcheck(biased_products, (users, items))
+
+
+def test_compiled_scores_and_gradients_are_those_of_torch() -> None:
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        users, items = (torch.randn(5, 32).to(dtype).requires_grad_() for _ in range(2))
+        given = [torch.randn(size).to(dtype) for size in ((5,), (5, 32), (5,))]
+        results = biased_products(users, items)
+        torch.autograd.backward(results, given)
+        found.append([*results, users.grad, items.grad])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other.float())

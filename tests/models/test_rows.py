@@ -119,6 +119,17 @@ def test_a_feature_that_is_on_no_side_gets_no_gradient() -> None:
     assert found.grad[3:7].all()
 
 
+def test_a_feature_of_two_sums_and_its_single_rows_get_all_their_gradients() -> None:
+    found, wanted = rows(), rows()
+    of = shared(found)
+    sums, others = sums_of(of), sums_of(of, (["genres"], ["genres", "movie"]))
+    torch.cat([*sums, *others, of["history"].values()]).sum().backward()
+    (users, items), genres = one_by_one(wanted), one_by_one(wanted)[1] - wanted[torch.tensor(PLACES["movie"])]
+    values = wanted[torch.tensor(PLACES["history"])]
+    torch.cat([users, items, genres, one_by_one(wanted)[1], values]).sum().backward()
+    torch.testing.assert_close(found.grad, wanted.grad)
+
+
 def test_nothing_of_a_step_stays_when_it_is_done() -> None:
     import gc
     import weakref

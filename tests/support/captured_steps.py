@@ -43,9 +43,10 @@ class Random(Interaction):
 class Waiting(Interaction):
     """A model that reads a value on the host."""
 
-    def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    def scores(self, users: torch.Tensor, items: torch.Tensor) -> rs.WithSquares:
         found = super().scores(users, items)
-        return found * (1.0 if float(found.detach().sum()) > -1e9 else 2.0)
+        factor = 1.0 if float(found.predictions.detach().sum()) > -1e9 else 2.0
+        return rs.WithSquares(factor * found.predictions, found.squares)
 
 
 def maker(kind: type[Interaction]) -> Any:

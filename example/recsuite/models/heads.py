@@ -187,8 +187,7 @@ class Interaction(Head):
 
     def forward(self, rows: FeatureRows, batch: Inputs) -> WithSquares:
         """Return the input of the loss."""
-        users, items = self.user_vectors(rows, batch), self.item_vectors(rows, batch)
-        return WithSquares(self.scores(users, items), users.square().sum(1) + items.square().sum(1))
+        return self.scores(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
 
     def predictions(self, output: WithSquares) -> torch.Tensor:
         """Return predicted labels, float32 [B], of the input of the loss."""
@@ -198,14 +197,14 @@ class Interaction(Head):
         """See `Head`."""
         return batch.history_labels - self.mean_rating
 
-    def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return what the loss takes for each pair of vectors, float32 [B]: here predicted labels."""
-        score, products = biased_products(users, items)
-        return self.mean_rating + score + self.mlp(users, items, products)
+    def scores(self, users: torch.Tensor, items: torch.Tensor) -> WithSquares:
+        """Return what the loss takes for each pair of vectors: here predicted labels and squares."""
+        score, products, squares = biased_products(users, items)
+        return WithSquares(self.mean_rating + score + self.mlp(users, items, products), squares)
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return predicted labels, see `TwoSided`."""
-        return self.scores(users, items)
+        return self.scores(users, items).predictions
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return predicted labels, see `TwoSided`."""

@@ -105,12 +105,16 @@ class PairMLP(nn.Sequential):
         return first.bias, weights.unbind(1), others
 
 
-def biased_products(users: torch.Tensor, items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of biases and of products of factors, float32 [B], and all products, float32 [B, D].
+def biased_products(
+    users: torch.Tensor, items: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the sum of biases and of products of factors, float32 [B], all products, and squares.
 
-    users, items: vectors, float32 [B, D], of which number 0 is the bias and the others are the factors.
+    users, items: vectors, float32 [B, D], of which number 0 is the bias and the others are the factors. Also
+    returned are all products, float32 [B, D], and the sum of the squares of both vectors, float32 [B], for a
+    decay, see `WithSquares`.
 
-        score, products = rs.biased_products(users, items)
+        score, products, squares = rs.biased_products(users, items)
     """
     return _BiasedProducts.apply(users, items)
 
@@ -119,20 +123,44 @@ class _BiasedProducts(torch.autograd.Function):
     """See `biased_products`; autograd would write an array of all numbers for the gradient of each column."""
 
     @staticmethod
-    def forward(ctx: Any, users: torch.Tensor, items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, users: torch.Tensor, items: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.save_for_backward(users, items)
+        if _is_compiled(ctx, users):
+            # Not at the top: numba takes 60 MiB, which a GPU needs not.
+            from recsuite.models.loops import multiply_biased
+
+            scores, squares = users.new_empty(len(users)), users.new_empty(len(users))
+            products = torch.empty_like(users)
+            multiply_biased(*(each.numpy() for each in (users, items, scores, products, squares)))
+            return scores, products, squares
         products = users * items
-        return products.sum(dim=1) + (users[:, 0] + items[:, 0] - products[:, 0]), products
+        scores = products.sum(dim=1) + (users[:, 0] + items[:, 0] - products[:, 0])
+        return scores, products, users.square().sum(dim=1) + items.square().sum(dim=1)
 
     @staticmethod
-    def backward(ctx: Any, of_sum: torch.Tensor, of_products: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def backward(
+        ctx: Any, of_scores: torch.Tensor, of_products: torch.Tensor, of_squares: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         users, items = ctx.saved_tensors
-        of_both = of_products + of_sum.unsqueeze(1)
+        if _is_compiled(ctx, users):
+            from recsuite.models.loops import multiply_biased_backward
+
+            given = (of_scores.contiguous(), of_products.contiguous(), of_squares.contiguous())
+            of_users, of_items = torch.empty_like(users), torch.empty_like(items)
+            multiply_biased_backward(*(each.numpy() for each in (users, items, *given, of_users, of_items)))
+            return of_users, of_items
+        of_both, of_both_squares = of_products + of_scores.unsqueeze(1), 2 * of_squares.unsqueeze(1)
         of_both[:, 0] = of_products[:, 0]
-        of_users, of_items = of_both * items, of_both * users
-        of_users[:, 0] += of_sum
-        of_items[:, 0] += of_sum
+        of_users = torch.addcmul(of_both * items, of_both_squares, users)
+        of_items = torch.addcmul(of_both * users, of_both_squares, items)
+        of_users[:, 0] += of_scores
+        of_items[:, 0] += of_scores
         return of_users, of_items
+
+
+def _is_compiled(ctx: Any, vectors: torch.Tensor) -> bool:
+    """Return True for a step on a CPU: others, such as an export, have no memory or no numba."""
+    return any(ctx.needs_input_grad) and vectors.device.type == "cpu" and vectors.dtype == torch.float32
 
 
 class NumberLayers(nn.Module):

@@ -67,7 +67,8 @@ class WithSquares(NamedTuple):
 
     predictions: of B events, float32 [B]; squares: of the numbers of the two vectors of each, float32 [B].
 
-        return rs.WithSquares(self.score_pairs(users, items), users.square().sum(1) + items.square().sum(1))
+        score, _, squares = rs.biased_products(users, items)
+        return rs.WithSquares(score, squares)
     """
 
     predictions: torch.Tensor

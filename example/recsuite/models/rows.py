@@ -190,7 +190,7 @@ class SharedRows(dict[str, DistinctRows]):
 
     rows: float32 [R, D]; in_order: called only in a backward, returns the values of all features, one feature
     after the other, sorted by row, int32 [their number], and the start of each row's values in that order,
-    int32 [R].
+    int32 [R]; given: what the sums so far have got in a backward.
     """
 
     def __init__(
@@ -200,7 +200,17 @@ class SharedRows(dict[str, DistinctRows]):
         in_order: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
         super().__init__(found)
-        self.rows, self.in_order = rows, in_order
+        self.in_order = in_order
+        self.given: list[GivenGradient] = []
+        self.rows: torch.Tensor = _SummedRows.apply(rows, found, in_order, self.given)
+
+
+class GivenGradient(NamedTuple):
+    """Gradient of a sum of features, float32 [B, D], with the names and weights of `FeatureRows.sum`."""
+
+    gradient: torch.Tensor
+    names: Sequence[str]
+    weights: Mapping[str, torch.Tensor]
 
 
 class JoinedRows(dict[str, LookedUp]):
@@ -212,11 +222,7 @@ class JoinedRows(dict[str, LookedUp]):
 
 
 class _FeatureSum(torch.autograd.Function):
-    """Sum of some features over the distinct rows; weights get no gradient.
-
-    A function of its own: the backward sums the gradients of all features in the order of the rows, which the
-    exchange of ids has found already. A backward for each feature would write as many arrays of all rows.
-    """
+    """Sum of some features over the distinct rows; weights get no gradient."""
 
     @staticmethod
     def forward(
@@ -226,7 +232,7 @@ class _FeatureSum(torch.autograd.Function):
         names: Sequence[str],
         weights: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        ctx.found, ctx.names, ctx.weights, ctx.num_rows = found, names, weights, len(rows)
+        ctx.given, ctx.names, ctx.weights = found.given, names, weights
         single = [found[name].places for name in names if found[name].is_single and name not in weights]
         lists = [name for name in names if not found[name].is_single or name in weights]
         if single:
@@ -242,43 +248,76 @@ class _FeatureSum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        found, names = ctx.found, ctx.names
-        num_rows, dim = ctx.num_rows, gradient.size(1)
-        if len(names) == 1 and found[names[0]].is_single and names[0] not in ctx.weights:
-            # Each value has the gradient of its event.
-            of_rows = gradient.new_zeros(num_rows, dim).index_add_(0, found[names[0]].places, gradient)
-            return of_rows, None, None, None
-        sizes = {name: len(each.places) for name, each in found.items()}
-        # If few values are outside the sum, giving these the weight 0 is faster than sorting them out.
-        by_row = 2 * sum(sizes[name] for name in names) > sum(sizes.values())
-        # Blocks of B gradients, in which each value finds that of its event: the gradient, and for each list
-        # the gradient divided by its length.
-        blocks, events, weights, places = [gradient], [], [], []
-        for name, each in found.items():
-            if not (by_row or name in names):
-                continue
-            block = 0
-            if name in names and not each.is_single:
-                block = len(blocks)
-                blocks.append(gradient * each.shares().unsqueeze(1))
-            events.append(each.events().add_(block * len(gradient)))
-            weight = ctx.weights.get(name) if name in names else None
-            if weight is None:
-                weight = gradient.new_full((sizes[name],), float(name in names))
-            weights.append(weight)
-            places.append(each.places)
-        of_values, all_events, all_weights = torch.cat(blocks), torch.cat(events), torch.cat(weights)
-        if by_row:
-            order, starts = found.in_order()
-            of_rows = embedding_bag(
-                all_events.index_select(0, order),
-                of_values,
-                starts,
-                mode="sum",
-                per_sample_weights=all_weights.index_select(0, order),
-            )
-        else:
-            of_values = of_values.index_select(0, all_events).mul_(all_weights.unsqueeze(1))
-            of_rows = gradient.new_zeros(num_rows, dim).index_add_(0, torch.cat(places), of_values)
-        return of_rows, None, None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None]:
+        # The rows get it from `_SummedRows`, whose backward comes after those of all sums.
+        ctx.given.append(GivenGradient(gradient, ctx.names, ctx.weights))
+        return None, None, None, None
+
+
+class _SummedRows(torch.autograd.Function):
+    """Distinct rows for `_FeatureSum`; the backward adds the gradients of all sums up, row by row.
+
+    In the order of the rows, which the exchange of ids has found already. A backward for each sum, or for
+    each feature, would write as many arrays of all rows.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        found: Mapping[str, DistinctRows],
+        in_order: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+        given: list[GivenGradient],
+    ) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.found, ctx.in_order, ctx.given = found, in_order, given
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, others: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None, None]:
+        total = others
+        while ctx.given:
+            # A value has one gradient in a pass: what another sum gave the same feature is for the next one.
+            taken: dict[str, GivenGradient] = {}
+            later = []
+            for each in ctx.given:
+                if taken.keys() & {*each.names}:
+                    later.append(each)
+                else:
+                    taken |= dict.fromkeys(each.names, each)
+            ctx.given[:] = later
+            found = _gradient_of_rows(ctx.found, ctx.in_order, taken)
+            total = found if total is None else total + found
+        return total, None, None, None
+
+
+def _gradient_of_rows(
+    found: Mapping[str, DistinctRows],
+    in_order: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    given: Mapping[str, GivenGradient],
+) -> torch.Tensor:
+    """Return the gradient of distinct rows, float32 [R, D]. given: what the sum with a feature has got."""
+    blocks = {id(each): each.gradient for each in given.values()}
+    firsts = dict(zip(blocks, range(0, 2**62, len(next(iter(blocks.values())))), strict=False))
+    # For each value of the batch the place of its gradient among those of all sums, and its factor there.
+    places, factors = [], []
+    for name, each in found.items():
+        mine = given.get(name)
+        if mine is None:
+            places.append(each.places.new_zeros(len(each.places), dtype=torch.int32))
+            factors.append(each.rows.new_zeros(len(each.places)))
+            continue
+        place, factor = each.events(), mine.weights.get(name)
+        if not each.is_single:
+            share = each.shares().to(each.rows.dtype).index_select(0, place)
+            factor = share if factor is None else share * factor
+        places.append(place.add_(firsts[id(mine)]))
+        factors.append(each.rows.new_ones(len(place)) if factor is None else factor)
+    order, starts = in_order()
+    return embedding_bag(
+        torch.cat(places).index_select(0, order),
+        torch.cat([*blocks.values()]),
+        starts,
+        mode="sum",
+        per_sample_weights=torch.cat(factors).index_select(0, order),
+    )

@@ -782,15 +782,12 @@ class RowLookup(torch.autograd.Function):
         """Collective: every rank."""
         tables, request = ctx.tables, ctx.request
         sums = tables.exchange.outgoing("gradients", (sum(request.num_sent), tables._embedding_dim))
-        # Other ranks read the slot.
-        sums.rows.copy_(gradient)
+        # To the slot that other ranks read. The loss is the mean over ranks, but each rank's backward started
+        # from its own loss; TorchRec's exchange divides in the same way.
+        torch.div(gradient, tables._env.world_size, out=sums.rows)
         with profiler_range("output exchange"):
             mine = tables.exchange.exchange_rows(sums, request.num_sent, request.received)()
         with profiler_range("optimizer"):
-            if tables._env.world_size > 1:
-                # The loss is the mean over ranks, but each rank's backward started from its own loss.
-                # TorchRec's exchange divides in the same way.
-                mine.div_(tables._env.world_size)
             learn(tables.layout, request, mine)
         # The tables are updated already; no gradient is left for an optimizer.
         return None, None, None

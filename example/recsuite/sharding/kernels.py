@@ -10,21 +10,60 @@ from __future__ import annotations
 
 import numpy as np
 
-from recsuite.compiled import compiled
+from recsuite.compiled import compiled, inlined, vectorised
 
 # Most bits of a key that are sorted at once: their counts should stay in the cache of a core.
 DIGIT = 14
 SIGN = np.uint64(1 << 63)
+# Most possible keys for each key for which counting all of them is faster than sorting.
+MOST_SPARSE = 2
+
+
+@inlined
+def count_keys(
+    keys: np.ndarray,
+    least: int,
+    most: int,
+    found: np.ndarray,
+    inverse: np.ndarray,
+    order: np.ndarray,
+    starts: np.ndarray,
+) -> int:
+    """Do the same as `sort_keys` for keys from `least` to `most`."""
+    counts, ranks = np.zeros(most - least + 1, np.int32), np.empty(most - least + 1, np.int32)
+    for key in keys:
+        counts[key - least] += 1
+    begin, number = 0, 0
+    for place in range(len(counts)):
+        count = counts[place]
+        counts[place] = begin
+        begin += count
+        if count:
+            found[number], starts[number], ranks[place] = place + least, begin - count, number
+            number += 1
+    for place in range(len(keys)):
+        key = keys[place] - least
+        order[counts[key]] = place
+        counts[key] += 1
+        inverse[place] = ranks[key]
+    return number
 
 
 @compiled
 def sort_keys(
     keys: np.ndarray, found: np.ndarray, inverse: np.ndarray, order: np.ndarray, starts: np.ndarray
 ) -> int:
-    """Write the fields of `cpu_tables.Distinct`; return the number of distinct keys. A radix sort.
+    """Write the fields of `cpu_tables.Distinct`; return the number of distinct keys.
 
-    keys: int64 [n], at least one; found, inverse: int64 [n]; order, starts: int32 [n].
+    keys: int64 [n], at least one; found, inverse: int64 [n]; order, starts: int32 [n]. Counts keys that are
+    close together, and sorts others digit by digit.
     """
+    least, most = keys[0], keys[0]
+    for key in keys:
+        least, most = min(least, key), max(most, key)
+    # Unsigned: the difference of two signed numbers may be too large for one.
+    if np.uint64(most) - np.uint64(least) < np.uint64(MOST_SPARSE * len(keys)):
+        return count_keys(keys, least, most, found, inverse, order, starts)
     number, first = len(keys), np.uint64(keys[0])
     # Two of each: a pass over a digit moves all keys from one to the other.
     values, places = np.empty((2, number), np.uint64), np.empty((2, number), np.int32)
@@ -68,7 +107,7 @@ def sort_keys(
     return count
 
 
-@compiled
+@vectorised
 def update_by_adagrad(
     weights: np.ndarray,
     sums: np.ndarray,
