@@ -61,6 +61,27 @@ time.sleep(3 * peers.BEAT_SECONDS)
 heart.stop()
 print("continues")
 """
+# Orphans become children of this process, which then runs no Python, like an init.
+INIT = """
+import ctypes, os, subprocess
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+subprocess.run([sys.executable, "-c", *sys.argv[1:]])
+for number in (1, 2):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+os.execvp("sleep", ["sleep", "60"])
+"""
+KILLED_LAUNCHER = """
+import os, subprocess
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], env={**os.environ, "TORCHELASTIC_RUN_ID": "1"})
+os._exit(1)
+"""
+LATE_RANK = """
+import recsuite as rs
+time.sleep(1)
+rs.init_runtime(rs.parse_args([]))
+print("lives", flush=True)
+"""
 JOINING = """
 import recsuite as rs
 from recsuite.runtime import peers
@@ -117,6 +138,16 @@ def test_a_rank_that_torchrun_did_not_start_outlives_its_parent() -> None:
     result = run(SHELL, HEAD + ALONE)
     # The pipe is open as long as the rank lives.
     assert result.stdout == "continues\n"
+
+
+def test_a_rank_whose_launcher_died_before_it_could_ask_ends() -> None:
+    command = [sys.executable, "-c", HEAD + INIT, HEAD + KILLED_LAUNCHER, HEAD + LATE_RANK]
+    with started(command) as process:
+        assert process.stdout is not None
+        # Open as long as the rank lives.
+        output = process.stdout.read()
+    assert "lives" not in output
+    assert "its launcher is gone" in output
 
 
 def test_a_launcher_inside_a_call_that_does_not_return_is_ended() -> None:

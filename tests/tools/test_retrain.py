@@ -18,7 +18,15 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.serving.served import Follower, ServedModel
-from recsuite.tools.retrain import PROMOTED, VERDICT, check_comparable, compare, parse, promoted_in
+from recsuite.tools.retrain import (
+    PROMOTED,
+    VERDICT,
+    begin,
+    check_comparable,
+    compare,
+    parse,
+    promoted_in,
+)
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded, torchrun
 from tests.support.weeks import SCHEMA, SMALL, retrain, shop, write_weeks
 
@@ -107,19 +115,37 @@ def test_what_fails_or_is_killed_leaves_the_promoted_model(weeks: Path) -> None:
     words = ("--nproc_per_node", 1, "--save_dir", models, "--data_path", weeks / "shop", *SMALL)
     with started([sys.executable, "-m", "recsuite.tools.retrain", *map(str, words)]) as process:
         deadline = time.monotonic() + 90
-        while not [*(models / "run-000002").glob("step-*")] and time.monotonic() < deadline:
+        while not [*(models / "run-000003").glob("step-*")] and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
         process.wait(30)
-        # Its training ends with it: the next retrain may use the same folder.
+        # Its training ends with it.
         while names_of_processes(str(models)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert names_of_processes(str(models)) == []
     assert promoted(weeks) == "run-000001"
     ServedModel.open(models / PROMOTED)
     output = succeeded(retrain(weeks / "shop", models))
-    assert f"removing {models / 'run-000002'}, which was not finished" in output
-    assert promoted(weeks) == "run-000002"
+    assert f"removing {models / 'run-000003'}, which was not finished" in output
+    # No number is used again: what is left of the killed one may still write into its run.
+    assert promoted(weeks) == "run-000004"
+
+
+def test_a_promoted_run_stays_whatever_is_missing_in_it(weeks: Path) -> None:
+    models = weeks / "models"
+    (models / "run-000001" / VERDICT).unlink()
+    with contextlib.ExitStack() as stack:
+        assert begin(models, stack) == models / "run-000002"
+    assert promoted_in(models) == (models / "run-000001").resolve()
+
+
+def test_a_link_to_itself_names_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / PROMOTED).symlink_to(PROMOTED)
+    (tmp_path / "run-000001").mkdir()
+    assert promoted_in(tmp_path) is None
+    assert f"{PROMOTED} names {PROMOTED}, which is not there" in capsys.readouterr().out
+    with contextlib.ExitStack() as stack:
+        assert begin(tmp_path, stack) == tmp_path / "run-000002"
 
 
 def names_of_processes(word: str) -> list[str]:

@@ -41,6 +41,21 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def has_lost_parent() -> bool:
+    """Return True for a rank whose launcher died before the rank could ask to die with it.
+
+    It was given another parent then, such as init, which runs no Python, or belongs to another user.
+    """
+    try:
+        program = os.readlink(f"/proc/{os.getppid()}/exe")
+    except PermissionError:
+        return True
+    except OSError:
+        # No system with this folder.
+        return False
+    return "python" not in Path(program).name and program != os.path.realpath(sys.executable)
+
+
 def keep_freed_memory() -> None:
     """Have malloc keep freed memory for the next batch, instead of returning pages to the kernel.
 

@@ -26,6 +26,7 @@ from recsuite.runtime.console import filter_library_messages, install_tag, remov
 from recsuite.runtime.host import (
     allowed_cores,
     die_with_parent,
+    has_lost_parent,
     has_cuda_kernels,
     keep_freed_memory,
     limit_spinning,
@@ -258,6 +259,10 @@ def init_runtime(config: Config) -> RuntimeContext:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun gives each rank a session of its own, so a kill of the launcher does not reach the rank.
         die_with_parent()
+        # Importing torch takes seconds, in which the launcher may have died.
+        if has_lost_parent():
+            say(f"rank {launch.rank} ends, because its launcher is gone", tagged=True)
+            end_process(1)
     keep_freed_memory()
     # Pages of 2 MiB for large tensors, from a kernel set to "madvise". The rows of a step are scattered over
     # their tables, and with small pages each row costs a page table walk. torch reads the variable when it

@@ -127,12 +127,18 @@ def begin(folder: Path, stack: contextlib.ExitStack) -> Path:
     is_ours = (folder / LOCK).exists()
     if isinstance(folder, ObjectPath):
         run = claimed(folder)
-        remove_unfinished([each for each in runs_in(folder) if each < run and (each / LOCK).exists()])
+        earlier = [each for each in runs_in(folder) if each < run and (each / LOCK).exists()]
+        remove_unfinished(unpromoted(earlier))
         return run
     stack.enter_context(held(folder / LOCK, f"Another retrain is at work in {folder}; wait for it."))
     if is_ours:
-        remove_unfinished(runs_in(folder))
-    return folder / f"run-{max([0, *map(number_of, runs_in(folder))]) + 1:06d}"
+        remove_unfinished(unpromoted(runs_in(folder)))
+    # The lock names the newest run, so no number is used again: processes of a retrain that was killed may
+    # still write into a run that was removed.
+    used = [(folder / LOCK).read_text(), *(run.name for run in runs_in(folder))]
+    run = folder / f"run-{max(map(number_of, used)) + 1:06d}"
+    (folder / LOCK).write_text(run.name)
+    return run
 
 
 def claimed(folder: ObjectPath) -> Path:
@@ -142,8 +148,7 @@ def claimed(folder: ObjectPath) -> Path:
     that was removed.
     """
     lock = folder / LOCK
-    found = RUN.fullmatch(lock.read_text()) if lock.exists() else None
-    for number in itertools.count(int(found[1]) + 1 if found else 1):
+    for number in itertools.count(number_of(lock.read_text() if lock.exists() else "") + 1):
         run = folder / f"run-{number:06d}"
         # Of two that begin at the same time, one makes this object.
         with contextlib.suppress(FileExistsError):
@@ -241,10 +246,19 @@ def promoted_in(folder: Path) -> Path | None:
     link = folder / PROMOTED
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} must be a link to a run, and is none; move it away.")
-    run = link.resolve()
+    run = target_of(link)
     if link.is_symlink() and not run.exists():
-        say(f"{link} names {run.name}, which is gone")
+        say(f"{link} names {run.name}, which is not there")
     return run if link.is_symlink() and run.exists() else None
+
+
+def target_of(link: Path) -> Path:
+    """Return what a link names; the link itself if it names itself."""
+    try:
+        return link.resolve()
+    # RuntimeError: from Python before 3.13.
+    except (OSError, RuntimeError):
+        return link
 
 
 def check_comparable(config: Config, promoted: Path | None) -> None:
@@ -286,16 +300,21 @@ def described(promoted: Path | None) -> str:
     return f"{promoted} stays promoted" if promoted else "nothing is promoted yet"
 
 
-def number_of(run: Path) -> int:
-    """Return the number of a run."""
-    found = RUN.fullmatch(run.name)
-    assert found is not None
-    return int(found[1])
+def number_of(name: str) -> int:
+    """Return the number in the name of a run; 0 for another text."""
+    found = RUN.fullmatch(name)
+    return int(found[1]) if found else 0
 
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the folders of runs, the oldest first."""
     return sorted(path for path in folder.iterdir() if RUN.fullmatch(path.name) and not path.is_symlink())
+
+
+def unpromoted(runs: Sequence[Path]) -> list[Path]:
+    """Return some runs of a folder without the promoted one, which nothing may remove."""
+    promoted = target_of(runs[0].parent / PROMOTED) if runs else None
+    return [run for run in runs if run.resolve() != promoted]
 
 
 def remove_unfinished(runs: Sequence[Path]) -> None:
@@ -308,10 +327,8 @@ def remove_unfinished(runs: Sequence[Path]) -> None:
 
 def remove_old(folder: Path, keep: int) -> None:
     """Remove the oldest runs but `keep`, and never the promoted one; call it with the lock."""
-    promoted = (folder / PROMOTED).resolve()
     # A run without a verdict may be that of a newer retrain, in an object store.
-    there = [run for run in runs_in(folder) if (run / VERDICT).exists()]
-    others = [run for run in there if run.resolve() != promoted]
+    others = unpromoted([run for run in runs_in(folder) if (run / VERDICT).exists()])
     for run in others[: max(0, len(others) - keep)]:
         say(f"removing {run}, see --keep_runs")
         remove_run(run)
