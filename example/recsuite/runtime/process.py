@@ -26,8 +26,8 @@ from recsuite.runtime.console import filter_library_messages, install_tag, remov
 from recsuite.runtime.host import (
     allowed_cores,
     die_with_parent,
-    has_lost_parent,
     has_cuda_kernels,
+    has_lost_parent,
     keep_freed_memory,
     limit_spinning,
     limited_spinning,
