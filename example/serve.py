@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 # Bytes. A limit, because a request is in memory before any check.
 LARGEST_REQUEST = 2**22
+# Parts of a body in any size, and least bytes of a part after them, on average: each part, such as a chunk,
+# takes the time of some 5 microseconds, in which no other request is read.
+FREE_PARTS, LEAST_PART = 1000, 64
 # Maximum (item, score) pairs of one answer, and (user, item) pairs scored for it; docs/serving.md has their
 # cost.
 MOST_ANSWERS, MOST_PAIRS = 100_000, 2_000_000
@@ -364,6 +367,7 @@ def server_of(app: Any) -> "uvicorn.Server":
 
 def protocol() -> type[Any]:
     """Return uvicorn's HTTP protocol with a limit on connections and on the time that a client may take."""
+    import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     most = min(MOST_CONNECTIONS, max(1, descriptor_limit() - OTHER_DESCRIPTORS))
@@ -374,6 +378,8 @@ def protocol() -> type[Any]:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.is_refused = False
+            self.num_parts, self.num_bytes = 0, 0
+            self.next_event, self.conn.next_event = self.conn.next_event, self.next_counted
             self.wait()
             here = [each for each in list[Any](self.connections) if not each.is_refused]
             if len(here) > most:
@@ -382,11 +388,25 @@ def protocol() -> type[Any]:
                     "503 Service Unavailable", f"There are more than {most} connections; try again later."
                 )
 
+        def next_counted(self) -> Any:
+            """Return the next event of the parser; refuse a body in too many parts."""
+            event = h11.NEED_DATA if self.is_refused else self.next_event()
+            if isinstance(event, h11.Data):
+                self.num_parts, self.num_bytes = self.num_parts + 1, self.num_bytes + len(event.data)
+                if self.num_parts > FREE_PARTS + self.num_bytes / LEAST_PART:
+                    sentence = f"A body has parts of at least {LEAST_PART} bytes; send it in larger chunks."
+                    self.refuse("413 Content Too Large", sentence)
+                    return h11.NEED_DATA
+            return event
+
         def connection_lost(self, exc: Exception | None) -> None:
+            # The parser would refer to this connection, and this to the parser.
+            self.conn.next_event = self.next_event
             self.timer.cancel()
             super().connection_lost(exc)
 
         def on_response_complete(self) -> None:
+            self.num_parts, self.num_bytes = 0, 0
             self.timer.cancel()
             self.wait()
             super().on_response_complete()

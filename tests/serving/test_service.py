@@ -599,6 +599,25 @@ def test_a_request_that_is_not_complete_in_time_is_answered_with_408(
     assert capfd.readouterr().err == ""
 
 
+CHUNKED = HEAD.replace(b"Content-Length: 20", b"Transfer-Encoding: chunked")
+
+
+def test_a_body_in_tiny_chunks_is_refused_before_it_keeps_others_waiting() -> None:
+    body = json.dumps({"user": [1] * 300, "movie": [3] * 300}).encode()
+
+    def chunks(size: int, of: bytes) -> bytes:
+        parts = [of[begin : begin + size] for begin in range(0, len(of), size)]
+        return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+    with answering(serve.service(random_follower())) as (client, _):
+        for sent, status in ((chunks(100, body), 200), (chunks(1, body), 413), (chunks(1, b"[" * 10**6), 413)):
+            with contextlib.closing(silent(client, CHUNKED)) as connection:
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(sent)
+                assert connection.recv(20).startswith(b"HTTP/1.1 %d " % status)
+        assert client.get("/health").status_code == 200
+
+
 def test_an_answer_that_is_not_read_in_time_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "CLIENT_SECONDS", 0.5)
     body = json.dumps({"users": [1] * 450, "k": ITEMS}).encode()
