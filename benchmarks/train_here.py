@@ -65,11 +65,11 @@ class Model:
         return Config.of(embedding_dim=self.dim, mlp_dims=self.mlp_dims, history=self.history)
 
 
-TWO_TABLES = Model("two_tables", "User and movie alone", DIM, 4096, 16384, 0, 2_000_000, bars=(1.0, 1.3, 1.5))
+TWO_TABLES = Model("two_tables", "User and movie alone", DIM, 4096, 16384, 0, 2_000_000, bars=(1.1, 1.3, 1.5))
 # The default of `example.py` on synthetic ratings. Fewer ratings, because plain PyTorch holds the history of
 # each of them in memory.
 DEFAULT = Model(
-    "default", "The default model", 32, 2048, 8192, Config().data.history, 1_000_000, bars=(1.3, 1.5, 1.5)
+    "default", "The default model", 32, 2048, 8192, Config().data.history, 1_000_000, bars=(1.5, 1.8, 2.0)
 )
 MODELS = {model.name: model for model in (DEFAULT, TWO_TABLES)}
 
