@@ -610,7 +610,11 @@ def test_a_body_in_tiny_chunks_is_refused_before_it_keeps_others_waiting() -> No
         return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
     with answering(serve.service(random_follower())) as (client, _):
-        for sent, status in ((chunks(100, body), 200), (chunks(1, body), 413), (chunks(1, b"[" * 10**6), 413)):
+        for sent, status in (
+            (chunks(100, body), 200),
+            (chunks(1, body), 413),
+            (chunks(1, b"[" * 10**6), 413),
+        ):
             with contextlib.closing(silent(client, CHUNKED)) as connection:
                 with contextlib.suppress(ConnectionError):
                     connection.sendall(sent)

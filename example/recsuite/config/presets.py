@@ -29,12 +29,13 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "Ratings: rows are drawn, and held by a decay in proportion to events.",
         {
             "task": "rating",
-            "lr": 0.15,
+            "lr": 0.25,
             "dense_lr": 0.0003,
             # Each event shrinks its rows, and each pass all rows alike. The first alone takes too much of
             # rows with many events, the second alone too much of those with few.
-            "l2": 0.06,
-            "weight_decay": 0.15,
+            "l2": 0.05,
+            "weight_decay": 1.5,
+            "falling_decay": True,
             "epochs": 12,
             "patience": 3,
         },

@@ -723,6 +723,11 @@ class OptimizerConfig(Section):
         "Decoupled weight decay of all table rows, looked up or not: one pass shrinks them by the factor "
         "exp(-weight_decay), less as --lr falls.",
     )
+    falling_decay: bool = flag(
+        False,
+        "Divide --weight_decay by the number of the pass. The steps of Adagrad become smaller from pass to "
+        "pass, and an equal decay would outweigh them.",
+    )
     l2: float = flag(
         0.0,
         "Decay in proportion to events, for --task rating and response: the loss of each event includes this "

@@ -529,7 +529,9 @@ class TrainingPass(Pass):
             training.train_state,
             training.input_pipeline,
             training.progress,
-            Schedule(num_train, config.epochs) if window is None else Schedule(),
+            Schedule(num_train, config.epochs, training.config.optimizer.falling_decay)
+            if window is None
+            else Schedule(),
             config,
             training.context,
             lambda step: training.after_step(step, is_last=step.progress.samples == num_events),

@@ -94,11 +94,12 @@ class Schedule:
     """Schedule of the learning rates: they fall linearly to zero, or are constant in a stream.
 
     num_events: of an epoch; in a stream those over which the tables decay by --weight_decay. epochs: after
-    which the rates are zero, None for constant ones.
+    which the rates are zero, None for constant ones. falling_decay: see the flag.
     """
 
     num_events: int = EVENTS_OF_DECAY
     epochs: int | None = None
+    falling_decay: bool = False
 
     def left(self, progress: Progress) -> float:
         """Return the factor of the initial rates in the next step."""
@@ -106,6 +107,10 @@ class Schedule:
             return 1.0
         # Of the configured epochs, so an early stop ends at a rate above zero.
         return 1 - (progress.epoch + progress.samples / self.num_events) / self.epochs
+
+    def decay_left(self, progress: Progress) -> float:
+        """Return the factor of --weight_decay in the next step."""
+        return self.left(progress) / (progress.epoch + 1 if self.falling_decay else 1)
 
 
 def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int = 0) -> None:
@@ -162,7 +167,7 @@ class RowScale:
         self.value = float(buffer)
 
     def decay(self, left: float, share_of_pass: float) -> None:
-        """Shrink all rows by a step at a share `left` of the initial rates.
+        """Shrink all rows by a step at a share `left` of the decay.
 
         share_of_pass: size of the step.
         """

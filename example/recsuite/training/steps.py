@@ -353,7 +353,7 @@ class Pass:
         if self.loads:
             batches = load_ahead(model.model, batches)
         for number, size in enumerate(self.step_sizes):
-            left = self.schedule.left(progress)
+            left, decay_left = self.schedule.left(progress), self.schedule.decay_left(progress)
             # Before the step: TorchRec passes the tables' rate to their kernel in `zero_grad`, and the kernel
             # updates rows in the backward.
             set_rates(model.optimizer, left, scale.value, progress.step)
@@ -367,7 +367,7 @@ class Pass:
                 for table in model.tables.values():
                     table.end_step()
             # In shares of a pass, so that a pass has the same decay with any number of steps.
-            scale.decay(left, size / self.schedule.num_events)
+            scale.decay(decay_left, size / self.schedule.num_events)
             progress = dataclasses.replace(progress, step=progress.step + 1, samples=progress.samples + size)
             for sentence in grow(model.tables, progress.step):
                 self.context.say(sentence)
