@@ -379,7 +379,8 @@ def protocol() -> type[Any]:
             super().connection_made(transport)
             self.is_refused = False
             self.num_parts, self.num_bytes = 0, 0
-            self.next_event, self.conn.next_event = self.conn.next_event, self.next_counted
+            self.next_event = self.conn.next_event
+            self.conn.next_event = self.next_counted  # type: ignore[method-assign]
             self.wait()
             here = [each for each in list[Any](self.connections) if not each.is_refused]
             if len(here) > most:
@@ -401,7 +402,7 @@ def protocol() -> type[Any]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             # The parser would refer to this connection, and this to the parser.
-            self.conn.next_event = self.next_event
+            del self.conn.next_event
             self.timer.cancel()
             super().connection_lost(exc)
 

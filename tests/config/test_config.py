@@ -80,6 +80,8 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
         ("--dense_lr -1", "--dense_lr must be above 0, got -1.0"),
         ("--task ranking --l2 0.1", "--l2 requires --task rating or response, got ranking"),
         ("--weight_decay 21", "--weight_decay must be between 0 and 20, got 21.0"),
+        ("--decay_power -1", "--decay_power must be at least 0, got -1.0"),
+        ("--stream --decay_power 1", "--decay_power cannot be used with --stream, which has no passes"),
         ("--test_fraction 1", "--test_fraction must be above 0 and below 1, got 1.0"),
         ("--profile 5 --load", "--profile requires a training; give --train too"),
         ("--tensorboard --recommend --user 5", "--tensorboard requires a training; give --train too"),

@@ -11,6 +11,8 @@ import torch
 
 from recsuite.models.layers import BIAS_RATE, with_slow_bias
 from recsuite.models.losses import Decayed, SquaredError, WithSquares
+from recsuite.training.progress import Progress
+from recsuite.training.state import Schedule
 from tests.support.csv_ratings import write_ratings
 from tests.support.launch import EXAMPLE, python, read_json, succeeded, torchrun
 
@@ -35,6 +37,13 @@ def test_each_event_shrinks_its_own_vectors_in_proportion_to_its_weight() -> Non
     loss.backward()
     assert vectors.grad is not None
     assert vectors.grad.tolist() == [[1, 2], [0, 0]]
+
+
+@pytest.mark.parametrize(("power", "third"), [(0.0, 0.5), (1.0, 0.5 / 3), (2.0, 0.5 / 9)])
+def test_the_decay_of_a_pass_falls_with_its_number_to_a_power(power: float, third: float) -> None:
+    schedule = Schedule(num_events=100, epochs=4, decay_power=power)
+    assert schedule.decay_left(Progress(0, epoch=0)) == schedule.left(Progress(0, epoch=0)) == 1
+    assert schedule.decay_left(Progress(9, epoch=2)) == pytest.approx(third)
 
 
 def test_a_decay_of_a_model_without_squares_is_unused_and_said_once() -> None:

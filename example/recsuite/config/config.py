@@ -230,7 +230,8 @@ class Config:
             require(not self.checkpoint.warm_start, "--warm_start is not for --stream; give --resume")
             require(data.is_default("day_feature"), "--day_feature cannot be used with --stream")
             require(
-                not self.optimizer.falling_decay, "--falling_decay is not for --stream, which has no passes"
+                not self.optimizer.decay_power,
+                "--decay_power cannot be used with --stream, which has no passes",
             )
         require(
             not self.stream.topic or (not data.dataset and isdir(data.data_path)),

@@ -35,7 +35,7 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             # rows with many events, the second alone too much of those with few.
             "l2": 0.05,
             "weight_decay": 1.5,
-            "falling_decay": True,
+            "decay_power": 1.0,
             "epochs": 12,
             "patience": 3,
         },

@@ -723,10 +723,10 @@ class OptimizerConfig(Section):
         "Decoupled weight decay of all table rows, looked up or not: one pass shrinks them by the factor "
         "exp(-weight_decay), less as --lr falls.",
     )
-    falling_decay: bool = flag(
-        False,
-        "Divide --weight_decay by the number of the pass. The steps of Adagrad become smaller from pass to "
-        "pass, and an equal decay would outweigh them.",
+    decay_power: float = flag(
+        0.0,
+        "Divide --weight_decay in the n-th pass by n to this power. The steps of Adagrad become smaller from "
+        "pass to pass, and an equal decay, of power 0, may outweigh them.",
     )
     l2: float = flag(
         0.0,
@@ -748,6 +748,9 @@ class OptimizerConfig(Section):
             require(0 < value < float("inf"), f"--{name} must be above 0, got {value}")
         decay = self.weight_decay
         require(0 <= decay <= MOST_DECAY, f"--weight_decay must be between 0 and {MOST_DECAY}, got {decay}")
+        require(
+            0 <= self.decay_power < float("inf"), f"--decay_power must be at least 0, got {self.decay_power}"
+        )
         require(0 <= self.l2 < float("inf"), f"--l2 must be at least 0, got {self.l2}")
         require(
             0 <= self.dense_weight_decay * self.dense_lr < 1,

@@ -53,7 +53,7 @@ class Flags(TypedDict, total=False):
     lr: float
     dense_lr: float
     weight_decay: float
-    falling_decay: bool
+    decay_power: float
     l2: float
     dense_weight_decay: float
     epochs: int

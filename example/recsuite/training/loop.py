@@ -529,7 +529,7 @@ class TrainingPass(Pass):
             training.train_state,
             training.input_pipeline,
             training.progress,
-            Schedule(num_train, config.epochs, training.config.optimizer.falling_decay)
+            Schedule(num_train, config.epochs, training.config.optimizer.decay_power)
             if window is None
             else Schedule(),
             config,

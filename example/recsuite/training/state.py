@@ -94,12 +94,12 @@ class Schedule:
     """Schedule of the learning rates: they fall linearly to zero, or are constant in a stream.
 
     num_events: of an epoch; in a stream those over which the tables decay by --weight_decay. epochs: after
-    which the rates are zero, None for constant ones. falling_decay: see the flag.
+    which the rates are zero, None for constant ones. decay_power: see the flag.
     """
 
     num_events: int = EVENTS_OF_DECAY
     epochs: int | None = None
-    falling_decay: bool = False
+    decay_power: float = 0.0
 
     def left(self, progress: Progress) -> float:
         """Return the factor of the initial rates in the next step."""
@@ -110,7 +110,7 @@ class Schedule:
 
     def decay_left(self, progress: Progress) -> float:
         """Return the factor of --weight_decay in the next step."""
-        return self.left(progress) / (progress.epoch + 1 if self.falling_decay else 1)
+        return self.left(progress) / (progress.epoch + 1) ** self.decay_power
 
 
 def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int = 0) -> None:
