@@ -1,13 +1,15 @@
-"""Score with an exported model by onnxruntime and numpy alone, as a program of your own would do.
+"""Score with an exported model without torch, as a program of your own would do.
 
     ./run.sh export served --format onnx
     python example/onnx_client.py served '{"user": [42, 42], "movie": [1, 3]}'
 
-Copy it: it imports neither torch nor this library. recsuite/serving/graph.py describes the graph's inputs.
+Copy it: it imports numpy, onnxruntime, safetensors and xxhash, and not this library.
+recsuite/serving/graph.py describes the graph's inputs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -15,21 +17,25 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import xxhash
 from safetensors.numpy import load_file
+
+DIGEST = "xxh3_128"
 
 
 class Client:
     """Model of an export; `score` takes the same values as `ServedModel.score`.
 
     Raises:
-        ValueError: for tables with a dynamic vocabulary, which it cannot look up.
+        ValueError: for tables with a dynamic vocabulary, which it cannot look up; and for files that are
+            missing or damaged.
     """
 
     def __init__(self, folder: Path | str) -> None:
         def read(name: str) -> Any:
             return json.loads((Path(folder) / name).read_text())
 
-        manifest, schema, vocabulary = (read(f"{name}.json") for name in ("manifest", "schema", "vocabulary"))
+        manifest, schema, vocabulary = checked(folder), read("schema.json"), read("vocabulary.json")
         if manifest.get("dynamic"):
             raise ValueError(
                 f"{folder} has tables with a dynamic vocabulary, which this client does not know"
@@ -139,9 +145,10 @@ class Client:
         """Change rows and the dense part to those after the next delta of the training.
 
         Raises:
-            ValueError: for any other delta.
+            ValueError: for any other delta, and for one of which a file is missing or damaged; nothing has
+                changed then.
         """
-        manifest = json.loads((Path(delta) / "manifest.json").read_text())
+        manifest = checked(delta)
         if manifest["run"] != self.run or manifest.get("link") != self.follows:
             raise ValueError(f"{delta} is not the next delta of this model")
         for path in sorted(Path(delta).glob("*.safetensors")):
@@ -156,6 +163,33 @@ class Client:
                 self.tensors[name][places] = rows
         step = manifest["position"]["step"]
         self.follows = {**self.follows, "sequence": self.follows["sequence"] + 1, "from_step": step}
+
+
+def checked(folder: Path | str) -> dict[str, Any]:
+    """Return the manifest of a folder, after a check of it and of all files that it names.
+
+    Raises:
+        ValueError: names a file that is missing or damaged.
+    """
+    manifest: dict[str, Any] = {}
+    path = Path(folder) / "manifest.json"
+    with contextlib.suppress(OSError, ValueError):
+        manifest = json.loads(path.read_text())
+    # Its digest is that of the rest of it, without spaces and in the order of the names.
+    rest = {name: value for name, value in manifest.items() if name != DIGEST}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+    if not is_whole(text, manifest):
+        raise ValueError(f"{path} is missing or damaged; copy the folder again")
+    for entry in manifest["files"]:
+        file = path.with_name(entry["name"])
+        if not (file.is_file() and is_whole(file.read_bytes(), entry)):
+            raise ValueError(f"{file} is missing or damaged; copy the folder again")
+    return manifest
+
+
+def is_whole(content: bytes, entry: dict[str, Any]) -> bool:
+    """Return True if the content of a file has the digest of its entry."""
+    return bool(xxhash.xxh3_128(content).hexdigest() == entry.get(DIGEST))
 
 
 def single(values: list[Any]) -> np.ndarray:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -137,6 +139,26 @@ def test_deltas_are_applied_to_an_export_in_their_order(
     wanted = ServedModel.open(state(trained_folder / "dumps", 14)).score(values).numpy()
     assert np.abs(wanted - before).max() > most
     np.testing.assert_allclose(client.score(values), wanted, atol=most)
+
+
+def test_a_damaged_delta_changes_nothing(
+    exports: dict[str, Path], trained_folder: Path, values: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    client = client_of(exports["float32"])
+    before = client.score(values)
+    for number, name in enumerate(("manifest.json", "part-00001.safetensors", "part-00001.safetensors")):
+        delta = Path(shutil.copytree(state(trained_folder / "dumps", 12), tmp_path / str(number)))
+        if number < 2:
+            content = bytearray((delta / name).read_bytes())
+            # The step of the manifest, or the last number of a row.
+            content[content.index(b'"step": 12') + 9 if number == 0 else -1] ^= 1
+            (delta / name).write_bytes(content)
+        else:
+            (delta / name).unlink()
+        with pytest.raises(ValueError, match=f"{re.escape(name)} is missing or damaged"):
+            client.apply(delta)
+    np.testing.assert_array_equal(client.score(values), before)
+    client.apply(state(trained_folder / "dumps", 12))
 
 
 SCHEMA = """
