@@ -206,6 +206,16 @@ def test_popular_items_of_a_ranking_have_most_events_and_others_the_best_mean(
     assert popular(viewer, model, 1).items.tolist() == [first]
 
 
+@pytest.mark.parametrize(("least", "names"), [(2, ["2", "3"]), (3, ["3"]), (9, ["3"])])
+def test_other_users_have_the_least_items_or_as_many_as_any(least: int, names: list[str]) -> None:
+    users = np.repeat(np.arange(3, dtype=np.int32), [1, 2, 3])
+    events = Events(users, np.array([0, 0, 1, 0, 1, 2]), np.ones(6, np.float32), np.arange(6))
+    items, ids = pandas.DataFrame({"movie_id": [1, 2, 3]}), pandas.DataFrame({"user_id": [1, 2, 3]})
+    raw = RawData(events, items, ids)
+    viewer = Viewer(raw, SCHEMA, "1", TrainingFeatures(raw, SCHEMA, 5))
+    assert [other.name for other in viewer.other_users(10, least)] == names
+
+
 def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Path) -> None:
     movies = "\n".join(["movieId,title,genres", "1,One (1990),Drama"])
     (tmp_path / "movies.csv").write_text(movies)
