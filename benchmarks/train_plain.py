@@ -60,7 +60,7 @@ class PlainModel(nn.Module):
                 if table.feature.multi
                 else nn.Embedding(table.rows, dim, sparse=is_sparse)
             )
-        self.score = self.head.score_pairs
+        self.score = self.score_pairs
 
     def forward(self, rows: dict[str, torch.Tensor], history_labels: torch.Tensor) -> torch.Tensor:
         """Predicted ratings, float32 [B], of table rows, int [B] or int [B, longest]."""
@@ -74,6 +74,12 @@ class PlainModel(nn.Module):
                 found = table(rows[feature.name])
             vectors[side] = vectors[side] + found if side in vectors else found
         return self.score(vectors[USER], vectors[ITEM])
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Predicted ratings of vectors as of `Interaction`, by operations of PyTorch alone."""
+        products = users * items
+        score = products[:, 1:].sum(dim=1) + users[:, 0] + items[:, 0]
+        return MEAN_RATING + score + self.head.mlp(users, items, products)
 
 
 class Plain:
@@ -143,7 +149,7 @@ class Compiled:
 
     def __init__(self, plain: Plain) -> None:
         self.plain = plain
-        self.score = torch.compile(plain.plain.head.score_pairs, dynamic=False)
+        self.score = torch.compile(plain.plain.score_pairs, dynamic=False)
 
     def steps(self, number: int, batch_size: int) -> float:
         """Train for some steps and return the last loss."""

@@ -241,6 +241,7 @@ def test_weights_count_in_training_in_the_proportion_that_the_table_gives_and_no
     columns = open_columns(config)
     dataset = EventBatches(columns, config, 0, 1)
     train, test = dataset[Request("train", 0, 0)], dataset[Request("test", 0, 0)]
+    assert any("its trust says: from 1 to 3, the median is 2;" in note for note in columns.notes)
     weights = train.weights.numpy()[: columns.num_train]
     assert weights.mean() == pytest.approx(2048 / columns.num_train, rel=1e-5)
     assert np.unique((weights / weights.min()).round(4)).tolist() == [1, 2, 3]

@@ -33,7 +33,7 @@ def test_scaled_rows_pass_their_gradient_on_unscaled() -> None:
 
 def test_a_score_is_both_biases_and_the_product_of_the_factors() -> None:
     users, items = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10.0, 5.0, -1.0]])
-    for of in (users, users.requires_grad_()):
+    for of in (users, users.clone().requires_grad_()):
         score, products, squares = biased_products(of, items)
         assert score.tolist() == [1 + 10 + 2 * 5 - 3 * 1]
         assert products.tolist() == [[10, 10, -3]]
@@ -56,3 +56,17 @@ def test_compiled_scores_and_gradients_are_those_of_torch() -> None:
         found.append([*results, users.grad, items.grad])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other.float())
+
+
+def test_vectors_of_one_item_are_multiplied_with_those_of_all_users() -> None:
+    for users, items in ((torch.randn(4, 8), torch.randn(1, 8)), (torch.randn(1, 8), torch.randn(4, 8))):
+        users.requires_grad_()
+        one, other = biased_products(users, items)[0], (users.double() * items)[:, 1:].sum(1)
+        torch.testing.assert_close(one, (other + users[:, 0] + items[:, 0]).float())
+
+
+def test_a_gradient_of_the_gradient_is_that_of_torch() -> None:
+    users, items = (torch.randn(4, 3, requires_grad=True) for _ in range(2))
+    (gradient,) = torch.autograd.grad(biased_products(users, items)[0].sum(), users, create_graph=True)
+    gradient.square().sum().backward()
+    torch.testing.assert_close(items.grad[:, 1:], 2 * items.detach()[:, 1:])

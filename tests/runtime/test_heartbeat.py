@@ -73,7 +73,8 @@ os.execvp("sleep", ["sleep", "60"])
 """
 KILLED_LAUNCHER = """
 import os, subprocess
-subprocess.Popen([sys.executable, "-c", sys.argv[1]], env={**os.environ, "TORCHELASTIC_RUN_ID": "1"})
+env = {**os.environ, "TORCHELASTIC_RUN_ID": "1"}
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=env, start_new_session=True)
 os._exit(1)
 """
 LATE_RANK = """

@@ -602,7 +602,7 @@ def test_a_request_that_is_not_complete_in_time_is_answered_with_408(
 CHUNKED = HEAD.replace(b"Content-Length: 20", b"Transfer-Encoding: chunked")
 
 
-def test_a_body_in_tiny_chunks_is_refused_before_it_keeps_others_waiting() -> None:
+def test_a_body_in_tiny_chunks_is_refused_and_one_in_larger_chunks_is_answered() -> None:
     body = json.dumps({"user": [1] * 300, "movie": [3] * 300}).encode()
 
     def chunks(size: int, of: bytes) -> bytes:

@@ -22,9 +22,10 @@ from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.sharding.plan import embedding_tables
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, TableRule
+from recsuite.training.loop import Training
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, build_train_state
-from recsuite.training.steps import InputPipeline
+from recsuite.training.steps import InputPipeline, learn
 from recsuite.training.weights import apply_row_scale
 from tests.support.feature_rows import feature_rows
 from tests.support.planted_model import local_parts
@@ -189,6 +190,29 @@ def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
     assert not reference.seen["movie"][UNKNOWN_ROW]
     unknown = after["movie"][UNKNOWN_ROW].tolist()
     assert unknown == [float(train_state.row_scale)] * (32 if maker is library_model else WIDTHS["movie"])
+
+
+def test_the_decay_of_the_second_pass_is_divided_by_two_to_the_power(synthetic_folder: Path) -> None:
+    config = Config.of(
+        data_path=str(synthetic_folder),
+        batch_size=512,
+        weight_decay=2.0,
+        decay_power=1.0,
+        epochs=2,
+        patience=0,
+    )
+    context = init_runtime(config)
+    try:
+        with open_data(config, context) as data, Training(data, config, context) as training:
+            model = training.shard(library_model)
+            for part in training.passes():
+                learn(part)
+                part.end(training.validate())
+            scale = float(model.row_scale)
+    finally:
+        cleanup_runtime()
+    # The rate falls from all to half, and then to nothing.
+    assert scale == pytest.approx(math.exp(-2.0 * (0.75 + 0.25 / 2)), rel=0.03)
 
 
 def test_a_small_scale_is_moved_into_the_tables_without_changing_a_bit(

@@ -125,7 +125,7 @@ class _BiasedProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, users: torch.Tensor, items: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.save_for_backward(users, items)
-        if _is_compiled(ctx, users):
+        if _has_loop(ctx, users, items):
             # Not at the top: numba takes 60 MiB, which a GPU needs not.
             from recsuite.models.loops import multiply_biased
 
@@ -142,7 +142,7 @@ class _BiasedProducts(torch.autograd.Function):
         ctx: Any, of_scores: torch.Tensor, of_products: torch.Tensor, of_squares: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         users, items = ctx.saved_tensors
-        if _is_compiled(ctx, users):
+        if _has_loop(ctx, users, items):
             from recsuite.models.loops import multiply_biased_backward
 
             given = (of_scores.contiguous(), of_products.contiguous(), of_squares.contiguous())
@@ -158,9 +158,12 @@ class _BiasedProducts(torch.autograd.Function):
         return of_users, of_items
 
 
-def _is_compiled(ctx: Any, vectors: torch.Tensor) -> bool:
-    """Return True for a step on a CPU: others, such as an export, have no memory or no numba."""
-    return any(ctx.needs_input_grad) and vectors.device.type == "cpu" and vectors.dtype == torch.float32
+def _has_loop(ctx: Any, users: torch.Tensor, items: torch.Tensor) -> bool:
+    """Return True for a step on a CPU, whose loops are compiled. They check neither shapes nor types."""
+    is_plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (users, items))
+    # Others are an export or a graph, or want a gradient of the gradient.
+    is_step = any(ctx.needs_input_grad) and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    return is_plain and is_step and users.shape == items.shape
 
 
 class NumberLayers(nn.Module):

@@ -258,7 +258,8 @@ class _SummedRows(torch.autograd.Function):
     """Distinct rows for `_FeatureSum`; the backward adds the gradients of all sums up, row by row.
 
     In the order of the rows, which the exchange of ids has found already. A backward for each sum, or for
-    each feature, would write as many arrays of all rows.
+    each feature, would write as many arrays of all rows. So the gradient of a sum is in no result of
+    `torch.autograd.grad` for the rows.
     """
 
     @staticmethod
@@ -298,7 +299,7 @@ def _gradient_of_rows(
 ) -> torch.Tensor:
     """Return the gradient of distinct rows, float32 [R, D]. given: what the sum with a feature has got."""
     blocks = {id(each): each.gradient for each in given.values()}
-    firsts = dict(zip(blocks, range(0, 2**62, len(next(iter(blocks.values())))), strict=False))
+    firsts = {block: number * len(blocks[block]) for number, block in enumerate(blocks)}
     # For each value of the batch the place of its gradient among those of all sums, and its factor there.
     places, factors = [], []
     for name, each in found.items():

@@ -46,12 +46,15 @@ def has_lost_parent() -> bool:
 
     It was given another parent then, such as init, which runs no Python, or belongs to another user.
     """
+    # torchrun starts each rank in a session of its own; in another one, the parent is a program between them.
+    if os.getsid(0) != os.getpid():
+        return False
     try:
         program = os.readlink(f"/proc/{os.getppid()}/exe")
     except PermissionError:
         return True
     except OSError:
-        # No system with this folder.
+        # No such folder, or a parent outside of this container.
         return False
     return "python" not in Path(program).name and program != os.path.realpath(sys.executable)
 

@@ -784,7 +784,7 @@ class RowLookup(torch.autograd.Function):
         sums = tables.exchange.outgoing("gradients", (sum(request.num_sent), tables._embedding_dim))
         # To the slot that other ranks read. The loss is the mean over ranks, but each rank's backward started
         # from its own loss; TorchRec's exchange divides in the same way.
-        torch.div(gradient, tables._env.world_size, out=sums.rows)
+        torch.div(gradient.detach(), tables._env.world_size, out=sums.rows)
         with profiler_range("output exchange"):
             mine = tables.exchange.exchange_rows(sums, request.num_sent, request.received)()
         with profiler_range("optimizer"):

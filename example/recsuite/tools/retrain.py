@@ -46,7 +46,7 @@ from recsuite.runtime.process import launch_name
 from recsuite.tools.choose_script import SCRIPTS, fitting_command
 from recsuite.tools.script import exit_status, run_script
 
-PROMOTED, VERDICT, LOCK = "promoted", "verdict.json", ".retrain.lock"
+PROMOTED, VERDICT, LOCK, NEWEST = "promoted", "verdict.json", ".retrain.lock", ".retrain.newest"
 # The simplest prediction of each kind of metric; a model that is worse has learned from bad data.
 SIMPLEST = ("popularity", "global mean", "share of yes")
 # Of a clone; an installed library has no scripts.
@@ -131,13 +131,14 @@ def begin(folder: Path, stack: contextlib.ExitStack) -> Path:
         remove_unfinished(unpromoted(earlier))
         return run
     stack.enter_context(held(folder / LOCK, f"Another retrain is at work in {folder}; wait for it."))
+    # No number is used again: processes of a retrain that was killed may still write into a run that was
+    # removed.
+    newest, there = folder / NEWEST, runs_in(folder)
+    names = [newest.read_text() if newest.exists() else "", *(run.name for run in there)]
+    run = folder / f"run-{max(map(number_of, names)) + 1:06d}"
+    write_whole(newest, run.name.encode())
     if is_ours:
-        remove_unfinished(unpromoted(runs_in(folder)))
-    # The lock names the newest run, so no number is used again: processes of a retrain that was killed may
-    # still write into a run that was removed.
-    used = [(folder / LOCK).read_text(), *(run.name for run in runs_in(folder))]
-    run = folder / f"run-{max(map(number_of, used)) + 1:06d}"
-    (folder / LOCK).write_text(run.name)
+        remove_unfinished(unpromoted(there))
     return run
 
 
@@ -256,8 +257,8 @@ def target_of(link: Path) -> Path:
     """Return what a link names; the link itself if it names itself."""
     try:
         return link.resolve()
-    # RuntimeError: from Python before 3.13.
-    except (OSError, RuntimeError):
+    # Of Python before 3.13; later ones return the link.
+    except RuntimeError:
         return link
 
 

@@ -91,7 +91,7 @@ def _make_state(optimizer: KeyedOptimizerWrapper) -> None:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Schedule of the learning rates: they fall linearly to zero, or are constant in a stream.
+    """Schedule of rates and decay. Rates fall linearly to zero, or are constant in a stream.
 
     num_events: of an epoch; in a stream those over which the tables decay by --weight_decay. epochs: after
     which the rates are zero, None for constant ones. decay_power: see the flag.
@@ -110,7 +110,8 @@ class Schedule:
 
     def decay_left(self, progress: Progress) -> float:
         """Return the factor of --weight_decay in the next step."""
-        return self.left(progress) / (progress.epoch + 1) ** self.decay_power
+        # Not divided by the power, which may be too large for a number.
+        return self.left(progress) * (progress.epoch + 1) ** -self.decay_power
 
 
 def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int = 0) -> None:
@@ -189,8 +190,9 @@ class ShardedModel:
 
     model: TorchRec's DistributedModelParallel; optimizer: of the tables and of the dense part, combined
     (a step calls that of the dense part alone);
-    weight_decay: the decay of the tables in a pass, see `RowScale`; rule: the name of their optimizer;
-    tables: this rank's share of each table, by its name; table_optimizer: is a part of their backward;
+    weight_decay: the decay of the tables in the first pass, see `RowScale`; rule: the name of their
+    optimizer; tables: this rank's share of each table, by its name; table_optimizer: is a part of their
+    backward;
     dense_optimizer: of the dense part; head: computes with looked-up rows, without a parallel wrapper;
     row_scale: factor from the contents of the tables to the rows, float32 [], the model's buffer itself;
     rates: the learning rates in words.

@@ -366,11 +366,12 @@ def test_the_ends_of_a_scale(values: tuple[float, ...], ends: tuple[float, float
     assert (schema.label.kind, schema.label.lowest, schema.label.highest) == ("rating", *ends)
 
 
-def test_a_weight_is_of_the_event_and_not_of_the_product() -> None:
+def test_a_column_is_no_weight_of_events_by_its_name_alone() -> None:
     events = {"user": USER, "product": ITEM, "clicked": RNG.integers(0, 2, ROWS)}
-    weight = guessed({**events, "weight": RNG.random(ROWS)}).weight
-    assert weight
-    assert weight.column == "weight"
+    # Plays, or the physical weight of a product, as much as a weight in the loss.
+    found = guess({"events": texts({**events, "weight": RNG.random(ROWS)})})
+    assert (found.schema.weight, found.schema.features) == (None, {})
+    assert [(column.name, "[weight]" in column.why) for column in found.left_out] == [("weight", True)]
     schema = guessed({**events, "weight": 1.5 * ITEM})
     assert (schema.weight, schema.features) == (None, {"weight": FeatureColumn("item", "weight", "number")})
 

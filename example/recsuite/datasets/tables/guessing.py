@@ -425,6 +425,7 @@ INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 NEARLY_ALL, LEAST_KNOWN = 0.9, 20
 NO_ISO = "it holds dates of another form than 2026-11-20, which are not read"
 AGE_TELLS = "its age at an event says which item that is of, which is not known before one is chosen"
+OF_WEIGHT = "it may say how much an event counts; to use it so, name it as the column of [weight]"
 OF_EVENT = "it differs from event to event; use it only if it is known before the label"
 OUTCOME = "by its name it could be a label itself, or be counted from labels"
 
@@ -486,7 +487,7 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
     if has_word(content.name, OUTCOMES):
         return OUTCOME
     if of == EVENT:
-        return OF_EVENT
+        return OF_EVENT if rank(content.name, WEIGHTS) is None else OF_WEIGHT
     # Only owners with a value count.
     num_known = min(num_owners, content.size)
     is_id = kind_of(content) == CATEGORY and num_known >= LEAST_KNOWN
@@ -606,7 +607,6 @@ def roles_of(
     else:
         found = _label(events, rest, (user, item), by_hand)
     rest.pop(found.column, None)
-    weight = weight or _weight(events, rest, item)
     notes: tuple[str, ...] = ()
     if found.column:
         # A scale or drop written by hand already defines the valid labels.
@@ -763,17 +763,6 @@ def _check_form(content: Content) -> None:
 def _place_of_time(name: str) -> int:
     place = rank(name, TIMES)
     return len(TIMES) + (not _is_called_time(name)) if place is None else place
-
-
-def _weight(events: pa.Table, contents: Mapping[str, Content], item: str) -> str:
-    """Return the column with the weights of the events; the physical weight of an item does not count."""
-    found = [
-        name
-        for name, content in contents.items()
-        if rank(name, WEIGHTS) is not None and content.kind == "number" and content.numbers.size
-        if content.numbers.min() >= 0 and not is_constant(events, name, item)
-    ]
-    return found[0] if found else ""
 
 
 def _label(

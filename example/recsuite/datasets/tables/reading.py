@@ -68,6 +68,9 @@ from recsuite.runtime.console import stage
 
 HOURS, WEEKDAYS = 24, 7
 
+# Weights of which the median is taken: of more than that, some in equal distances.
+MOST_OF_MEDIAN = 1_000_000
+
 
 def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawData:
     """Read the tables that a schema describes. Large columns are memory-mapped from unnamed files.
@@ -511,6 +514,8 @@ class _Reading:
         label = self._numbers(LABEL, "float32")
         time = self._numbers(TIME, "int64")
         weight = self._numbers(WEIGHT, "float32")
+        if weight is not None:
+            self._note_weights(weight)
         if label is None:
             label = self._made(lambda part: np.ones(part.stop - part.start, np.float32), "float32")
         elif weight is None and self.schema.label.kind == COUNT:
@@ -557,6 +562,16 @@ class _Reading:
                 f"{counted(early, 'event has', 'events have')} a time before May 1976, the first {first}, "
                 "and all others are later: such events count as the oldest"
             )
+
+    def _note_weights(self, weight: np.ndarray) -> None:
+        """Add a note with the range of the weights: a column of another meaning may distort the training."""
+        wanted = self._wanted(WEIGHT)
+        assert wanted is not None
+        some = weight[:: max(1, len(weight) // MOST_OF_MEDIAN)]
+        self.notes.append(
+            f"an event counts as much as its {printable(wanted.column)} says: from {weight.min():g} to "
+            f"{weight.max():g}, the median is {np.median(some):g}; without [weight] all events count alike"
+        )
 
     def _codes(self, wanted: ColumnSpec) -> Codes:
         values = joined([(part, wanted) for part in self.parts[EVENTS]])
