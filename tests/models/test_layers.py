@@ -69,4 +69,5 @@ def test_a_gradient_of_the_gradient_is_that_of_torch() -> None:
     users, items = (torch.randn(4, 3, requires_grad=True) for _ in range(2))
     (gradient,) = torch.autograd.grad(biased_products(users, items)[0].sum(), users, create_graph=True)
     gradient.square().sum().backward()
+    assert items.grad is not None
     torch.testing.assert_close(items.grad[:, 1:], 2 * items.detach()[:, 1:])

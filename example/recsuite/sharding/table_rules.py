@@ -30,8 +30,8 @@ from torch import Tensor
 
 from recsuite.config.sections import require
 
-# Global batch at which a rule uses exactly its `lr`.
-REFERENCE_BATCH = 4096
+# Global batch at which a rule uses exactly its `lr`, and the smallest one for which a rate falls.
+REFERENCE_BATCH, LEAST_RATED_BATCH = 4096, 512
 # Prevents a division by zero for a row without a gradient; too small to matter otherwise.
 TABLE_EPS = 1e-8
 # FBGEMM's optimizers on a CPU; on a GPU it has all that have an `EmbOptimType` here.
@@ -66,10 +66,11 @@ class TableRule:
         """Return the learning rate for the events in a step of all ranks, at the beginning of a run.
 
         A step of Adagrad or Adam has the size of the rate whatever the gradient, so a row moves with the root
-        of the number of steps. With the root of the batch in the rate, a row learns as much on any number of
-        ranks.
+        of the number of its updates. With the root of the batch in the rate, a row learns as much with any
+        batch. In a small one a row mostly comes once, so an even smaller one gives it no more updates, and
+        the rate stays.
         """
-        return self.lr * math.sqrt(global_batch / REFERENCE_BATCH)
+        return self.lr * math.sqrt(max(global_batch, LEAST_RATED_BATCH) / REFERENCE_BATCH)
 
     def options(self) -> dict[str, Any]:
         """Return FBGEMM's options besides the rate."""
