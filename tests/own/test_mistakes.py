@@ -330,6 +330,13 @@ def test_a_training_that_diverges_names_the_rates_that_it_has(
         trained(training, maker=small(), loss=Infinite(), tables=rule, dense=own)
 
 
+def test_a_model_without_parameters_of_its_own_is_refused() -> None:
+    model = Dense()
+    del model.layers
+    with pytest.raises(ValueError, match=r"no parameters besides the rows of its tables.* Fix: add one"):
+        make_optimizer(model, OptimizerConfig())
+
+
 class Dense(nn.Module):
     """A model without tables, as far as an optimizer sees it."""
 

@@ -41,8 +41,12 @@ class TwoSided(nn.Module):
         class Product(rs.TwoSided):
             scores_are_products = True
 
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(()))     # a model has a parameter of its own
+
             def user_vectors(self, rows, batch):
-                return rows["user"]                           # float32 [B, D]
+                return self.scale * rows["user"]              # float32 [B, D]
 
             def item_vectors(self, rows, batch):
                 return rows[self.item]                        # set from `data.schema.item`
