@@ -65,7 +65,8 @@ class LogLoss(nn.Module):
 class WithSquares(NamedTuple):
     """Output of a model for a loss with a decay.
 
-    predictions: of B events, float32 [B]; squares: of the numbers of the two vectors of each, float32 [B].
+    predictions: of B events, float32 [B]; squares: of the numbers of the two vectors of each, float32 [B]. A
+    model that returns it has a method `predictions(output)`, which returns the first.
 
         score, _, squares = rs.biased_products(users, items)
         return rs.WithSquares(score, squares)
