@@ -126,7 +126,7 @@ class _BiasedProducts(torch.autograd.Function):
     def forward(ctx: Any, users: torch.Tensor, items: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.save_for_backward(users, items)
         if _has_loop(ctx, users, items):
-            # Not at the top: numba takes 60 MiB, which a GPU needs not.
+            # Not at the top: numba takes 60 MiB, and a GPU needs none of it.
             from recsuite.models.loops import multiply_biased
 
             scores, squares = users.new_empty(len(users)), users.new_empty(len(users))

@@ -44,7 +44,7 @@ def die_with_parent() -> None:
 def has_lost_parent() -> bool:
     """Return True for a rank whose launcher died before the rank could ask to die with it.
 
-    It was given another parent then, such as init, which runs no Python, or belongs to another user.
+    It was given another parent then, such as init, which runs no Python.
     """
     # torchrun starts each rank in a session of its own; in another one, the parent is a program between them.
     if os.getsid(0) != os.getpid():
@@ -52,7 +52,8 @@ def has_lost_parent() -> bool:
     try:
         program = os.readlink(f"/proc/{os.getppid()}/exe")
     except PermissionError:
-        return True
+        # Of another user, as init is.
+        return os.getppid() == 1
     except OSError:
         # No such folder, or a parent outside of this container.
         return False
