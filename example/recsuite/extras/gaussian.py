@@ -661,7 +661,7 @@ def gaussian_rows(columns: Columns, config: ModelConfig, seed: int) -> dict[str,
             done(model.sweeps)
     error = f", validation RMSE {math.sqrt(model.validation_error()):.4f}" if columns.num_validation else ""
     # Said, because rows that still change are not the solution yet.
-    most = "" if change <= LEAST_CHANGE else ", the limit while rows still change,"
+    most = "" if change <= LEAST_CHANGE else " (the limit; rows still change)"
     print(
         f"the initial rows are those of a Gaussian model{lists}: {model.sweeps} sweeps{most} over "
         f"{len(model.labels):,} {columns.schema.labels} on {counted(model.threads.number, 'core')}, "

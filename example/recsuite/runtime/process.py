@@ -261,7 +261,7 @@ def init_runtime(config: Config) -> RuntimeContext:
         die_with_parent()
         # Importing torch takes seconds, in which the launcher may have died.
         if has_lost_parent():
-            say(f"rank {launch.rank} ends, because its launcher is gone", tagged=True)
+            say(f"rank {launch.rank} ends, because its launcher is gone")
             end_process(1)
     keep_freed_memory()
     # Pages of 2 MiB for large tensors, from a kernel set to "madvise". The rows of a step are scattered over
