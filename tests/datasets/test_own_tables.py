@@ -362,8 +362,36 @@ def test_tables_without_times_are_split_at_random_and_reported(
     config = Config.of(data_path=str(folder))
     assert fitted_to_tables(config, []).data.split == "random"
     assert "--split random, because the events have no times" in capsys.readouterr().out
-    with pytest.raises(UserError, match="have no times, so --split time cannot be; give --split random"):
+    with pytest.raises(UserError, match="--split time requires events in order.* give --split random"):
         fitted_to_tables(config, ["split"])
+
+
+def test_events_without_times_are_in_order_only_where_order_rows_says_so(tmp_path: Path) -> None:
+    draw, columns = np.random.default_rng(3), {}
+    rows = [f"{user},{item}" for user, item in draw.integers(0, 30, (400, 2)).tolist()]
+    for name, heading in (("timeless", "user_id,item_id"), ("timed", "user_id,item_id,timestamp")):
+        # The second file comes after the first.
+        for file, part in (("1.csv", range(250)), ("2.csv", range(250, 400))):
+            lines = [
+                f"{rows[place]},{1_600_000_000 + place}" if name == "timed" else rows[place] for place in part
+            ]
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / file).write_text("\n".join([heading, *lines]))
+        order = "rows" if name == "timeless" else "time"
+        flags: dict[str, Any] = {"data_path": str(tmp_path / name), "task": "sequence", "order": order}
+        config = Config.of(**flags, split="leave_one_out")
+        assert fitted_to_tables(config, []) == config
+        columns[name] = open_columns(config)
+        refusal = "requires events in order" if name == "timeless" else "requires events without times"
+        with pytest.raises(UserError, match=refusal):
+            fitted_to_tables(config.replaced(order="time" if name == "timeless" else "rows"), [])
+        # The newest is the last row.
+        assert fitted_to_tables(Config.of(**flags), ["split"]).data.split == "time"
+    by_rows, by_times = (columns[name].column("rows") for name in ("timeless", "timed"))
+    for name in ("user", "item", "history_end"):
+        assert by_rows[name].tolist() == by_times[name].tolist()
+    for name in ("history", "history_before"):
+        assert columns["timeless"].column(name).tolist() == columns["timed"].column(name).tolist()
 
 
 def test_ranks_train_the_same_model_of_events_features_and_numbers(

@@ -35,6 +35,7 @@ NAME_FLAGS = ("dataset", "synthetic_ratings", "synthetic_kind")
 # Flags for the split of the ratings and their order.
 DATA_FLAGS = (
     "split",
+    "order",
     "test_fraction",
     "validation_fraction",
     "bad_rows",

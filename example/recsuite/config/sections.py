@@ -213,6 +213,12 @@ class DataConfig(Section):
         "files of your own tables with test in their names (files), or an official split of ml-100k.",
         choices=("time", "random", "leave_one_out", "files", *OFFICIAL_SPLITS),
     )
+    order: str = flag(
+        "time",
+        "Order of the events of your own tables: that of their times (time) or, for tables without times, that "
+        "of the files and their rows (rows).",
+        choices=("time", "rows"),
+    )
     test_fraction: float = flag(0.2, "Share of the ratings in the test, for --split time and random.")
     # Validation events are not trained on, and a hundredth of them is enough for early stopping.
     validation_fraction: float = flag(

@@ -270,6 +270,7 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
     """
     # A named data set has ratings with times, and may have to be downloaded first.
     if not is_user_tables(config.data):
+        _check_order(config, has_times=True)
         return _with_task(config, FIRST_SCHEMA, given)
     from recsuite.datasets.tables.files import has_split, schema_path, unread
 
@@ -289,12 +290,26 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
     if not (named or is_recorded) and has_split(file.name for file in source.files):
         say("--split files, because the files are called train and test; give --split time for another one")
         config = config.replaced(split="files")
-    if not source.has_times and config.data.split == "time":
+    _check_order(config, source.has_times)
+    if config.model.reads_order and not (source.has_order or is_recorded):
+        raise UserError(
+            f"--task {config.model.task} requires events in order, and these have no times: name their column "
+            "under [timestamp] in schema.toml or, where the rows of the files are in order, give --order rows."
+        )
+    if not source.has_order and config.data.split == "time":
         if "split" in given:
-            raise UserError("The events have no times, so --split time cannot be; give --split random.")
+            raise UserError(
+                "--split time requires events in order, and these have no times; give --split random or, where "
+                "the rows of the files are in order, --order rows."
+            )
         say("--split random, because the events have no times: no [timestamp] is in schema.toml")
         config = config.replaced(split="random")
     return _with_task(config, source.schema, given)
+
+
+def _check_order(config: Config, has_times: bool) -> None:
+    if has_times and config.data.order == "rows":
+        raise UserError("--order rows requires events without times, and these have times; leave it out.")
 
 
 def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config:

@@ -12,6 +12,7 @@ class Flags(TypedDict, total=False):
     synthetic_ratings: int
     synthetic_kind: str
     split: str
+    order: str
     test_fraction: float
     validation_fraction: float
     bad_rows: str

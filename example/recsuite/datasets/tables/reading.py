@@ -93,7 +93,7 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
         if not any(part.num_rows for part in by_role[EVENTS]):
             raise UserError(f"{tables.events[0]} holds no event: there is no row below its header.")
         with stage("bringing the tables together"):
-            raw = _Reading(schema, wanted, by_role, reading, notes).raw_data()
+            raw = _Reading(schema, wanted, by_role, reading, notes, config).raw_data()
         sizes = {tables.name_of(part.file): part.num_rows for part in by_role[EVENTS]}
         raw = dataclasses.replace(raw, events_per_file=sizes)
         raw = _with_split_of_files(raw) if config.split == "files" else raw
@@ -422,8 +422,10 @@ class _Reading:
         parts: dict[str, list[Part]],
         folder: Path,
         notes: list[str],
+        config: DataConfig,
     ) -> None:
         self.schema, self.wanted, self.parts, self.folder, self.notes = schema, wanted, parts, folder, notes
+        self.config = config
         self.num_events = sum(part.num_rows for part in parts[EVENTS])
 
     def raw_data(self) -> RawData:
@@ -522,7 +524,9 @@ class _Reading:
             # The label is already a logarithm.
             counts = label
             weight = self._made(lambda part: 1 + counts[part], "float32", counts)
-        if time is None:
+        if time is None and self.config.order == "rows":
+            time = self._made(lambda part: np.arange(part.start, part.stop), "int64")
+        elif time is None:
             time = np.zeros(self.num_events, np.int64)
         else:
             self._note_early(time)

@@ -67,8 +67,13 @@ class TableSource:
 
     @property
     def has_times(self) -> bool:
-        """True if its events have times, by which they can be split."""
+        """True if its events have times."""
         return self.table_schema.timestamp is not None
+
+    @property
+    def has_order(self) -> bool:
+        """True if its events are in an order, by which they can be split."""
+        return self.has_times or self.config.order == "rows"
 
     @property
     def files(self) -> list[TableFile]:
