@@ -111,9 +111,8 @@ def test_ranks_are_those_that_the_baseline_of_training_counts(
     user, item = rows["user"][: positions.stop], rows["item"][: positions.stop]
     of_users = grouped(user[: positions.start], columns.num_users)
     seen = item[of_users.events]
-    expected, _ = popularity_ranks(
-        of_users.offsets, seen, user[positions.start :], item[positions.start :], popularity
-    )
+    tested, are_listed = (user[positions.start :], item[positions.start :]), np.ones(len(popularity), bool)
+    expected, _ = popularity_ranks(of_users.offsets, seen, *tested, popularity, are_listed)
     assert found.tolist() == expected.tolist()
 
 

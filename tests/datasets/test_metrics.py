@@ -129,14 +129,23 @@ def test_a_calibration_by_as_many_ratings_as_are_stated_has_a_log_loss() -> None
 
 
 def ranked_by_popularity(
-    user: np.ndarray, item: np.ndarray, num_known: int, sizes: tuple[int, int], excludes: bool = True
+    user: np.ndarray,
+    item: np.ndarray,
+    num_known: int,
+    sizes: tuple[int, int],
+    excludes: bool = True,
+    least: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks and numbers of candidates of the events after the first `num_known`."""
+    """Ranks and numbers of candidates of the events after the first `num_known`.
+
+    least: number of known events of an item that a list can hold.
+    """
     user, item = user.astype(np.int32), item.astype(np.int32)
     known = grouped(user[:num_known], sizes[0])
     counts = np.bincount(item[:num_known], minlength=sizes[1])
     seen = item[:num_known][known.events]
-    return popularity_ranks(known.offsets, seen, user[num_known:], item[num_known:], counts, excludes)
+    tested = user[num_known:], item[num_known:]
+    return popularity_ranks(known.offsets, seen, *tested, counts, counts >= least, excludes)
 
 
 @pytest.mark.parametrize("excludes", [True, False])
@@ -204,21 +213,25 @@ def test_hit_rate_and_ndcg_have_the_values_worked_out_by_hand() -> None:
     assert others["mrr_at_11"] == pytest.approx((1 + 1 / 3 + 1 / 10 + 1 / 11) / 4)
 
 
-def test_popularity_ranks_equal_counting_movie_by_movie() -> None:
+@pytest.mark.parametrize("least", [0, 8])
+def test_popularity_ranks_equal_counting_movie_by_movie(least: int) -> None:
     draw = np.random.default_rng(4)
     user, movie, num_known = draw.integers(0, 20, 400), draw.integers(0, 30, 400), 300
     # Two movies more that nobody has rated; and users who rated a movie twice are there too.
     counts = np.bincount(movie[:num_known], minlength=32)
-    expected = []
+    listed, expected = {*np.flatnonzero(counts >= least).tolist()}, []
+    assert len(listed) == 32 if least == 0 else 5 < len(listed) < 30
     for case in range(num_known, 400):
         seen = set(movie[:num_known][user[:num_known] == user[case]]) - {movie[case]}
-        others = set(range(32)) - seen - {movie[case]}
+        others = listed - seen - {movie[case]}
         expected.append(1 + sum(counts[other] >= counts[movie[case]] for other in others))
-    ranks, _ = ranked_by_popularity(user, movie, num_known, (20, 32))
+    ranks, _ = ranked_by_popularity(user, movie, num_known, (20, 32), least=least)
     had = {*zip(user[:num_known].tolist(), movie[:num_known].tolist(), strict=True)}
-    # An item that its user had is not ranked.
+    # Neither an item that its user had is ranked, nor one that no list holds.
     cases = zip(user[num_known:].tolist(), movie[num_known:].tolist(), expected, strict=True)
-    assert ranks.tolist() == [NEVER_FOUND if (of, what) in had else rank for of, what, rank in cases]
+    assert ranks.tolist() == [
+        rank if (of, what) not in had and what in listed else NEVER_FOUND for of, what, rank in cases
+    ]
 
 
 @pytest.mark.parametrize("num_validation", [0, 4, 200])
@@ -234,7 +247,8 @@ def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_valid
     sizes = (400, num_validation, 600 - num_validation)
     schema = dataclasses.replace(SCHEMA, liked_label=0.5)
     write_histories(tmp_path, stored, np.arange(20, dtype=np.int32), sizes, lambda share: None)
-    found = baselines_of(tmp_path, stored, 20, sizes, Oracle(None, None), schema, lambda share: None)
+    are_listed, oracle = np.ones(20, bool), Oracle(None, None)
+    found = baselines_of(tmp_path, stored, are_listed, sizes, oracle, schema, lambda share: None)
     share, is_yes = label[: 400 + num_validation].mean(), label[400 + num_validation :] == 1
     expected = -(is_yes.mean() * np.log(share) + (~is_yes).mean() * np.log(1 - share))
     log_loss = found["answers"]["share of yes"]["log_loss"]

@@ -18,7 +18,7 @@ def test_lists_are_described_by_the_share_of_items_the_popular_and_the_surprise(
     assert found is not None
     assert found.coverage == 3 / 199
     assert found.popular_share == 6 / 10
-    total = 50 + 6 + 197 + 90 + 200
+    total = 50 + 6 + 197 + 199
     bits = 5 * np.log2(total / 51) + np.log2(total / 7) + 4 * np.log2(total / 2)
     assert found.novelty == pytest.approx(bits / 10)
     line = found.described("products")

@@ -11,6 +11,7 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.config.sections import TOP
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.metrics import NEVER_FOUND
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun
@@ -179,15 +180,17 @@ def test_ranks_and_lists_equal_those_of_the_whole_matrix_of_scores_for_1_2_and_3
     assert scores.shape == (len(positions), columns.num_items)
     seen = movies_of_users(columns, columns.num_train if split == "validation" else positions.start)
     cases = columns.column("rows")[["user", "item"]][positions.start : positions.stop].tolist()
+    # An item without a training event has no row, so no list holds it.
+    trained = sorted({*columns.column("rows")["item"][: columns.num_train].tolist()})
+    assert len(trained) < columns.num_items
     expected, if_tied = [], []
     listed, listed_if_tied = np.zeros((2, columns.num_items), np.int64)
     for (user, movie), row in zip(cases, scores, strict=True):
-        others = [
-            other for other in range(columns.num_items) if other not in seen.get(user, ()) and other != movie
-        ]
-        expected.append(1 + int((row[others] >= row[movie]).sum()))
-        if_tied.append(1 + len(others))
-        unseen = [other for other in range(columns.num_items) if other not in seen.get(user, ())]
+        unseen = [other for other in trained if other not in seen.get(user, ())]
+        others = [other for other in unseen if other != movie]
+        is_missed = movie not in trained
+        expected.append(NEVER_FOUND if is_missed else 1 + int((row[others] >= row[movie]).sum()))
+        if_tied.append(NEVER_FOUND if is_missed else 1 + len(others))
         # Of equal scores the first item comes first.
         order = np.argsort(-row[unseen], kind="stable")[:TOP]
         listed[np.array(unseen)[order]] += 1

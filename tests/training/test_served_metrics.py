@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
 import recsuite
@@ -57,3 +59,28 @@ def test_reported_metrics_of_data_with_repeated_pairs_equal_those_of_the_served_
     )
     assert unseen < of_all
     assert by_rule == (of_all if rule == "allow" else unseen)
+
+
+@pytest.mark.parametrize("vocabulary", ["fixed", "dynamic"])
+def test_items_that_nobody_chose_change_no_metric_and_are_in_no_list(vocabulary: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    events = pandas.DataFrame(
+        {"user": draw.integers(0, 80, 700), "item": 3 * np.minimum(99, draw.geometric(0.04, 700))}
+    ).drop_duplicates()
+    events["timestamp"] = 1_600_000_000 + 60 * np.arange(len(events))
+    sizes = {"epochs": 2, "embedding_dim": 8, "split": "random", "vocabulary": vocabulary, "batch_size": 128}
+    found, lists = [], []
+    for number, some in (("large", np.arange(0, 1200)), ("cut", np.unique(events["item"]))):
+        items = pandas.DataFrame({"item": some, "colour": np.array(["red", "blue", "green"])[some % 3]})
+        folder = tmp_path / number
+        flags = {**sizes, "task": "ranking", "report_dir": folder / "report", "save_dir": folder / "dumps"}
+        found.append(recsuite.fit(events, items=items, **flags).metrics)
+        lists.append(json.loads((folder / "report" / "metrics.json").read_text())["lists"])
+    assert found[0] == found[1]
+    assert lists[0].pop("novelty") == pytest.approx(lists[1].pop("novelty"), abs=1e-9)
+    assert lists[0] == lists[1]
+    trained = {*ServedModel.open(tmp_path / "large" / "dumps").items().ids}
+    # Validation has some of them.
+    assert 0 < lists[0]["missed"] <= (~events["item"].isin(trained)).sum()
+    assert lists[0]["ranked"] == len(trained)
+    assert {int(item) for item, _ in lists[0]["most"]} <= trained

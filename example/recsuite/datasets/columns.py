@@ -46,7 +46,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +56,7 @@ import numpy as np
 
 from recsuite.config.sections import EVALUATIONS
 from recsuite.datasets.metrics import Metrics
-from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Feature, Schema, Table
+from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, UNKNOWN_ROW, USER, Feature, Schema, Table
 from recsuite.errors import UserError, printable
 from recsuite.files import SEAL, FileEntry, check_file, parsed, reason_of, sealed, typed
 from recsuite.runtime.console import stage
@@ -64,7 +64,7 @@ from recsuite.runtime.console import stage
 MANIFEST = "manifest.json"
 # Version of the content of columns and of parts of tables. Increase it with every change of a reader, a
 # formula or a file. A test compares the digest of some columns.
-VERSION = 5
+VERSION = 6
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
 
@@ -88,6 +88,23 @@ def record_type(
         ("numbers", np.float32, (numbers,)),
     ]
     return np.dtype([*fields, *own])
+
+
+def listed_items(
+    column: Callable[[str], np.ndarray], schema: Schema, features: Sequence[Feature]
+) -> np.ndarray:
+    """Return a mask of the items that a list can hold, bool [items].
+
+    Negatives, baselines and evaluated lists have these items alone, as recommendations do, see
+    `Snapshot.is_known`: those with a row of their own in the items' table. The rows of dynamic ids are known
+    only to the table; here they are those of the items with a training event.
+
+    column: returns a column by its name; features: of the tables, in their order.
+    """
+    place = schema.place_of(ITEM, features)
+    if next(each for each in features if each.name == schema.item).is_dynamic:
+        return column("item_counts") > 0
+    return column(f"{schema.item}_features")["features"][:, place] != UNKNOWN_ROW
 
 
 @dataclass(frozen=True)
@@ -168,6 +185,10 @@ class Columns:
     def place_of(self, entity: str) -> int:
         """Place of the id feature of users or items in "features" of `<entity>_features.npy`."""
         return self.schema.place_of(entity, [table.feature for table in self.tables])
+
+    def listed_items(self) -> np.ndarray:
+        """Mask of the items that a list can hold, bool [items], see `listed_items`."""
+        return listed_items(self.column, self.schema, [table.feature for table in self.tables])
 
     def ids_of(self, table: str) -> np.ndarray | None:
         """Ids of a dynamic table's values, int64 [rows], indexed by the numbers in the columns.

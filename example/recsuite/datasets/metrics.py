@@ -50,10 +50,11 @@ class Measured(dict[str, float]):
     parts: KNOWN and NEW to the metrics of these cases alone, if there are both; segments: name to value to
     the metrics of its cases, see `datasets.segments`. new_users, new_items: shares
     of the cases whose user, or item, has no training event. lists: of a ranking, the spread of the lists of
-    TOP items.
+    TOP items. missed: of a ranking, number of cases whose item no list can hold, see `columns.listed_items`.
     """
 
     new_users = new_items = 0.0
+    missed = 0
 
     def __init__(
         self, metrics: Metrics, cases: int, intervals: Mapping[str, tuple[float, float]] | None = None

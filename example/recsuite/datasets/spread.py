@@ -19,7 +19,7 @@ class Spread:
     """Spread of the entries of lists over the items that can be in one.
 
     listed: number of items in a list, of `ranked`; popular_share: share of the entries that are of the
-    POPULAR most popular items; novelty: mean of -log2 of the share of an item in the events, with one event
+    POPULAR most popular items; novelty: mean of -log2 of the share of an item in their events, with one event
     added to each item, in bits; most: the items that are most often in a list, and how often.
     """
 
@@ -55,8 +55,9 @@ def spread_of(
     if not listed.any():
         return None
     number = int(is_ranked.sum())
-    popular = np.argsort(-had * is_ranked, kind="stable")[: max(1, round(POPULAR * number))]
-    surprise = -np.log2((had + 1) / (had.sum() + len(had)))
+    had = had * is_ranked
+    popular = np.argsort(-had, kind="stable")[: max(1, round(POPULAR * number))]
+    surprise = -np.log2((had + 1) / (had.sum() + number))
     most = [int(place) for place in np.argsort(-listed, kind="stable")[:MOST_LISTED] if listed[place]]
     return Spread(
         int(np.count_nonzero(listed)),

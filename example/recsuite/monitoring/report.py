@@ -120,6 +120,8 @@ def _measured(test: Metrics) -> dict[str, Any]:
     """Return the test metrics with those of its segments and, of a ranking, of its lists."""
     spread = getattr(test, "lists", None)
     lists = {"coverage": spread.coverage, **dataclasses.asdict(spread)} if spread else {}
+    if missed := getattr(test, "missed", 0):
+        lists["missed"] = missed
     return {
         "test": finite(test),
         "lists": lists,
@@ -231,6 +233,9 @@ def print_results(
     if spread := getattr(test, "lists", None):
         schema = columns.schema
         context.say(f"lists of {TOP} for each of the test {schema.labels}: {spread.described(schema.items)}")
+    if missed := getattr(test, "missed", 0):
+        of_tests, noun = counted(missed, f"test {columns.schema.label}"), with_article(columns.schema.item)
+        context.say(f"{of_tests} of {noun} without a training {columns.schema.label}: no list has it, a miss")
     for sentence in (
         *describe_better_baselines(columns, task, test),
         *describe_difference(columns, task, test, validation or {}, config.data.split),

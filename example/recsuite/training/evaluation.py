@@ -40,6 +40,8 @@ from recsuite.models.retrieval import highest
 from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.dynamic import NO_ROW
+from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.steps import InputPipeline
 
@@ -370,6 +372,9 @@ class RankedCases:
 class RankingEvaluator:
     """Evaluator that ranks the item of each event among all items that may be recommended to its user.
 
+    These are the items that have a row, see `columns.listed_items`, and that the user has not seen. An event
+    with another item is a miss.
+
     Each rank keeps the vectors of its own users, and the items are gathered in blocks, so no array has a
     number for every user and item. Scores are float64 products, rounded to float32 before they are compared:
     the last bits of a product depend on the number of ranks, the rounded score does not.
@@ -391,8 +396,9 @@ class RankingEvaluator:
             split: RankedCases(columns, input_pipeline.loader.dataset, split)
             for split in ("validation", "test")
         }
-        self.users, self.num_items = users, columns.num_items
+        self.users, self._has_row, self._ids = users, columns.listed_items(), columns.item_ids()
         self._had = columns.column("item_counts")
+        self._tested = np.array(columns.events("test")[ITEM])
         # Row of each item, and the ids by row.
         features = columns.column(f"{columns.schema.item}_features")["features"]
         self._rows = features[:, columns.place_of(ITEM)]
@@ -407,17 +413,30 @@ class RankingEvaluator:
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
         """See `Evaluator`."""
-        listed, users = np.zeros(self.num_items, np.int64), self.users.of["test"]
+        listed, users = np.zeros(len(self._rows), np.int64), self.users.of["test"]
         ranks = self.ranks(model, "test", epoch, listed)
         found = self.users.with_parts(lambda some: measure_ranks(ranks[some], users[some], self.cutoffs))
+        is_ranked = self.is_ranked(model).cpu().numpy()
+        found.missed = int(np.count_nonzero(~is_ranked[self._tested]))
         if self.context.rank == 0:
-            found.lists = self._spread_of(listed)
+            found.lists = self._spread_of(listed, is_ranked)
         return found
 
-    def _spread_of(self, listed: np.ndarray) -> Spread | None:
+    def _spread_of(self, listed: np.ndarray, is_ranked: np.ndarray) -> Spread | None:
         ids = ["unknown", *json.loads(bytes(self._vocabulary))[self._item]]
-        is_ranked = np.ones(len(listed), bool)
         return spread_of(listed, self._had, is_ranked, lambda place: ids[int(self._rows[place])])
+
+    def is_ranked(self, model: DistributedModelParallel) -> torch.Tensor:
+        """Return a mask of the items that have a row in a model, bool [items], the same on every rank."""
+        table = dynamic_rows(model).get(self._item)
+        if table is None or self._ids is None:
+            return torch.from_numpy(self._has_row).to(self.context.device)
+        # A dynamic table may have evicted some, and each rank has a part of it.
+        ids = torch.from_numpy(self._ids[self._rows]).to(self.context.device)
+        mine, found = table.placement.owner_of(ids) == self.context.rank, torch.zeros_like(ids)
+        found[mine] = (table.find(ids[mine]) != NO_ROW).long()
+        dist.all_reduce(found)
+        return found > 0
 
     @torch.no_grad()
     def ranks(
@@ -430,14 +449,14 @@ class RankingEvaluator:
         listed: gets for each item the number of the events' lists of TOP items that it is in; None to make no
         lists, which saves time.
 
-        Each other item that may be recommended and has at least the same score adds one. An item that its
-        user has seen may not be recommended, and ranks below all.
+        Each other item that may be recommended and has at least the same score adds one. An item that may not
+        be recommended ranks below all: its user has seen it, or it has no row.
         """
         cases = self.cases[split]
         if cases.number == 0:
             return np.zeros(0, np.int64)
         model.eval()
-        users, own = self._embed(model, split, epoch)
+        is_ranked, (users, own) = self.is_ranked(model), self._embed(model, split, epoch)
         # Rank 1 if no item is above.
         mine = torch.ones(len(cases.items), dtype=torch.int64, device=self.context.device)
         # The lists so far: scores, the highest first, and positions of items.
@@ -452,6 +471,8 @@ class RankingEvaluator:
                 # A NaN score counts as above.
                 is_above = ~(scores < own[part].unsqueeze(1))
                 own_item, (case, item) = cases.items[part], cases.seen(part)
+                hidden = ~is_ranked[first : first + len(items)]
+                scores[:, hidden], is_above[:, hidden] = -torch.inf, False
                 seen = _cells(case, item - first, len(items))
                 scores[seen], is_above[seen] = -torch.inf, False
                 # The item itself is not counted: ranks start at 1.
@@ -460,8 +481,9 @@ class RankingEvaluator:
                 mine[part][torch.from_numpy(case[own_item[case] == item])] = NEVER_FOUND
                 if listed is not None:
                     _add_to_lists(best[part], places[part], scores, first)
+        mine[~is_ranked[torch.from_numpy(cases.items).to(mine.device)]] = NEVER_FOUND
         if listed is not None:
-            counts = torch.bincount(places[best > -torch.inf], minlength=self.num_items)
+            counts = torch.bincount(places[best > -torch.inf], minlength=len(self._rows))
             dist.all_reduce(counts)
             listed += counts.cpu().numpy()
         found = mine.new_zeros(cases.shape)

@@ -68,7 +68,7 @@ def oracle_of(raw: RawData, order: np.ndarray, num_test: int, split: str) -> Ora
 def baselines_of(
     folder: Path,
     stored: StoredEvents,
-    num_items: int,
+    is_listed: np.ndarray,
     sizes: tuple[int, int, int],
     oracle: Oracle,
     schema: Schema,
@@ -80,9 +80,9 @@ def baselines_of(
     are both. Baselines are fitted to all events except the test, which makes them stronger. As for the model,
     the calibration of a log loss is fitted to predictions of the validation labels that did not use them.
 
-    folder: with the histories of the events; done: called with the finished share of the work.
+    folder: with the histories of the events; is_listed: of each item, see `columns.listed_items`; done: called with the finished share of the work.
     """
-    num_known = sizes[0] + sizes[1]
+    num_known, num_items = sizes[0] + sizes[1], len(is_listed)
     known_offsets = np.load(folder / f"test_{HISTORY}_offsets.npy")
     num_users = len(known_offsets) - 1
     fitted = fit_biases(
@@ -99,6 +99,7 @@ def baselines_of(
         stored.user[num_known:],
         stored.item[num_known:],
         counts_of(stored.item[:num_known], num_items),
+        is_listed,
         schema.excludes_seen,
     )
     done(1)
@@ -176,6 +177,7 @@ def popularity_ranks(
     user: np.ndarray,
     item: np.ndarray,
     counts: np.ndarray,
+    is_listed: np.ndarray,
     excludes: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ranks of items by popularity, int64 [n]. Ties count against an item.
@@ -183,18 +185,21 @@ def popularity_ranks(
     Also returns the number of ranked items of each, int32 [n], 0 if the item itself is not ranked.
 
     offsets, seen: the items of the users' known events, user after user; user, item: of the events to rank,
-    int32 [n]; counts: number of known events of each item, int64 [items]; excludes: True if items of the
-    user's known events are not ranked.
+    int32 [n]; counts: number of known events of each item, int64 [items]; is_listed: True for the items that
+    are ranked, bool [items]; excludes: True if items of the user's known events are not ranked.
     """
-    num_items = len(counts)
+    listed = counts[is_listed]
     # From the left, so that an equally popular item counts as above, as for a model.
-    popular = num_items - np.sort(counts).searchsorted(counts)
+    popular = len(listed) - np.sort(listed).searchsorted(counts)
     if not excludes:
-        return popular[item], np.full(len(item), num_items, np.int32)
+        known = is_listed[item]
+        return np.where(known, popular[item], NEVER_FOUND), np.where(known, len(listed), 0).astype(np.int32)
     # Ranks are int64: they may exceed the number of items, which may be the largest int32.
     ranks, candidates = np.full(len(item), NEVER_FOUND, np.int64), np.zeros(len(item), np.int32)
     cases = grouped(user, len(offsets) - 1)
-    rank_by_popularity(offsets, seen, cases.offsets, cases.events, item, counts, popular, ranks, candidates)
+    rank_by_popularity(
+        offsets, seen, cases.offsets, cases.events, item, counts, popular, is_listed, ranks, candidates
+    )
     return ranks, candidates
 
 

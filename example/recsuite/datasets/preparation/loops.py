@@ -160,16 +160,18 @@ def rank_by_popularity(
     items: np.ndarray,
     counts: np.ndarray,
     popular: np.ndarray,
+    is_listed: np.ndarray,
     ranks: np.ndarray,
     candidates: np.ndarray,
 ) -> None:
-    """Rank the items of cases by popularity, without the items that their users had.
+    """Rank the items of cases by popularity among the listed ones, without the items that their users had.
 
     offsets, seen: the items that each user had; case_offsets, cases: the cases of each user, see
     `mark_repeats`; items: of the cases; counts: of events with each item; popular: number of items that are
-    as popular or more. An item that the user had gets no candidates, and keeps its rank.
+    as popular or more; is_listed: of each item, bool. An item that the user had, and one that is not listed, get
+    no candidates, and keep their ranks.
     """
-    had = np.full(len(counts), -1, np.int32)
+    had, num_listed = np.full(len(counts), -1, np.int32), is_listed.sum()
     for user in range(len(offsets) - 1):
         if case_offsets[user] == case_offsets[user + 1]:
             continue
@@ -177,7 +179,7 @@ def rank_by_popularity(
         number = 0
         for item in seen[offsets[user] : offsets[user + 1]]:
             # Of the context, see `histories`.
-            if item < 0:
+            if item < 0 or not is_listed[item]:
                 continue
             if had[item] != user:
                 popularity[number] = counts[item]
@@ -186,9 +188,9 @@ def rank_by_popularity(
         popularity = np.sort(popularity[:number])
         for case in cases[case_offsets[user] : case_offsets[user + 1]]:
             item = items[case]
-            if had[item] != user:
+            if had[item] != user and is_listed[item]:
                 ranks[case] = popular[item] - (number - np.searchsorted(popularity, counts[item]))
-                candidates[case] = len(counts) - number
+                candidates[case] = num_listed - number
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from recsuite.config.sections import EVALUATIONS, DataConfig
-from recsuite.datasets.columns import MANIFEST, Columns
+from recsuite.datasets.columns import MANIFEST, Columns, listed_items
 from recsuite.datasets.leakage import leakage_of_item, leakage_of_label
 from recsuite.datasets.metrics import Metrics, finite
 from recsuite.datasets.preparation.arrays import (
@@ -168,7 +168,9 @@ def _write_columns(
     if not stream_state:
         with flushing(folder):
             progress = _done(reached, "baselines")
-            baselines = baselines_of(folder, stored, len(raw.items), sizes, oracle, schema, progress)
+            tables = [table.feature for table in written.tables]
+            is_listed = listed_items(lambda name: np.load(folder / f"{name}.npy"), schema, tables)
+            baselines = baselines_of(folder, stored, is_listed, sizes, oracle, schema, progress)
     return {
         # Digest of the meaning of a position in the training: a checkpoint stores its progress as a position.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
