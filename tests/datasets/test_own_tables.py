@@ -362,7 +362,7 @@ def test_tables_without_times_are_split_at_random_and_reported(
     config = Config.of(data_path=str(folder))
     assert fitted_to_tables(config, []).data.split == "random"
     assert "--split random, because the events have no times" in capsys.readouterr().out
-    with pytest.raises(UserError, match="--split time requires events in order.* give --split random"):
+    with pytest.raises(UserError, match=r"--split time requires events in order.* give --split random"):
         fitted_to_tables(config, ["split"])
 
 

@@ -215,8 +215,8 @@ class DataConfig(Section):
     )
     order: str = flag(
         "time",
-        "Order of the events of your own tables: that of their times (time) or, for tables without times, that "
-        "of the files and their rows (rows).",
+        "Order of the events of your own tables: that of their times (time) or, for tables without times, "
+        "that of the files and their rows (rows).",
         choices=("time", "rows"),
     )
     test_fraction: float = flag(0.2, "Share of the ratings in the test, for --split time and random.")

@@ -80,7 +80,8 @@ def baselines_of(
     are both. Baselines are fitted to all events except the test, which makes them stronger. As for the model,
     the calibration of a log loss is fitted to predictions of the validation labels that did not use them.
 
-    folder: with the histories of the events; is_listed: of each item, see `columns.listed_items`; done: called with the finished share of the work.
+    folder: with the histories of the events; is_listed: of each item, see `columns.listed_items`; done:
+    called with the finished share of the work.
     """
     num_known, num_items = sizes[0] + sizes[1], len(is_listed)
     known_offsets = np.load(folder / f"test_{HISTORY}_offsets.npy")

@@ -168,8 +168,8 @@ def rank_by_popularity(
 
     offsets, seen: the items that each user had; case_offsets, cases: the cases of each user, see
     `mark_repeats`; items: of the cases; counts: of events with each item; popular: number of items that are
-    as popular or more; is_listed: of each item, bool. An item that the user had, and one that is not listed, get
-    no candidates, and keep their ranks.
+    as popular or more; is_listed: of each item, bool. An item that the user had, and one that is not listed,
+    get no candidates, and keep their ranks.
     """
     had, num_listed = np.full(len(counts), -1, np.int32), is_listed.sum()
     for user in range(len(offsets) - 1):
