@@ -293,8 +293,9 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
     _check_order(config, source.has_times)
     if config.model.reads_order and not (source.has_order or is_recorded):
         raise UserError(
-            f"--task {config.model.task} requires events in order, and these have no times: name their column "
-            "under [timestamp] in schema.toml or, if the rows of the files are in order, give --order rows."
+            f"--task {config.model.task} requires events in order, and these have no times: name their "
+            "column under [timestamp] in schema.toml or, if the rows of the files are in order, give "
+            "--order rows."
         )
     if not source.has_order and config.data.split == "time":
         if "split" in given:
