@@ -7,14 +7,13 @@ formatting. The classes of the library have none: a newer version must read the 
 from __future__ import annotations
 
 import ast
-import dis
+import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from recsuite.checkpoint.chain import ChoiceError
@@ -68,17 +67,15 @@ def origin_of(model: Any) -> ModelOrigin:
         model = inner
     kind = type(model)
     names, module = _globals_of(kind), kind.__module__
-    if module == "__main__" and names.get("__file__"):
+    if module == "__main__":
         # The same as when another script imports it.
-        module = getattr(names.get("__spec__"), "name", None) or Path(names["__file__"]).stem
+        module = getattr(names.get("__spec__"), "name", None) or Path(names.get("__file__") or module).stem
     # Parts that a script gives to a model are a part of its formula too.
     parts = frozenset(type(part) for part in model.modules() if _is_own(_globals_of(type(part))))
-    try:
+    digest, is_library = "", module.startswith("recsuite.")
+    # An expression may be too long.
+    with contextlib.suppress(RecursionError):
         digest = _digest_of(parts)
-    except (RecursionError, SyntaxError):
-        # Of an expression that is too long.
-        digest = ""
-    is_library = module.startswith("recsuite.")
     return ModelOrigin(printable(module), printable(kind.__qualname__), digest, is_library)
 
 
@@ -99,7 +96,7 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
     if theirs.keys & ours.keys:
         return ""
     if (theirs.name, theirs.is_library) != (ours.name, ours.is_library):
-        fix = "leave model= out, or give rs.library_model." if theirs.is_library else FIX
+        fix = "give rs.library_model, or no model=." if theirs.is_library else FIX
         raise ChoiceError(
             f"{folder} was trained with the model {theirs}, and this program has {ours}. Fix: {fix}"
         )
@@ -109,7 +106,7 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
     if not accepts_changed:
         raise ChoiceError(
             f"{folder} was trained with the model {theirs}, and {ours} here has another source. Fix: restore "
-            "that source, or give --accept_changed_model (in Python accept_changed_model=True) if the new one "
+            "that source, or give --accept_changed_model (in Python accept_changed_model=True) if this one "
             "computes the same."
         )
     return f"{folder} was trained with another source of {ours}, accepted by --accept_changed_model"
@@ -132,7 +129,9 @@ def _digest_of(kinds: frozenset[type[Any]]) -> str:
             continue
         statements = definitions(file).get(name, [])
         found[place] = [repr(_tree(each)) for each in statements]
-        for used in _used_in(statements):
+        # Local variables with the name of a global one too: rather too much than too little.
+        nodes = (node for each in statements for node in ast.walk(each) if isinstance(node, ast.Name))
+        for used in {node.id for node in nodes}:
             value = names.get(used)
             if used in definitions(file):
                 pending.append((names, used))
@@ -140,7 +139,6 @@ def _digest_of(kinds: frozenset[type[Any]]) -> str:
                 pending += [(vars(value), each) for each in definitions(getattr(value, "__file__", "") or "")]
             elif inspect.isclass(value) or inspect.isfunction(value):
                 pending.append((_globals_of(value), value.__qualname__))
-            # A class reads the name of its module, which differs between a script and its import.
             elif isinstance(value, (bool, int, float, str)) and used != "__name__":
                 found[place].append(f"{used} = {value!r}")
     texts = sorted(text for each in found.values() for text in each)
@@ -151,10 +149,10 @@ def _globals_of(thing: Any) -> dict[str, Any]:
     """Return the globals of the module of a class or function; none where they are not known."""
     # Of its functions first: another module may have taken the name since.
     for each in (thing, *getattr(thing, "__dict__", {}).values()):
-        names = getattr(inspect.unwrap(each), "__globals__", {}) if inspect.isfunction(each) else {}
+        names = inspect.unwrap(each).__globals__ if inspect.isfunction(each) else {}
         if names.get("__name__") == thing.__module__:
             return names
-    return vars(sys.modules.get(thing.__module__, object)) if thing.__module__ in sys.modules else {}
+    return vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}
 
 
 def _is_own(names: dict[str, Any]) -> bool:
@@ -178,21 +176,6 @@ def _definitions(file: str) -> dict[str, list[ast.stmt]]:
         for name in stored | defined:
             found.setdefault(name, []).append(statement)
     return found
-
-
-def _used_in(statements: Sequence[ast.stmt]) -> set[str]:
-    """Return the global names that statements read."""
-
-    def codes(code: CodeType) -> Iterator[CodeType]:
-        yield code
-        for each in code.co_consts:
-            if isinstance(each, CodeType):
-                yield from codes(each)
-
-    # Compiled, because attributes and local variables may have the names of globals.
-    code = compile(ast.Module([*statements], []), "", "exec")
-    steps = (step for each in codes(code) for step in dis.get_instructions(each))
-    return {str(step.argval) for step in steps if "GLOBAL" in step.opname or step.opname == "LOAD_NAME"}
 
 
 def _tree(node: Any) -> Any:

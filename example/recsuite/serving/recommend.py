@@ -344,9 +344,9 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker | None =
     # A `Follower` refuses a folder without a trained checkpoint.
     if follows:
         wait_for_first(save_dir, checkpoint)
-    given_model = {"model": maker, "accept_changed_model": config.checkpoint.accept_changed_model}
-    follower = Follower(save_dir, checkpoint=checkpoint, **given_model) if follows else None
-    model = follower.model if follower else ServedModel.open(save_dir, checkpoint, **given_model)
+    of_model = (maker, config.checkpoint.accept_changed_model)
+    follower = Follower(save_dir, None, checkpoint, *of_model) if follows else None
+    model = follower.model if follower else ServedModel.open(save_dir, checkpoint, "", *of_model)
     # Before the data are read, so that files that come meanwhile are read again.
     seen = _seen(model, config, given) if follower else None
     viewer = open_viewer(model, config, given)

@@ -373,7 +373,7 @@ class Follower:
     """Model that follows a folder of checkpoints while a trainer writes them, see `refresh`.
 
     save_dir: the folder; start: an export to begin with; checkpoint: "best" by validation (the latest one if
-    there is no best one yet) or "latest"; model: makes a model of your own, as for `ServedModel.open`.
+    there is no best one yet) or "latest"; model, accept_changed_model: as for `ServedModel.open`.
 
     Raises:
         UserError: when the first checkpoint is missing or damaged.
