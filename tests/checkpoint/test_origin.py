@@ -255,6 +255,23 @@ def halved(x):
     return x / 2
 """
 
+MADE = """
+from torch import nn
+
+class Mine(nn.Module):
+    pass
+
+def make_half():
+    model = Mine()
+    model.score_pairs = lambda users, items: users * items / 2
+    return model
+
+def make_third():
+    model = Mine()
+    model.score_pairs = lambda users, items: users * items / 3
+    return model
+"""
+
 
 @pytest.mark.parametrize(
     ("before", "after", "is_same"),
@@ -296,6 +313,12 @@ def test_a_digest_changes_with_the_formula_and_all_that_it_uses_and_with_nothing
     one = digest(tmp_path / "one", lambda text: text)
     assert (digest(tmp_path / "two", lambda text: text.replace(before, after)) == one) is is_same
     assert one
+
+
+def test_a_function_that_a_script_gives_to_its_model_is_a_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text(MADE)
+    made = loaded(tmp_path / "made.py")
+    assert len({origin_of(each()).digest for each in (made.Mine, made.make_half, made.make_third)}) == 3
 
 
 def test_a_class_without_a_source_is_compared_by_its_name(trained: Trained, tmp_path: Path) -> None:

@@ -70,8 +70,9 @@ def origin_of(model: Any) -> ModelOrigin:
     if module == "__main__":
         # The same as when another script imports it.
         module = getattr(names.get("__spec__"), "name", None) or Path(names.get("__file__") or module).stem
-    # Parts that a script gives to a model are a part of its formula too.
-    parts = frozenset(type(part) for part in model.modules() if _is_own(_globals_of(type(part))))
+    # Parts and functions that a script gives to a model are a part of its formula too.
+    given = [each for part in model.modules() for each in (type(part), *vars(part).values())]
+    parts = frozenset(each for each in given if _has_source(each) and _is_own(_globals_of(each)))
     digest, is_library = "", module.startswith("recsuite.")
     # An expression may be too long.
     with contextlib.suppress(RecursionError):
@@ -115,12 +116,12 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
 # --- digest of a source ---
 
 
-@functools.cache
-def _digest_of(kinds: frozenset[type[Any]]) -> str:
-    """Return the digest of the source of classes; cached, because the file may be edited while they run."""
+@functools.lru_cache
+def _digest_of(parts: frozenset[Any]) -> str:
+    """Return the digest of the source of classes and functions; cached: a file may be edited meanwhile."""
     definitions = functools.cache(_definitions)
     found: dict[tuple[str, str], list[str]] = {}
-    pending = [(_globals_of(kind), kind.__qualname__) for kind in kinds]
+    pending = [(_globals_of(part), part.__qualname__) for part in parts]
     while pending:
         names, qualified = pending.pop()
         # A class in a function is defined by it.
@@ -137,12 +138,16 @@ def _digest_of(kinds: frozenset[type[Any]]) -> str:
                 pending.append((names, used))
             elif isinstance(value, ModuleType):
                 pending += [(vars(value), each) for each in definitions(getattr(value, "__file__", "") or "")]
-            elif inspect.isclass(value) or inspect.isfunction(value):
+            elif _has_source(value):
                 pending.append((_globals_of(value), value.__qualname__))
             elif isinstance(value, (bool, int, float, str)) and used != "__name__":
                 found[place].append(f"{used} = {value!r}")
     texts = sorted(text for each in found.values() for text in each)
     return digest_of_bytes("\n".join(texts).encode()) if texts else ""
+
+
+def _has_source(thing: Any) -> bool:
+    return inspect.isclass(thing) or inspect.isfunction(thing)
 
 
 def _globals_of(thing: Any) -> dict[str, Any]:
