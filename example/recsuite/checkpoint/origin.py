@@ -133,7 +133,7 @@ def _digest_of(parts: frozenset[Any]) -> str:
         # Local variables with the name of a global one too: rather too much than too little.
         nodes = (node for each in statements for node in ast.walk(each) if isinstance(node, ast.Name))
         for used in {node.id for node in nodes}:
-            value = names.get(used)
+            value: Any = names.get(used)
             if used in definitions(file):
                 pending.append((names, used))
             elif isinstance(value, ModuleType):
