@@ -53,6 +53,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--checkpoint", choices=("best", "latest"), default="best", help="which one: best")
     parser.add_argument("--data_path", default="", help="the data of the training, if they were your own")
+    help_text = "use a model whose source has changed since"
+    parser.add_argument("--accept_changed_model", action="store_true", help=help_text)
     rows = parser.add_mutually_exclusive_group(required=True)
     rows.add_argument("--users", help='"all" those of the data, or a file with the column of their ids')
     rows.add_argument("--pairs", type=local, help="a file with the columns of users and items")
@@ -133,7 +135,8 @@ def opened(flags: argparse.Namespace, model: ModelMaker | None) -> BatchScoring:
     from recsuite.serving.recommend import tell
     from recsuite.serving.scoring import BatchScoring
 
-    served = rs.ServedModel.open(flags.save_dir, flags.checkpoint, model=model)
+    accepts = flags.accept_changed_model
+    served = rs.ServedModel.open(flags.save_dir, flags.checkpoint, "", model, accepts)
     tell(served, flags.data_path, str(flags.save_dir))
     if flags.pairs:
         return BatchScoring(served, flags.pairs, None)

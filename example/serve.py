@@ -79,6 +79,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at: 127.0.0.1 by default")
     parser.add_argument("--port", type=int, default=8000, help="8000 by default; 0 takes any that is free")
+    help_text = "use a model whose source has changed since"
+    parser.add_argument("--accept_changed_model", action="store_true", help=help_text)
     return parser.parse_args(argv)
 
 
@@ -94,7 +96,8 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
 
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir, flags.checkpoint)
-        follower = Follower(flags.save_dir, checkpoint=flags.checkpoint, model=model)
+        accepts = flags.accept_changed_model
+        follower = Follower(flags.save_dir, None, flags.checkpoint, model, accepts)
         tell(follower.model, flags)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
         server = server_of(service(follower, thread.is_alive))

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "checkpoint.format": "errors files remote training.progress",
     "checkpoint.folder": "errors files remote runtime.console runtime.process checkpoint.format",
     "checkpoint.chain": "errors runtime.console checkpoint.format checkpoint.folder training.progress",
+    "checkpoint.origin": "errors files checkpoint.format checkpoint.chain",
     "checkpoint.shards": "errors files remote ids checkpoint.format",
     "checkpoint.recorded": "errors files remote config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
@@ -42,7 +43,7 @@ MAY_IMPORT = {
     "checkpoint": "errors files remote config runtime datasets models sharding training ids",
     "serving": "errors files remote config models runtime.console ids time_buckets datasets.schema "
     "datasets.spread datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "
-    "checkpoint.chain checkpoint.shards checkpoint.recorded training.progress",
+    "checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded training.progress",
     # The core, above, imports none of them. An extra imports no other one.
     "extras.gaussian": "errors config.sections runtime.console runtime.host datasets compiled",
     "monitoring": "errors files remote config runtime datasets models training",

@@ -51,6 +51,7 @@ OF_THE_COMMAND_LINE = (
         "format",
         "row_type",
         "other_data",
+        "accept_changed_model",
         "by",
         "cutoffs",
     ),

@@ -165,7 +165,7 @@ def test_a_checkpoint_moved_during_a_read_is_retried(tmp_path: Path, monkeypatch
     add_dump(tmp_path, 5)
     moved, read = add_dump(tmp_path, 10), []
 
-    def read_snapshot(state: CheckpointChain, maker: Any) -> Any:
+    def read_snapshot(state: CheckpointChain, *given: Any) -> Any:
         read.append(state.folder.name)
         if state.folder == moved:
             remove_checkpoint(moved)

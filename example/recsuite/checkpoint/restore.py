@@ -18,6 +18,7 @@ from recsuite.checkpoint.chain import (
 )
 from recsuite.checkpoint.folder import others_in
 from recsuite.checkpoint.format import CONFIG, DynamicRecord, Manifest
+from recsuite.checkpoint.origin import check_origin
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading, widths_in
 from recsuite.checkpoint.writer import dense_of, digest_of_vocabulary, features_of, shapes_of, tensors_of
 from recsuite.config.sections import CheckpointConfig, ModelConfig
@@ -89,6 +90,8 @@ def _load(
         manifests: list[Manifest] = raise_on_all(lambda: check_whole(chain, context.rank, context.world_size))
     except UserError as error:
         raise _DamagedError(str(error), chain) from None
+    accepts = train_state.accepts_changed_model
+    line = raise_on_all(lambda: check_origin(chain.folder, manifests[-1], train_state.head, accepts))
     raise_on_all(lambda: check_fit(chain.folder, manifests[-1], shapes, columns, optimizer, widths))
     # With right digests, a forged file may still hold other tensors than its manifest names.
     raise_on_all(lambda: [*map(check_shard_files, chain.folders, manifests)])
@@ -100,6 +103,8 @@ def _load(
         if dropped:
             record = reader.record(name)
             context.say(_describe_dropped(name, dropped, record, tables[name]))
+    if line:
+        context.say(line)
     context.say(_describe_load(chain, manifests[-1], set(shapes), describe))
     return manifests[-1]
 

@@ -26,6 +26,7 @@ from recsuite.checkpoint.chain import (
 )
 from recsuite.checkpoint.folder import BEST
 from recsuite.checkpoint.format import VOCABULARY, Manifest
+from recsuite.checkpoint.origin import check_origin
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading
 from recsuite.checkpoint.writer import dense_of, features_of
 from recsuite.datasets.columns import Columns
@@ -97,6 +98,8 @@ def start_from(
     manifest = manifests[-1]
     dense = {name: value.detach() for name, value in dense_of(train_state).items()}
     tables = {name: table for name, table in train_state.tables.items() if name in manifest.features}
+    accepts = train_state.accepts_changed_model
+    line = raise_on_all(lambda: check_origin(chain.folder, manifest, train_state.head, accepts))
     raise_on_all(lambda: _check(chain.folder, manifest, train_state, columns, dense, tables))
     raise_on_all(lambda: _check_types(chain.base, columns))
     raise_on_all(lambda: [*map(check_shard_files, chain.folders, manifests)])
@@ -134,7 +137,7 @@ def start_from(
     numbers = [feature.name for feature in columns.numbers]
     rescaled = [name for name in numbers if name in theirs and theirs[name] != ours[name]]
     lines += [f"numbers on another scale than there: {', '.join(rescaled)}"] if rescaled else []
-    context.say("; ".join(lines))
+    context.say("; ".join([*lines, line] if line else lines))
     return manifest
 
 

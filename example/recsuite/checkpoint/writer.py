@@ -60,12 +60,13 @@ from recsuite.checkpoint.format import (
     read_manifest,
     write_manifest,
 )
+from recsuite.checkpoint.origin import ORIGIN, origin_of
 from recsuite.checkpoint.shards import OFFSETS_KEY, RowReader, Texts, shard_file_name, write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import SCHEMA_FILE, Feature, Schema
 from recsuite.errors import UserError
-from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed, reason_of
+from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed, plain, reason_of
 from recsuite.remote import ObjectPath, folder_at
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
@@ -251,6 +252,7 @@ class CheckpointWriter:
         # Looked up once: this takes as long as writing a small delta.
         self.versions = installed_versions()
         self.vocabulary_digest = digest_of_vocabulary(columns)
+        self.origin = plain(origin_of(train_state.head))
         # A rank on another machine can outlive its attempt. Its late writes must not get into a folder of
         # this attempt, so the names of unfinished folders contain the attempt, which all ranks must share.
         self.attempt: str = broadcast_from_rank0(new_attempt)
@@ -487,7 +489,12 @@ class CheckpointWriter:
             files=(),
             vocabulary=self.vocabulary_digest,
             optimizer=self.optimizer,
-            about={"plan": self.plan.splitlines(), "versions": self.versions, "model": model},
+            about={
+                "plan": self.plan.splitlines(),
+                "versions": self.versions,
+                "model": model,
+                ORIGIN: self.origin,
+            },
             link=link,
             features=features_of(self.columns),
             ratings=self.columns.digest,

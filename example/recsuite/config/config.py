@@ -163,6 +163,10 @@ class Config:
             bool(section.load) or serves or section.is_default("checkpoint"),
             f"--checkpoint {section.checkpoint} requires --load, --export or --recommend",
         )
+        require(
+            section.reads or serves or bool(section.warm_start) or not section.accept_changed_model,
+            "--accept_changed_model requires a mode that reads a checkpoint, such as --load or --resume",
+        )
         uses = section.writes or section.load or section.compact or serves
         require(
             bool(uses) or section.is_default("save_dir"),

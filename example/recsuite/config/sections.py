@@ -964,6 +964,11 @@ class CheckpointConfig(Section):
         "rows are found by their raw values, and new values count as unknown.",
         requires=("load", True),
     )
+    accept_changed_model: bool = flag(
+        False,
+        "Use a checkpoint of a model of the same name whose source has changed since: its weights may mean "
+        "something else now.",
+    )
     dump_every: int = flag(
         0, "Steps between checkpoints within an epoch; 0 means only at the end of an epoch.", least=0
     )

@@ -27,6 +27,7 @@ import numpy as np
 
 from recsuite.checkpoint.chain import describe_choice, requested_kind
 from recsuite.checkpoint.format import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
+from recsuite.checkpoint.origin import ORIGIN
 from recsuite.checkpoint.shards import PREFIX, write_shard_file
 from recsuite.config.sections import CheckpointConfig, ServingConfig
 from recsuite.datasets.schema import HISTORY, SCHEMA_FILE, record_of
@@ -61,7 +62,7 @@ def export(
     save_dir, target = folder_at(source.save_dir), target.absolute()
     # Before the model is read: reading can take long.
     _check_free(target)
-    snapshot = read_settled(save_dir, source.checkpoint, model)
+    snapshot = read_settled(save_dir, source.checkpoint, model, source.accept_changed_model)
     size = write_export(snapshot, target, wanted=wanted)
     asked = requested_kind(save_dir, source.checkpoint)
     choice = describe_choice(snapshot.manifest.progress, asked, snapshot.metric)
@@ -151,7 +152,7 @@ def _describe(
 ) -> Manifest:
     manifest = snapshot.manifest
     # Only what describes the model: nothing about a delta or the ranks of the training.
-    about = {name: manifest.about.get(name) for name in ("versions", "model")}
+    about = {name: manifest.about[name] for name in ("versions", "model", ORIGIN) if name in manifest.about}
     records = {name: table.record for name, table in snapshot.tables.items()}
     return dataclasses.replace(
         manifest,

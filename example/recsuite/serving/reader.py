@@ -37,6 +37,7 @@ from recsuite.checkpoint.format import (
     read_config,
     read_manifest,
 )
+from recsuite.checkpoint.origin import FIX, check_origin
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading, shape_of, widths_in
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.preparation.vocabulary import Buckets, Encoding, encoding_of
@@ -57,22 +58,25 @@ from recsuite.errors import UserError, printable, with_article
 from recsuite.files import LARGEST, parsed, typed
 from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
+from recsuite.runtime.console import say
 from recsuite.serving.index import read_lists
 from recsuite.serving.snapshot import IdTable, ServedTable, Snapshot, TableChange, VocabularyTable
 
 
-def read_snapshot(chain: CheckpointChain, maker: ModelMaker | None = None) -> Snapshot:
+def read_snapshot(
+    chain: CheckpointChain, maker: ModelMaker | None = None, accepts_changed: bool = False
+) -> Snapshot:
     """Return the model of a checkpoint, with its deltas replayed.
 
-    maker: makes the model, if it is not the task's.
+    maker: makes the model, if it is not the task's; accepts_changed: see `ServedModel.open`.
 
     Raises:
-        UserError: when anything is missing, damaged or of another run.
+        UserError: when anything is missing, damaged, or of another run or model.
     """
     # Before any tensor is read: the manifests show a gap in the chain.
-    check_chain(chain)
+    newest = check_chain(chain)[-1]
     with checked(chain.base) as manifest:
-        snapshot = _read_base(chain.base, manifest, maker)
+        snapshot = _read_base(chain.base, manifest, maker, newest, accepts_changed)
     for delta in chain.deltas:
         change = read_change(delta, snapshot)
         # None only if a chain has the delta twice, which `check_chain` refuses.
@@ -81,11 +85,13 @@ def read_snapshot(chain: CheckpointChain, maker: ModelMaker | None = None) -> Sn
     return snapshot
 
 
-def read_settled(folder: Path, checkpoint: str = BEST, maker: ModelMaker | None = None) -> Snapshot:
+def read_settled(
+    folder: Path, checkpoint: str = BEST, maker: ModelMaker | None = None, accepts_changed: bool = False
+) -> Snapshot:
     """Return `read_snapshot` of the checkpoint chosen in a folder, also while a trainer writes there."""
 
     def read() -> Snapshot:
-        return read_snapshot(chosen_chain(folder, checkpoint), maker)
+        return read_snapshot(chosen_chain(folder, checkpoint), maker, accepts_changed)
 
     # No other rank waits here, so every byte of a checkpoint is checked before it is suggested.
     return with_suggestion(
@@ -93,7 +99,10 @@ def read_settled(folder: Path, checkpoint: str = BEST, maker: ModelMaker | None 
     )
 
 
-def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Snapshot:
+def _read_base(
+    folder: Path, manifest: Manifest, maker: ModelMaker | None, newest: Manifest, accepts_changed: bool
+) -> Snapshot:
+    """Return the model of a full checkpoint. newest: the last manifest of its chain."""
     row_type = manifest.about.get("row_type", "float32")
     if row_type != "float32":
         raise UserError(
@@ -107,7 +116,10 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
     features = _read_features(folder, manifest, schema)
     model = model_of(folder, manifest)[0]
     held = with_tables(features, model.reads_order)
-    head = empty_head(folder, schema, features, manifest, maker)
+    head = made_head(folder, schema, features, manifest, maker)
+    if line := check_origin(folder, newest, head, accepts_changed):
+        say(line)
+    head = checked_head(folder, head, features, manifest)
     vocabulary, encodings = _read_vocabulary(folder, manifest)
     _check_encodings(folder, [*held, *(each for each in features if not each.has_table)], encodings)
     reader = RowReader([folder], [manifest])
@@ -133,6 +145,7 @@ def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Sn
         lists=read_lists(folder, manifest),
         task_name=model.task,
         maker=maker,
+        accepts_changed=accepts_changed,
     )
 
 
@@ -254,10 +267,6 @@ def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
 # --- parts of a model ---
 
 DENSE = "dense."
-OWN = (
-    "for a model of your own, use the script that trained it, or give the function that made it: "
-    "ServedModel.open(folder, model=...)."
-)
 
 
 @contextlib.contextmanager
@@ -300,7 +309,7 @@ def with_tables(features: Sequence[Feature], reads_order: bool) -> list[Feature]
     return [each for each in features if each.has_table and not (reads_order and each.name == HISTORY)]
 
 
-def empty_head(
+def made_head(
     folder: Path,
     schema: Schema,
     features: Sequence[Feature],
@@ -316,14 +325,21 @@ def empty_head(
     # A tensor on "meta" has a shape and no numbers, so the widths in the manifest are compared with the model
     # before any memory is allocated.
     with torch.device("meta"):
-        empty = with_row_scale((maker or TASKS[config.task].make_model)(data, config))
+        return with_row_scale((maker or TASKS[config.task].make_model)(data, config))
+
+
+def checked_head(
+    folder: Path, empty: nn.Module, features: Sequence[Feature], manifest: Manifest
+) -> nn.Module:
+    """Return a head on "meta", after a check that its tensors are those of a folder."""
+    config, _ = model_of(folder, manifest)
     tables = [feature.name for feature in with_tables(features, config.reads_order)]
     recorded = widths_in(manifest)
     for name, width in widths_of(empty, tables, config.embedding_dim).items():
         if recorded.get(name) != width:
             raise ChoiceError(
                 f"{folder} has {recorded.get(name, 'no')} numbers in a row of {name}, and its model {width}; "
-                f"{OWN}"
+                f"for a model of your own, {FIX}"
             )
     wanted = {f"{DENSE}{name}": list(value.shape) or [1] for name, value in empty.state_dict().items()}
     found = {name: shape_of(folder, manifest, name) for name in manifest.tensors if _is_weight(name, wanted)}
@@ -331,7 +347,7 @@ def empty_head(
         if found.get(name) != wanted.get(name):
             raise ChoiceError(
                 f"{folder} has {found.get(name, 'nothing')} for {name}, and its model "
-                f"{wanted.get(name, 'nothing')}; {OWN}"
+                f"{wanted.get(name, 'nothing')}; for a model of your own, {FIX}"
             )
     return empty.eval().requires_grad_(False)
 
@@ -342,7 +358,7 @@ def _is_weight(name: str, wanted: Mapping[str, object]) -> bool:
 
 
 def read_head(reader: RowReader, empty: nn.Module) -> nn.Module:
-    """Return the head with the dense part of a checkpoint. empty: see `empty_head`."""
+    """Return the head with the dense part of a checkpoint. empty: see `checked_head`."""
     # A checkpoint has no tensor of 0 dimensions.
     shapes = {name: list(value.shape) or [1] for name, value in empty.state_dict().items()}
     tensors = {f"{DENSE}{name}": torch.empty(shape) for name, shape in shapes.items()}
@@ -380,7 +396,8 @@ def read_change(delta: Path, snapshot: Snapshot) -> ModelChange | None:
     with checked(delta) as manifest:
         check_same_tables(delta, manifest, snapshot.tables)
         # A new dense part instead of the old one changed: other threads may be scoring with the old one.
-        empty = empty_head(delta, snapshot.schema, snapshot.features, manifest, snapshot.maker)
+        empty = made_head(delta, snapshot.schema, snapshot.features, manifest, snapshot.maker)
+        empty = checked_head(delta, empty, snapshot.features, manifest)
         # The whole delta is read before anything changes: a model must not hold half of a delta.
         reader = RowReader([delta], [manifest])
         tables = {

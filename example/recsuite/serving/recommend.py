@@ -344,8 +344,9 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker | None =
     # A `Follower` refuses a folder without a trained checkpoint.
     if follows:
         wait_for_first(save_dir, checkpoint)
-    follower = Follower(save_dir, checkpoint=checkpoint, model=maker) if follows else None
-    model = follower.model if follower else ServedModel.open(save_dir, checkpoint, model=maker)
+    of_model = (maker, config.checkpoint.accept_changed_model)
+    follower = Follower(save_dir, None, checkpoint, *of_model) if follows else None
+    model = follower.model if follower else ServedModel.open(save_dir, checkpoint, "", *of_model)
     # Before the data are read, so that files that come meanwhile are read again.
     seen = _seen(model, config, given) if follower else None
     viewer = open_viewer(model, config, given)

@@ -27,6 +27,7 @@ import torch
 from recsuite.checkpoint.chain import chain_at, check_chain, retrying_if_moved
 from recsuite.checkpoint.folder import BEST, best_in, newest_in, seen_in
 from recsuite.checkpoint.format import digest_of_manifest
+from recsuite.checkpoint.origin import ORIGIN, check_origin
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.models.heads import TwoSided
 from recsuite.models.retrieval import InnerProduct, ranked, top_items
@@ -89,17 +90,20 @@ class ServedModel:
         checkpoint: str = BEST,
         data_path: Path | str = "",
         model: ModelMaker | None = None,
+        accept_changed_model: bool = False,
     ) -> ServedModel:
         """Open an export, a checkpoint, a delta with all before it, or the best or latest one of a folder.
 
         model: makes a model of your own, as given to the training; without it, the model of the task.
+        accept_changed_model: True to use it although its source has changed since the training.
         data_path: the data of the training. Features and histories of users and items given by ids come from
         there.
 
         Raises:
-            UserError: when anything that it needs is missing, damaged, or of another run.
+            UserError: when anything that it needs is missing, damaged, or of another run, or if another model
+                wrote it.
         """
-        served = ServedModel(read_settled(folder_at(folder), checkpoint, model))
+        served = ServedModel(read_settled(folder_at(folder), checkpoint, model, accept_changed_model))
         if data_path:
             from recsuite.serving.recommend import tell
 
@@ -342,11 +346,15 @@ class ServedModel:
         """Put the next delta into the model in place; False if it holds that delta already.
 
         Raises:
-            UserError: when it is not the next one of its chain, or damaged; the model is as it was.
+            UserError: when it is not the next one of its chain, damaged, or of another model; this model is
+                as it was.
         """
         delta = folder_at(delta)
         # Read and checked without the lock, while other threads score: this takes longer than applying it.
         while (change := read_change(delta, before := self._snapshot)) is not None:
+            # A training may have been resumed with another source of its model.
+            if change.manifest.about.get(ORIGIN) != before.manifest.about.get(ORIGIN):
+                check_origin(delta, change.manifest, change.head, before.accepts_changed)
             with self._lock:
                 # Another thread may have changed the model first; then read the change again.
                 if self._snapshot is before:
@@ -365,7 +373,7 @@ class Follower:
     """Model that follows a folder of checkpoints while a trainer writes them, see `refresh`.
 
     save_dir: the folder; start: an export to begin with; checkpoint: "best" by validation (the latest one if
-    there is no best one yet) or "latest"; model: makes a model of your own, as for `ServedModel.open`.
+    there is no best one yet) or "latest"; model, accept_changed_model: as for `ServedModel.open`.
 
     Raises:
         UserError: when the first checkpoint is missing or damaged.
@@ -381,17 +389,19 @@ class Follower:
         start: Path | str | None = None,
         checkpoint: str = BEST,
         model: ModelMaker | None = None,
+        accept_changed_model: bool = False,
     ) -> None:
         """Begin with that checkpoint of the folder, or with `start`, such as an export.
 
-        model: see `ServedModel.open`.
+        model, accept_changed_model: see `ServedModel.open`.
 
         Raises:
             UserError: see `ServedModel.open`.
         """
         self.save_dir = folder_at(save_dir)
         self.checkpoint = checkpoint
-        self.model = ServedModel.open(start or self.save_dir, checkpoint, model=model)
+        opened = start or self.save_dir
+        self.model = ServedModel.open(opened, checkpoint, "", model, accept_changed_model)
         # Held while the model may change: a thread that holds it always gets the same model.
         self.changing = threading.Lock()
         self._seen: set[tuple[str, int | str]] = set()
@@ -429,7 +439,8 @@ class Follower:
             # Between two runs.
             return
         chain = chain_at(wanted)
-        newest, follows = check_chain(chain)[-1], self.model.snapshot.follows
+        newest, before = check_chain(chain)[-1], self.model.snapshot
+        follows = before.follows
         # The same base: apply the deltas that the model does not have yet.
         if digest_of_manifest(chain.base) == follows.base_digest:
             # The sequence of deltas is counted from 1.
@@ -438,7 +449,7 @@ class Follower:
         elif newest.run != self.model.run:
             # Before its first validation a new training is worse than the model that is served.
             if newest.progress.epoch > 0 or (newest.progress.is_best and self.checkpoint == BEST):
-                self.model.replace(read_snapshot(chain, self.model.snapshot.maker))
+                self.model.replace(read_snapshot(chain, before.maker, before.accepts_changed))
         # Never an older one: the model may have started from a newer export.
         elif newest.progress.step >= self.model.progress.step:
-            self.model.replace(read_snapshot(chain, self.model.snapshot.maker))
+            self.model.replace(read_snapshot(chain, before.maker, before.accepts_changed))

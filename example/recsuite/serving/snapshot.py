@@ -385,7 +385,7 @@ class Snapshot:
     next delta must have; config: of the training, empty in an export; trained: the folder with that config;
     folder: the folder it was read from; lists: of the index of items that was written with it, or with the
     checkpoint that deltas were applied to; task_name: the --task of the training; maker: makes the model, if
-    it is not the task's.
+    it is not the task's; accepts_changed: see `ServedModel.open`.
     """
 
     folder: Path
@@ -402,6 +402,7 @@ class Snapshot:
     lists: ItemLists | None = None
     task_name: str = "rating"
     maker: ModelMaker | None = None
+    accepts_changed: bool = False
 
     @property
     def task(self) -> WorkerTask:

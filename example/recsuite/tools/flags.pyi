@@ -72,6 +72,7 @@ class Flags(TypedDict, total=False):
     save_dir: str | Path
     warm_start: str
     other_data: bool
+    accept_changed_model: bool
     dump_every: int
     keep: int
     async_dump: bool

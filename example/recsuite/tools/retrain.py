@@ -76,6 +76,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--margin", type=float, default=0.0, help="by how much the new one must be better: 0")
     parser.add_argument("--keep_runs", type=int, default=4, help="runs to keep beside the promoted one: 4")
     parser.add_argument("--warm", action="store_true", help="begin with the rows of the promoted model")
+    help_text = "compare with, and begin with, a model whose source has changed since"
+    parser.add_argument("--accept_changed_model", action="store_true", help=help_text)
     parser.add_argument("--nproc_per_node", default="1", help=argparse.SUPPRESS)
     flags, others = parser.parse_known_args(argv)
     config, given = parse_given(others)
@@ -107,7 +109,7 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
         check_comparable(config, promoted)
         training = [*words, "--dump", "--save_dir", str(run), "--report_dir", str(run / "report")]
         if promoted and flags.warm:
-            training += ["--warm_start", str(promoted)]
+            training += ["--warm_start", str(promoted), *accepting(flags)]
         status = launch(flags, script, training)
         with explained(f"Cannot finish {run}", "call retrain again"):
             check_newest(run)
@@ -185,7 +187,7 @@ def finish(flags: argparse.Namespace, script: str, run: Path, promoted: Path | N
         verdict = {"is_better": True, "reason": "it is the first"}
     else:
         data = data_words(new["config"])
-        test = ["--load", str(promoted), "--other_data", *data]
+        test = ["--load", str(promoted), "--other_data", *data, *accepting(flags)]
         status = launch(flags, script, [*test, "--report_dir", str(run / "before")])
         check_newest(run)
         if status:
@@ -206,6 +208,11 @@ def finish(flags: argparse.Namespace, script: str, run: Path, promoted: Path | N
         say(f"did not promote {run}: {verdict['reason']}; {described(promoted)}")
     remove_old(run.parent, flags.keep_runs)
     return 0
+
+
+def accepting(flags: argparse.Namespace) -> list[str]:
+    """Return the flags of a script that reads the promoted model."""
+    return ["--accept_changed_model"] * flags.accept_changed_model
 
 
 def compare(new: dict[str, Any], old: dict[str, Any], margin: float) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class ShardedModel:
     backward;
     dense_optimizer: of the dense part; head: computes with looked-up rows, without a parallel wrapper;
     row_scale: factor from the contents of the tables to the rows, float32 [], the model's buffer itself;
-    rates: the learning rates in words.
+    rates: the learning rates in words; accepts_changed_model: see the flag.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class ShardedModel:
         rates: str,
     ) -> None:
         self.model, self.optimizer, self.weight_decay = model, optimizer, weight_decay
-        self.rates = rates
+        self.rates, self.accepts_changed_model = rates, False
         # Found once for the whole training: training and restoring change their tensors in place.
         self.tables: dict[str, EmbeddingTable] = embedding_tables(model)
         self.table_optimizer: Any
@@ -322,7 +322,9 @@ def build_train_state(
     model.module.metrics = dict(metrics or {})
     optimizer = make_optimizer(model, config.optimizer, dense)
     rates = describe_rates(tables, optimizer)
-    return ShardedModel(model, optimizer, config.optimizer.weight_decay, tables.name, rates)
+    train_state = ShardedModel(model, optimizer, config.optimizer.weight_decay, tables.name, rates)
+    train_state.accepts_changed_model = config.checkpoint.accept_changed_model
+    return train_state
 
 
 def describe_rates(tables: TableRule, optimizer: CombinedOptimizer) -> str:

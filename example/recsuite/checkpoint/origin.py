@@ -1,0 +1,195 @@
+"""Class of the model that wrote a checkpoint: another one with the same parameters would answer otherwise.
+
+A digest of its syntax tree shows changes of the source, but not of comments, docstrings, annotations and
+formatting. The classes of the library have none: a newer version must read the checkpoints of an older one.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from recsuite.checkpoint.chain import ChoiceError
+from recsuite.checkpoint.format import MANIFEST, Manifest, parsing
+from recsuite.errors import printable
+from recsuite.files import digest_of_bytes, typed
+
+# Key in `Manifest.about`.
+ORIGIN = "model_class"
+# Digests of the models of scripts to the class of the library that computes the same: serve.py answers for
+# example.py. Keep the old digest when that model changes; a test compares the newest.
+TWINS = {"21a5e16136966b87c457b2eefdb949a0": "Interaction"}
+FIX = (
+    "use the script that trained it, or give the function that makes it: ServedModel.open(folder, "
+    "model=make_model), serve.main(model=make_model) or score.main(model=make_model)."
+)
+# Fields of a syntax tree that change no result, or that not every version of Python has.
+OMITTED = ("annotation", "returns", "type_comment", "type_params", "kind", "ctx")
+
+
+@dataclass(frozen=True)
+class ModelOrigin:
+    """Class of a model.
+
+    module, name: of the class; digest: of its source, and of the functions, classes and constants that it
+    uses, "" if they cannot be read, as in a notebook; is_library: True for a class of this library.
+    """
+
+    module: str
+    name: str
+    digest: str
+    is_library: bool
+
+    @property
+    def keys(self) -> set[tuple[str, str]]:
+        """Equal models have one of these in common."""
+        own = {(self.name, "library" if self.is_library and not self.digest else self.digest)}
+        return own | ({(TWINS[self.digest], "library")} if self.digest in TWINS else set())
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+def origin_of(model: Any) -> ModelOrigin:
+    """Return the class of a model, without the wrappers of torch. Not collective."""
+    while type(model).__module__.startswith("torch."):
+        # Of torch.compile, and of DistributedDataParallel.
+        inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+        if not hasattr(inner, "modules"):
+            break
+        model = inner
+    kind = type(model)
+    names, module = _globals_of(kind), kind.__module__
+    if module == "__main__":
+        # The same as when another script imports it.
+        module = getattr(names.get("__spec__"), "name", None) or Path(names.get("__file__") or module).stem
+    # Parts and functions that a script gives to a model are a part of its formula too.
+    given = [each for part in model.modules() for each in (type(part), *vars(part).values())]
+    parts = frozenset(each for each in given if _has_source(each) and _is_own(_globals_of(each)))
+    digest, is_library = "", module.startswith("recsuite.")
+    # An expression may be too long.
+    with contextlib.suppress(RecursionError):
+        digest = _digest_of(parts)
+    return ModelOrigin(printable(module), printable(kind.__qualname__), digest, is_library)
+
+
+def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: bool) -> str:
+    """Refuse another model than the one that wrote a checkpoint. Return a line to print, or "".
+
+    accepts_changed: True to use a model of the same name whose source has changed.
+
+    Raises:
+        UserError: names both, and what to give.
+    """
+    found = manifest.about.get(ORIGIN)
+    if found is None:
+        return f"{folder} was written by an earlier version, which did not record the class of its model"
+    with parsing(f"the class of the model in {folder / MANIFEST}"):
+        theirs = typed(ModelOrigin, found, ORIGIN)
+    ours = origin_of(model)
+    if theirs.keys & ours.keys:
+        return ""
+    if (theirs.name, theirs.is_library) != (ours.name, ours.is_library):
+        fix = "give rs.library_model, or no model=." if theirs.is_library else FIX
+        raise ChoiceError(
+            f"{folder} was trained with the model {theirs}, and this program has {ours}. Fix: {fix}"
+        )
+    # Without a source nothing is known of a change.
+    if not (theirs.digest and ours.digest):
+        return ""
+    if not accepts_changed:
+        raise ChoiceError(
+            f"{folder} was trained with the model {theirs}, and {ours} here has another source. Fix: restore "
+            "that source, or give --accept_changed_model (in Python accept_changed_model=True) if this one "
+            "computes the same."
+        )
+    return f"{folder} was trained with another source of {ours}, accepted by --accept_changed_model"
+
+
+# --- digest of a source ---
+
+
+@functools.lru_cache
+def _digest_of(parts: frozenset[Any]) -> str:
+    """Return the digest of the source of classes and functions; cached: a file may be edited meanwhile."""
+    definitions = functools.cache(_definitions)
+    found: dict[tuple[str, str], list[str]] = {}
+    pending = [(_globals_of(part), part.__qualname__) for part in parts]
+    while pending:
+        names, qualified = pending.pop()
+        # A class in a function is defined by it.
+        place = file, name = names.get("__file__", ""), qualified.partition(".")[0]
+        if place in found or not _is_own(names):
+            continue
+        statements = definitions(file).get(name, [])
+        found[place] = [repr(_tree(each)) for each in statements]
+        # Local variables with the name of a global one too: rather too much than too little.
+        nodes = (node for each in statements for node in ast.walk(each) if isinstance(node, ast.Name))
+        for used in {node.id for node in nodes}:
+            value: Any = names.get(used)
+            if used in definitions(file):
+                pending.append((names, used))
+            elif isinstance(value, ModuleType):
+                pending += [(vars(value), each) for each in definitions(getattr(value, "__file__", "") or "")]
+            elif _has_source(value):
+                pending.append((_globals_of(value), value.__qualname__))
+            elif isinstance(value, (bool, int, float, str)) and used != "__name__":
+                found[place].append(f"{used} = {value!r}")
+    texts = sorted(text for each in found.values() for text in each)
+    return digest_of_bytes("\n".join(texts).encode()) if texts else ""
+
+
+def _has_source(thing: Any) -> bool:
+    return inspect.isclass(thing) or inspect.isfunction(thing)
+
+
+def _globals_of(thing: Any) -> dict[str, Any]:
+    """Return the globals of the module of a class or function; none where they are not known."""
+    # Of its functions first: another module may have taken the name since.
+    for each in (thing, *getattr(thing, "__dict__", {}).values()):
+        names = inspect.unwrap(each).__globals__ if inspect.isfunction(each) else {}
+        if names.get("__name__") == thing.__module__:
+            return names
+    return vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}
+
+
+def _is_own(names: dict[str, Any]) -> bool:
+    """Return True for the globals of a user's file: installed packages change with their versions."""
+    package, file = str(names.get("__name__", "")).partition(".")[0], names.get("__file__")
+    is_installed = {"site-packages", "dist-packages"} & {*Path(file or "").parts}
+    return bool(file) and package not in {"recsuite", *sys.stdlib_module_names} and not is_installed
+
+
+def _definitions(file: str) -> dict[str, list[ast.stmt]]:
+    """Return the statements of a file by the names that they define; none if it cannot be read."""
+    found: dict[str, list[ast.stmt]] = {}
+    try:
+        body = ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return found
+    for statement in body:
+        nodes = [statement] if hasattr(statement, "name") else [*ast.walk(statement)]
+        stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        defined = {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        for name in stored | defined:
+            found.setdefault(name, []).append(statement)
+    return found
+
+
+def _tree(node: Any) -> Any:
+    """Return a syntax tree as lists and texts, without what changes no result."""
+    if isinstance(node, list):
+        # A text alone is a docstring.
+        is_text = (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in node)
+        return [_tree(each) for each, text in zip(node, is_text, strict=True) if not text]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in OMITTED)
+    return [type(node).__name__, *((name, _tree(value)) for name, value in fields if value not in (None, []))]
