@@ -11,7 +11,7 @@ import functools
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,14 @@ FORMATS = {
     **dict.fromkeys((".parquet", ".pq", ".parq"), "parquet"),
     **dict.fromkeys((".arrow", ".feather", ".ipc"), "arrow"),
 }
-COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+COMPRESSIONS = {
+    **{".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"},
+    **{".bz2": "bz2", ".bzip2": "bz2", ".xz": "xz"},
+}
+# Suffixes of packed files that are not unpacked.
+ARCHIVES = {".zip", ".7z", ".rar", ".tar", ".tgz", ".lz4", ".lzma", ".br", ".z", ".sz", ".snappy"}
+# Files that a message lists.
+MOST_LISTED = 5
 # Name of a missing value in a partition.
 MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -83,9 +90,9 @@ MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 class File:
     """File of a table.
 
-    path: as it is opened. format: csv, tsv, jsonl, parquet or arrow. compression: gzip, zstd or empty, by the
-    name. size: in bytes, -1 if a server does not report it. partitions: (column, value) of its folders.
-    encoding, delimiter: of text. columns: their names, if the text has no header.
+    path: as it is opened. format: csv, tsv, jsonl, parquet or arrow. compression: gzip, zstd, bz2, xz or
+    empty, by the name. size: in bytes, -1 if a server does not report it. partitions: (column, value) of its
+    folders. encoding, delimiter: of text. columns: their names, if the text has no header.
     """
 
     # Never shown: an address may hold a password.
@@ -193,7 +200,8 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     files: the section of the schema; its paths are relative to the folder, or to the folder of the file.
 
     Raises:
-        UserError: when there are none, a named one is missing, or one role has files of several formats.
+        UserError: when there are none, a named one is missing, one role has files of several formats, or a
+            table is packed in a way that is not read.
     """
     files, root = files or Files(), str(path)
     if root.startswith("file://"):
@@ -207,27 +215,74 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
         for role, pattern in ((EVENTS, files.events), (USERS, files.users), (ITEMS, files.items))
         if pattern
     }
-    found, ignored = _roles(folder, *_listed(root, is_folder)) if EVENTS not in named else ({}, ())
+    listed, others = _listed(root, is_folder) if EVENTS not in named else ([], [])
+    found, ignored = _roles(folder, listed, others)
     if not is_folder and EVENTS not in named:
         found = {EVENTS: _listed(root, False)[0]}
     # A table that is named for another role is not one of the events.
     taken = {path for role in named for path in named[role]}
     roles = {role: [each for each in paths if each not in taken] for role, paths in found.items()} | named
+    packed = [path for path in ignored if _is_packed_table(path) and os.path.splitext(path)[0] not in listed]
+    if packed:
+        raise UserError(
+            f"Cannot read {packed[0]}: {why_no_table(packed[0])}. Fix: unpack it, or move it to another "
+            f"folder; or name the events to read under [files] in {FILENAME}."
+        )
     if not roles.get(EVENTS):
         raise UserError(
             f"{shown(root)} holds no table of events; give a file or a folder with CSV, TSV, JSON lines, "
-            "Parquet or Arrow files."
+            f"Parquet or Arrow files{_of_others(folder, ignored)}."
         )
     made = {role: _files(folder, role, paths, files) for role, paths in roles.items()}
     left = tuple(sorted({*ignored} - taken))
     return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), left)
 
 
+def why_no_table(path: str) -> str:
+    """Return the reason why a file is not taken for a table by its name; empty if it is taken."""
+    if _is_table(path):
+        return ""
+    end = next((end for end in _ends_of(path) if end in ARCHIVES), "")
+    if end:
+        return f"files of the ending {end} are not unpacked"
+    if _format_of(path):
+        return "it is called like a description"
+    end = "".join(_ends_of(path)[-1:])
+    return f"its ending {end} is none of {', '.join(FORMATS)}" if end else "its name has no ending"
+
+
+def _is_packed_table(path: str) -> bool:
+    """True for a table in an archive, such as ratings.csv.zip."""
+    ends = _ends_of(path)
+    plain = [end for end in ends if end not in ARCHIVES]
+    return plain != ends and _is_table(f"a{''.join(plain)}")
+
+
+def _of_others(folder: str, paths: Sequence[str]) -> str:
+    """Return the files of a folder without tables, each with the reason, and what to write to read one."""
+    if not paths:
+        return ""
+    names = [shown(path.removeprefix(folder).lstrip("/")) for path in paths[:MOST_LISTED]]
+    reasons = zip(names, map(why_no_table, paths), strict=False)
+    listed = "; ".join(f"{printable(name)}: {why}" for name, why in reasons)
+    more = f"; and {len(paths) - MOST_LISTED:,} others" * (len(paths) > MOST_LISTED)
+    text = next(
+        (name for name, path in zip(names, paths, strict=False) if not {*_ends_of(path)} & ARCHIVES), ""
+    )
+    advice = (
+        f'; where {printable(text)} is one of text, rename it, or write events = "{printable(text)}" under '
+        f"[files] of {FILENAME} in that folder"
+    )
+    return f". There are {listed}{more}{advice * bool(text)}"
+
+
 def beside(tables: Tables) -> tuple[File, ...]:
-    """Return the tables of a local folder that were ignored, because another one is called events."""
+    """Return the tables of a local folder that are not read, as another one is called or named events."""
     if is_remote(tables.root):
         return ()
-    return tuple(_file(path, tables.root, Files()) for path in tables.ignored if _is_table(path))
+    read = {os.path.normpath(file.path) for file in tables.files}
+    others = [path for path in _listed(tables.root, True)[0] if os.path.normpath(path) not in read]
+    return tuple(_file(path, tables.root, Files()) for path in others)
 
 
 def unread(tables: Tables) -> list[str]:

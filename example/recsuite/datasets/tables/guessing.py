@@ -56,14 +56,14 @@ ITEM_WORDS = (
     *("item", "product", "sku", "asin", "article", "song", "track", "artist", "book", "isbn", "film"),
     *("movie", "anime", "manga", "episode", "album", "podcast", "beer", "wine", "toy", "joke", "stock"),
     *("video", "game", "recipe", "course", "show", "post", "story", "news", "doc", "document", "listing"),
-    *("business", "restaurant", "hotel", "place", "venue", "app", "ad", "offer", "content", "iid", "pid"),
-    *("goods", "catalogue", "catalog"),
+    *("business", "restaurant", "hotel", "place", "venue", "app", "ad", "offer", "content", "iid"),
+    *("goods", "catalogue", "catalog", "adgroup", "creative", "banner", "pid"),
 )
 RATINGS = ("rating", "ratings", "star", "stars", "score", "overall", "label", "target", "grade", "vote")
 ANSWERS = (
     *("click", "clicked", "clicks", "purchased", "purchase", "bought", "converted", "conversion", "like"),
     *("liked", "watched", "played", "read", "ordered", "response", "interaction", "feedback"),
-    *("recommended", "recommends"),
+    *("recommended", "recommends", "clk"),
 )
 COUNTS = ("count", "counts", "plays", "playcount", "listens", "views", "times", "quantity", "qty")
 # Names that are always counts of events, never quantities bought.
@@ -75,7 +75,7 @@ OUTCOMES = (
     *("review", "reviews", "votes", "likes", "liked", "upvotes", "helpful", "useful", "funny", "cool"),
     *("view", "viewed", "watch", "dwell", "play", "follow", "share", "comment", "forward", "hate", "buy"),
     *("sales", "sold", "returned", "refund", "recommended", "favorites", "favourites", "members", "fans"),
-    *("followers", "subscribers", "compliment", "popularity", "conversions", "completion", "rank"),
+    *("followers", "subscribers", "compliment", "popularity", "conversions", "completion", "rank", "nonclk"),
 )
 # Labels whose name is also the noun for an event.
 NOUNS = ("rating", "ratings", "score", "grade", "vote")
@@ -260,18 +260,33 @@ class Content:
 
 
 def contents_of(table: pa.Table) -> dict[str, Content]:
-    """Return the content of each column of a sample whose name a schema can hold."""
+    """Return the content of each column of a sample whose name a schema can hold.
+
+    The metadata of the sample may have types of columns, as RecBole writes them into the header.
+    """
+    types = {name.decode(): each.decode() for name, each in (table.schema.metadata or {}).items()}
     return {
-        name: content_of(name, table[name])
+        name: _typed(content_of(name, table[name]), types.get(name, ""))
         for name in table.column_names
         if can_be_named(f"{name}{LONGEST_CALL}") and name
     }
 
 
+def _typed(content: Content, kind: str) -> Content:
+    """Return the content of a column whose file names its type; a label stays a number."""
+    if kind == "token_seq":
+        return replace(content, kind="list", separator=" ")
+    if kind == "float_seq":
+        lengths = {float(len(text.split())) for text in content.texts}
+        return replace(content, kind="vector", numbers=np.array(sorted(lengths)))
+    is_code = kind == "token" and content.kind == "number" and place_of_label(content) is None
+    return replace(content, kind="text") if is_code else content
+
+
 def plain_table(table: pa.Table) -> pa.Table:
     """Return a sample whose texts, numbers and UUIDs have plain types, independent of their storage."""
     columns = [_plain(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
-    return pa.table(columns, names=table.column_names)
+    return pa.table(columns, names=table.column_names, metadata=table.schema.metadata)
 
 
 def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -519,6 +534,9 @@ def title_of(contents: Mapping[str, Content]) -> str:
 SCALES = ((1.0, 5.0), (0.5, 5.0), (0.0, 5.0), (1.0, 10.0), (0.0, 10.0), (1.0, 100.0), (0.0, 100.0))
 # A scale is not guessed if its values reach at most this share of it.
 LEAST_REACH = 0.6
+# Highest value of whole numbers that may be a scale; where on it the most frequent one makes it one, and where
+# this is asked: small counts are more frequent than others.
+LONGEST_SCALE, UPPER_HALF, ABOVE_COUNTS = 10, 0.5, 0.25
 # Counts, unlike scales, have a few values that are many times the median.
 HEAVY = 5
 # Likeness of a column to a label: its name is one of a label; its values are yes or no; its name is one of a
@@ -556,6 +574,11 @@ class ColumnRoles:
     notes: tuple[str, ...] = ()
     of_labels: frozenset[str] = frozenset()
     types: EventTypes | None = None
+
+    @property
+    def has_label(self) -> bool:
+        """True if the events differ in a label or in their types."""
+        return self.label.kind != CLICKS or self.types is not None
 
     @property
     def columns(self) -> set[str]:
@@ -606,13 +629,19 @@ def roles_of(
         found = _label_of(contents[label], by_hand)
     else:
         found = _label(events, rest, (user, item), by_hand)
+    types = _event_types(rest, given.get("events", {})) if timestamp and not label else None
+    # What a purchase or a view was of: its type tells more than the quantity.
+    if types and not by_hand.get("kind") and has_word(found.column, COUNTS):
+        found = LabelColumn(CLICKS)
+    asked = "" if by_hand or types else _asked_scale(events, found, rest, (user, item))
     rest.pop(found.column, None)
     notes: tuple[str, ...] = ()
     if found.column:
         # A scale or drop written by hand already defines the valid labels.
         is_given = bool({"drop", "lowest", "highest"} & by_hand.keys())
         found, notes = _drop_off_scale(found, contents[found.column], is_given)
-    types = _event_types(rest, given.get("events", {})) if found.kind == CLICKS and timestamp else None
+    types = types if found.kind == CLICKS else None
+    notes = (*notes, *filter(None, [asked]))
     if types and not found.noun:
         found = replace(found, noun="_".join(words_of(types.target)))
     return ColumnRoles(user, item, found, weight, timestamp, notes, of_labels, types)
@@ -808,11 +837,16 @@ def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
     sorted_out = numbers[~np.isin(numbers, values_off_scale(numbers))]
     if kind == YES_NO or (kind is None and _is_answer(numbers)):
         return LabelColumn(YES_NO, name, noun="event")
-    is_count = content.is_whole and (_is_heavy(sorted_out) or has_word(name, (*COUNTS, *ANSWERS)))
+    words = COUNTS if _place_of_mode(numbers) > UPPER_HALF else (*COUNTS, *ANSWERS)
+    is_count = content.is_whole and (_is_heavy(sorted_out) or has_word(name, words))
     if kind == COUNT or (kind is None and is_count and np.mean(numbers < 0) < MOST_RETURNED):
         noun = "" if name in ("plays", "listens", "views", "clicks") else "event"
         return LabelColumn(COUNT, name, liked=1.0, noun=noun)
-    lowest, highest = _scale_of(sorted_out)
+    return _rating_of(name, sorted_out)
+
+
+def _rating_of(name: str, numbers: np.ndarray) -> LabelColumn:
+    lowest, highest = _scale_of(numbers)
     noun = "" if name in NOUNS else "rating"
     return LabelColumn(RATING, name, lowest, highest, lowest + LIKED_SHARE * (highest - lowest), noun)
 
@@ -820,6 +854,50 @@ def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
 def _is_heavy(numbers: np.ndarray) -> bool:
     """True if whole numbers are counts: a few are many times the median."""
     return bool(numbers.min() >= 1 and numbers.max() > max(10, HEAVY * np.median(numbers)))
+
+
+def _place_of_mode(numbers: np.ndarray) -> float:
+    """Return the place of the most frequent value on its scale, from 0 to 1; 0 for no whole numbers up to 10."""
+    values, counts = np.unique(numbers, return_counts=True)
+    if len(values) < 3 or values[0] < 0 or values[-1] > LONGEST_SCALE or np.any(values % 1):
+        return 0.0
+    lowest, highest = _scale_of(values)
+    return float((values[counts.argmax()] - lowest) / (highest - lowest))
+
+
+def _asked_scale(
+    events: pa.Table, label: LabelColumn, contents: Mapping[str, Content], owners: Sequence[str]
+) -> str:
+    """Return a note on a column that may be a scale, though its name does not say so, with what to write."""
+    name = label.column
+    if not name:
+        found = (
+            each
+            for each, content in contents.items()
+            if content.kind == "number" and content.distinct <= LONGEST_SCALE + 1
+            if _place_of_mode(content.numbers) > UPPER_HALF
+            if not has_word(each, (*CODES, *COUNTS))
+            if not any(is_constant(events, each, of) for of in owners)
+        )
+        name = next(found, "")
+    elif has_word(name, (*RATINGS, *COUNTS)) or _place_of_mode(contents[name].numbers) <= ABOVE_COUNTS:
+        name = ""
+    if not name:
+        return ""
+    scale = _rating_of(name, contents[name].numbers)
+    asked = (
+        f'kind = "rating", column = {toml_of(name)}, lowest = {scale.lowest:g}, highest = {scale.highest:g} '
+        f"and liked = {scale.liked:g}"
+    )
+    taken, other, line = "counts", "they are a scale", asked
+    if label.kind == RATING:
+        taken, other, line = "a scale", "they count events", 'kind = "count" and liked = 1'
+    elif label.kind == CLICKS:
+        taken = "no label"
+    return (
+        f"the column {printable(name[:40])} has whole numbers as a scale has, and is taken as {taken}; where "
+        f"{other}, write {line} under [label]"
+    )
 
 
 def values_off_scale(numbers: np.ndarray) -> list[float]:

@@ -5,14 +5,13 @@ The files of events, users and items in a folder are guessed too.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,9 @@ from recsuite.datasets.tables.files import (
     is_remote,
     schema_path,
     stem_of,
+    why_no_table,
 )
-from recsuite.datasets.tables.formats import first_rows
+from recsuite.datasets.tables.formats import first_rows, shared_headers
 from recsuite.datasets.tables.guessing import (
     ITEM_WORDS,
     LABELS,
@@ -46,6 +46,8 @@ from recsuite.datasets.tables.guessing import (
 )
 from recsuite.datasets.tables.schema_file import (
     EVENTS,
+    ITEMS,
+    USERS,
     Files,
     IncompleteSchemaError,
     SkippedColumn,
@@ -72,31 +74,41 @@ ROWS_OF_EACH_FILE = 2_000
 # Words in the names of tables of events.
 EVENT_WORDS = (*LABELS, "event", "interaction", "transaction", "review", "order", "log", "behavior")
 
+# Keys of [files] with the names of columns.
+COLUMNS = {EVENTS: "columns", USERS: "user_columns", ITEMS: "item_columns"}
+
 # Files of one table.
 TableFiles = tuple[File, ...]
 
 
-def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()) -> tuple[Files, list[str]]:
-    """Return the section that names the tables of a folder, and notes on other files that may be the events.
+def files_of(
+    tables: Tables, is_named: bool = False, others: Sequence[File] = ()
+) -> tuple[Files, list[str], dict[str, str]]:
+    """Return the section that names the tables of a folder, notes on it, and reasons for tables not named.
 
-    It is the default section if all tables have the same columns.
+    It is the default section if all tables have the same columns. The notes are on other tables that may be
+    the events; the reasons are by the names of files.
 
     is_named: true if a schema names columns of users or items. others: tables beside the events it names.
 
     Raises:
         UserError: for a file that cannot be read, and where no table has users and items.
     """
+    is_chosen = bool(others)
     others = others or (beside(tables) if len(tables.events) == 1 else ())
     if len(tables.events) + len(others) < 2 or any(file.partitions for file in (*tables.events, *others)):
-        return Files(), []
+        return Files(), [], {}
     parts = _tables_of(tables.events)
     samples = {part: plain_table(first_rows(part, ROWS_OF_EACH_FILE)) for part in parts}
-    samples.update(_readable(_tables_of(others)))
-    roles = {part: found for part in parts if (found := _roles(samples[part]))}
+    found, reasons = _readable(_tables_of(others))
+    samples.update(found)
+    roles = {part: found for part in samples if (found := _roles(samples[part]))}
     is_one = len({frozenset(sample.column_names) for sample in samples.values()}) == 1
-    if not 2 <= len(samples) <= MOST_TABLES or (not roles and (is_one or is_named)):
-        return Files(), []
-    if not roles:
+    # Where the name of one says that it has the events, the others have none.
+    may_be = [part for part in roles if part in parts or not others]
+    if not 2 <= len(samples) <= MOST_TABLES or (not may_be and (is_one or is_named or roles)):
+        return Files(), [], reasons
+    if not may_be:
         listed = [
             f"{_named(tables, part)} has {', '.join(samples[part].column_names[:5])}" for part in samples
         ]
@@ -108,24 +120,42 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
     called = {part: has_thing(Path(part[0].name).stem, EVENT_WORDS) for part in roles}
     # Files with the same columns and neutral names are all equal; none is preferred.
     if is_one and not any(called.values()):
-        return Files(), []
-    events = max(roles, key=lambda part: (called[part], sum(file.size for file in part), part[0].name))
+        return Files(), [], reasons
     # A table of users or items may have columns named after both, but its rows do not repeat them.
-    candidates = [part for part in roles if part is not events and _comes_again(samples[part], roles[part])]
-    notes = [_of_candidates(tables, events, candidates)] if candidates else []
+    again = [part for part in roles if _comes_again(samples[part], roles[part])]
+    events = max(
+        may_be,
+        key=lambda part: (
+            called[part],
+            part in again and roles[part].has_label,
+            sum(file.size for file in part),
+            part[0].name,
+        ),
+    )
+    candidates = [part for part in again if part is not events]
+    notes = [_of_candidates(tables, events, candidates)] if candidates and not is_chosen else []
     rest = {part: sample for part, sample in samples.items() if part not in (events, *candidates)}
     contents = contents_of(samples[events])
     user, item = contents[roles[events].user], contents[roles[events].item]
+    for part, sample in samples.items():
+        has = [of for of, ids in (("users", user), ("items", item)) if _has_column(sample, ids.name)]
+        why = f"it has {' and '.join(has)} too" if has else "it holds neither events, users nor items"
+        reasons |= {file.name: why for file in part}
     items = None if tables.items else _own_table(rest, item, user.name, ITEM_WORDS)
     # A table is of users or of items, not both.
     rest = {part: sample for part, sample in rest.items() if part is not items}
     users = None if tables.users else _own_table(rest, user, item.name, USER_WORDS)
     if others:
         # Files with the default names need no entry.
-        return Files("", _named(tables, users), _named(tables, items)), notes
+        return Files("", _named(tables, users), _named(tables, items)), notes, reasons
     # If the section names the events, it must name all tables: no others are searched for.
     users, items = users or tables.users or None, items or tables.items or None
-    return Files(_named(tables, events, grows=True), _named(tables, users), _named(tables, items)), notes
+    named = Files(_named(tables, events, grows=True), _named(tables, users), _named(tables, items))
+    return named, notes, reasons
+
+
+def _has_column(sample: pa.Table, name: str) -> bool:
+    return any(is_same_name(each, name) for each in sample.column_names)
 
 
 def _tables_of(files: Sequence[File]) -> list[TableFiles]:
@@ -147,8 +177,8 @@ def _of_candidates(tables: Tables, events: TableFiles, candidates: Sequence[Tabl
     lines = " or ".join(f'events = "{name}"' for name in others)
     return (
         f"{_named(tables, events)} is read as the events; {' and '.join(others)} "
-        f"{'has' if len(candidates) == 1 else 'have'} users and items too: write {lines} under [files] of "
-        "schema.toml to read that instead"
+        f"{'has' if len(candidates) == 1 else 'have'} users and items too: to read that instead, replace all "
+        f"lines of schema.toml by [files] and, below it, {lines}: the rest is then guessed for it"
     )
 
 
@@ -177,13 +207,15 @@ def _named(tables: Tables, part: TableFiles | None, grows: bool = False) -> str:
     return SEVERAL.join(names) if is_wide or not fnmatch.fnmatch(names[0], pattern) else pattern
 
 
-def _readable(parts: Sequence[TableFiles]) -> dict[TableFiles, pa.Table]:
-    """Return the first rows of tables without a known name; tables that cannot be read are skipped."""
-    found = {}
+def _readable(parts: Sequence[TableFiles]) -> tuple[dict[TableFiles, pa.Table], dict[str, str]]:
+    """Return the first rows of tables without a known name, and the reasons why others cannot be read."""
+    found, reasons = {}, {}
     for part in parts:
-        with contextlib.suppress(UserError):
+        try:
             found[part] = plain_table(first_rows(part, ROWS_OF_EACH_FILE))
-    return found
+        except UserError as error:
+            reasons |= dict.fromkeys((file.name for file in part), str(error))
+    return found, reasons
 
 
 def _roles(sample: pa.Table) -> ColumnRoles | None:
@@ -223,7 +255,7 @@ class Proposal:
     """Guessed and written schema.
 
     It has the path, the unused columns, the table to show, sentences on unusual data, and the files that are
-    neither events, users nor items.
+    not read, with the reason for tables that were examined.
     """
 
     path: Path
@@ -233,6 +265,7 @@ class Proposal:
     notes: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     is_completed: bool = False
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def show(self) -> None:
         """Print the table, the sentences on unusual data, and the path of the file to correct."""
@@ -240,7 +273,8 @@ class Proposal:
         for note in self.notes:
             say(note)
         for name in self.unused:
-            say(f"the file {printable(name)} is skipped: it holds neither events, users nor items")
+            why = self.reasons.get(name) or why_no_table(name) or "it is not called events, users or items"
+            say(f"the file {printable(name)} is skipped: {printable(why)}")
         done, rest = ("completed", "; your lines stay") if self.is_completed else ("wrote", "")
         say(f"{done} {printable(self.path)} from the first rows{rest}; correct there what is wrong")
 
@@ -265,14 +299,22 @@ def propose(path: str | Path) -> Proposal:
                 "another one guessed."
             )
     tables = find_tables(path, Files(**given.get("files", {})))
-    others: list[File] = []
-    if given.get("files", {}).get("events") and Path(path).is_dir():
-        # Tables of users and items may be in the same folder.
-        named = {file.path for file in tables.files}
-        with suppress(UserError):
-            others = [file for file in find_tables(path).files if file.path not in named]
-    files, notes = _files(path, tables, bool({"user", "item"} & given.keys()), others)
+    # Tables of users and items may be in the same folder as the named events.
+    others = beside(tables) if given.get("files", {}).get("events") and Path(path).is_dir() else ()
+    headers = {
+        path: names for files in tables.roles.values() for path, names in shared_headers(files).items()
+    }
+    tables = replace(tables, **{role: _with_names(files, headers) for role, files in tables.roles.items()})
+    files, notes, reasons = _files(path, tables, bool({"user", "item"} & given.keys()), others)
     files = replace(files, **given.get("files", {}))
+    for role, key in COLUMNS.items():
+        for file in find_tables(path, files).roles[role]:
+            if file.path in headers:
+                files = replace(files, **{key: headers[file.path]})
+                notes.append(
+                    f"{file}, line 1 has no names of columns: those of the other files count for it, and are "
+                    f"written as {key} under [files]"
+                )
     chosen = find_tables(path, files)
     samples = {role: first_rows(files, SAMPLED_ROWS) for role, files in chosen.roles.items() if files}
     # A guess cannot work around a missing column that was written by hand.
@@ -293,14 +335,21 @@ def propose(path: str | Path) -> Proposal:
     read = {file.name for file in chosen.files}
     unused = [name for name in (*tables.ignored, *(file.name for file in tables.files)) if name not in read]
     overview = describe(schema, samples, left_out)
-    return Proposal(written, schema, left_out, overview, (*notes, *of_columns), tuple(unused), is_begun)
+    notes += of_columns
+    return Proposal(written, schema, left_out, overview, tuple(notes), tuple(unused), is_begun, reasons)
+
+
+def _with_names(files: Sequence[File], headers: Mapping[str, tuple[str, ...]]) -> TableFiles:
+    return tuple(replace(file, columns=headers.get(file.path, file.columns)) for file in files)
 
 
 def _files(
     path: str | Path, tables: Tables, is_named: bool, others: Sequence[File]
-) -> tuple[Files, list[str]]:
-    """Return the section that finds the files of the path from the folder of the schema."""
+) -> tuple[Files, list[str], dict[str, str]]:
+    """Return the section that finds the files of the path from the folder of the schema; see `files_of`."""
     if is_remote(str(path)):
-        return Files(events=str(path)), []
+        return Files(events=str(path)), [], {}
     # The files of a folder are found again, also those that are added later.
-    return files_of(tables, is_named, others) if Path(path).is_dir() else (Files(events=Path(path).name), [])
+    if Path(path).is_dir():
+        return files_of(tables, is_named, others)
+    return Files(events=Path(path).name), [], {}
