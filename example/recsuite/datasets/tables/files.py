@@ -218,16 +218,17 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     listed, others = _listed(root, is_folder) if EVENTS not in named else ([], [])
     found, ignored = _roles(folder, listed, others)
     if not is_folder and EVENTS not in named:
-        found = {EVENTS: _listed(root, False)[0]}
+        found = {EVENTS: listed}
     # A table that is named for another role is not one of the events.
     taken = {path for role in named for path in named[role]}
     roles = {role: [each for each in paths if each not in taken] for role, paths in found.items()} | named
-    packed = [path for path in ignored if _is_packed_table(path) and os.path.splitext(path)[0] not in listed]
-    if packed:
-        raise UserError(
-            f"Cannot read {packed[0]}: {why_no_table(packed[0])}. Fix: unpack it, or move it to another "
-            f"folder; or name the events to read under [files] in {FILENAME}."
-        )
+    for name, end in map(os.path.splitext, ignored):
+        # A table in an archive, which is not there beside it too.
+        if end.lower() in ARCHIVES and _is_table(name) and name not in listed:
+            raise UserError(
+                f"Cannot read {name}{end}: {why_no_table(end)}. Fix: unpack it, move it to another folder, "
+                f"or name the events to read under [files] of {FILENAME}."
+            )
     if not roles.get(EVENTS):
         raise UserError(
             f"{shown(root)} holds no table of events; give a file or a folder with CSV, TSV, JSON lines, "
@@ -240,45 +241,28 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
 
 def why_no_table(path: str) -> str:
     """Return the reason why a file is not taken for a table by its name; empty if it is taken."""
-    if _is_table(path):
-        return ""
-    end = next((end for end in _ends_of(path) if end in ARCHIVES), "")
-    if end:
-        return f"files of the ending {end} are not unpacked"
+    ends = _ends_of(path) or ["(none)"]
+    if packed := [end for end in ends if end in ARCHIVES]:
+        return f"files of the ending {packed[0]} are not unpacked"
     if _format_of(path):
-        return "it is called like a description"
-    end = "".join(_ends_of(path)[-1:])
-    return f"its ending {end} is none of {', '.join(FORMATS)}" if end else "its name has no ending"
-
-
-def _is_packed_table(path: str) -> bool:
-    """True for a table in an archive, such as ratings.csv.zip."""
-    ends = _ends_of(path)
-    plain = [end for end in ends if end not in ARCHIVES]
-    return plain != ends and _is_table(f"a{''.join(plain)}")
+        return "" if _is_table(path) else "it is called like a description"
+    return f"the ending {ends[-1]} is none of a table"
 
 
 def _of_others(folder: str, paths: Sequence[str]) -> str:
     """Return the files of a folder without tables, each with the reason, and what to write to read one."""
-    if not paths:
-        return ""
-    names = [shown(path.removeprefix(folder).lstrip("/")) for path in paths[:MOST_LISTED]]
-    reasons = zip(names, map(why_no_table, paths), strict=False)
-    listed = "; ".join(f"{printable(name)}: {why}" for name, why in reasons)
-    more = f"; and {len(paths) - MOST_LISTED:,} others" * (len(paths) > MOST_LISTED)
-    text = next(
-        (name for name, path in zip(names, paths, strict=False) if not {*_ends_of(path)} & ARCHIVES), ""
+    names = {path: path.removeprefix(folder).lstrip("/") for path in paths[:MOST_LISTED]}
+    texts = [name for path, name in names.items() if not {*_ends_of(path)} & ARCHIVES]
+    fix = (
+        f'call a text .csv, or write events = "{texts[0]}" under [files] of {FILENAME}' if texts else "unpack"
     )
-    advice = (
-        f'; where {printable(text)} is one of text, rename it, or write events = "{printable(text)}" under '
-        f"[files] of {FILENAME} in that folder"
-    )
-    return f". There are {listed}{more}{advice * bool(text)}"
+    listed = "; ".join(f"{name}: {why_no_table(path)}" for path, name in names.items())
+    return f". It holds {listed}{'; ...' * (len(paths) > MOST_LISTED)}. Fix: {fix}" if paths else ""
 
 
 def beside(tables: Tables) -> tuple[File, ...]:
     """Return the tables of a local folder that are not read, as another one is called or named events."""
-    if is_remote(tables.root):
+    if is_remote(tables.root) or not os.path.isdir(tables.root):
         return ()
     read = {os.path.normpath(file.path) for file in tables.files}
     others = [path for path in _listed(tables.root, True)[0] if os.path.normpath(path) not in read]
@@ -287,18 +271,17 @@ def beside(tables: Tables) -> tuple[File, ...]:
 
 def unread(tables: Tables) -> list[str]:
     """Return the files of a local folder that are called like those of the events, but are not read."""
-    if is_remote(tables.root) or not os.path.isdir(tables.root):
-        return []
-    read = {os.path.normpath(file.path) for file in tables.files}
-    alike = {
-        (os.path.dirname(path), stem_of(path)) for path in (os.path.normpath(f.path) for f in tables.events)
-    }
+    alike = {_likeness(file.path) for file in tables.events}
     # A schema that names its files need not allow all others to be listed.
     with contextlib.suppress(UserError):
-        others = sorted({*map(os.path.normpath, _listed(tables.root, True)[0])} - read)
-        found = [path for path in others if (os.path.dirname(path), stem_of(path)) in alike]
+        found = [file.path for file in beside(tables) if _likeness(file.path) in alike]
         return [os.path.relpath(path, tables.root) for path in found]
     return []
+
+
+def _likeness(path: str) -> tuple[str, str]:
+    """Return what all files of a table have in common: their folder and the words of their names."""
+    return os.path.dirname(os.path.normpath(path)), stem_of(path)
 
 
 def split_part(name: str) -> str:

@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -176,8 +176,6 @@ FOREIGN = {
 # Encodings that a schema.toml may name; the most common besides UTF-8 first.
 ENCODINGS = ("latin-1", "utf-16", "utf-8")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
-
 DAMAGE = (MemoryError, OverflowError, lzma.LZMAError)
 
 
@@ -424,7 +422,7 @@ class Delimited(TextReader):
             )
         # Arrow refuses a file with only a header.
         self._has_rows = bool(second) or not self._has_header
-        if not file.columns and is_data(rows):
+        if not file.columns and is_data(first, second):
             message = _of_data(file, [*islice(_rows(head, self._mark), NAMED_ROWS)], self._mark)
             raise NoHeaderError(message, first)
         self.first_row = second
@@ -989,27 +987,29 @@ def _sampled(files: Sequence[File]) -> list[File]:
     return [files[place] for place in sorted(places)]
 
 
-def shared_headers(files: Sequence[File]) -> dict[str, tuple[str, ...]]:
-    """Return the columns of files without a line of names by their paths: those of the other files.
+def headed(files: tuple[File, ...]) -> tuple[File, ...]:
+    """Return the files of a table; those without a line of names have the columns of the others.
 
     Only one header has as many columns, of the same kinds. Files are examined as in `names_in`.
     """
-    headers, without = {}, {}
-    for file in _sampled(files) if len(files) > 1 else ():
-        try:
-            with opened(file) as source:
-                if isinstance(source, Delimited) and not file.columns:
-                    headers[tuple(source.names)] = source.first_row
-        except NoHeaderError as error:
-            without[file.path] = error.row
-        except UserError:
-            # Reading its rows refuses it.
-            continue
+    if len(files) < 2 or not files[0].is_text or files[0].columns:
+        return files
+    headers: dict[tuple[str, ...], list[str]] = {}
+    without: dict[File, Sequence[str]] = {}
+    for file in _sampled(files):
+        # Reading the rows of a damaged one refuses it.
+        with contextlib.suppress(UserError):
+            try:
+                with opened(file) as source:
+                    if isinstance(source, Delimited):
+                        headers[tuple(source.names)] = source.first_row
+            except NoHeaderError as error:
+                without[file] = error.row
     found = {}
-    for path, row in without.items():
+    for file, row in without.items():
         fitting = [names for names, first in headers.items() if are_alike(row, first)]
-        found |= {path: fitting[0]} if len(fitting) == 1 else {}
-    return found
+        found[file] = replace(file, columns=fitting[0]) if len(fitting) == 1 else file
+    return tuple(found.get(file, file) for file in files)
 
 
 def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:

@@ -534,8 +534,8 @@ def title_of(contents: Mapping[str, Content]) -> str:
 SCALES = ((1.0, 5.0), (0.5, 5.0), (0.0, 5.0), (1.0, 10.0), (0.0, 10.0), (1.0, 100.0), (0.0, 100.0))
 # A scale is not guessed if its values reach at most this share of it.
 LEAST_REACH = 0.6
-# Highest value of whole numbers that may be a scale; where on it the most frequent one makes it one, and where
-# this is asked: small counts are more frequent than others.
+# Highest value of whole numbers that may be a scale; from where on it the most frequent one tells that they
+# are no counts, and that they may be none.
 LONGEST_SCALE, UPPER_HALF, ABOVE_COUNTS = 10, 0.5, 0.25
 # Counts, unlike scales, have a few values that are many times the median.
 HEAVY = 5
@@ -629,19 +629,17 @@ def roles_of(
         found = _label_of(contents[label], by_hand)
     else:
         found = _label(events, rest, (user, item), by_hand)
-    types = _event_types(rest, given.get("events", {})) if timestamp and not label else None
-    # What a purchase or a view was of: its type tells more than the quantity.
-    if types and not by_hand.get("kind") and has_word(found.column, COUNTS):
+    types = _event_types(rest, given.get("events", {})) if timestamp else None
+    # The quantity of a view and of a purchase mean different things.
+    if types and not (label or by_hand.get("kind")) and has_word(found.column, COUNTS):
         found = LabelColumn(CLICKS)
-    asked = "" if by_hand or types else _asked_scale(events, found, rest, (user, item))
-    rest.pop(found.column, None)
-    notes: tuple[str, ...] = ()
+    types = types if found.kind == CLICKS else None
+    notes = () if by_hand or types else _asked_scale(events, found, rest, (user, item))
     if found.column:
         # A scale or drop written by hand already defines the valid labels.
         is_given = bool({"drop", "lowest", "highest"} & by_hand.keys())
-        found, notes = _drop_off_scale(found, contents[found.column], is_given)
-    types = types if found.kind == CLICKS else None
-    notes = (*notes, *filter(None, [asked]))
+        found, of_drop = _drop_off_scale(found, contents[found.column], is_given)
+        notes = (*of_drop, *notes)
     if types and not found.noun:
         found = replace(found, noun="_".join(words_of(types.target)))
     return ColumnRoles(user, item, found, weight, timestamp, notes, of_labels, types)
@@ -721,7 +719,7 @@ def _unrecognised(contents: Mapping[str, Content], user: str, item: str) -> User
     return UserError(
         f"Cannot find the ids of {' and '.join(f'{role}s' for role in lacking)} among "
         f"{counted(len(names), 'column')}: {listed}; write a schema.toml beside the data with the lines "
-        f"{written}; what it does not say is guessed."
+        f"{written}; what it does not say is guessed; where these are values, add a first line of names."
     )
 
 
@@ -837,7 +835,7 @@ def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
     sorted_out = numbers[~np.isin(numbers, values_off_scale(numbers))]
     if kind == YES_NO or (kind is None and _is_answer(numbers)):
         return LabelColumn(YES_NO, name, noun="event")
-    words = COUNTS if _place_of_mode(numbers) > UPPER_HALF else (*COUNTS, *ANSWERS)
+    words = COUNTS if _place_of_mode(content) > UPPER_HALF else (*COUNTS, *ANSWERS)
     is_count = content.is_whole and (_is_heavy(sorted_out) or has_word(name, words))
     if kind == COUNT or (kind is None and is_count and np.mean(numbers < 0) < MOST_RETURNED):
         noun = "" if name in ("plays", "listens", "views", "clicks") else "event"
@@ -856,48 +854,33 @@ def _is_heavy(numbers: np.ndarray) -> bool:
     return bool(numbers.min() >= 1 and numbers.max() > max(10, HEAVY * np.median(numbers)))
 
 
-def _place_of_mode(numbers: np.ndarray) -> float:
-    """Return the place of the most frequent value on its scale, from 0 to 1; 0 for no whole numbers up to 10."""
-    values, counts = np.unique(numbers, return_counts=True)
-    if len(values) < 3 or values[0] < 0 or values[-1] > LONGEST_SCALE or np.any(values % 1):
+def _place_of_mode(content: Content) -> float:
+    """Return the place of the most frequent value on its scale, from 0 to 1; 0 for no small wholes."""
+    if content.kind != "number" or not content.is_whole or not 2 < content.distinct <= LONGEST_SCALE + 1:
         return 0.0
+    values, counts = np.unique(content.numbers, return_counts=True)
     lowest, highest = _scale_of(values)
-    return float((values[counts.argmax()] - lowest) / (highest - lowest))
+    place = (values[counts.argmax()] - lowest) / (highest - lowest)
+    return float(place) if values[0] >= 0 and values[-1] <= LONGEST_SCALE else 0.0
 
 
 def _asked_scale(
     events: pa.Table, label: LabelColumn, contents: Mapping[str, Content], owners: Sequence[str]
-) -> str:
+) -> tuple[str, ...]:
     """Return a note on a column that may be a scale, though its name does not say so, with what to write."""
-    name = label.column
-    if not name:
-        found = (
-            each
-            for each, content in contents.items()
-            if content.kind == "number" and content.distinct <= LONGEST_SCALE + 1
-            if _place_of_mode(content.numbers) > UPPER_HALF
-            if not has_word(each, (*CODES, *COUNTS))
-            if not any(is_constant(events, each, of) for of in owners)
-        )
-        name = next(found, "")
-    elif has_word(name, (*RATINGS, *COUNTS)) or _place_of_mode(contents[name].numbers) <= ABOVE_COUNTS:
-        name = ""
-    if not name:
-        return ""
-    scale = _rating_of(name, contents[name].numbers)
-    asked = (
-        f'kind = "rating", column = {toml_of(name)}, lowest = {scale.lowest:g}, highest = {scale.highest:g} '
-        f"and liked = {scale.liked:g}"
-    )
-    taken, other, line = "counts", "they are a scale", asked
-    if label.kind == RATING:
-        taken, other, line = "a scale", "they count events", 'kind = "count" and liked = 1'
-    elif label.kind == CLICKS:
-        taken = "no label"
-    return (
-        f"the column {printable(name[:40])} has whole numbers as a scale has, and is taken as {taken}; where "
-        f"{other}, write {line} under [label]"
-    )
+    least = {label.column: ABOVE_COUNTS} if label.column else dict.fromkeys(contents, UPPER_HALF)
+    for name, place in least.items():
+        if has_word(name, (*RATINGS, *COUNTS, *CODES)) or _place_of_mode(contents[name]) <= place:
+            continue
+        if not any(is_constant(events, name, of) for of in owners):
+            scale = _rating_of(name, contents[name].numbers)
+            lines = f"lowest = {scale.lowest:g}, highest = {scale.highest:g} and liked = {scale.liked:g}"
+            column = f"column = {toml_of(name)}"
+            return (
+                f"the column {printable(name[:40])} may be a scale, or count events: write under [label] "
+                f'kind = "rating", {column}, {lines}, or else kind = "count", {column} and liked = 1',
+            )
+    return ()
 
 
 def values_off_scale(numbers: np.ndarray) -> list[float]:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from recsuite.datasets.tables.files import (
     stem_of,
     why_no_table,
 )
-from recsuite.datasets.tables.formats import first_rows, shared_headers
+from recsuite.datasets.tables.formats import first_rows, headed
 from recsuite.datasets.tables.guessing import (
     ITEM_WORDS,
     LABELS,
@@ -81,13 +81,10 @@ COLUMNS = {EVENTS: "columns", USERS: "user_columns", ITEMS: "item_columns"}
 TableFiles = tuple[File, ...]
 
 
-def files_of(
-    tables: Tables, is_named: bool = False, others: Sequence[File] = ()
-) -> tuple[Files, list[str], dict[str, str]]:
-    """Return the section that names the tables of a folder, notes on it, and reasons for tables not named.
+def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()) -> tuple[Files, list[str]]:
+    """Return the section that names the tables of a folder, and notes on other files that may be the events.
 
-    It is the default section if all tables have the same columns. The notes are on other tables that may be
-    the events; the reasons are by the names of files.
+    It is the default section if all tables have the same columns.
 
     is_named: true if a schema names columns of users or items. others: tables beside the events it names.
 
@@ -97,18 +94,21 @@ def files_of(
     is_chosen = bool(others)
     others = others or (beside(tables) if len(tables.events) == 1 else ())
     if len(tables.events) + len(others) < 2 or any(file.partitions for file in (*tables.events, *others)):
-        return Files(), [], {}
-    parts = _tables_of(tables.events)
+        return Files(), []
+    parts, notes = _tables_of(tables.events), []
     samples = {part: plain_table(first_rows(part, ROWS_OF_EACH_FILE)) for part in parts}
-    found, reasons = _readable(_tables_of(others))
-    samples.update(found)
-    roles = {part: found for part in samples if (found := _roles(samples[part]))}
+    for part in _tables_of(others):
+        try:
+            samples[part] = plain_table(first_rows(part, ROWS_OF_EACH_FILE))
+        except UserError as error:
+            notes.append(f"a table beside the events is not used: {error}")
+    all_roles = {part: found for part in samples if (found := _roles(samples[part]))}
+    # Where the name of a table says that it has the events, the others have none.
+    roles = {part: found for part, found in all_roles.items() if part in parts}
     is_one = len({frozenset(sample.column_names) for sample in samples.values()}) == 1
-    # Where the name of one says that it has the events, the others have none.
-    may_be = [part for part in roles if part in parts or not others]
-    if not 2 <= len(samples) <= MOST_TABLES or (not may_be and (is_one or is_named or roles)):
-        return Files(), [], reasons
-    if not may_be:
+    if not 2 <= len(samples) <= MOST_TABLES or (not roles and (is_one or is_named or all_roles)):
+        return Files(), notes
+    if not roles:
         listed = [
             f"{_named(tables, part)} has {', '.join(samples[part].column_names[:5])}" for part in samples
         ]
@@ -120,42 +120,27 @@ def files_of(
     called = {part: has_thing(Path(part[0].name).stem, EVENT_WORDS) for part in roles}
     # Files with the same columns and neutral names are all equal; none is preferred.
     if is_one and not any(called.values()):
-        return Files(), [], reasons
+        return Files(), notes
     # A table of users or items may have columns named after both, but its rows do not repeat them.
-    again = [part for part in roles if _comes_again(samples[part], roles[part])]
-    events = max(
-        may_be,
-        key=lambda part: (
-            called[part],
-            part in again and roles[part].has_label,
-            sum(file.size for file in part),
-            part[0].name,
-        ),
-    )
+    again = [part for part, found in all_roles.items() if _comes_again(samples[part], found)]
+    labelled = [part for part in again if all_roles[part].has_label]
+    sizes = {part: sum(file.size for file in part) for part in roles}
+    events = max(roles, key=lambda part: (called[part], part in labelled, sizes[part], part[0].name))
     candidates = [part for part in again if part is not events]
-    notes = [_of_candidates(tables, events, candidates)] if candidates and not is_chosen else []
+    notes += [_of_candidates(tables, events, candidates)] if candidates and not is_chosen else []
     rest = {part: sample for part, sample in samples.items() if part not in (events, *candidates)}
     contents = contents_of(samples[events])
     user, item = contents[roles[events].user], contents[roles[events].item]
-    for part, sample in samples.items():
-        has = [of for of, ids in (("users", user), ("items", item)) if _has_column(sample, ids.name)]
-        why = f"it has {' and '.join(has)} too" if has else "it holds neither events, users nor items"
-        reasons |= {file.name: why for file in part}
     items = None if tables.items else _own_table(rest, item, user.name, ITEM_WORDS)
     # A table is of users or of items, not both.
     rest = {part: sample for part, sample in rest.items() if part is not items}
     users = None if tables.users else _own_table(rest, user, item.name, USER_WORDS)
     if others:
         # Files with the default names need no entry.
-        return Files("", _named(tables, users), _named(tables, items)), notes, reasons
+        return Files("", _named(tables, users), _named(tables, items)), notes
     # If the section names the events, it must name all tables: no others are searched for.
     users, items = users or tables.users or None, items or tables.items or None
-    named = Files(_named(tables, events, grows=True), _named(tables, users), _named(tables, items))
-    return named, notes, reasons
-
-
-def _has_column(sample: pa.Table, name: str) -> bool:
-    return any(is_same_name(each, name) for each in sample.column_names)
+    return Files(_named(tables, events, grows=True), _named(tables, users), _named(tables, items)), notes
 
 
 def _tables_of(files: Sequence[File]) -> list[TableFiles]:
@@ -207,17 +192,6 @@ def _named(tables: Tables, part: TableFiles | None, grows: bool = False) -> str:
     return SEVERAL.join(names) if is_wide or not fnmatch.fnmatch(names[0], pattern) else pattern
 
 
-def _readable(parts: Sequence[TableFiles]) -> tuple[dict[TableFiles, pa.Table], dict[str, str]]:
-    """Return the first rows of tables without a known name, and the reasons why others cannot be read."""
-    found, reasons = {}, {}
-    for part in parts:
-        try:
-            found[part] = plain_table(first_rows(part, ROWS_OF_EACH_FILE))
-        except UserError as error:
-            reasons |= dict.fromkeys((file.name for file in part), str(error))
-    return found, reasons
-
-
 def _roles(sample: pa.Table) -> ColumnRoles | None:
     """Return the roles of a table's columns; None without users and items."""
     try:
@@ -255,7 +229,7 @@ class Proposal:
     """Guessed and written schema.
 
     It has the path, the unused columns, the table to show, sentences on unusual data, and the files that are
-    not read, with the reason for tables that were examined.
+    not read.
     """
 
     path: Path
@@ -265,7 +239,6 @@ class Proposal:
     notes: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     is_completed: bool = False
-    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def show(self) -> None:
         """Print the table, the sentences on unusual data, and the path of the file to correct."""
@@ -273,8 +246,8 @@ class Proposal:
         for note in self.notes:
             say(note)
         for name in self.unused:
-            why = self.reasons.get(name) or why_no_table(name) or "it is not called events, users or items"
-            say(f"the file {printable(name)} is skipped: {printable(why)}")
+            why = why_no_table(name) or "it is not taken as events, users or items"
+            say(f"the file {printable(name)} is skipped: {why}")
         done, rest = ("completed", "; your lines stay") if self.is_completed else ("wrote", "")
         say(f"{done} {printable(self.path)} from the first rows{rest}; correct there what is wrong")
 
@@ -301,20 +274,21 @@ def propose(path: str | Path) -> Proposal:
     tables = find_tables(path, Files(**given.get("files", {})))
     # Tables of users and items may be in the same folder as the named events.
     others = beside(tables) if given.get("files", {}).get("events") and Path(path).is_dir() else ()
-    headers = {
-        path: names for files in tables.roles.values() for path, names in shared_headers(files).items()
-    }
-    tables = replace(tables, **{role: _with_names(files, headers) for role, files in tables.roles.items()})
-    files, notes, reasons = _files(path, tables, bool({"user", "item"} & given.keys()), others)
+    tables = replace(
+        tables, events=headed(tables.events), users=headed(tables.users), items=headed(tables.items)
+    )
+    headers = {file.path: file.columns for file in tables.files}
+    files, notes = _files(path, tables, bool({"user", "item"} & given.keys()), others)
     files = replace(files, **given.get("files", {}))
-    for role, key in COLUMNS.items():
-        for file in find_tables(path, files).roles[role]:
-            if file.path in headers:
-                files = replace(files, **{key: headers[file.path]})
+    columns: dict[str, Any] = {}
+    for role, found in find_tables(path, files).roles.items():
+        for file in found:
+            if (names := headers.get(file.path, ())) and not file.columns:
+                columns[COLUMNS[role]] = names
                 notes.append(
-                    f"{file}, line 1 has no names of columns: those of the other files count for it, and are "
-                    f"written as {key} under [files]"
+                    f"{file} has no line with the names of columns: it gets those of the other files"
                 )
+    files = replace(files, **columns)
     chosen = find_tables(path, files)
     samples = {role: first_rows(files, SAMPLED_ROWS) for role, files in chosen.roles.items() if files}
     # A guess cannot work around a missing column that was written by hand.
@@ -335,21 +309,14 @@ def propose(path: str | Path) -> Proposal:
     read = {file.name for file in chosen.files}
     unused = [name for name in (*tables.ignored, *(file.name for file in tables.files)) if name not in read]
     overview = describe(schema, samples, left_out)
-    notes += of_columns
-    return Proposal(written, schema, left_out, overview, tuple(notes), tuple(unused), is_begun, reasons)
-
-
-def _with_names(files: Sequence[File], headers: Mapping[str, tuple[str, ...]]) -> TableFiles:
-    return tuple(replace(file, columns=headers.get(file.path, file.columns)) for file in files)
+    return Proposal(written, schema, left_out, overview, (*notes, *of_columns), tuple(unused), is_begun)
 
 
 def _files(
     path: str | Path, tables: Tables, is_named: bool, others: Sequence[File]
-) -> tuple[Files, list[str], dict[str, str]]:
-    """Return the section that finds the files of the path from the folder of the schema; see `files_of`."""
+) -> tuple[Files, list[str]]:
+    """Return the section that finds the files of the path from the folder of the schema."""
     if is_remote(str(path)):
-        return Files(events=str(path)), [], {}
+        return Files(events=str(path)), []
     # The files of a folder are found again, also those that are added later.
-    if Path(path).is_dir():
-        return files_of(tables, is_named, others)
-    return Files(events=Path(path).name), [], {}
+    return files_of(tables, is_named, others) if Path(path).is_dir() else (Files(events=Path(path).name), [])
