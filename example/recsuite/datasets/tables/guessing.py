@@ -225,7 +225,7 @@ class Content:
     missing. distinct: number of distinct values. numbers: float64, the finite ones of numbers and flags.
     values: the distinct values, in order of appearance. time_format: format of a timestamp, empty if it is
     none; numbers may have one too. separator: between entries of lists in texts. codes: of a column of texts
-    or numbers, see `encoded`.
+    or numbers, see `encoded`. is_amount: true if the file says that it holds numbers.
     """
 
     name: str
@@ -237,6 +237,7 @@ class Content:
     time_format: str = ""
     separator: str = ""
     codes: np.ndarray | None = None
+    is_amount: bool = False
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
@@ -280,7 +281,7 @@ def _typed(content: Content, kind: str) -> Content:
         lengths = {float(len(text.split())) for text in content.texts}
         return replace(content, kind="vector", numbers=np.array(sorted(lengths)))
     is_code = kind == "token" and content.kind == "number" and place_of_label(content) is None
-    return replace(content, kind="text") if is_code else content
+    return replace(content, kind="text" if is_code else content.kind, is_amount=kind == "float")
 
 
 def plain_table(table: pa.Table) -> pa.Table:
@@ -475,8 +476,10 @@ def kind_of(content: Content) -> str:
         return LIST
     if content.kind == "vector":
         return VECTOR
-    if content.kind != "number" or has_word(content.name, CODES):
+    if content.kind != "number" or (has_word(content.name, CODES) and not content.is_amount):
         return CATEGORY
+    if content.is_amount:
+        return NUMBER
     return CATEGORY if content.is_whole and content.distinct <= FEW_NUMBERS else NUMBER
 
 
@@ -715,11 +718,13 @@ def _unrecognised(contents: Mapping[str, Content], user: str, item: str) -> User
     names = [printable(name[:40]) for name in contents]
     listed = ", ".join(names[:MOST_LISTED]) + ", ..." * (len(names) > MOST_LISTED)
     lacking = [role for role, found in (("user", user), ("item", item)) if not found]
+    is_value = any(name in content.texts for name, content in contents.items())
+    values = "; if the first line holds values, as it seems, add one with names before it" * is_value
     written = ", then ".join(f'[{role}] and column = "NAME"' for role in lacking)
     return UserError(
         f"Cannot find the ids of {' and '.join(f'{role}s' for role in lacking)} among "
         f"{counted(len(names), 'column')}: {listed}; write a schema.toml beside the data with the lines "
-        f"{written}; what it does not say is guessed; where these are values, add a first line of names."
+        f"{written}; what it does not say is guessed{values}."
     )
 
 
