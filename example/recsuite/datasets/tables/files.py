@@ -74,12 +74,23 @@ FORMATS = {
     **dict.fromkeys((".parquet", ".pq", ".parq"), "parquet"),
     **dict.fromkeys((".arrow", ".feather", ".ipc"), "arrow"),
 }
-COMPRESSIONS = {
-    **{".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"},
-    **{".bz2": "bz2", ".bzip2": "bz2", ".xz": "xz"},
-}
+COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 # Suffixes of packed files that are not unpacked.
-ARCHIVES = {".zip", ".7z", ".rar", ".tar", ".tgz", ".lz4", ".lzma", ".br", ".z", ".sz", ".snappy"}
+ARCHIVES = {
+    ".bz2",
+    ".bzip2",
+    ".xz",
+    ".lzma",
+    ".zip",
+    ".7z",
+    ".rar",
+    ".tar",
+    ".tgz",
+    ".lz4",
+    ".br",
+    ".z",
+    ".sz",
+}
 # Files that a message lists.
 MOST_LISTED = 5
 # Name of a missing value in a partition.
@@ -90,9 +101,9 @@ MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 class File:
     """File of a table.
 
-    path: as it is opened. format: csv, tsv, jsonl, parquet or arrow. compression: gzip, zstd, bz2, xz or
-    empty, by the name. size: in bytes, -1 if a server does not report it. partitions: (column, value) of its
-    folders. encoding, delimiter: of text. columns: their names, if the text has no header.
+    path: as it is opened. format: csv, tsv, jsonl, parquet or arrow. compression: gzip, zstd or empty, by the
+    name. size: in bytes, -1 if a server does not report it. partitions: (column, value) of its folders.
+    encoding, delimiter: of text. columns: their names, if the text has no header.
     """
 
     # Never shown: an address may hold a password.
@@ -223,11 +234,11 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     taken = {path for role in named for path in named[role]}
     roles = {role: [each for each in paths if each not in taken] for role, paths in found.items()} | named
     for name, end in map(os.path.splitext, ignored):
-        # A table in an archive, which is not there beside it too.
+        # A table that is there only packed.
         if end.lower() in ARCHIVES and _is_table(name) and name not in listed:
             raise UserError(
-                f"Cannot read {name}{end}: {why_no_table(end)}. Fix: unpack it, move it to another folder, "
-                f"or name the events to read under [files] of {FILENAME}."
+                f"Cannot read {name}{end}: {why_no_table(end)}. Fix: unpack it, pack it as .gz, or move "
+                f"it to another folder; or name the events to read under [files] of {FILENAME}."
             )
     if not roles.get(EVENTS):
         raise UserError(

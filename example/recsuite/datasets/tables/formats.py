@@ -12,7 +12,6 @@ import contextlib
 import csv
 import io
 import json
-import lzma
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -163,10 +162,12 @@ def check_names(file: File, names: Sequence[str]) -> None:
 BLOCK_BYTES = 2**20
 # Bytes of a text in which its first line is searched.
 HEAD_BYTES = 2**23
-PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ\0": "xz"}
+PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 # First bytes of files of unsupported formats.
 FOREIGN = {
     b"PK\x03\x04": "a zip archive",
+    b"\xfd7zXZ\x00": "compressed by xz",
+    b"BZh": "compressed by bzip2",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file",
@@ -176,7 +177,6 @@ FOREIGN = {
 # Encodings that a schema.toml may name; the most common besides UTF-8 first.
 ENCODINGS = ("latin-1", "utf-16", "utf-8")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-DAMAGE = (MemoryError, OverflowError, lzma.LZMAError)
 
 
 @contextlib.contextmanager
@@ -190,7 +190,7 @@ def explained_damage(file: File) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (pyarrow.ArrowException, OSError, EOFError, ValueError, *DAMAGE) as error:
+    except (pyarrow.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
         reason = printable(str(error).split("\n")[0].rstrip(".")) or type(error).__name__
         if STRADDLING in reason:
             reason = f"a row has more than {CSV_BLOCK_BYTES // 2**20} MiB, as when a quote is not closed"
@@ -273,8 +273,6 @@ class TextFile:
         self._counted.close()
 
     def _unpacked(self, kind: str) -> Any:
-        if kind == "xz":
-            return lzma.open(self._counted)
         return pyarrow.CompressedInputStream(pyarrow.PythonFile(self._counted, mode="r"), kind)
 
     def _raw_block(self) -> bytes:

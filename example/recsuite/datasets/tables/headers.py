@@ -73,17 +73,22 @@ def suggested(rows: Sequence[Sequence[str]]) -> tuple[list[str], str]:
     if len(ids) > 2:
         # Each row has its own value, as with the ids of events.
         ids = [name for name in ids if rest[name].distinct < rest[name].size]
-    told = "their values do not tell which columns hold users and items: call those user and item"
     if len(ids) == 2:
         names |= dict(zip(ids, ("user", "item"), strict=True))
         grades = [name for name in grades if not any(is_constant(table, name, of) for of in ids)]
-        told = "user and item are guesses by their order: exchange them where they are the other way round"
     # A scale of several values over yes and no.
     grades = [name for name in grades if rest[name].distinct > 2] or grades
     if len(grades) == 1:
         names[grades[0]] = "label" if {*rest[grades[0]].numbers} == {0, 1} else "rating"
-    told += "; call a column to predict rating" * (len(grades) != 1)
-    return [names.get(name, name) for name in table.column_names], told
+    found = [names.get(name, name) for name in table.column_names]
+    guesses = [name for name in found if name in ("user", "item", "rating", "label")]
+    told = [f"{' and '.join(guesses)} are guesses by values and order, so exchange what is wrong"] * bool(
+        guesses
+    )
+    told += ["values do not tell which columns hold users and items: call these user and item"] * (
+        len(ids) != 2
+    )
+    return found, "; ".join([*told, *["call a column to predict rating"] * (len(grades) != 1)])
 
 
 def _are_seconds(content: Content) -> bool:

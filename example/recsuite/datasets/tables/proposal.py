@@ -95,7 +95,8 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
     others = others or (beside(tables) if len(tables.events) == 1 else ())
     if len(tables.events) + len(others) < 2 or any(file.partitions for file in (*tables.events, *others)):
         return Files(), []
-    parts, notes = _tables_of(tables.events), []
+    parts = _tables_of(tables.events)
+    notes: list[str] = []
     samples = {part: plain_table(first_rows(part, ROWS_OF_EACH_FILE)) for part in parts}
     for part in _tables_of(others):
         try:
