@@ -85,7 +85,7 @@ def suggested(rows: Sequence[Sequence[str]]) -> tuple[list[str], str]:
     told = [f"{' and '.join(guesses)} are guesses by values and order, so exchange what is wrong"] * bool(
         guesses
     )
-    told += ["values do not tell which columns hold users and items: call these user and item"] * (
+    told += ["the values do not tell which columns hold users and items: call these user and item"] * (
         len(ids) != 2
     )
     return found, "; ".join([*told, *["call a column to predict rating"] * (len(grades) != 1)])
