@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,45 @@ def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
         digests.add(find_tables(tmp_path).events[0].digest)
         digests.add(find_tables(tmp_path / "a.csv").events[0].digest)
     assert len(digests) == 2
+
+
+def test_files_that_are_no_tables_are_named_with_reasons_and_the_advised_entry_reads_one(
+    tmp_path: Path,
+) -> None:
+    for name in ("train.rating", "u.base", "log", "x.7z", "README.txt"):
+        (tmp_path / name).write_text("user\titem\trating\n1\t2\t3\n4\t5\t1\n")
+    with pytest.raises(UserError, match="holds no table of events") as refused:
+        find_tables(tmp_path)
+    for reason in (
+        "train.rating: the ending .rating is none of",
+        "u.base: the ending .base is none of",
+        "log: the ending (none) is none of",
+        "x.7z: files of the ending .7z are not unpacked",
+        "README.txt: it is called like a description",
+    ):
+        assert reason in str(refused.value)
+    found = re.search(r'events = "(.*?)" under \[files\] of schema.toml', str(refused.value))
+    assert found
+    assert found[1] != "x.7z"
+    (file,) = find_tables(tmp_path, Files(events="train.rating")).events
+    assert first_rows([file], 9).column_names == ["user", "item", "rating"]
+
+
+@pytest.mark.parametrize("name", ["2.csv.bz2", "2.csv.xz", "2.csv.zip", "2.CSV.7z", "items.tsv.lz4"])
+def test_a_table_with_a_compression_that_is_not_read_is_refused_unless_it_lies_there_unpacked(
+    tmp_path: Path, name: str
+) -> None:
+    write(tmp_path / "1.csv", EVENTS)
+    (tmp_path / "data.zip").write_bytes(b"PK")
+    assert find_tables(tmp_path).ignored == (str(tmp_path / "data.zip"),)
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(UserError, match=rf"Cannot read .*{name}: files of the ending .* Fix: unpack it"):
+        find_tables(tmp_path)
+    # Each remedy.
+    assert len(find_tables(tmp_path, Files(events="1.csv")).files) == 1
+    write(tmp_path / name.rpartition(".")[0].replace("CSV", "csv"), EVENTS)
+    (tmp_path / name).rename(tmp_path / name.replace("CSV", "csv"))
+    assert len(find_tables(tmp_path).files) == 2
 
 
 def test_contradictory_files_are_refused_with_one_message(tmp_path: Path) -> None:

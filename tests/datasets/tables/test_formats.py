@@ -6,6 +6,7 @@ import codecs
 import gzip
 import json
 import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,15 @@ def test_after_a_line_too_long_for_a_block_rows_have_their_own_numbers(
         assert [source.number_of(batch, place) for place in range(2)] == [2, 3]
 
 
+def refused_names(file: File) -> tuple[list[str], str]:
+    """The columns that the message for a file without a header advises to write, and the message."""
+    with pytest.raises(UserError, match=r"Line 1 of .* looks like data") as refused, opened(file):
+        pass
+    line = re.search(r"columns = \[.*?\]", str(refused.value))
+    assert line
+    return tomllib.loads(line[0])["columns"], str(refused.value)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -272,12 +282,7 @@ def test_after_a_line_too_long_for_a_block_rows_have_their_own_numbers(
     ],
 )
 def test_the_advice_for_a_file_without_a_header_works(tmp_path: Path, content: str) -> None:
-    file = file_of(tmp_path / "a.csv", content.encode())
-    with pytest.raises(UserError, match=r"Line 1 of .* looks like data") as refused, opened(file):
-        pass
-    line = re.search(r"columns = \[.*?\]", str(refused.value))
-    assert line
-    advised = tomllib.loads(line[0])["columns"]
+    advised, _ = refused_names(file_of(tmp_path / "a.csv", content.encode()))
     assert advised == ["user", "item", "rating", "timestamp"]
     rows, numbers, _ = read(file_of(tmp_path / "a.csv", content.encode(), columns=tuple(advised)))
     assert rows[0] == {"user": "U8", "item": "I7", "rating": "2", "timestamp": "1600000000"}
@@ -285,6 +290,96 @@ def test_the_advice_for_a_file_without_a_header_works(tmp_path: Path, content: s
     short = file_of(tmp_path / "a.csv", content.encode(), columns=("user", "item"))
     with pytest.raises(UserError, match=r"must name each of the 4 columns of .*, and names 2"), opened(short):
         pass
+
+
+# Values of a row, by its number, in columns of every role.
+USER_ID, ITEM_ID, STARS = (
+    (lambda k: k * k % 97),
+    (lambda k: 214_500_000 + k * 7 % 89),
+    (lambda k: k * k % 5 + 1),
+)
+SECONDS, ISO = (
+    (lambda k: 1_600_000_000 + 37 * k),
+    (lambda k: f"2014-04-{1 + k // 40:02}T10:51:{k % 60:02}.277Z"),
+)
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "told"),
+    [
+        (
+            (USER_ID, ISO, ITEM_ID, lambda k: 0),
+            ["user", "timestamp", "item", "column_4"],
+            "user and item are guesses",
+        ),
+        (
+            (lambda k: SECONDS(k) * 1_000, USER_ID, STARS, ITEM_ID),
+            ["timestamp", "user", "rating", "item"],
+            "guesses",
+        ),
+        # The second number is the same for each item.
+        (
+            (USER_ID, ITEM_ID, lambda k: k * 7 % 89 % 9, SECONDS),
+            ["user", "item", "column_3", "timestamp"],
+            "call a column to predict rating",
+        ),
+        (
+            (USER_ID, ITEM_ID, lambda k: k * k % 2, lambda k: 0),
+            ["user", "item", "label", "column_4"],
+            "guesses",
+        ),
+        ((lambda k: k, USER_ID, ITEM_ID, STARS), ["column_1", "user", "item", "rating"], "guesses"),
+        (
+            (USER_ID, lambda k: ("view", "buy")[k % 2], ITEM_ID, lambda k: f"{k % 10 / 2 + 0.5}", SECONDS),
+            ["user", "column_2", "item", "rating", "timestamp"],
+            "guesses",
+        ),
+        # A number may be missing in the first line.
+        (
+            (USER_ID, ITEM_ID, lambda k: STARS(k) if k % 7 else "", SECONDS),
+            ["user", "item", "rating", "timestamp"],
+            "guesses",
+        ),
+        # The session or the user, the user or the item: which is asked.
+        (
+            (lambda k: k // 3, USER_ID, ITEM_ID, SECONDS),
+            ["column_1", "column_2", "column_3", "timestamp"],
+            "do not tell which columns hold users and items",
+        ),
+        ((USER_ID, lambda k: f"{k} {k + 1} 7"), ["column_1", "column_2"], "do not tell which columns"),
+        # Which of two numbers is the time.
+        (
+            (USER_ID, SECONDS, lambda k: SECONDS(k * k % 83), STARS),
+            ["column_1", "column_2", "column_3", "rating"],
+            "",
+        ),
+    ],
+)
+def test_names_for_columns_without_a_header_fit_their_values(
+    tmp_path: Path, columns: Sequence[Callable[[int], object]], names: list[str], told: str
+) -> None:
+    lines = ["\t".join(str(column(k)) for column in columns) for k in range(400)]
+    advised, message = refused_names(file_of(tmp_path / "a.tsv", "\n".join(lines).encode()))
+    assert advised == names
+    assert told in message
+
+
+@pytest.mark.parametrize("header", ["", "user items", "user item item item"])
+@pytest.mark.parametrize("mark", [" ", ",", "\t"])
+def test_lines_of_different_lengths_are_named_with_what_to_write_instead(
+    tmp_path: Path, header: str, mark: str
+) -> None:
+    lists = [[user, *(user * 7 * k % 30 for k in range(1, user * 5 % 11 + 3))] for user in range(1, 60)]
+    lines = [header.replace(" ", mark)] * bool(header) + [mark.join(map(str, each)) for each in lists]
+    with pytest.raises(
+        UserError, match=r"its lines have from \d+ to 1[23] columns, as where a user"
+    ) as refused:
+        read(file_of(tmp_path / "a.txt", "\n".join(lines).encode()))
+    head = re.search("one line for each user and item, below a first line (.*?);", str(refused.value))
+    assert head
+    pairs = "\n".join([head[1], *(f"{user},{item}" for user, *items in lists for item in items)])
+    rows, _, bad = read(file_of(tmp_path / "b.txt", pairs.encode()))
+    assert (len(rows), bad) == (sum(map(len, lists)) - len(lists), [])
 
 
 @pytest.mark.parametrize("header", ["user,item,0,1", "user,2019,2020,2021", "user,item,v1,v2"])

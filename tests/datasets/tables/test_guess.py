@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
 import uuid
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.tables.guessing import (
     AGE_TELLS,
     OF_EVENT,
@@ -22,6 +24,7 @@ from recsuite.datasets.tables.guessing import (
     table_name,
     words_of,
 )
+from recsuite.datasets.tables.proposal import propose
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
     LabelColumn,
@@ -32,8 +35,10 @@ from recsuite.datasets.tables.schema_file import (
     given_in,
     parse_schema,
     text_of,
+    tomllib,
     validate,
 )
+from recsuite.datasets.tables.source import locate
 from recsuite.datasets.tables.values import times
 from recsuite.errors import UserError
 
@@ -677,6 +682,121 @@ def test_names_of_labels_precede_answers_and_these_precede_small_amounts(
     assert (found.schema.label.kind, found.schema.label.column) == labels[0]
     # Nothing else that could be the label is a feature.
     assert {column for _, column in labels[1:]} <= {each.feature.column for each in found.left_out}
+
+
+# Most answers are high on the scale, or in its middle.
+HIGH = np.clip(np.rint(RNG.normal(7, 2, ROWS)), 2, 10).astype(int)
+MIDDLE = np.clip(np.rint(RNG.normal(3, 0.7, ROWS)), 1, 5).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "taken"),
+    [
+        ("Feedback", HIGH, "rating"),
+        ("response", MIDDLE, "count"),
+        ("opinion", HIGH, "clicks"),
+        # Small counts, and names that say what they are.
+        ("interaction", RNG.geometric(0.5, ROWS).clip(1, 10), ""),
+        ("plays", HIGH, ""),
+        ("rating", HIGH, ""),
+        ("size_code", HIGH, ""),
+        # A property of the item.
+        ("age", ITEM % 4 + 7 * (ITEM % 4 > 0), ""),
+    ],
+)
+def test_a_scale_under_another_name_is_asked_about_with_the_lines_for_each_reading(
+    name: str, values: np.ndarray, taken: str
+) -> None:
+    samples = {"events": texts({"user_id": USER, "item_id": ITEM, name: values})}
+    schema, _, notes = guess(samples)
+    asked = [note for note in notes if "may be a scale, or count events" in note]
+    assert len(asked) == bool(taken)
+    for note in asked:
+        assert schema.label.kind == taken
+        assert name in note
+        for kind, lines in zip(("rating", "count"), note.split(", or else "), strict=True):
+            pairs = re.findall(r'\w+ = (?:"[^"]*"|\d[\d.]*)', lines.partition("write under")[2] or lines)
+            # Written into the guessed section, or as the only lines.
+            given = tomllib.loads("[label]\n" + "\n".join(pairs))
+            label = guess(samples, given).schema.label
+            edited = parse_schema(text_of(dataclasses.replace(schema, label=LabelColumn(**given["label"]))))
+            ends = (1.0, 10.0 if values is HIGH else 5.0)
+            for found in (label, edited.label):
+                assert (found.kind, found.column) == (kind, name)
+                assert found.kind == "count" or (found.lowest, found.highest) == ends
+            assert label.liked == edited.label.liked
+
+
+def test_the_type_after_a_name_decides_the_kind_of_a_column(tmp_path: Path) -> None:
+    """The header of RecBole's files; a label stays one."""
+    items = [
+        "item_id:token\tclass:token_seq\tyear:token\tprice:float\tfew:float\tvector:float_seq\ttitle:token_seq"
+    ]
+    shelves = ("Drama War", "Comedy Crime Drama", "War", "")
+    items += [
+        f"{item}\t{shelves[item % 4]}\t{1950 + item % 30}\t{item / 4}\t{item % 3}\t0.5 {item} 1\tThing {item}"
+        for item in range(ITEMS)
+    ]
+    events = ["user_id:token\titem_id:token\trating:token\ttimestamp:float"]
+    events += [f"{u}\t{i}\t{u * i % 5 + 1}\t{t}" for u, i, t in zip(USER, ITEM, SECONDS, strict=True)]
+    (tmp_path / "x.item").write_text("\n".join(items))
+    (tmp_path / "x.inter").write_text("\n".join(events))
+    schema = propose(tmp_path).schema
+    assert {name: each for name, each in schema.features.items() if each.of == "item"} == {
+        "class": FeatureColumn("item", "class", "list", separator=" "),
+        "year": FeatureColumn("item", "year", "category"),
+        "price": FeatureColumn("item", "price", "number"),
+        "few": FeatureColumn("item", "few", "number"),
+        "vector": FeatureColumn("item", "vector", "vector", length=3),
+    }
+    assert (schema.item.title, schema.label.kind, schema.label.column) == ("title", "rating", "rating")
+    found = locate(DataConfig(data_path=str(tmp_path)), tmp_path)
+    assert found.table_schema == schema
+    assert {*np.stack([*found.read().items["vector"]])[:, 0]} == {0.5}
+
+
+def test_texts_in_the_place_of_names_are_said_to_be_values() -> None:
+    columns = {"u0": [f"u{user}" for user in USER], "i0": [f"i{item}" for item in ITEM]}
+    with pytest.raises(UserError, match="if the first line holds values, as it seems, add one with names"):
+        guess({"events": texts(columns)})
+
+
+def test_the_click_on_an_advertisement_is_the_label_and_its_opposite_no_feature() -> None:
+    clicked = RNG.integers(0, 2, ROWS)
+    columns = {"user": USER, "time_stamp": SECONDS, "adgroup_id": ITEM, "pid": [f"43{u % 2}_7" for u in USER]}
+    columns |= {"nonclk": 1 - clicked, "clk": clicked}
+    schema = guessed(columns)
+    assert (schema.user.column, schema.item.column) == ("user", "adgroup_id")
+    assert schema.label == LabelColumn("yes_no", "clk", noun="event")
+    assert "nonclk" not in schema.features
+    assert left_out(columns)["nonclk"] == OUTCOME
+    # Without an advertisement it is a product.
+    assert guessed({"user": USER, "pid": ITEM, "clk": clicked}).item.column == "pid"
+
+
+@pytest.mark.parametrize(
+    "amounts", [USER % 4 + 1, RNG.pareto(1, ROWS).astype(int) + 1, RNG.integers(0, 2, ROWS)]
+)
+def test_types_of_events_are_used_rather_than_a_quantity(amounts: np.ndarray) -> None:
+    types = RNG.choice(["view", "cart", "purchase"], ROWS, p=[0.7, 0.2, 0.1])
+    columns = {
+        "user_id": USER,
+        "item_id": ITEM,
+        "event_type": types,
+        "quantity": amounts,
+        "timestamp": SECONDS,
+    }
+    schema = guessed(columns)
+    assert schema.label == LabelColumn("clicks", noun="purchase")
+    assert schema.events is not None
+    assert (schema.events.type, schema.events.target) == ("event_type", "purchase")
+    assert {*schema.events.context} == {"view", "cart"}
+    assert "quantity" not in schema.features
+    # Written by hand it is the label; and a rating is one beside types.
+    label = guess({"events": texts(columns)}, {"label": {"column": "quantity"}}).schema.label
+    assert label.column == "quantity"
+    rated = guessed(columns | {"stars": RNG.integers(1, 6, ROWS)})
+    assert (rated.label.column, rated.events) == ("stars", None)
 
 
 def test_indices_of_pandas_and_numbers_of_orders_are_skipped() -> None:

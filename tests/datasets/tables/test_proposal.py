@@ -497,6 +497,132 @@ def test_tables_with_other_names_are_no_parts_and_the_advice_for_the_other_one_w
     assert Path(events.path).name == "toy_history.csv"
 
 
+def lines_of(note: str) -> str:
+    """The whole schema.toml that a note on other events advises."""
+    line = re.search(
+        'replace all lines of schema.toml by (\\[files\\]) and, below it, (events = ".*?")', note
+    )
+    assert line
+    return f"{line[1]}\n{line[2]}\n"
+
+
+@pytest.mark.parametrize(
+    ("other", "rated"), [("to_read", "ratings"), ("wishes", "books_of_users"), ("events", "ratings")]
+)
+def test_of_two_tables_of_events_one_with_a_label_is_read_and_the_advice_for_the_other_gives_its_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str, rated: str
+) -> None:
+    pairs = [[each % 59 + 1, each * 7 % 39 + 1] for each in range(900)]
+    write(tmp_path / f"{other}.csv", [["user_id", "book_id"], *pairs, *pairs])
+    write(
+        tmp_path / f"{rated}.csv",
+        [["user_id", "book_id", "rating"], *([*pair, sum(pair) % 5 + 1] for pair in pairs[:500])],
+    )
+    write(tmp_path / "books.csv", counted("book_id", 40, "shelf"))
+    kinds = {}
+    text = ""
+    for _ in range(2):
+        (tmp_path / "schema.toml").write_text(text)
+        proposal = propose(tmp_path)
+        (events,) = find_tables(tmp_path, proposal.schema.files).events
+        raw = read_tables(find_tables(tmp_path, proposal.schema.files), proposal.schema, DataConfig())
+        kinds[Path(events.path).stem] = proposal.schema.label.kind, len(raw.events.user)
+        assert [*proposal.schema.features] == ["shelf"]
+        proposal.show()
+        assert "neither" not in capsys.readouterr().out
+        notes = [note for note in proposal.notes if "has users and items too" in note]
+        # The user has chosen.
+        assert len(notes) == (not text)
+        text = lines_of(notes[0]) if notes else ""
+    # The documented name has the events in any case.
+    assert [*kinds] == ([other, rated] if other == "events" else [rated, other])
+    assert kinds[other][0] == "clicks"
+    assert kinds[rated] == ("rating", 500)
+
+
+@pytest.mark.parametrize("without", ["train", "test"])
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_names_of_the_only_header_are_those_of_the_files_without_one(
+    tmp_path: Path, without: str, number: int
+) -> None:
+    head: list[object] = ["user_id", "item_id", "click", "c1", "timestamp"]
+    rows = [[row % 17, row % 23, row % 3 % 2, 0, 10**9 + 3_600 * row] for row in range(600)]
+    names = ("train", "test", "valid")[:number]
+    for place, name in enumerate(names):
+        part = rows[place * 200 : place * 200 + 200]
+        write(tmp_path / f"{name}.csv", part if name == without else [head, *part])
+    proposal = propose(tmp_path)
+    assert proposal.schema.files.columns == tuple(head)
+    assert [f"{without}.csv has no line with the names" in note for note in proposal.notes] == [True]
+    assert proposal.schema.label == LabelColumn("yes_no", "click", noun="event")
+    found = locate(DataConfig(data_path=str(tmp_path)), tmp_path)
+    assert found.table_schema == proposal.schema
+    raw = found.read()
+    assert (len(raw.events.label), raw.events.label.sum()) == (
+        200 * number,
+        sum(row[2] for row in rows[: 200 * number]),
+    )
+    assert raw.num_skipped == 0
+
+
+def test_the_names_of_a_header_are_not_those_of_a_file_with_other_values(tmp_path: Path) -> None:
+    write(
+        tmp_path / "ratings.csv",
+        [["user_id", "item_id", "rating"], *([r % 17, r % 23, r % 5] for r in range(99))],
+    )
+    write(tmp_path / "things.csv", [[r % 23, f"Thing {r % 23}", r % 23] for r in range(23)])
+    with pytest.raises(UserError, match=r"Line 1 of .*things\.csv looks like data"):
+        propose(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train.rating", "u.base", "click.log"])
+def test_a_text_of_another_ending_is_read_after_following_the_messages(tmp_path: Path, name: str) -> None:
+    rows = [[row % 17, row % 23 + 50, row % 5 + 1, 10**9 + 3_600 * row] for row in range(300)]
+    write(tmp_path / name, rows)
+    text = "[files]\n"
+    for sentence, pattern in (
+        ("holds no table of events", 'events = ".*?"'),
+        ("like data", r"columns = \[.*?\]"),
+    ):
+        with pytest.raises(UserError, match=sentence) as refused:
+            locate(DataConfig(data_path=str(tmp_path)), tmp_path)
+        line = re.search(pattern, str(refused.value))
+        assert line
+        text += f"{line[0]}\n"
+        (tmp_path / "schema.toml").write_text(text)
+    found = locate(DataConfig(data_path=str(tmp_path)), tmp_path)
+    schema = found.table_schema
+    assert (schema.user.column, schema.item.column, schema.label.kind) == ("user", "item", "rating")
+    assert (schema.timestamp, len(found.read().events.label)) == (TimestampColumn("timestamp", "unix"), 300)
+
+
+def test_followed_names_for_clicks_without_a_header_train_and_names_that_are_not_told_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        [row // 4, f"2014-04-01T10:{row % 60:02}:51.277Z", 214_500_000 + row * 7 % 90] for row in range(300)
+    ]
+    write(tmp_path / "clicks.dat", [[*row, 0] for row in rows])
+    with pytest.raises(UserError, match="looks like data") as refused:
+        propose(tmp_path)
+    line = re.search(r"columns = \[.*?\]", str(refused.value))
+    assert line
+    (tmp_path / "schema.toml").write_text(f"[files]\n{line[0]}\n")
+    schema = propose(tmp_path).schema
+    assert (schema.user.column, schema.item.column, schema.label.kind) == ("user", "item", "clicks")
+    raw = locate(DataConfig(data_path=str(tmp_path)), tmp_path).read()
+    assert {*map(str, raw.items["item"])} == {str(row[2]) for row in rows}
+    (tmp_path / "schema.toml").write_text(
+        '[files]\ncolumns = ["column_1", "timestamp", "column_3", "column_4"]\n'
+    )
+    with pytest.raises(UserError, match=r"Cannot find the ids of users and items among 4 columns") as refused:
+        propose(tmp_path)
+    with (tmp_path / "schema.toml").open("a") as file:
+        file.write(followed(str(refused.value), user="column_1", item="column_3"))
+    schema = propose(tmp_path).schema
+    assert (schema.user.column, schema.item.column) == ("column_1", "column_3")
+
+
 def test_a_part_of_one_row_or_with_another_column_does_not_decide_for_all(tmp_path: Path) -> None:
     head: list[object] = ["user_id", "item_id", "rating", "device"]
     rows = [[each % 59 + 1, each % 39 + 1, each % 5 + 1, "web"] for each in range(600)]

@@ -11,7 +11,7 @@ import functools
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,24 @@ FORMATS = {
     **dict.fromkeys((".arrow", ".feather", ".ipc"), "arrow"),
 }
 COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+# Suffixes of packed files that are not unpacked.
+ARCHIVES = {
+    ".bz2",
+    ".bzip2",
+    ".xz",
+    ".lzma",
+    ".zip",
+    ".7z",
+    ".rar",
+    ".tar",
+    ".tgz",
+    ".lz4",
+    ".br",
+    ".z",
+    ".sz",
+}
+# Files that a message lists.
+MOST_LISTED = 5
 # Name of a missing value in a partition.
 MISSING_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -193,7 +211,8 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     files: the section of the schema; its paths are relative to the folder, or to the folder of the file.
 
     Raises:
-        UserError: when there are none, a named one is missing, or one role has files of several formats.
+        UserError: when there are none, a named one is missing, one role has files of several formats, or a
+            table is packed in a way that is not read.
     """
     files, root = files or Files(), str(path)
     if root.startswith("file://"):
@@ -207,43 +226,73 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
         for role, pattern in ((EVENTS, files.events), (USERS, files.users), (ITEMS, files.items))
         if pattern
     }
-    found, ignored = _roles(folder, *_listed(root, is_folder)) if EVENTS not in named else ({}, ())
+    listed, others = _listed(root, is_folder) if EVENTS not in named else ([], [])
+    found, ignored = _roles(folder, listed, others)
     if not is_folder and EVENTS not in named:
-        found = {EVENTS: _listed(root, False)[0]}
+        found = {EVENTS: listed}
     # A table that is named for another role is not one of the events.
     taken = {path for role in named for path in named[role]}
     roles = {role: [each for each in paths if each not in taken] for role, paths in found.items()} | named
+    for name, end in map(os.path.splitext, ignored):
+        # A table that is there only packed.
+        if end.lower() in ARCHIVES and _is_table(name) and name not in listed:
+            raise UserError(
+                f"Cannot read {name}{end}: {why_no_table(end)}. Fix: unpack it, pack it as .gz, or move "
+                f"it to another folder; or name the events to read under [files] of {FILENAME}."
+            )
     if not roles.get(EVENTS):
         raise UserError(
             f"{shown(root)} holds no table of events; give a file or a folder with CSV, TSV, JSON lines, "
-            "Parquet or Arrow files."
+            f"Parquet or Arrow files{_of_others(folder, ignored)}."
         )
     made = {role: _files(folder, role, paths, files) for role, paths in roles.items()}
     left = tuple(sorted({*ignored} - taken))
     return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), left)
 
 
+def why_no_table(path: str) -> str:
+    """Return the reason why a file is not taken for a table by its name; empty if it is taken."""
+    ends = _ends_of(path) or ["(none)"]
+    if packed := [end for end in ends if end in ARCHIVES]:
+        return f"files of the ending {packed[0]} are not unpacked"
+    if _format_of(path):
+        return "" if _is_table(path) else "it is called like a description"
+    return f"the ending {ends[-1]} is none of a table"
+
+
+def _of_others(folder: str, paths: Sequence[str]) -> str:
+    """Return the files of a folder without tables, each with the reason, and what to write to read one."""
+    names = {path: path.removeprefix(folder).lstrip("/") for path in paths[:MOST_LISTED]}
+    texts = [name for path, name in names.items() if not {*_ends_of(path)} & ARCHIVES]
+    fix = (
+        f'call a text .csv, or write events = "{texts[0]}" under [files] of {FILENAME}' if texts else "unpack"
+    )
+    listed = "; ".join(f"{name}: {why_no_table(path)}" for path, name in names.items())
+    return f". It holds {listed}{'; ...' * (len(paths) > MOST_LISTED)}. Fix: {fix}" if paths else ""
+
+
 def beside(tables: Tables) -> tuple[File, ...]:
-    """Return the tables of a local folder that were ignored, because another one is called events."""
-    if is_remote(tables.root):
+    """Return the tables of a local folder that are not read, as another one is called or named events."""
+    if is_remote(tables.root) or not os.path.isdir(tables.root):
         return ()
-    return tuple(_file(path, tables.root, Files()) for path in tables.ignored if _is_table(path))
+    read = {os.path.normpath(file.path) for file in tables.files}
+    others = [path for path in _listed(tables.root, True)[0] if os.path.normpath(path) not in read]
+    return tuple(_file(path, tables.root, Files()) for path in others)
 
 
 def unread(tables: Tables) -> list[str]:
     """Return the files of a local folder that are called like those of the events, but are not read."""
-    if is_remote(tables.root) or not os.path.isdir(tables.root):
-        return []
-    read = {os.path.normpath(file.path) for file in tables.files}
-    alike = {
-        (os.path.dirname(path), stem_of(path)) for path in (os.path.normpath(f.path) for f in tables.events)
-    }
+    alike = {_likeness(file.path) for file in tables.events}
     # A schema that names its files need not allow all others to be listed.
     with contextlib.suppress(UserError):
-        others = sorted({*map(os.path.normpath, _listed(tables.root, True)[0])} - read)
-        found = [path for path in others if (os.path.dirname(path), stem_of(path)) in alike]
+        found = [file.path for file in beside(tables) if _likeness(file.path) in alike]
         return [os.path.relpath(path, tables.root) for path in found]
     return []
+
+
+def _likeness(path: str) -> tuple[str, str]:
+    """Return what all files of a table have in common: their folder and the words of their names."""
+    return os.path.dirname(os.path.normpath(path)), stem_of(path)
 
 
 def split_part(name: str) -> str:

@@ -16,7 +16,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -28,6 +29,7 @@ from pyarrow import ipc, parquet, types
 from pyarrow import json as arrow_json
 
 from recsuite.datasets.tables.files import JSON_BLOCK_BYTES, MISSING_PARTITION, File
+from recsuite.datasets.tables.headers import NAMED_ROWS, are_alike, is_data, lengths, suggested
 from recsuite.datasets.tables.values import EXACT
 from recsuite.errors import UserError, counted, printable
 from recsuite.remote import RemoteFile, is_remote
@@ -124,6 +126,8 @@ class FileReader:
         self.names: list[str] = []
         self.bad: list[BadRow] = []
         self.notes: list[str] = []
+        # By the name of a column, as the file itself says.
+        self.types: dict[str, str] = {}
 
     @property
     def done(self) -> int:
@@ -360,16 +364,21 @@ JOINT = "\x1f"
 # Number of first rows to examine, and the share of them with as many fields as the first.
 SNIFFED_ROWS, LEAST_ALIKE = 50, 0.8
 # RecBole writes the type of a column after its name.
-TYPED = re.compile(r"(.+):(?:token|token_seq|float|float_seq)")
-VALUE = re.compile(r"\s*(?:[+-]?\d+\.?\d*(?:[eE][+-]?\d+)?|\d{4}-\d{2}-\d{2}.*)\s*")
-# Seconds to nanoseconds since 1970.
-UNIX = re.compile(r"\d{9,19}(?:\.\d+)?|\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*")
+TYPED = re.compile(r"(.+):(token|token_seq|float|float_seq)")
 # Characters of a line in a message.
 CSV_SHOWN = 100
 # With more columns, blocks have the size that Arrow requests.
 WIDE = 500
 # Word in Arrow's error for a row that is longer than a block.
 STRADDLING = "straddling"
+
+
+class NoHeaderError(UserError):
+    """Text without a line of names. row: its first line."""
+
+    def __init__(self, message: str, row: Sequence[str]) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class Delimited(TextReader):
@@ -387,13 +396,21 @@ class Delimited(TextReader):
         text.is_wide = head.partition("\n")[0].count(self._mark) > WIDE
         self._text = _one_character(text, self._mark)
         self._delimiter = JOINT if self._mark in ("::", " ") else self._mark
-        rows = _rows(head, self._mark)
-        first = next(rows, [])
+        rows = [*islice(_rows(head, self._mark), SNIFFED_ROWS)]
+        first, second = [*rows, [], []][:2]
         if not any(first):
             what = "" if file.columns else " with the names of its columns"
             raise UserError(f"Cannot read {file}: it has no first line{what}. Fix: add one.")
         self._has_header = not file.columns or _letters(first) == _letters(file.columns)
-        names, second = [*(file.columns or first)], next(rows, [])
+        # The last row may be incomplete.
+        if found := lengths(rows[: max(1, len(rows) - 1)]):
+            raise UserError(
+                f"Cannot read {file}: its lines have from {found[0]} to {found[1]} columns, as where a user "
+                "and all of its items are on a line. Fix: write one line for each user and item, below a "
+                "first line user,item; where another character is between the columns, write delimiter under "
+                "[files] of schema.toml; where it is no table, move it to another folder."
+            )
+        names = [*(file.columns or first)]
         # A first row whose width also differs from the second is a bad row.
         if len(names) not in (len(first), len(second)):
             raise UserError(
@@ -403,10 +420,14 @@ class Delimited(TextReader):
             )
         # Arrow refuses a file with only a header.
         self._has_rows = bool(second) or not self._has_header
-        if not file.columns and _is_data(first, second):
-            raise UserError(_of_data(file, first, self._mark))
-        if all(TYPED.fullmatch(name) for name in names):
-            names = [name.rpartition(":")[0] for name in names]
+        if not file.columns and is_data(first, second):
+            message = _of_data(file, [*islice(_rows(head, self._mark), NAMED_ROWS)], self._mark)
+            raise NoHeaderError(message, first)
+        self.first_row = second
+        typed = [match for name in names if (match := TYPED.fullmatch(name))]
+        if len(typed) == len(names):
+            names = [match[1] for match in typed]
+            self.types = {match[1]: match[2] for match in typed}
         self.names = [name for name in names if name.strip()]
         if len(self.names) < len(names):
             number = counted(len(names) - len(self.names), "column without a name", "columns without a name")
@@ -567,29 +588,14 @@ def _letters(names: Sequence[str]) -> list[str]:
     return [re.sub(r"[\W_]", "", name).lower() for name in names]
 
 
-def _is_data(first: list[str], second: list[str]) -> bool:
-    """True if the first row has numbers or times in the same columns as the second: it is no header."""
-    values = [bool(VALUE.fullmatch(field)) for field in first]
-    numbers = [field for field, is_value in zip(first, values, strict=True) if is_value]
-    # A header may have consecutive numbers beside names, for the columns of a vector or for years.
-    if len(numbers) > 1 and not all(values) and all(field.isdecimal() for field in numbers):
-        counted_on = [*range(int(numbers[0]), int(numbers[0]) + len(numbers))]
-        if [int(field) for field in numbers] == counted_on:
-            return False
-    return bool(numbers) and values == [bool(VALUE.fullmatch(field)) for field in second or first]
-
-
-def _of_data(file: File, first: list[str], mark: str) -> str:
+def _of_data(file: File, rows: Sequence[list[str]], mark: str) -> str:
     """Return the message for a file without a header, with suggested names for its columns."""
-    names = ["user", "item"][: len(first)]
-    for place, field in enumerate(first[2:], start=3):
-        name = "timestamp" if UNIX.fullmatch(field) else "rating" if VALUE.fullmatch(field) else ""
-        names.append(name if name and name not in names else f"column_{place}")
+    names, told = suggested([row for row in rows if len(row) == len(rows[0])])
     return (
         f"Line 1 of {file} looks like data, not like the names of columns: "
-        f"{printable(mark.join(first)[:CSV_SHOWN])!r}. Write the names of its {len(first)} columns in their "
-        f"order under [files] of schema.toml, such as columns = {json.dumps(names)} (user_columns and "
-        "item_columns of other tables); or add a line of names."
+        f"{printable(mark.join(rows[0])[:CSV_SHOWN])!r}. Write the names of its {len(names)} columns in "
+        f"their order under [files] of schema.toml, such as columns = {json.dumps(names)} (user_columns and "
+        f"item_columns of other tables), or add a line of names; {told}."
     )
 
 
@@ -979,6 +985,31 @@ def _sampled(files: Sequence[File]) -> list[File]:
     return [files[place] for place in sorted(places)]
 
 
+def headed(files: tuple[File, ...]) -> tuple[File, ...]:
+    """Return the files of a table; those without a line of names have the columns of the others.
+
+    Only one header has as many columns, of the same kinds. Files are examined as in `names_in`.
+    """
+    if len(files) < 2 or not files[0].is_text or files[0].columns:
+        return files
+    headers: dict[tuple[str, ...], list[str]] = {}
+    without: dict[File, Sequence[str]] = {}
+    for file in _sampled(files):
+        # Reading the rows of a damaged one refuses it.
+        with contextlib.suppress(UserError):
+            try:
+                with opened(file) as source:
+                    if isinstance(source, Delimited):
+                        headers[tuple(source.names)] = source.first_row
+            except NoHeaderError as error:
+                without[file] = error.row
+    found = {}
+    for file, row in without.items():
+        fitting = [names for names, first in headers.items() if are_alike(row, first)]
+        found[file] = replace(file, columns=fitting[0]) if len(fitting) == 1 else file
+    return tuple(found.get(file, file) for file in files)
+
+
 def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
     """Return the first rows of up to `MOST_SAMPLED` files of a table, evenly from each, `rows` in total.
 
@@ -1010,10 +1041,12 @@ def _first_rows_of(file: File, rows: int) -> pyarrow.Table:
             left -= found[-1].num_rows
             if left <= 0:
                 break
+        kinds = dict(source.types)
     if not found:
         return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in names})
     tables = [pyarrow.Table.from_batches([batch]) for batch in found]
-    return pyarrow.concat_tables(tables, promote_options="permissive").combine_chunks()
+    table = pyarrow.concat_tables(tables, promote_options="permissive").combine_chunks()
+    return table.replace_schema_metadata(kinds)
 
 
 def _as_texts(table: pyarrow.Table) -> pyarrow.Table:

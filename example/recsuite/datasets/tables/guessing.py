@@ -56,14 +56,14 @@ ITEM_WORDS = (
     *("item", "product", "sku", "asin", "article", "song", "track", "artist", "book", "isbn", "film"),
     *("movie", "anime", "manga", "episode", "album", "podcast", "beer", "wine", "toy", "joke", "stock"),
     *("video", "game", "recipe", "course", "show", "post", "story", "news", "doc", "document", "listing"),
-    *("business", "restaurant", "hotel", "place", "venue", "app", "ad", "offer", "content", "iid", "pid"),
-    *("goods", "catalogue", "catalog"),
+    *("business", "restaurant", "hotel", "place", "venue", "app", "ad", "offer", "content", "iid"),
+    *("goods", "catalogue", "catalog", "adgroup", "creative", "banner", "pid"),
 )
 RATINGS = ("rating", "ratings", "star", "stars", "score", "overall", "label", "target", "grade", "vote")
 ANSWERS = (
     *("click", "clicked", "clicks", "purchased", "purchase", "bought", "converted", "conversion", "like"),
     *("liked", "watched", "played", "read", "ordered", "response", "interaction", "feedback"),
-    *("recommended", "recommends"),
+    *("recommended", "recommends", "clk"),
 )
 COUNTS = ("count", "counts", "plays", "playcount", "listens", "views", "times", "quantity", "qty")
 # Names that are always counts of events, never quantities bought.
@@ -75,7 +75,7 @@ OUTCOMES = (
     *("review", "reviews", "votes", "likes", "liked", "upvotes", "helpful", "useful", "funny", "cool"),
     *("view", "viewed", "watch", "dwell", "play", "follow", "share", "comment", "forward", "hate", "buy"),
     *("sales", "sold", "returned", "refund", "recommended", "favorites", "favourites", "members", "fans"),
-    *("followers", "subscribers", "compliment", "popularity", "conversions", "completion", "rank"),
+    *("followers", "subscribers", "compliment", "popularity", "conversions", "completion", "rank", "nonclk"),
 )
 # Labels whose name is also the noun for an event.
 NOUNS = ("rating", "ratings", "score", "grade", "vote")
@@ -225,7 +225,7 @@ class Content:
     missing. distinct: number of distinct values. numbers: float64, the finite ones of numbers and flags.
     values: the distinct values, in order of appearance. time_format: format of a timestamp, empty if it is
     none; numbers may have one too. separator: between entries of lists in texts. codes: of a column of texts
-    or numbers, see `encoded`.
+    or numbers, see `encoded`. is_amount: true if the file says that it holds numbers.
     """
 
     name: str
@@ -237,6 +237,7 @@ class Content:
     time_format: str = ""
     separator: str = ""
     codes: np.ndarray | None = None
+    is_amount: bool = False
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
@@ -260,18 +261,33 @@ class Content:
 
 
 def contents_of(table: pa.Table) -> dict[str, Content]:
-    """Return the content of each column of a sample whose name a schema can hold."""
+    """Return the content of each column of a sample whose name a schema can hold.
+
+    The metadata of the sample may have types of columns, as RecBole writes them into the header.
+    """
+    types = {name.decode(): each.decode() for name, each in (table.schema.metadata or {}).items()}
     return {
-        name: content_of(name, table[name])
+        name: _typed(content_of(name, table[name]), types.get(name, ""))
         for name in table.column_names
         if can_be_named(f"{name}{LONGEST_CALL}") and name
     }
 
 
+def _typed(content: Content, kind: str) -> Content:
+    """Return the content of a column whose file names its type; a label stays a number."""
+    if kind == "token_seq":
+        return replace(content, kind="list", separator=" ")
+    if kind == "float_seq":
+        lengths = {float(len(text.split())) for text in content.texts}
+        return replace(content, kind="vector", numbers=np.array(sorted(lengths)))
+    is_code = kind == "token" and content.kind == "number" and place_of_label(content) is None
+    return replace(content, kind="text" if is_code else content.kind, is_amount=kind == "float")
+
+
 def plain_table(table: pa.Table) -> pa.Table:
     """Return a sample whose texts, numbers and UUIDs have plain types, independent of their storage."""
     columns = [_plain(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
-    return pa.table(columns, names=table.column_names)
+    return pa.table(columns, names=table.column_names, metadata=table.schema.metadata)
 
 
 def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -460,8 +476,10 @@ def kind_of(content: Content) -> str:
         return LIST
     if content.kind == "vector":
         return VECTOR
-    if content.kind != "number" or has_word(content.name, CODES):
+    if content.kind != "number" or (has_word(content.name, CODES) and not content.is_amount):
         return CATEGORY
+    if content.is_amount:
+        return NUMBER
     return CATEGORY if content.is_whole and content.distinct <= FEW_NUMBERS else NUMBER
 
 
@@ -519,6 +537,9 @@ def title_of(contents: Mapping[str, Content]) -> str:
 SCALES = ((1.0, 5.0), (0.5, 5.0), (0.0, 5.0), (1.0, 10.0), (0.0, 10.0), (1.0, 100.0), (0.0, 100.0))
 # A scale is not guessed if its values reach at most this share of it.
 LEAST_REACH = 0.6
+# Highest value of whole numbers that may be a scale; from where on it the most frequent one tells that they
+# are no counts, and that they may be none.
+LONGEST_SCALE, UPPER_HALF, ABOVE_COUNTS = 10, 0.5, 0.25
 # Counts, unlike scales, have a few values that are many times the median.
 HEAVY = 5
 # Likeness of a column to a label: its name is one of a label; its values are yes or no; its name is one of a
@@ -556,6 +577,11 @@ class ColumnRoles:
     notes: tuple[str, ...] = ()
     of_labels: frozenset[str] = frozenset()
     types: EventTypes | None = None
+
+    @property
+    def has_label(self) -> bool:
+        """True if the events differ in a label or in their types."""
+        return self.label.kind != CLICKS or self.types is not None
 
     @property
     def columns(self) -> set[str]:
@@ -606,13 +632,17 @@ def roles_of(
         found = _label_of(contents[label], by_hand)
     else:
         found = _label(events, rest, (user, item), by_hand)
-    rest.pop(found.column, None)
-    notes: tuple[str, ...] = ()
+    types = _event_types(rest, given.get("events", {})) if timestamp else None
+    # The quantity of a view and of a purchase mean different things.
+    if types and not (label or by_hand.get("kind")) and has_word(found.column, COUNTS):
+        found = LabelColumn(CLICKS)
+    types = types if found.kind == CLICKS else None
+    notes = () if by_hand or types else _asked_scale(events, found, rest, (user, item))
     if found.column:
         # A scale or drop written by hand already defines the valid labels.
         is_given = bool({"drop", "lowest", "highest"} & by_hand.keys())
-        found, notes = _drop_off_scale(found, contents[found.column], is_given)
-    types = _event_types(rest, given.get("events", {})) if found.kind == CLICKS and timestamp else None
+        found, of_drop = _drop_off_scale(found, contents[found.column], is_given)
+        notes = (*of_drop, *notes)
     if types and not found.noun:
         found = replace(found, noun="_".join(words_of(types.target)))
     return ColumnRoles(user, item, found, weight, timestamp, notes, of_labels, types)
@@ -688,11 +718,13 @@ def _unrecognised(contents: Mapping[str, Content], user: str, item: str) -> User
     names = [printable(name[:40]) for name in contents]
     listed = ", ".join(names[:MOST_LISTED]) + ", ..." * (len(names) > MOST_LISTED)
     lacking = [role for role, found in (("user", user), ("item", item)) if not found]
+    is_value = any(name in content.texts for name, content in contents.items())
+    values = "; if the first line holds values, as it seems, add one with names before it" * is_value
     written = ", then ".join(f'[{role}] and column = "NAME"' for role in lacking)
     return UserError(
         f"Cannot find the ids of {' and '.join(f'{role}s' for role in lacking)} among "
         f"{counted(len(names), 'column')}: {listed}; write a schema.toml beside the data with the lines "
-        f"{written}; what it does not say is guessed."
+        f"{written}; what it does not say is guessed{values}."
     )
 
 
@@ -808,11 +840,16 @@ def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
     sorted_out = numbers[~np.isin(numbers, values_off_scale(numbers))]
     if kind == YES_NO or (kind is None and _is_answer(numbers)):
         return LabelColumn(YES_NO, name, noun="event")
-    is_count = content.is_whole and (_is_heavy(sorted_out) or has_word(name, (*COUNTS, *ANSWERS)))
+    words = COUNTS if _place_of_mode(content) > UPPER_HALF else (*COUNTS, *ANSWERS)
+    is_count = content.is_whole and (_is_heavy(sorted_out) or has_word(name, words))
     if kind == COUNT or (kind is None and is_count and np.mean(numbers < 0) < MOST_RETURNED):
         noun = "" if name in ("plays", "listens", "views", "clicks") else "event"
         return LabelColumn(COUNT, name, liked=1.0, noun=noun)
-    lowest, highest = _scale_of(sorted_out)
+    return _rating_of(name, sorted_out)
+
+
+def _rating_of(name: str, numbers: np.ndarray) -> LabelColumn:
+    lowest, highest = _scale_of(numbers)
     noun = "" if name in NOUNS else "rating"
     return LabelColumn(RATING, name, lowest, highest, lowest + LIKED_SHARE * (highest - lowest), noun)
 
@@ -820,6 +857,35 @@ def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
 def _is_heavy(numbers: np.ndarray) -> bool:
     """True if whole numbers are counts: a few are many times the median."""
     return bool(numbers.min() >= 1 and numbers.max() > max(10, HEAVY * np.median(numbers)))
+
+
+def _place_of_mode(content: Content) -> float:
+    """Return the place of the most frequent value on its scale, from 0 to 1; 0 for no small wholes."""
+    if content.kind != "number" or not content.is_whole or not 2 < content.distinct <= LONGEST_SCALE + 1:
+        return 0.0
+    values, counts = np.unique(content.numbers, return_counts=True)
+    lowest, highest = _scale_of(values)
+    place = (values[counts.argmax()] - lowest) / (highest - lowest)
+    return float(place) if values[0] >= 0 and values[-1] <= LONGEST_SCALE else 0.0
+
+
+def _asked_scale(
+    events: pa.Table, label: LabelColumn, contents: Mapping[str, Content], owners: Sequence[str]
+) -> tuple[str, ...]:
+    """Return a note on a column that may be a scale, though its name does not say so, with what to write."""
+    least = {label.column: ABOVE_COUNTS} if label.column else dict.fromkeys(contents, UPPER_HALF)
+    for name, place in least.items():
+        if has_word(name, (*RATINGS, *COUNTS, *CODES)) or _place_of_mode(contents[name]) <= place:
+            continue
+        if not any(is_constant(events, name, of) for of in owners):
+            scale = _rating_of(name, contents[name].numbers)
+            lines = f"lowest = {scale.lowest:g}, highest = {scale.highest:g} and liked = {scale.liked:g}"
+            column = f"column = {toml_of(name)}"
+            return (
+                f"the column {printable(name[:40])} may be a scale, or count events: write under [label] "
+                f'kind = "rating", {column}, {lines}, or else kind = "count", {column} and liked = 1',
+            )
+    return ()
 
 
 def values_off_scale(numbers: np.ndarray) -> list[float]:

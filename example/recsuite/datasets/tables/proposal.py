@@ -5,7 +5,6 @@ The files of events, users and items in a folder are guessed too.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import glob
 import os
@@ -27,8 +26,9 @@ from recsuite.datasets.tables.files import (
     is_remote,
     schema_path,
     stem_of,
+    why_no_table,
 )
-from recsuite.datasets.tables.formats import first_rows
+from recsuite.datasets.tables.formats import first_rows, headed
 from recsuite.datasets.tables.guessing import (
     ITEM_WORDS,
     LABELS,
@@ -46,6 +46,8 @@ from recsuite.datasets.tables.guessing import (
 )
 from recsuite.datasets.tables.schema_file import (
     EVENTS,
+    ITEMS,
+    USERS,
     Files,
     IncompleteSchemaError,
     SkippedColumn,
@@ -72,6 +74,9 @@ ROWS_OF_EACH_FILE = 2_000
 # Words in the names of tables of events.
 EVENT_WORDS = (*LABELS, "event", "interaction", "transaction", "review", "order", "log", "behavior")
 
+# Keys of [files] with the names of columns.
+COLUMNS = {EVENTS: "columns", USERS: "user_columns", ITEMS: "item_columns"}
+
 # Files of one table.
 TableFiles = tuple[File, ...]
 
@@ -86,16 +91,24 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
     Raises:
         UserError: for a file that cannot be read, and where no table has users and items.
     """
+    is_chosen = bool(others)
     others = others or (beside(tables) if len(tables.events) == 1 else ())
     if len(tables.events) + len(others) < 2 or any(file.partitions for file in (*tables.events, *others)):
         return Files(), []
     parts = _tables_of(tables.events)
+    notes: list[str] = []
     samples = {part: plain_table(first_rows(part, ROWS_OF_EACH_FILE)) for part in parts}
-    samples.update(_readable(_tables_of(others)))
-    roles = {part: found for part in parts if (found := _roles(samples[part]))}
+    for part in _tables_of(others):
+        try:
+            samples[part] = plain_table(first_rows(part, ROWS_OF_EACH_FILE))
+        except UserError as error:
+            notes.append(f"a table beside the events is not used: {error}")
+    all_roles = {part: found for part in samples if (found := _roles(samples[part]))}
+    # Where the name of a table says that it has the events, the others have none.
+    roles = {part: found for part, found in all_roles.items() if part in parts}
     is_one = len({frozenset(sample.column_names) for sample in samples.values()}) == 1
-    if not 2 <= len(samples) <= MOST_TABLES or (not roles and (is_one or is_named)):
-        return Files(), []
+    if not 2 <= len(samples) <= MOST_TABLES or (not roles and (is_one or is_named or all_roles)):
+        return Files(), notes
     if not roles:
         listed = [
             f"{_named(tables, part)} has {', '.join(samples[part].column_names[:5])}" for part in samples
@@ -108,11 +121,14 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
     called = {part: has_thing(Path(part[0].name).stem, EVENT_WORDS) for part in roles}
     # Files with the same columns and neutral names are all equal; none is preferred.
     if is_one and not any(called.values()):
-        return Files(), []
-    events = max(roles, key=lambda part: (called[part], sum(file.size for file in part), part[0].name))
+        return Files(), notes
     # A table of users or items may have columns named after both, but its rows do not repeat them.
-    candidates = [part for part in roles if part is not events and _comes_again(samples[part], roles[part])]
-    notes = [_of_candidates(tables, events, candidates)] if candidates else []
+    again = [part for part, found in all_roles.items() if _comes_again(samples[part], found)]
+    labelled = [part for part in again if all_roles[part].has_label]
+    sizes = {part: sum(file.size for file in part) for part in roles}
+    events = max(roles, key=lambda part: (called[part], part in labelled, sizes[part], part[0].name))
+    candidates = [part for part in again if part is not events]
+    notes += [_of_candidates(tables, events, candidates)] if candidates and not is_chosen else []
     rest = {part: sample for part, sample in samples.items() if part not in (events, *candidates)}
     contents = contents_of(samples[events])
     user, item = contents[roles[events].user], contents[roles[events].item]
@@ -147,8 +163,8 @@ def _of_candidates(tables: Tables, events: TableFiles, candidates: Sequence[Tabl
     lines = " or ".join(f'events = "{name}"' for name in others)
     return (
         f"{_named(tables, events)} is read as the events; {' and '.join(others)} "
-        f"{'has' if len(candidates) == 1 else 'have'} users and items too: write {lines} under [files] of "
-        "schema.toml to read that instead"
+        f"{'has' if len(candidates) == 1 else 'have'} users and items too: to read that instead, replace all "
+        f"lines of schema.toml by [files] and, below it, {lines}: the rest is then guessed for it"
     )
 
 
@@ -175,15 +191,6 @@ def _named(tables: Tables, part: TableFiles | None, grows: bool = False) -> str:
     # A short beginning would match unrelated files that are added later.
     is_wide = len(begin) < LEAST_BEGINNING or any(fnmatch.fnmatch(other, pattern) for other in others)
     return SEVERAL.join(names) if is_wide or not fnmatch.fnmatch(names[0], pattern) else pattern
-
-
-def _readable(parts: Sequence[TableFiles]) -> dict[TableFiles, pa.Table]:
-    """Return the first rows of tables without a known name; tables that cannot be read are skipped."""
-    found = {}
-    for part in parts:
-        with contextlib.suppress(UserError):
-            found[part] = plain_table(first_rows(part, ROWS_OF_EACH_FILE))
-    return found
 
 
 def _roles(sample: pa.Table) -> ColumnRoles | None:
@@ -223,7 +230,7 @@ class Proposal:
     """Guessed and written schema.
 
     It has the path, the unused columns, the table to show, sentences on unusual data, and the files that are
-    neither events, users nor items.
+    not read.
     """
 
     path: Path
@@ -240,7 +247,8 @@ class Proposal:
         for note in self.notes:
             say(note)
         for name in self.unused:
-            say(f"the file {printable(name)} is skipped: it holds neither events, users nor items")
+            why = why_no_table(name) or "it is not taken as events, users or items"
+            say(f"the file {printable(name)} is skipped: {why}")
         done, rest = ("completed", "; your lines stay") if self.is_completed else ("wrote", "")
         say(f"{done} {printable(self.path)} from the first rows{rest}; correct there what is wrong")
 
@@ -265,14 +273,23 @@ def propose(path: str | Path) -> Proposal:
                 "another one guessed."
             )
     tables = find_tables(path, Files(**given.get("files", {})))
-    others: list[File] = []
-    if given.get("files", {}).get("events") and Path(path).is_dir():
-        # Tables of users and items may be in the same folder.
-        named = {file.path for file in tables.files}
-        with suppress(UserError):
-            others = [file for file in find_tables(path).files if file.path not in named]
+    # Tables of users and items may be in the same folder as the named events.
+    others = beside(tables) if given.get("files", {}).get("events") and Path(path).is_dir() else ()
+    tables = replace(
+        tables, events=headed(tables.events), users=headed(tables.users), items=headed(tables.items)
+    )
+    headers = {file.path: file.columns for file in tables.files}
     files, notes = _files(path, tables, bool({"user", "item"} & given.keys()), others)
     files = replace(files, **given.get("files", {}))
+    columns: dict[str, Any] = {}
+    for role, found in find_tables(path, files).roles.items():
+        for file in found:
+            if (names := headers.get(file.path, ())) and not file.columns:
+                columns[COLUMNS[role]] = names
+                notes.append(
+                    f"{file} has no line with the names of columns: it gets those of the other files"
+                )
+    files = replace(files, **columns)
     chosen = find_tables(path, files)
     samples = {role: first_rows(files, SAMPLED_ROWS) for role, files in chosen.roles.items() if files}
     # A guess cannot work around a missing column that was written by hand.
