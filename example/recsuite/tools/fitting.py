@@ -441,7 +441,9 @@ def _write(
         return
     for name, frame in tables.items():
         try:
-            frame.to_parquet(folder / f"{name}.parquet", index=False)
+            # A dictionary helps texts alone, and takes time in each of many columns of numbers.
+            texts = [str(column) for column, kind in frame.dtypes.items() if kind.kind not in "biufM"]
+            frame.to_parquet(folder / f"{name}.parquet", index=False, use_dictionary=texts)
         except (pyarrow.ArrowException, TypeError, ValueError) as error:
             raise UserError(
                 f"Cannot write {name} as a table: {printable(error)}. Fix: convert that column to texts, "
