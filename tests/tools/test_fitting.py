@@ -146,7 +146,7 @@ def test_a_saved_model_scores_the_same_without_the_tables(
         ({"schema": "nope.toml"}, "The schema nope.toml is not a file"),
         ({"schema": {"label": 3}}, "schema must be the path"),
         ({"schema": {"label": {"column": {1}}}}, "schema must be the path"),
-        ({"schema": {"label": {"colum": "x"}}}, r'^schema: \{"label": \{"colum": "x"\}\} is not a key'),
+        ({"schema": {"label": {"of": "x"}}}, r'^schema: \{"label": \{"of": "x"\}\} is not a key'),
     ],
 )
 def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sentence: str) -> None:
@@ -249,7 +249,7 @@ def test_advice_on_frames_is_an_argument_and_trains_when_it_is_followed(
     visits = np.arange(300) // 5
     events = events.assign(
         session_id=visits,
-        user_id=np.where(visits % 3, None, visits + 900),
+        user_id=[visit + 900 if visit % 3 == 0 else None for visit in visits],
         eventdate=[f"2018-09-{1 + visit % 28:02}" for visit in visits],
         score=[f"{stars} of 5" for stars in events["stars"]],
     )

@@ -384,13 +384,11 @@ def _of_arguments(folder: Path) -> Iterator[None]:
 
 
 # Sections of a schema.toml in a message, with and without keys and values.
-LINE = re.compile(r"\[(\w+)\](?: and)?((?: \w+ = (?:\"[^\"]*\"|\[[^\]]*\]))+)")
+KEY, DICT_KEY = re.compile(r' (\w+) = ("[^"]*"|\[[^\]]*\])'), r', "\1": \2'
+LINE = re.compile(rf"\[(\w+)\](?: and)?((?:{KEY.pattern})+)")
 SECTION = re.compile(r"\[(files|user|item|label|weight|timestamp|events|features)(?:\.(\w+))?\]")
 TOLD = (
-    (
-        r"write (a schema\.toml beside the data with the lines|into schema\.toml, each on a line:) (?={)",
-        "give schema=",
-    ),
+    (r"write (a schema\.toml beside the data with the lines|into schema\.toml[^:]*:) (?={)", "give schema="),
     (r"}}, then {", "}, "),
     (r"( of| is in) schema\.toml", ""),
     (r"schema\.toml", "the argument schema"),
@@ -404,15 +402,11 @@ def in_arguments(text: str, folder: Path) -> str:
     text = re.sub(rf"{root}/data/(\w+)\.parquet", r"the table \1", text)
     text = re.sub(rf"{root}/data(/schema\.toml)?", lambda found: "schema" if found[1] else "the tables", text)
     text = re.sub(rf"{root}[^\s;,]*", "a temporary folder", text)
-    text = LINE.sub(lambda line: f'{{"{line[1]}": {{{_keys(line[2])}}}}}', text)
+    text = LINE.sub(lambda line: f'{{"{line[1]}": {{{KEY.sub(DICT_KEY, line[2])[2:]}}}}}', text)
     text = SECTION.sub(lambda found: f'schema["{found[1]}"]' + f'["{found[2]}"]' * bool(found[2]), text)
     for pattern, words in TOLD:
         text = re.sub(pattern, words, text)
     return text
-
-
-def _keys(text: str) -> str:
-    return re.sub(r' (\w+) = ("[^"]*"|\[[^\]]*\])', r', "\1": \2', text).removeprefix(", ")
 
 
 def _is_leftover(path: Path) -> bool:

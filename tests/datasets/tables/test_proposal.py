@@ -349,7 +349,7 @@ def test_whole_numbers_and_floats_of_two_files_are_one_property(
 
 
 def test_advice_on_a_label_with_commas_and_on_missing_users_is_followed(tmp_path: Path) -> None:
-    events = [
+    events: Rows = [
         ["user_id", "item_id", "rating"],
         *([n % 30, n % 17, ("1,234", "2,500", "12")[n % 3]] for n in range(300)),
     ]

@@ -1095,7 +1095,7 @@ def guess(
         of_times = _of_times(time, {**features, **by_hand})
         features |= {name: each for name, each in of_times.items() if each.column not in written}
     columns = [content for of_table in contents.values() for content in of_table.values()]
-    with_commas = {
+    with_commas: dict[str, Any] = {
         form: tuple(
             dict.fromkeys([*written_files.get(form, ()), *(c.name for c in columns if c.commas == form)])
         )
@@ -1140,7 +1140,8 @@ def _check_label(
     for content in (contents[name] for name in named if name in contents):
         if content.kind not in ("text", "list") or content.is_long or content.distinct < 2:
             continue
-        value = next((text for text in content.texts if not re.match(NUMBER_FORM, text)), content.texts[0])
+        odd = (t for t in content.texts if not re.match(NUMBER_FORM, t) and t.lower() not in (*TRUE, *FALSE))
+        value = next(odd, content.texts[0])
         forms = [f"[files] {form} = [{toml_of(content.name)}]" for form in forms_with_commas(value)]
         lines = " or ".join(forms) or f"[label] kind = {toml_of(CLICKS)}, to predict events alone"
         raise UserError(
