@@ -249,7 +249,7 @@ def test_advice_on_frames_is_an_argument_and_trains_when_it_is_followed(
     visits = np.arange(300) // 5
     events = events.assign(
         session_id=visits,
-        user_id=[visit + 900 if visit % 3 == 0 else None for visit in visits],
+        user_id=pandas.Series(visits + 900).where(visits % 3 == 0),
         eventdate=[f"2018-09-{1 + visit % 28:02}" for visit in visits],
         score=[f"{stars} of 5" for stars in events["stars"]],
     )

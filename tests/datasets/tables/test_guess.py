@@ -771,6 +771,11 @@ def test_one_word_among_the_numbers_of_an_item_leaves_it_a_number(place: int, nu
     items = texts({"item": range(50), "year": years})
     schema = guessed({"user": USER, "item": ITEM % 50}, items=items)
     assert schema.features["year"] == FeatureColumn("item", "year", "number")
+    # Points in a word are none of a number.
+    items = texts({"item": range(50), "year": [year.replace("unknown", "n.a.") for year in years]})
+    schema = guessed({"user": USER, "item": ITEM % 50}, items=items)
+    assert schema.features["year"].kind == "number"
+    assert not schema.files.grouping_commas + schema.files.decimal_commas
 
 
 def test_dates_of_which_many_are_none_are_no_age() -> None:

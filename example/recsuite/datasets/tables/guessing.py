@@ -215,6 +215,7 @@ TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 NUMBER_FORM = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 # Numbers with commas that may also be lists of numbers.
 LIST_OR_NUMBER = r"^\d{3}(,\d{3})*$"
+COMMA_OR_POINTS = r"[-+]?\d[\d.]*(,|\.\d+\.)"
 SEPARATORS = ("|", ";", ",")
 NOTHING = {*NO_VALUE}
 # Share of a column's values that may be damaged; least share of lists with several entries.
@@ -401,7 +402,7 @@ def _commas_of(
         for form, pattern in COMMAS.items()
         if _may_be(texts, pattern) and _share(column, pattern, counts) >= 1 - MOST_UNREAD
     ]
-    if not found or not any("," in text or text.count(".") > 1 for text in texts):
+    if not found or not any(re.match(COMMA_OR_POINTS, text) for text in texts):
         return ""
     # A list of codes has no sign, and entries of one length. A label is no list.
     is_list = _share(column, LIST_OR_NUMBER, counts) >= 1 - MOST_DAMAGED
