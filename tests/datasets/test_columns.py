@@ -529,9 +529,8 @@ def test_a_test_that_begins_among_ratings_of_one_time_is_reported(tmp_path: Path
     ratings = [(number, number % 3, 4.0, time) for number, time in enumerate(times)]
     config = write_csv(tmp_path, ratings).replaced(test_fraction=0.4)
     found = open_columns(config)
-    assert "the test begins among 6 ratings of one time (20): the last 3 of them in the file are in it" in (
-        found.notes
-    )
+    told = "6 ratings of one time (1970-01-01T00:00:20): the last 3 of them in the file are in it"
+    assert f"the test begins among {told}" in found.notes
     # It begins after them, and then at them.
     for fraction in (0.1, 0.7):
         notes = open_columns(config.replaced(test_fraction=fraction)).notes
@@ -541,7 +540,8 @@ def test_a_test_that_begins_among_ratings_of_one_time_is_reported(tmp_path: Path
 def test_ratings_that_all_have_one_time_cannot_be_split_by_it(tmp_path: Path) -> None:
     config = write_csv(tmp_path, [(number, number % 3, 4.0, 7) for number in range(20)])
     with pytest.raises(
-        UserError, match=r"All 20 ratings have the time 7, so --split time .* give --split random"
+        UserError,
+        match=r"All 20 ratings have the time 1970-01-01T00:00:07, so --split time .* give --split random",
     ):
         open_columns(config)
     assert open_columns(config.replaced(split="random")).num_test == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,14 @@ def test_of_several_ratings_one_counts(
     ]
     opened = open_columns(config)
     assert (opened.num_train + opened.num_test, opened.num_skipped) == (5, 3)
+    # Without times none is the last in time.
+    untimed = dataclasses.replace(
+        raw, events=dataclasses.replace(raw.events, time=0 * raw.events.time), skipped=[]
+    )
+    untimed.events.user[:], untimed.events.item[:] = 0, 1
+    (note,) = settle(untimed, how, locate(config.data, config.runtime.seed).schema).skipped
+    assert words.replace("in time", "in the files").partition(",")[0] in note
+    assert "time" not in note
     assert raw.skipped[0] in opened.notes
 
 

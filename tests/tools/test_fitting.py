@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import operator
 import os
@@ -38,7 +39,7 @@ from recsuite.datasets.tables.values import frame_of
 from recsuite.errors import UserError
 from recsuite.runtime.process import launch_name
 from recsuite.serving.served import ServedModel
-from recsuite.tools.fitting import _folder_of_launch
+from recsuite.tools.fitting import _folder_of_launch, in_arguments
 from tests.support.launch import read_json, succeeded, torchrun
 
 FLAGS = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (8,)}
@@ -144,6 +145,8 @@ def test_a_saved_model_scores_the_same_without_the_tables(
         ({"epochs": "3"}, "fit takes a value of type int for epochs, and got '3'"),
         ({"schema": "nope.toml"}, "The schema nope.toml is not a file"),
         ({"schema": {"label": 3}}, "schema must be the path"),
+        ({"schema": {"label": {"column": {1}}}}, "schema must be the path"),
+        ({"schema": {"label": {"of": "x"}}}, r'^schema: \{"label": \{"of": "x"\}\} is not a key'),
     ],
 )
 def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sentence: str) -> None:
@@ -198,8 +201,9 @@ def held() -> list[int]:
 
 
 def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descriptor_or_hook(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     events, items = frames(300)
     hook = sys.excepthook
     found: list[recsuite.FittedModel] = []
@@ -224,11 +228,93 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
     rows = events.head(5)
     assert found[0].score(Streamed(rows)).tolist() == found[0].score(rows).tolist()
     assert repr(found[0]).startswith("FittedModel(60 users, 40 items, test: rmse ")
-    schemas = {Path(path) for path in re.findall(r"wrote (\S+) from", capsys.readouterr().out)}
-    assert len(schemas) == 3
-    for schema in schemas:
-        assert "[user]" in schema.read_text()
-        schema.unlink()
+    # No file of frames is named, or stays.
+    assert capsys.readouterr().out.count("guessed from the first rows") == 3
+    assert not [*tmp_path.iterdir()]
+    # The guess can be given again.
+    tables = found[0].tables
+    assert tables.label == LabelColumn("rating", "stars", 1.0, 5.0, 4.0, noun="rating")
+    assert recsuite.fit(events, schema=tables, items=items, **FLAGS).tables == tables
+
+
+def argument_in(text: str) -> Any:
+    """The schema that a message of `fit` suggests."""
+    return ast.literal_eval(re.findall(r"schema=(\{.*?\}\})", text)[0])
+
+
+def test_advice_on_frames_is_an_argument_and_trains_when_it_is_followed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    events, _ = frames(300)
+    visits = np.arange(300) // 5
+    events = events.assign(
+        session_id=visits,
+        user_id=pandas.Series(visits + 900).where(visits % 3 == 0),
+        eventdate=[f"2018-09-{1 + visit % 28:02}" for visit in visits],
+        score=[f"{stars} of 5" for stars in events["stars"]],
+    )
+    unnamed = events.rename(columns={"user_id": "a", "product_id": "b", "session_id": "c"})
+    with pytest.raises(UserError) as refused:
+        recsuite.fit(unnamed, **FLAGS)
+    assert argument_in(str(refused.value)) == {"user": {"column": "NAME"}, "item": {"column": "NAME"}}
+    unrated = events.drop(columns=["stars", "timestamp"])
+    with pytest.raises(UserError) as refused:
+        recsuite.fit(unrated, **FLAGS)
+    label = argument_in(str(refused.value))
+    assert label == {"label": {"kind": "clicks"}}
+    with pytest.raises(UserError, match="the table events, row 6: user_id is missing") as missing:
+        recsuite.fit(unrated, schema=label, **FLAGS)
+    shown = capsys.readouterr().out
+    user = argument_in(shown)
+    assert user == {"user": {"column": "session_id"}}
+    model = recsuite.fit(unrated, schema=label | user, **FLAGS)
+    assert (model.tables.user.column, model.tables.label.kind) == ("session_id", "clicks")
+    assert model.tables.timestamp == TimestampColumn("eventdate")
+    for text in (str(refused.value), str(missing.value), shown, capsys.readouterr().out):
+        assert not re.search(r"schema\.toml|\[(user|label|timestamp)\]|recsuite-fit-|/tmp", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('drop = "<0", written under [label], leaves', 'drop = "<0", written under schema["label"], leaves'),
+        ("no [timestamp] is in schema.toml", 'no schema["timestamp"]'),
+        ("which [events] of schema.toml names", 'which schema["events"] names'),
+        ("remove [features.price] from it", 'remove schema["features"]["price"] from it'),
+        (
+            'write into schema.toml, each on a line: [timestamp] column = "at" format = "%d.%m.%Y".',
+            'give schema={"timestamp": {"column": "at", "format": "%d.%m.%Y"}}.',
+        ),
+        (
+            'each on a line: [files] decimal_commas = ["a"] or [files] grouping_commas = ["a"].',
+            'each on a line: {"files": {"decimal_commas": ["a"]}} or {"files": {"grouping_commas": ["a"]}}.',
+        ),
+        ("Cannot read /f/data/items.parquet, row 2: x", "Cannot read the table items, row 2: x"),
+        (
+            "reading /f/data; its columns will lie in /f/columns/time-5",
+            "reading the tables; its columns will lie in a temporary folder",
+        ),
+        ("the values [1, 2] of [abc] stay", "the values [1, 2] of [abc] stay"),
+    ],
+)
+def test_a_message_on_the_files_of_frames_names_arguments(text: str, told: str) -> None:
+    assert in_arguments(text, Path("/f")) == told
+
+
+def test_frames_with_decimal_commas_and_a_word_are_trained_and_scored() -> None:
+    events, items = frames(300)
+    events = events.assign(
+        stars=[f"{stars},00" for stars in events["stars"]], paid=["3,50", "12,25", "free"] * 100
+    )
+    items = items.assign(price=[f"{price:.2f}" for price in items["price"][:-1]] + ["unknown"])
+    paid = {"features": {"paid": {"of": "event", "column": "paid", "kind": "number"}}}
+    model = recsuite.fit(events[events["paid"] != "free"], items=items, schema=paid, **FLAGS)
+    assert (model.tables.label.kind, model.tables.files.decimal_commas) == ("rating", ("stars", "paid"))
+    rows = events[events["paid"] == "3,50"].head(3)
+    same = model.score(rows.assign(paid=3.5)).tolist()
+    assert model.score(rows).tolist() == same != model.score(rows.assign(paid=12.25)).tolist()
+    with pytest.raises(UserError, match="paid 'free' is not a number"):
+        model.score(events[events["paid"] == "free"].head(3))
 
 
 def test_a_bad_row_is_named_by_its_table_and_place() -> None:

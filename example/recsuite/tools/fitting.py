@@ -14,8 +14,8 @@ call.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
+import logging
 import os
 import re
 import shutil
@@ -45,10 +45,12 @@ from recsuite.datasets.tables.derived import (
     weekday,
 )
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
-from recsuite.datasets.tables.values import ID, TIME, ColumnSpec, frame_of, parsed, raw_values
+from recsuite.datasets.tables.values import ID, TIME, ColumnSpec, frame_of, parsed, raw_values, typed
 from recsuite.errors import UserError, printable
-from recsuite.files import LARGEST, local, typed
+from recsuite.files import LARGEST, local
+from recsuite.files import typed as typed_value
 from recsuite.remote import folder_at
+from recsuite.runtime.console import LOGGER, say
 from recsuite.runtime.host import stat_fields
 from recsuite.runtime.process import launch_name, read_launch
 from recsuite.serving.export import write_export
@@ -71,8 +73,8 @@ if TYPE_CHECKING:
 class FittedModel(ServedModel):
     """A `ServedModel` with the tables that it was trained on: features and histories of users and items.
 
-    snapshot: the weights; raw, tables: the tables and their schema; history: the maximum length of a history;
-    metrics: on the test, by name. `fit` returns one.
+    snapshot: the weights; raw, tables: the tables and their schema, which `fit` takes again; history: the
+    maximum length of a history; metrics: on the test, by name. `fit` returns one.
 
     Raises:
         UserError: from its methods, for values of a wrong type and for features that the model lacks.
@@ -88,7 +90,7 @@ class FittedModel(ServedModel):
         self, snapshot: Snapshot, raw: RawData, tables: TableSchema, history: int, metrics: Metrics
     ) -> None:
         super().__init__(snapshot)
-        self._tables = tables
+        self.tables = tables
         self.metrics = metrics
         self._days = {
             entity: {str(name): frame[name].to_numpy() for name in frame if derived(str(name))}
@@ -146,7 +148,7 @@ class FittedModel(ServedModel):
 
     def _times(self, frame: pandas.DataFrame) -> np.ndarray | None:
         """Return the times of the events, int64 [n] in seconds since 1970; None if the frame has none."""
-        timestamp = self._tables.timestamp
+        timestamp = self.tables.timestamp
         if timestamp is None or timestamp.column not in frame:
             return None
         return parsed(frame[timestamp.column], ColumnSpec(timestamp.column, TIME, EVENT, timestamp.format))
@@ -182,7 +184,7 @@ class FittedModel(ServedModel):
         kind = NUMBER if feature.number else CATEGORY
         is_held = feature in self.snapshot.features and not feature.number
         known = self.snapshot.kind_of(feature.name) if is_held else None
-        return raw_values(values, ColumnSpec(feature.column, kind, EVENT), known)
+        return raw_values(values, typed(ColumnSpec(feature.column, kind, EVENT), self.tables), known)
 
     def save(self, folder: str | Path) -> None:
         """Write the model into a new folder, which `ServedModel.open` reads without the tables.
@@ -229,7 +231,7 @@ DECIDED = ("data_path", "load", "compact", *TRAINING, *ALONE)
 
 def fit(
     events: Any,
-    schema: str | Path | TableSchema | None = None,
+    schema: str | Path | Mapping[str, Any] | TableSchema | None = None,
     *,
     users: Any = None,
     items: Any = None,
@@ -240,10 +242,10 @@ def fit(
 
     events: a table with a row for each event, of pandas, polars, pyarrow, DuckDB or anything else with
     `__arrow_c_stream__`, or the path of tables as for --data_path. users, items: such tables with a row for
-    each, or None. schema: a schema.toml or its content; None guesses it from tables in memory, and finds or
-    guesses it beside a path. flags: those of the command line by their names, such as epochs=5. A `save_dir`
-    keeps the checkpoints; several machines need one that all of them share. With a path the columns are kept
-    in `cache_dir` or beside the tables, as on the command line.
+    each, or None. schema: a schema.toml or its content, such as {"label": {"column": "stars"}}; the rest is
+    guessed from tables in memory, and found or guessed beside a path. flags: those of the command line by
+    their names, such as epochs=5. A `save_dir` keeps the checkpoints; several machines need one that all of
+    them share. With a path the columns are kept in `cache_dir` or beside the tables, as on the command line.
 
     Raises:
         UserError: for a flag that is not known, and whatever a training raises; rows of
@@ -264,15 +266,16 @@ def fit(
             "give schema, users and items."
         )
     tables = {} if is_path else _frames(events, users, items)
-    _check_schema(schema)
+    schema = _schema(schema)
     # The folder of frames is made later; the temporary folder stands for it here.
     path = str(events) if is_path else tempfile.gettempdir()
     config = config.replaced(data_path=path, dump=True)
     config = with_preset(config, flags)
     with FITTING:
         try:
-            with _folder_of_launch() as folder:
+            with _folder_of_launch() as folder, ExitStack() as stack:
                 if not is_path:
+                    stack.enter_context(_of_arguments(folder))
                     _write(folder / "data", tables, schema)
                     columns = config.data.cache_dir or str(folder / "columns")
                     config = config.replaced(data_path=str(folder / "data"), cache_dir=columns)
@@ -301,7 +304,7 @@ def _value_of(name: str, value: Any) -> Any:
     plain = str(value) if isinstance(value, Path) else value.item() if hasattr(value, "item") else value
     try:
         # The value of a flag may be negative.
-        return typed(kind, [*plain] if isinstance(plain, tuple) else plain, name, least=-LARGEST)
+        return typed_value(kind, [*plain] if isinstance(plain, tuple) else plain, name, least=-LARGEST)
     except (TypeError, ValueError):
         raise UserError(
             f"fit takes a value of type {getattr(kind, '__name__', kind)} for {name}, and got "
@@ -324,17 +327,26 @@ def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
     }
 
 
-def _check_schema(schema: Any) -> None:
-    from recsuite.datasets.tables.schema_file import TableSchema, given_in
+def _schema(schema: Any) -> Path | TableSchema | str | None:
+    """Return the schema as the path of a file, the text of one, or whole, after a check."""
+    from recsuite.datasets.tables.schema_file import TableSchema, given_in, given_of, text_of_sections
 
+    if isinstance(schema, Mapping):
+        with suppress(AttributeError, TypeError, ValueError), _of_arguments(Path(PREFIX)):
+            text = text_of_sections(schema)
+            given_of(text, "schema")
+            return text
     if isinstance(schema, (str, Path)):
         if not Path(schema).is_file():
             raise UserError(f"The schema {printable(schema)} is not a file; give the path of a schema.toml.")
         given_in(Path(schema))
-    elif schema is not None and not isinstance(schema, TableSchema):
+        return Path(schema)
+    if schema is not None and not isinstance(schema, TableSchema):
         raise UserError(
-            f"schema must be the path of a schema.toml or a TableSchema, got {printable(repr(schema))}."
+            "schema must be the path of a schema.toml, its sections by their names, or a TableSchema, got "
+            f"{printable(repr(schema))}."
         )
+    return schema
 
 
 @contextmanager
@@ -348,13 +360,53 @@ def _folder_of_launch() -> Iterator[Path]:
     try:
         (folder / "data").mkdir(parents=True, exist_ok=True)
         yield folder
-    except BaseException as error:
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, UserError):
-            # The files of tables in memory are temporary.
-            said = re.sub(rf"{re.escape(str(folder))}/data/(\w+)\.parquet", r"the table \1", str(error))
-            raise UserError(said.replace("correct the file", "correct it")) from None
         raise
+
+
+@contextmanager
+def _of_arguments(folder: Path) -> Iterator[None]:
+    """Name the arguments of `fit` in all lines and errors, in place of its temporary files."""
+
+    def reworded(record: logging.LogRecord) -> bool:
+        record.msg, record.args = in_arguments(record.getMessage(), folder), ()
+        return True
+
+    log = logging.getLogger(LOGGER)
+    log.addFilter(reworded)
+    try:
+        yield
+    except UserError as error:
+        raise UserError(in_arguments(str(error), folder)) from None
+    finally:
+        log.removeFilter(reworded)
+
+
+# Sections of a schema.toml in a message, with and without keys and values.
+KEY, DICT_KEY = re.compile(r' (\w+) = ("[^"]*"|\[[^\]]*\])'), r', "\1": \2'
+LINE = re.compile(rf"\[(\w+)\](?: and)?((?:{KEY.pattern})+)")
+SECTION = re.compile(r"\[(files|user|item|label|weight|timestamp|events|features)(?:\.(\w+))?\]")
+TOLD = (
+    (r"write (a schema\.toml beside the data with the lines|into schema\.toml[^:]*:) (?={)", "give schema="),
+    (r"}}, then {", "}, "),
+    (r"( of| is in) schema\.toml", ""),
+    (r"schema\.toml", "the argument schema"),
+    (r"correct the file", "correct it"),
+)
+
+
+def in_arguments(text: str, folder: Path) -> str:
+    """Return a message on the files of frames in a folder as one on the arguments of `fit`."""
+    root = re.escape(str(folder))
+    text = re.sub(rf"{root}/data/(\w+)\.parquet", r"the table \1", text)
+    text = re.sub(rf"{root}/data(/schema\.toml)?", lambda found: "schema" if found[1] else "the tables", text)
+    text = re.sub(rf"{root}[^\s;,]*", "a temporary folder", text)
+    text = LINE.sub(lambda line: f'{{"{line[1]}": {{{KEY.sub(DICT_KEY, line[2])[2:]}}}}}', text)
+    text = SECTION.sub(lambda found: f'schema["{found[1]}"]' + f'["{found[2]}"]' * bool(found[2]), text)
+    for pattern, words in TOLD:
+        text = re.sub(pattern, words, text)
+    return text
 
 
 def _is_leftover(path: Path) -> bool:
@@ -372,7 +424,7 @@ def _is_leftover(path: Path) -> bool:
 
 
 def _write(
-    folder: Path, tables: Mapping[str, pandas.DataFrame], schema: str | Path | TableSchema | None
+    folder: Path, tables: Mapping[str, pandas.DataFrame], schema: Path | TableSchema | str | None
 ) -> None:
     import pyarrow
 
@@ -383,26 +435,31 @@ def _write(
         return
     for name, frame in tables.items():
         try:
-            frame.to_parquet(folder / f"{name}.parquet", index=False)
+            # A dictionary helps texts alone, and takes time in each of many columns of numbers.
+            texts = [str(column) for column, kind in frame.dtypes.items() if kind.kind not in "biufM"]
+            frame.to_parquet(folder / f"{name}.parquet", index=False, use_dictionary=texts)
         except (pyarrow.ArrowException, TypeError, ValueError) as error:
             raise UserError(
                 f"Cannot write {name} as a table: {printable(error)}. Fix: convert that column to texts, "
                 "numbers, truths or times."
             ) from None
     if isinstance(schema, (str, Path)):
-        shutil.copyfile(schema, folder / "schema.toml")
+        text = schema if isinstance(schema, str) else schema.read_text("utf-8-sig")
+        (folder / "schema.toml").write_text(text, "utf-8")
         with contextlib.suppress(IncompleteSchemaError):
             read_schema(folder / "schema.toml")
             return
     elif schema is not None:
         write_schema(schema, folder / "schema.toml")
         return
-    # The message names a file that stays, because the folder is removed.
     proposal = propose(folder)
-    kept, path = tempfile.mkstemp("-schema.toml", "recsuite-")
-    with open(kept, "wb") as file:
-        file.write(proposal.path.read_bytes())
-    dataclasses.replace(proposal, path=Path(path)).show()
+    say(proposal.overview, tagged=False)
+    for note in proposal.notes:
+        say(note)
+    say(
+        "guessed from the first rows; where it is wrong, give schema, such as "
+        'schema={"user": {"column": "NAME"}}; the one of the model is its attribute tables'
+    )
 
 
 def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:

@@ -110,7 +110,7 @@ def test_a_column_that_may_reveal_the_label_is_written_as_a_comment_and_shown(
     [
         ("hyphen", "750 of 1,500 values are 0", 'drop = "0"'),
         ("minus_one", "300 of 1,500 values are -1, apart from the scale", 'drop = "-1"'),
-        ("na_user", "has no id in 996 of 1,500 events", "--bad_rows skip --max_bad_rows"),
+        ("na_user", "has no id in 996 of 1,500 events", '[user] column = "sessionId"'),
         ("float_ids", "has no id in 3 of 1,500 events", "--bad_rows skip"),
         (
             "one_contradiction",

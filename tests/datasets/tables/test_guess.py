@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ RATINGS = {
     "rating": RNG.choice([0.5, 2, 3.5, 4, 5], ROWS),
     "timestamp": SECONDS,
 }
+RATED = {"user": USER, "item": ITEM, "rating": RNG.choice([1, 2, 3, 4, 5], ROWS), "timestamp": SECONDS}
 SHOP = {
     "customer_id": [UUIDS[user] for user in USER],
     "product_id": [f"B{item:04}X" for item in ITEM],
@@ -810,11 +811,152 @@ def test_indices_of_pandas_and_numbers_of_orders_are_skipped() -> None:
     guessed(orders)
 
 
-def test_numbers_with_decimal_commas_are_skipped_and_are_no_lists() -> None:
-    prices = [f"{item % 3},{40 + item % 9}" for item in ITEM]
-    assert left_out({"user": USER, "item": ITEM, "price": prices}) == {
-        "price": "it holds numbers with decimal commas, which are not read; write them with points"
+@pytest.mark.parametrize(
+    ("write", "form"),
+    [
+        (lambda item: f"{item % 3},{40 + item % 9}", "decimal_commas"),
+        (lambda item: f"1.{200 + item},{item % 9}", "decimal_commas"),
+        (lambda item: f"-{60 + item},753,{100 + item}", "grouping_commas"),
+        (lambda item: f"{item % 30},{100 + item}.50", "grouping_commas"),
+        # Nearly all are plain, and only large ones have a comma.
+        (lambda item: f"1,00{item}.5" if item < 2 else f"{500 + item}.25", "grouping_commas"),
+    ],
+)
+def test_numbers_with_commas_are_numbers_of_a_form_and_no_lists(
+    write: Callable[[int], str], form: str
+) -> None:
+    schema = guessed({"user": USER, "item": ITEM, "price": [write(item) for item in ITEM]})
+    assert schema.features == {"price": FeatureColumn("item", "price", "number")}
+    assert getattr(schema.files, form) == ("price",)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        # Thousands or decimals; codes of three digits, or thousands; a list of codes or a number, twice.
+        lambda item: f"1,{200 + item}" if item % 2 else str(item),
+        lambda item: f"{100 + item % 9},{200 + item % 5}",
+        lambda item: f"{100 + item % 9},{200 + item % 5},{300 + item % 4}",
+        lambda item: f"{item % 7},{item % 5}" if item % 2 else str(item % 7),
+    ],
+)
+def test_numbers_that_may_be_of_two_forms_are_asked_about(write: Callable[[int], str]) -> None:
+    columns = {"user": USER, "item": ITEM, "codes": [write(item) for item in ITEM]}
+    assert "in decimal_commas or grouping_commas under [files]" in left_out(columns)["codes"]
+    for form in ("decimal_commas", "grouping_commas"):
+        schema, left, _ = guess({"events": texts(columns)}, {"files": {form: ["codes"]}})
+        assert getattr(schema.files, form) == ("codes",)
+        # A list has no form that fits most values.
+        assert schema.features == {"codes": FeatureColumn("item", "codes", "number")} or left
+
+
+@pytest.mark.parametrize("name", ["rating", "place_rating", "play_count", "score"])
+@pytest.mark.parametrize(
+    ("values", "kind", "lowest"), [(("3,00", "5,00", "1,00"), "rating", 1), (("3", "3,5", "1"), "rating", 1)]
+)
+def test_a_label_with_decimal_commas_is_read(
+    name: str, values: tuple[str, ...], kind: str, lowest: float
+) -> None:
+    schema = guessed({"user": USER, "item": ITEM, name: RNG.choice(values, ROWS)})
+    if name != "play_count":
+        assert (schema.label.kind, schema.label.lowest) == (kind, lowest)
+    assert (schema.label.column, schema.files.decimal_commas) == (name, (name,))
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "line"),
+    [
+        (("1,234", "999", "12,345"), "1,234", '[files] decimal_commas = ["rating"] or [files] grouping'),
+        (("4 stars", "5 stars", "1 star"), "4 stars", '[label] kind = "clicks"'),
+        (("4/5", "3/5", "1/5"), "4/5", '[label] kind = "clicks"'),
+        (("good", "bad"), "good", '[label] kind = "clicks"'),
+    ],
+)
+def test_a_column_called_a_label_without_numbers_is_refused_with_a_value_and_the_line_to_write(
+    values: tuple[str, ...], value: str, line: str
+) -> None:
+    columns = texts({"user": USER, "item": ITEM, "rating": [value, *RNG.choice(values, ROWS - 1)]})
+    for given in ({}, {"label": {"column": "rating"}}):
+        with pytest.raises(UserError) as refused:
+            guess({"events": columns}, given)
+        assert f"is called a label, and its value {value!r} is not a number" in str(refused.value)
+        assert line in str(refused.value)
+    assert guess({"events": columns}, {"label": {"kind": "clicks"}}).schema.label.kind == "clicks"
+
+
+@pytest.mark.parametrize(("place", "number"), [(0, 1), (11, 1), (7, 5)])
+def test_one_word_among_the_numbers_of_an_item_leaves_it_a_number(place: int, number: int) -> None:
+    years = [str(1950 + item) for item in range(50)]
+    years[place : place + number] = ["unknown"] * number
+    items = texts({"item": range(50), "year": years})
+    schema = guessed({"user": USER, "item": ITEM % 50}, items=items)
+    assert schema.features["year"] == FeatureColumn("item", "year", "number")
+    # Points in a word are none of a number.
+    items = texts({"item": range(50), "year": [year.replace("unknown", "n.a.") for year in years]})
+    schema = guessed({"user": USER, "item": ITEM % 50}, items=items)
+    assert schema.features["year"].kind == "number"
+    assert not schema.files.grouping_commas + schema.files.decimal_commas
+
+
+def test_dates_of_which_many_are_none_are_no_age() -> None:
+    days = [f"2024-01-{1 + item % 28:02}" if item % 5 else "soon" for item in range(ITEMS)]
+    items = texts({"item": range(ITEMS), "updated_at": days})
+    why = {each.feature.column: each.why for each in guess({"events": texts(RATED), "items": items}).left_out}
+    assert "which are not read" in why["updated_at"]
+
+
+@pytest.mark.parametrize(
+    ("users", "why"),
+    [
+        # Of users who come once, and of a value that hardly varies.
+        (np.arange(ROWS) // 1.004, "too few users come twice to tell whether it is of the user"),
+        (USER, "it varies too little to tell whether it is of the user"),
+    ],
+)
+def test_a_column_whose_owner_cannot_be_told_is_not_said_to_differ_from_event_to_event(
+    users: np.ndarray, why: str
+) -> None:
+    value = np.where(users.astype(int) % 3, "F", "M") if users is not USER else np.full(ROWS, "F")
+    value[:2] = "M"
+    found = left_out({"user": users.astype(int), "item": ITEM, "gender": value})["gender"]
+    assert found == f'{why}; if so, write of = "user"'
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("eventdate", {"user": USER}),
+        ("order_date", {"user": USER}),
+        ("started", {"session_id": USER}),
+        ("day_of_visit", {"session_id": USER, "user": USER // 2}),
+    ],
+)
+def test_a_date_of_a_session_is_the_time_of_its_events(name: str, columns: dict[str, np.ndarray]) -> None:
+    dates = [f"2024-{1 + user % 12:02}-{1 + user % 28:02}" for user in USER]
+    schema = guessed({**columns, "item": ITEM, name: dates})
+    assert schema.timestamp == TimestampColumn(name, "iso")
+
+
+def test_a_date_of_a_user_is_no_time_of_an_event_and_the_reason_says_how_to_make_it_one() -> None:
+    dates = [f"2024-{1 + user % 12:02}-{1 + user % 28:02}" for user in USER]
+    why = left_out({"user": USER, "item": ITEM, "signup_date": dates})["signup_date"]
+    assert why == "a user has one; if it is the time of the events, name it as the column of [timestamp]"
+
+
+@pytest.mark.parametrize("shares", [(3, 1), (10, 1)])
+def test_where_most_events_have_no_user_the_session_is_suggested(shares: tuple[int, int]) -> None:
+    every, _ = shares
+    columns = {
+        "session_id": np.arange(ROWS) // 4,
+        "user_id": ["NA" if row // 4 % every else str(row // 4 % 50) for row in range(ROWS)],
+        "item": ITEM,
     }
+    note = guess({"events": texts(columns)}).notes[0]
+    assert note.endswith('each on a line: [user] column = "session_id"')
+    assert "--bad_rows" not in note
+    # A few missing users are skipped.
+    columns["user_id"] = ["NA" if row % 10 == 0 else str(row % 50) for row in range(ROWS)]
+    assert "--bad_rows skip" in guess({"events": texts(columns)}).notes[0]
 
 
 def test_the_words_of_a_name() -> None:

@@ -276,8 +276,11 @@ def test_a_guessed_schema_can_be_read(tmp_path: Path, seed: int) -> None:
     try:
         schema = propose(tmp_path).schema
     except UserError as error:
-        # A column that is called a time and is none is asked about.
-        if "time" not in str(error) or (tmp_path / "schema.toml").exists():
+        # A column that is called a time or a label and is none is asked about.
+        if (
+            not re.search("called a (time|label)|times of two forms|fit the forms", str(error))
+            or (tmp_path / "schema.toml").exists()
+        ):
             raise
         return
     config = DataConfig(data_path=str(tmp_path), bad_rows="skip", max_bad_rows=1.0)
@@ -321,6 +324,62 @@ def test_columns_with_odd_names_are_escaped_and_can_be_named(
     assert {feature.column for feature in schema.features.values()} == {*ODD_NAMES, *of_event}
     raw = read_tables(find_tables(tmp_path), schema, DataConfig())
     assert {*of_event} <= {*raw.events.features}
+
+
+@pytest.mark.parametrize("ends", [("", ".0"), (".0", "")])
+def test_whole_numbers_and_floats_of_two_files_are_one_property(
+    tmp_path: Path, ends: tuple[str, str]
+) -> None:
+    for file, end in enumerate(ends):
+        numbers = range(200 * file, 200 * file + 200)
+        rows = [
+            [f"{n % 30}{end}", n % 17, n % 5 + 1, 1_600_000_000 + n * 100, f"{n % 17 * 2}{end}"]
+            for n in numbers
+        ]
+        write(tmp_path / f"{file}.csv", [["user_id", "item_id", "rating", "timestamp", "price"], *rows])
+    write(
+        tmp_path / "items.csv", [["item_id", "size"], *([f"{item}.0", item % 3 + 0.5] for item in range(17))]
+    )
+    found = propose(tmp_path).schema
+    assert found.features["price"] == FeatureColumn("item", "price", "number")
+    raw = locate(DataConfig(data_path=str(tmp_path)), tmp_path).read()
+    assert (len(raw.users), len(raw.items)) == (30, 17)
+    assert raw.items["price"].tolist() == [2.0 * item for item in range(17)]
+    assert raw.items["size"].isna().sum() == 0
+
+
+def test_advice_on_a_label_with_commas_and_on_missing_users_is_followed(tmp_path: Path) -> None:
+    events: Rows = [
+        ["user_id", "item_id", "rating"],
+        *([n % 30, n % 17, ("1,234", "2,500", "12")[n % 3]] for n in range(300)),
+    ]
+    for name in ("label", "visits"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "label" / "events.csv", events)
+    with pytest.raises(UserError) as refused:
+        propose(tmp_path / "label")
+    for form, highest in (("decimal_commas", 12), ("grouping_commas", 2500)):
+        assert f'[files] {form} = ["rating"]' in str(refused.value)
+        (tmp_path / "label" / "schema.toml").write_text(f'[files]\n{form} = ["rating"]\n')
+        assert propose(tmp_path / "label").schema.label.highest >= highest
+        raw = locate(DataConfig(data_path=str(tmp_path / "label")), tmp_path).read()
+        assert raw.events.label.max() == highest
+    visits = [
+        [n // 5, "NA" if n // 5 % 3 else n // 5 + 900, n % 17, f"2024-0{n // 5 % 9 + 1}-11"]
+        for n in range(300)
+    ]
+    head = ["session_id", "user_id", "item_id", "eventdate"]
+    write(tmp_path / "visits" / "events.csv", [head, *visits])
+    proposal = propose(tmp_path / "visits")
+    (line,) = re.findall(r'\[user\] (column = "session_id")$', proposal.notes[0])
+    written = proposal.path.read_text()
+    # In place of the line that was written, and in a schema with no other line.
+    for text in (written.replace('column = "user_id"', line), f"[user]\n{line}\n"):
+        proposal.path.write_text(text)
+        found = locate(DataConfig(data_path=str(tmp_path / "visits")), tmp_path)
+        assert found.table_schema.timestamp == TimestampColumn("eventdate")
+        raw = found.read()
+        assert (len(raw.users), len(raw.events.user), raw.num_skipped) == (60, 300, 0)
 
 
 def test_the_schema_of_a_file_names_it(tmp_path: Path) -> None:

@@ -308,6 +308,33 @@ def test_ids_become_texts_with_a_note_if_some_files_have_texts(tmp_path: Path) -
     ]
 
 
+@pytest.mark.parametrize("whole", [(), ("user", "item", "size")])
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        (["10.0", "9.0"], [10, 9]),
+        (["10.0", "9.00"], [10, 9]),
+        # Beside a word or a fraction in one of the files, all are texts.
+        (["10.0", "9.0", "x"], ["10", "9", "x"]),
+        (["10.0", "9.5", "9.0"], ["10", "9.5", "9"]),
+    ],
+)
+def test_10_and_10_0_are_one_id_and_one_category(
+    tmp_path: Path, whole: tuple[str, ...], column: list[str], values: list[Any]
+) -> None:
+    if whole and len(column) > 2:
+        pytest.skip("a bad row")
+    write(tmp_path / "a.csv", {"user": [10, 9], "item": [1, 2], "size": [10, 9]})
+    write(tmp_path / "b.csv", {"user": column[:2], "item": ["1.0", "2.0"], "size": column[:2]})
+    write(tmp_path / "c.csv", {"user": column[-1:], "item": [1], "size": column[-1:]})
+    size_of_event = {"size": FeatureColumn("event", "size", "category")}
+    raw = read(tmp_path, dataclasses.replace(PLAIN, features=size_of_event, files=Files(whole=whole)))
+    assert {*raw.users["user"]} == {*values}
+    assert raw.items["item"].tolist() == [1, 2]
+    kind = type(values[0])
+    assert plain(raw)["size"] == [kind(10), kind(9), *values[:2], values[-1]]
+
+
 @pytest.mark.parametrize(
     ("column", "ids"),
     [
@@ -393,6 +420,9 @@ def test_a_column_of_weights_is_taken(tmp_path: Path) -> None:
 BAD = {"user": ["a", "b", "c", None], "item": [1, 2, 3, 4], "stars": ["1", "1,5", "9", "2"]}
 
 
+COMMAS = ", unless decimal_commas under [files] of schema.toml lists its column"
+
+
 @pytest.mark.parametrize(
     ("end", "row"),
     [("csv", "line 3"), ("tsv", "line 3"), ("jsonl", "line 2"), ("parquet", "row 2"), ("arrow", "row 2")],
@@ -403,20 +433,21 @@ def test_a_bad_row_is_named_by_file_row_column_and_value(tmp_path: Path, end: st
     with pytest.raises(UserError) as raised:
         read(path, schema)
     assert str(raised.value) == (
-        f"Cannot read {path}, {row}: stars '1,5' is not a number. "
+        f"Cannot read {path}, {row}: stars '1,5' is not a number{COMMAS}. "
         "Fix: correct the file, or give --bad_rows skip."
     )
     with pytest.raises(UserError) as raised:
         read(path, schema, bad_rows="skip", max_bad_rows=0.5)
     assert str(raised.value) == (
-        f"Cannot read {path}, {row}: stars '1,5' is not a number; with it 3 of 4 rows of the file cannot be "
-        "read, and --max_bad_rows 0.5 allows 2. Fix: correct the file, or give a larger --max_bad_rows."
+        f"Cannot read {path}, {row}: stars '1,5' is not a number{COMMAS}; with it 3 of 4 rows of the file "
+        "cannot be read, and --max_bad_rows 0.5 allows 2. Fix: correct the file, or give a larger "
+        "--max_bad_rows."
     )
     raw = read(path, schema, bad_rows="skip", max_bad_rows=0.75)
     # Who is in a bad row alone is no user.
     assert (raw.users["user"].tolist(), raw.num_skipped) == (["a"], 3)
     assert raw.skipped == [
-        f"skipped 3 bad rows of a.{end}, the first being {row} (stars '1,5' is not a number)"
+        f"skipped 3 bad rows of a.{end}, the first being {row} (stars '1,5' is not a number{COMMAS})"
     ]
     # What was read before is judged by the flags of today.
     with pytest.raises(UserError, match="Fix: correct the file, or give --bad_rows skip"):
@@ -539,3 +570,57 @@ def test_tables_without_an_event_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("user,item\n")
     with pytest.raises(UserError, match="holds no event: there is no row below its header"):
         read(tmp_path, PLAIN)
+
+
+YEAR = {"year": FeatureColumn("item", "year", "number")}
+
+
+@pytest.mark.parametrize("end", ["csv", "jsonl"])
+def test_a_word_among_the_numbers_of_a_feature_is_a_missing_value_and_counted(
+    tmp_path: Path, end: str
+) -> None:
+    years = [str(1950 + item) for item in range(20)]
+    years[17] = "unknown"
+    table = {"user": ["a"] * 20, "item": list(range(20)), "year": years, "paid": years[::-1]}
+    write(tmp_path / f"a.{end}", table)
+    features = YEAR | {"paid": FeatureColumn("event", "paid", "number")}
+    for _ in range(2):
+        # The second time from the part that the first one kept.
+        raw = read(tmp_path, dataclasses.replace(PLAIN, features=features))
+        assert [item for item, year in enumerate(plain(raw)["items.year"]) if year is None] == [17]
+        assert plain(raw)["paid"][2:4] == [None, 1966.0]
+        # The first line of CSV has the names.
+        number = 19 if end == "csv" else 18
+        assert raw.skipped == [
+            f"{name}: 1 of 20 values count as missing, the first in line {line} of a.{end} ({name} 'unknown' "
+            "is not a number)"
+            for name, line in (("year", number), ("paid", number - 15))
+        ]
+        assert raw.num_skipped == 0
+
+
+def test_a_bad_date_and_an_infinite_number_of_a_feature_are_missing_values(tmp_path: Path) -> None:
+    released = ["2026-11-18"] * 19 + ["soon"]
+    prices = [float(number) for number in range(19)] + [np.inf]
+    table = {"user": ["a"] * 20, "item": list(range(20)), "at": ["2026-11-20"] * 20}
+    write(tmp_path / "a.parquet", {**table, "released": released, "price": prices})
+    features = {"age": FEATURES["age"], "price": FEATURES["price"]}
+    timed = dataclasses.replace(PLAIN, timestamp=TimestampColumn("at"), features=features)
+    raw = read(tmp_path, timed)
+    found = plain(raw)
+    assert found["age_days(item.released)"] == [2.0] * 19 + [None]
+    assert found["items.price"][-2:] == [18.0, None]
+    assert {note.partition(":")[0] for note in raw.skipped} == {"price", "released"}
+
+
+def test_a_feature_with_many_words_among_its_numbers_is_refused_with_one(tmp_path: Path) -> None:
+    for name, number in (("a", 1), ("b", 2)):
+        years = ["1990"] * (10 - number) + ["unknown"] * number
+        write(tmp_path / f"{name}.csv", {"user": ["a"] * 10, "item": list(range(10)), "year": years})
+    schema = dataclasses.replace(PLAIN, features=YEAR)
+    with pytest.raises(UserError) as refused:
+        read(tmp_path, schema)
+    assert "a.csv, line 11: year 'unknown' is not a number; 3 of 20 values of" in str(refused.value)
+    assert 'kind = "category"' in str(refused.value)
+    as_advised = {"year": dataclasses.replace(YEAR["year"], kind="category")}
+    assert len(read(tmp_path, dataclasses.replace(schema, features=as_advised)).events.user) == 20

@@ -19,6 +19,7 @@ from recsuite.datasets.tables.values import (
     NO_TIME,
     NOT_WHOLE,
     OTHER_UNIT,
+    ColumnSpec,
     categories,
     ids,
     lists,
@@ -54,6 +55,36 @@ def test_a_text_is_parsed_as_a_number_a_missing_value_or_a_fault(
         assert found.faults[0] == fault
         if fault == 0:
             np.testing.assert_equal(found.values[0], np.nan if number is None else number)
+
+
+@pytest.mark.parametrize(
+    ("form", "texts", "values"),
+    [
+        (
+            "decimal_commas",
+            ["3,00", " -0,5 ", "1.234,5", "1.234", "1.234.567"],
+            [3, -0.5, 1234.5, 1234, 1234567],
+        ),
+        # A point before other than three digits is one, in either form.
+        ("decimal_commas", ["3.5", "12", "NA"], [3.5, 12, np.nan]),
+        ("grouping_commas", ["-61,753,924", "1,234.5", "1,234", "0.5"], [-61753924, 1234.5, 1234, 0.5]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["number", "more_weight"])
+def test_numbers_with_commas_are_read_by_their_form(
+    form: str, texts: list[str], values: list[float], kind: str
+) -> None:
+    texts, values = (texts, values) if kind == "number" else ([texts[-2]] * 2, [values[-2]] * 2)
+    found = ColumnSpec("price", kind, "event", form).parse(pyarrow.array(texts))
+    np.testing.assert_allclose(found.values, values)
+    assert not found.faults.any()
+
+
+@pytest.mark.parametrize(
+    ("form", "text"), [("grouping_commas", "3,5"), ("decimal_commas", "1,2,3"), ("decimal_commas", "x")]
+)
+def test_a_number_of_another_form_with_commas_is_a_fault(form: str, text: str) -> None:
+    assert ColumnSpec("price", "number", "item", form).parse(pyarrow.array([text])).faults == [NO_NUMBER]
 
 
 @pytest.mark.parametrize("column", [pyarrow.array([[1]]), pyarrow.array([datetime.date(2026, 1, 1)])])

@@ -83,10 +83,14 @@ def settle(raw: RawData, how: str, schema: Schema, folder: Path | None = None) -
                 num_events += len(repeated)
     if num_events == 0:
         return raw
+    counts = COUNTS[how]
+    # Events without times have the time 0.
+    if highest(events.time) <= 0:
+        counts = counts.replace("in time", "in the files").replace(", at the time of the last", "")
     note = (
         f"{num_events:,} {schema.labels} are of {with_article(schema.item)} that the same {schema.user} "
         f"{'rated' if schema.label_kind == RATING else 'had'} more than once "
-        f"({counted(num_pairs, 'such pair')}): {COUNTS[how]}{', with the weight of all' if adds_up else ''} "
+        f"({counted(num_pairs, 'such pair')}): {counts}{', with the weight of all' if adds_up else ''} "
         f"(--duplicates {how}{'; keep counts all' if how != 'keep' else ''})"
     )
     raw = dataclasses.replace(raw, events=events, skipped=[*raw.skipped, note])
@@ -311,8 +315,8 @@ def _describe_cut(time: np.ndarray, by_time: np.ndarray, cut: int, schema: Schem
     # They would be split in the order of the file, whose end often has users without a training event.
     if number > 1 and time[by_time[0]] == time[by_time[-1]]:
         raise UserError(
-            f"All {number:,} {schema.labels} have the time {time[0]}, so --split time cannot choose the "
-            "newest; give --split random."
+            f"All {number:,} {schema.labels} have the time {np.datetime64(int(time[0]), 's')}, so "
+            "--split time cannot choose the newest; give --split random."
         )
     if not 0 < cut < number or time[by_time[cut - 1]] != time[by_time[cut]]:
         return []
@@ -320,8 +324,8 @@ def _describe_cut(time: np.ndarray, by_time: np.ndarray, cut: int, schema: Schem
     first = sum(int(np.count_nonzero(time[part] < of_test)) for part in chunks(number, time))
     tied = sum(int(np.count_nonzero(time[part] == of_test)) for part in chunks(number, time))
     return [
-        f"the test begins among {tied:,} {schema.labels} of one time ({of_test}): the last "
-        f"{first + tied - cut:,} of them in the file are in it"
+        f"the test begins among {tied:,} {schema.labels} of one time ({np.datetime64(int(of_test), 's')}): "
+        f"the last {first + tied - cut:,} of them in the file are in it"
     ]
 
 

@@ -769,8 +769,8 @@ def _text(value: Any) -> str:
 
 
 BATCH_ROWS = 2**18
-# Compressed bytes of a column that are read at once.
-BUFFER_BYTES = 2**20
+# Compressed bytes of a column that are read at once; most bytes of all columns.
+BUFFER_BYTES, MOST_BUFFERED = 2**20, 2**26
 # Least rows of a row group of a Parquet file, on average, whose texts are read as codes.
 LEAST_GROUP_ROWS = 2**13
 # Bytes of the length of a text in a Parquet file.
@@ -806,7 +806,7 @@ class Parquet(Typed):
             self._parquet = parquet.ParquetFile(
                 _opened(file),
                 metadata=metadata,
-                buffer_size=BUFFER_BYTES,
+                buffer_size=min(BUFFER_BYTES, max(1, MOST_BUFFERED // max(1, len(self.names)))),
                 # It would keep the bytes of all row groups until the last one is read.
                 pre_buffer=False,
                 page_checksum_verification=True,

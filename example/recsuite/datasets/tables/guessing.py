@@ -32,6 +32,7 @@ from recsuite.datasets.tables.schema_file import (
     VECTOR,
     EventTypes,
     FeatureColumn,
+    Files,
     ItemColumn,
     LabelColumn,
     SkippedColumn,
@@ -43,7 +44,18 @@ from recsuite.datasets.tables.schema_file import (
     first_values,
     toml_of,
 )
-from recsuite.datasets.tables.values import NO_VALUE, forms_of, indices_of, plain, times
+from recsuite.datasets.tables.values import (
+    COMMAS,
+    MOST_UNREAD,
+    NO_VALUE,
+    forms_of,
+    forms_with_commas,
+    indices_of,
+    plain,
+    shortest,
+    times,
+    with_points,
+)
 from recsuite.errors import UserError, counted, printable
 
 # The first match is taken.
@@ -88,6 +100,10 @@ TIME_OF_EVENT = re.compile(
     r"(event|review|rating|order|purchase|transaction|click|invoice|interaction|created?|creation|updated?|"
     r"unix|epoch|utc|local|server|start|begin|access|log|[a-z]+ed(?=at$))*(timestamp|datetime|time|date|ts|at)+"
     r"(utc|gmt|unix|ms|us|ns|sec|seconds|millis|micros|nanos)*"
+)
+# The beginning of the name of a time that events of one user may share.
+DATE_OF_EVENT = re.compile(
+    r"(event|review|rating|order|purchase|transaction|click|invoice|interaction|visit|session)(time|date|ts|day)"
 )
 # Columns with the types of events, and words for the predicted type, the first match first. A type that takes
 # back another one is no context.
@@ -197,14 +213,17 @@ def table_name(name: str, taken: Collection[str]) -> str:
 
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 NUMBER_FORM = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
-# Numbers with a decimal comma, and points between thousands.
-DECIMAL_COMMA = r"^\s*[+-]?\d+(\.\d{3})*,\d{1,2}\s*$"
+# Numbers with commas that may also be lists of numbers.
+LIST_OR_NUMBER = r"^\d{3}(,\d{3})*$"
+COMMA_OR_POINTS = r"[-+]?\d[\d.]*(,|\.\d+\.)"
 SEPARATORS = ("|", ";", ",")
 NOTHING = {*NO_VALUE}
 # Share of a column's values that may be damaged; least share of lists with several entries.
 MOST_DAMAGED, LEAST_SEVERAL = 0.01, 0.05
-# Least share of values with a decimal comma; with fewer they are lists.
+# Least share of values with a decimal comma; with fewer they may be lists.
 LEAST_COMMAS = 0.9
+# Form of texts that are numbers with commas of either meaning, or lists.
+UNCLEAR = "unclear"
 # Texts with more characters on average, and entries of a list with more words, are sentences.
 LONG_TEXT, LONG_ENTRY = 40, 3
 # Number of first values that are tried before all; a column of yes and no has fewer distinct values than the
@@ -220,12 +239,13 @@ TRIED, LEAST_TIMES = 200, 0.5
 class Content:
     """Content of a column.
 
-    kind: "number", "comma" (numbers with a decimal comma), "flag" (true and false), "text", "time", "list",
-    "vector" (lists of floats, whose lengths are its numbers) or "other". size: number of values that are not
-    missing. distinct: number of distinct values. numbers: float64, the finite ones of numbers and flags.
-    values: the distinct values, in order of appearance. time_format: format of a timestamp, empty if it is
-    none; numbers may have one too. separator: between entries of lists in texts. codes: of a column of texts
-    or numbers, see `encoded`. is_amount: true if the file says that it holds numbers.
+    kind: "number", "flag" (true and false), "text", "time", "list", "vector" (lists of floats, whose lengths
+    are its numbers) or "other". size: number of values that are not missing. distinct: number of distinct
+    values. numbers: float64, the finite ones of numbers and flags. values: the distinct values, in order of
+    appearance. time_format: format of a timestamp, empty if it is none; numbers may have one too. separator:
+    between entries of lists in texts. codes: of a column of texts or numbers, see `encoded`. commas: of
+    numbers in texts, one of COMMAS, or UNCLEAR for a text; else empty. is_amount: true if the file says that
+    it holds numbers.
     """
 
     name: str
@@ -237,6 +257,7 @@ class Content:
     time_format: str = ""
     separator: str = ""
     codes: np.ndarray | None = None
+    commas: str = ""
     is_amount: bool = False
 
     @functools.cached_property
@@ -260,14 +281,15 @@ class Content:
         return self.kind == "time"
 
 
-def contents_of(table: pa.Table) -> dict[str, Content]:
+def contents_of(table: pa.Table, files: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Content]:
     """Return the content of each column of a sample whose name a schema can hold.
 
-    The metadata of the sample may have types of columns, as RecBole writes them into the header.
+    files: as written there. The metadata of the sample may have types of columns, as RecBole writes them into
+    the header.
     """
     types = {name.decode(): each.decode() for name, each in (table.schema.metadata or {}).items()}
     return {
-        name: _typed(content_of(name, table[name]), types.get(name, ""))
+        name: _typed(content_of(name, table[name], files), types.get(name, ""))
         for name in table.column_names
         if can_be_named(f"{name}{LONGEST_CALL}") and name
     }
@@ -293,17 +315,21 @@ def plain_table(table: pa.Table) -> pa.Table:
 def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         chunks = [plain(chunk, name) for chunk in column.chunks]
+        # As training reads them: pandas writes 10 as 10.0 in a file with a missing value.
+        chunks = [shortest(each) if pa.types.is_string(each.type) else each for each in chunks]
     # Bytes and structures stay unchanged: they are not features.
     except UserError:
         return column
     return pa.chunked_array(chunks) if chunks else column
 
 
-def content_of(name: str, column: pa.ChunkedArray) -> Content:
+def content_of(
+    name: str, column: pa.ChunkedArray, files: Mapping[str, Any] = MappingProxyType({})
+) -> Content:
     """Return the content of a column of a sample."""
     kind = column.type
     if pa.types.is_string(kind):
-        return _of_texts(name, column)
+        return _of_texts(name, column, files)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return _of_numbers(name, "number", column)
     column = column.drop_null()
@@ -340,15 +366,15 @@ def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
 
 
 def _numeric(
-    name: str, kind: str, numbers: np.ndarray, values: Sequence[object], codes: np.ndarray
+    name: str, kind: str, numbers: np.ndarray, values: Sequence[object], codes: np.ndarray, commas: str = ""
 ) -> Content:
     """Return the content of a column of numbers. numbers: float64, one for each distinct value."""
     numbers = numbers[codes[codes >= 0]]
     finite, form = numbers[np.isfinite(numbers)], _time_format(name, values)
-    return Content(name, kind, len(numbers), len(values), finite, values, form, codes=codes)
+    return Content(name, kind, len(numbers), len(values), finite, values, form, codes=codes, commas=commas)
 
 
-def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
+def _of_texts(name: str, column: pa.ChunkedArray, files: Mapping[str, Any]) -> Content:
     # Each distinct value is examined only once: there may be very many columns.
     found = column.combine_chunks().dictionary_encode()
     with contextlib.suppress(pa.ArrowInvalid):
@@ -359,21 +385,48 @@ def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
     codes, texts = encoded(found)
     size = int((codes >= 0).sum())
     counts, column = np.bincount(codes[codes >= 0], minlength=len(texts)), pa.array(texts, pa.string())
-    if _may_be(texts, NUMBER_FORM) and _share(column, NUMBER_FORM, counts) >= 1 - MOST_DAMAGED:
-        is_number = pc.match_substring_regex(column, NUMBER_FORM)
-        numbers = pc.utf8_ltrim(pc.if_else(is_number, column, None), "+").cast(pa.float64())
-        numbers = numbers.to_numpy(zero_copy_only=False)
-        return _numeric(name, "number", numbers, texts, codes)
+    commas = _commas_of(name, column, texts, counts, files)
+    plain_numbers = column if commas in ("", UNCLEAR) else with_points(column, commas)
+    if commas != UNCLEAR and _may_be(plain_numbers.slice(0, LOOKED_AT).to_pylist(), NUMBER_FORM):
+        is_number = pc.match_substring_regex(plain_numbers, NUMBER_FORM)
+        words = ~is_number.to_numpy(zero_copy_only=False)
+        damaged = float(np.average(words, weights=counts))
+        # A single word, such as "unknown", stands for a missing number.
+        if damaged <= (MOST_UNREAD if words.sum() == 1 else MOST_DAMAGED):
+            numbers = pc.utf8_ltrim(pc.if_else(is_number, plain_numbers, None), "+ ").cast(pa.float64())
+            numbers = numbers.to_numpy(zero_copy_only=False)
+            return _numeric(name, "number", numbers, texts, codes, commas)
     if 0 < len(texts) < MOST_ANSWERS and {text.lower() for text in texts} <= {*TRUE, *FALSE}:
         numbers = np.array([text.lower() in TRUE for text in texts], np.float64)[codes[codes >= 0]]
         return Content(name, "flag", size, len(texts), numbers, texts, codes=codes)
     if form := _time_format(name, texts):
         return Content(name, "time", size, len(texts), np.empty(0), texts, form, codes=codes)
-    if _may_be(texts, DECIMAL_COMMA) and _share(column, DECIMAL_COMMA, counts) >= LEAST_COMMAS:
-        return Content(name, "comma", size, len(texts), np.empty(0), texts, codes=codes)
+    if commas:
+        return Content(name, "text", size, len(texts), np.empty(0), texts, codes=codes, commas=UNCLEAR)
     separator = _separator_of(column, texts, counts)
     kind = "list" if separator else "text"
     return Content(name, kind, size, len(texts), np.empty(0), texts, "", separator, codes)
+
+
+def _commas_of(
+    name: str, column: pa.Array, texts: Sequence[str], counts: np.ndarray, files: Mapping[str, Any]
+) -> str:
+    """Return the form of numbers with commas, UNCLEAR if a person has to tell it, empty for other texts."""
+    for form in COMMAS:
+        if name in files.get(form, ()):
+            return form
+    found = [
+        form
+        for form, pattern in COMMAS.items()
+        if _may_be(texts, pattern) and _share(column, pattern, counts) >= 1 - MOST_UNREAD
+    ]
+    if not found or not any(re.match(COMMA_OR_POINTS, text) for text in texts):
+        return ""
+    # A list of codes has no sign, and entries of one length. A label is no list.
+    is_list = _share(column, LIST_OR_NUMBER, counts) >= 1 - MOST_DAMAGED
+    is_list |= found == ["decimal_commas"] and _share(column, ",", counts) < LEAST_COMMAS
+    is_list &= rank(name, LABELS, OF_LABELS) is None
+    return UNCLEAR if is_list or len(found) > 1 or found[0] in files else found[0]
 
 
 def _may_be(texts: Sequence[str], pattern: str) -> bool:
@@ -430,6 +483,13 @@ def hours_of(content: Content) -> np.ndarray:
     return seconds[faults == 0] // 3_600
 
 
+def _share_read(content: Content) -> float:
+    """Return the share of a column's times that are read."""
+    faults = times(pa.array(content.texts, pa.string()), content.name, content.time_format).faults
+    codes = np.arange(len(faults)) if content.codes is None else content.codes[content.codes >= 0]
+    return float(np.mean(faults[codes] == 0))
+
+
 # With fewer distinct whole numbers than this, they are classes.
 FEW_NUMBERS = 10
 # In a path of categories, such as Home > Kitchen.
@@ -442,8 +502,16 @@ NEARLY_ALL, LEAST_KNOWN = 0.9, 20
 NO_ISO = "it holds dates of another form than 2026-11-20, which are not read"
 AGE_TELLS = "its age at an event says which item that is of, which is not known before one is chosen"
 OF_WEIGHT = "it may say how much an event counts; to use it so, name it as the column of [weight]"
+OF_DATES = "a user has one; if it is the time of the events, name it as the column of [timestamp]"
+# In place of OF_EVENT, where that cannot be told.
+FEW_REPEATS = 'too few {0}s come twice to tell whether it is of the {0}; if so, write of = "{0}"'
+FEW_VALUES = 'it varies too little to tell whether it is of the {0}; if so, write of = "{0}"'
 OF_EVENT = "it differs from event to event; use it only if it is known before the label"
 OUTCOME = "by its name it could be a label itself, or be counted from labels"
+ASKED = (
+    "{} may be a number of two kinds, or a list; for a number name its column in decimal_commas or "
+    "grouping_commas under [files]"
+)
 
 
 def feature_of(
@@ -476,6 +544,8 @@ def kind_of(content: Content) -> str:
         return LIST
     if content.kind == "vector":
         return VECTOR
+    if content.commas == UNCLEAR:
+        return NUMBER
     if content.kind != "number" or (has_word(content.name, CODES) and not content.is_amount):
         return CATEGORY
     if content.is_amount:
@@ -489,8 +559,8 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
         return "it is empty"
     if INDEX.fullmatch(content.name):
         return "it is the index that pandas wrote, and numbers the rows"
-    if content.kind == "comma":
-        return "it holds numbers with decimal commas, which are not read; write them with points"
+    if content.commas == UNCLEAR:
+        return ASKED.format(content.texts[0])
     if content.kind == "other" or (content.kind == "vector" and of == EVENT):
         return "values of its type are not read"
     if content.kind == "vector":
@@ -499,7 +569,8 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
     if content.distinct == 1 and content.kind != "list":
         return "it has one value"
     if content.is_time:
-        return _reason_of_dates(of, has_times) or NO_ISO * (content.time_format != ISO)
+        is_read = content.time_format == ISO and _share_read(content) >= 1 - MOST_UNREAD
+        return _reason_of_dates(of, has_times) or NO_ISO * (not is_read)
     if content.is_long:
         return "it holds long texts, and nothing reads texts yet"
     if has_word(content.name, OUTCOMES):
@@ -517,7 +588,9 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
 def _reason_of_dates(of: str, has_times: bool) -> str:
     if of == EVENT:
         return "it holds times, and the events have others"
-    return "" if has_times else "it holds dates, and without times of the events these tell no age"
+    if has_times:
+        return ""
+    return OF_DATES if of == USER else "it holds dates, and without times of the events these tell no age"
 
 
 def is_title(name: str) -> bool:
@@ -735,11 +808,14 @@ def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, ite
     those of partitions; then the best name.
     """
 
+    has_sessions = any(has_word(name, ("session",)) for name in (user, *contents))
+
     def may_be(name: str) -> bool:
-        # A date of release or birth is constant for an item or a user.
-        return rank(name, TIMES) is not None or not any(
-            is_constant(events, name, each) for each in (user, item)
-        )
+        # A date of release or birth is constant for an item or a user. So is that of a session or of an order
+        # for a user with one of them.
+        is_event = has_sessions or DATE_OF_EVENT.match(re.sub(r"[\W_]", "", name.lower()))
+        owners = (item,) if is_event else (user, item)
+        return rank(name, TIMES) is not None or not any(is_constant(events, name, each) for each in owners)
 
     found = {
         name: (
@@ -962,13 +1038,15 @@ def groups_of(column: pa.ChunkedArray) -> IdGroups:
 
 def is_constant(table: pa.Table, column: str, within: str) -> bool:
     """True if a column has one value for each value of another column, with few contradictions."""
-    return contradictions(codes_of(table[column]), groups_of(table[within])) is not None
+    number = contradictions(codes_of(table[column]), groups_of(table[within]))
+    return number is not None and number < math.inf
 
 
-def contradictions(values: np.ndarray, groups: IdGroups) -> int | None:
-    """Count the rows whose value differs from most rows of their id; None if it is no property of the id.
+def contradictions(values: np.ndarray, groups: IdGroups) -> float | None:
+    """Count the rows whose value differs from most rows of their id; infinity if it is no property of the id.
 
     It is a property if enough rows confirm it: at most a tenth as many contradict it as expected by chance.
+    None: too few could contradict it.
 
     values: codes, int [n], -1 for a missing value.
     """
@@ -984,12 +1062,12 @@ def contradictions(values: np.ndarray, groups: IdGroups) -> int | None:
     num_changes = int((is_again & (found[1:] != found[:-1])).sum())
     # Each contradiction makes at most two changes.
     if num_changes == 0 or num_changes > 2 * most:
-        return None if num_changes else 0
+        return math.inf if num_changes else 0
     pairs, counts = np.unique(ids.astype(np.int64) * len(shares) + found, return_counts=True)
     owners = pairs // len(shares)
     most_frequent = np.maximum.reduceat(counts, np.flatnonzero(np.diff(owners, prepend=-1)))
     number = len(found) - int(most_frequent.sum())
-    return number if number <= most else None
+    return number if number <= most else math.inf
 
 
 def codes_of(column: pa.ChunkedArray) -> np.ndarray:
@@ -1069,20 +1147,29 @@ def guess(
     events = samples[EVENTS]
     if not len(events):
         raise UserError("The events have no rows, so nothing can be told about their columns.")
-    contents = {role: contents_of(table) for role, table in samples.items()}
+    written_files = given.get("files", {})
+    contents = {role: contents_of(table, written_files) for role, table in samples.items()}
     own = {role: tuple(found) for role, found in contents.items() if role != EVENTS}
     roles = roles_of(events, contents[EVENTS], own, given)
+    _check_label(events, contents[EVENTS], roles, given.get("label", {}))
     named = {of: _table_column(contents, roles, of) for of in ENTITIES}
-    owned, notes = _owned(samples, contents, roles, named)
+    owned, notes, unclear = _owned(samples, contents, roles, named)
     title = title_of(owned[ITEM])
     owned[ITEM].pop(title, None)
-    features, left_out = _features(owned, roles, samples, contents[EVENTS], given)
+    features, left_out = _features(owned, roles, samples, contents[EVENTS], given, unclear)
     time = contents[EVENTS].get(roles.timestamp)
     if time:
         by_hand = given.get("features", {})
         written = {each.get("column") for each in by_hand.values()}
         of_times = _of_times(time, {**features, **by_hand})
         features |= {name: each for name, each in of_times.items() if each.column not in written}
+    columns = [content for of_table in contents.values() for content in of_table.values()]
+    with_commas: dict[str, Any] = {
+        form: tuple(
+            dict.fromkeys([*written_files.get(form, ()), *(c.name for c in columns if c.commas == form)])
+        )
+        for form in COMMAS
+    }
     schema = TableSchema(
         user=UserColumn(roles.user, table_column=named[USER]),
         item=ItemColumn(roles.item, title, table_column=named[ITEM]),
@@ -1091,23 +1178,68 @@ def guess(
         timestamp=TimestampColumn(roles.timestamp, time.time_format or "iso") if time else None,
         events=roles.types,
         features=features,
+        files=replace(Files(), **with_commas),
     )
-    missing = [_of_missing(contents[EVENTS][column], len(events)) for column in (roles.user, roles.item)]
+    other = _other_user(contents[EVENTS], roles, len(events))
+    missing = [
+        _of_missing(contents[EVENTS][column], len(events), other * (column == roles.user))
+        for column in (roles.user, roles.item)
+    ]
     unnamed = sum(not can_be_named(name) for table in samples.values() for name in table.column_names)
     odd = [f"skipped {counted(unnamed, 'column')} without a name that a schema can hold"] if unnamed else []
     return Guess(schema, left_out, [*filter(None, missing), *roles.notes, *notes, *odd])
 
 
-def _of_missing(ids: Content, num_rows: int) -> str:
-    """Return a note on events without a user or an item."""
+def _check_label(
+    events: pa.Table, contents: Mapping[str, Content], roles: ColumnRoles, given: Mapping[str, Any]
+) -> None:
+    """Refuse a column that is named as the label, but has neither numbers nor truths.
+
+    Raises:
+        UserError: with a value, and the lines to write.
+    """
+    named = [given["column"]] if given.get("column") else []
+    if not named and roles.label.kind == CLICKS and "kind" not in given:
+        named = [
+            name
+            for name in contents
+            if name not in roles.columns and not has_word(name, TYPES)
+            if rank(name, LABELS, OF_LABELS) is not None and not is_constant(events, name, roles.item)
+        ]
+    for content in (contents[name] for name in named if name in contents):
+        if content.kind not in ("text", "list") or content.is_long or content.distinct < 2:
+            continue
+        odd = (t for t in content.texts if not re.match(NUMBER_FORM, t) and t.lower() not in (*TRUE, *FALSE))
+        value = next(odd, content.texts[0])
+        forms = [f"[files] {form} = [{toml_of(content.name)}]" for form in forms_with_commas(value)]
+        lines = " or ".join(forms) or f"[label] kind = {toml_of(CLICKS)}, to predict events alone"
+        raise UserError(
+            f"The column {printable(content.name)} is called a label, and its value "
+            f"{printable(value[:MOST_CHARACTERS])!r} is not a number; write numbers, or write into "
+            f"schema.toml, each on a line: {lines}."
+        )
+
+
+def _other_user(contents: Mapping[str, Content], roles: ColumnRoles, num_rows: int) -> str:
+    """Return a column, such as of sessions, that has ids where most events have no user; else empty."""
+    other, size = _id_column(contents, USER_WORDS, (), (*roles.columns,)), contents[roles.user].size
+    is_better = other and 2 * size < num_rows and contents[other].size > NEARLY_ALL * num_rows
+    return other if is_better and contents[other].distinct < contents[other].size else ""
+
+
+def _of_missing(ids: Content, num_rows: int, other: str) -> str:
+    """Return a note on events without a user or an item. other: a column that has ids where they lack."""
     number = num_rows - ids.size
     if not number:
         return ""
     share, allowed = number / num_rows, DataConfig.max_bad_rows
     most = "" if share <= allowed / 2 else f" --max_bad_rows {min(1, math.ceil(20 * share + 1) / 20):g}"
+    told = f"training stops at such a row, and with --bad_rows skip{most} skips them"
+    if other:
+        told = f"to learn from all, write into schema.toml, each on a line: [user] column = {toml_of(other)}"
     return (
         f"the column {printable(ids.name[:40])} has no id in {number:,} of {num_rows:,} events (empty, NA, "
-        f"null and the like): training stops at such a row, and with --bad_rows skip{most} skips them"
+        f"null and the like): {told}"
     )
 
 
@@ -1124,10 +1256,11 @@ def _owned(
     contents: Mapping[str, Mapping[str, Content]],
     roles: ColumnRoles,
     named: Mapping[str, str],
-) -> tuple[dict[str, dict[str, Content]], list[str]]:
+) -> tuple[dict[str, dict[str, Content]], list[str], dict[str, str]]:
     """Return the columns without a role by their owner (user, item, event), and notes on contradictions.
 
-    Columns of the tables of users and items come first.
+    Columns of the tables of users and items come first. Also return the reasons why the owner of a column of
+    the events cannot be told.
     """
     ids = {USER: roles.user, ITEM: roles.item}
     owned: dict[str, dict[str, Content]] = {
@@ -1137,21 +1270,28 @@ def _owned(
         for of, column in ids.items()
     }
     owned[EVENT] = {}
-    events, notes = samples[EVENTS], []
+    events, notes, unclear = samples[EVENTS], [], {}
     groups = {of: groups_of(events[column]) for of, column in ids.items()}
     for name, content in contents[EVENTS].items():
         if name in roles.columns:
             continue
         values = codes_of(events[name]) if content.codes is None else content.codes
-        found = {of: number for of in groups if (number := contradictions(values, groups[of])) is not None}
+        numbers = {of: contradictions(values, groups[of]) for of in groups}
+        found = {
+            of: int(number) for of, number in numbers.items() if number is not None and number < math.inf
+        }
         owner = min(found, key=lambda of: found[of], default=EVENT)
+        if not found and None in numbers.values():
+            of = next(of for of in numbers if numbers[of] is None)
+            is_few = contents[EVENTS][ids[of]].distinct > MOST_DISTINCT * contents[EVENTS][ids[of]].size
+            unclear[name] = (FEW_REPEATS if is_few else FEW_VALUES).format(of)
         if found.get(owner) and name not in owned[owner]:
             notes.append(
                 f"the column {printable(name[:40])} of the {owner}s: in {counted(found[owner], 'event')} of "
                 f"{len(events):,} it differs from most of the same {owner}, whose value counts"
             )
         owned[owner].setdefault(name, content)
-    return owned, notes
+    return owned, notes, unclear
 
 
 def _features(
@@ -1160,6 +1300,7 @@ def _features(
     samples: Mapping[str, pa.Table],
     contents: Mapping[str, Content],
     given: Mapping[str, Mapping[str, Any]],
+    unclear: Mapping[str, str],
 ) -> tuple[dict[str, FeatureColumn], list[SkippedColumn]]:
     features: dict[str, FeatureColumn] = {}
     left_out: list[SkippedColumn] = []
@@ -1175,6 +1316,7 @@ def _features(
                 continue
             # A column of users or items with the label's name would be confused with it.
             why = SAME_NAME if column in roles.columns else why
+            why = unclear.get(column, why) if why == OF_EVENT else why
             # Two places are reserved for the hour and the weekday.
             why = why or TOO_MANY * (len(features) + len(by_hand) >= MOST_FEATURES - 2)
             name = table_name(column + "_age" * feature.column.startswith(f"{AGE_DAYS}("), names)

@@ -44,7 +44,15 @@ from recsuite.datasets.tables.formats import (
     opened,
 )
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, VECTOR
-from recsuite.datasets.tables.values import DATE, DROPPED, ColumnSpec, beyond_int64, indices_of
+from recsuite.datasets.tables.values import (
+    DATE,
+    DROPPED,
+    MOST_UNREAD,
+    ColumnSpec,
+    ParsedValues,
+    beyond_int64,
+    indices_of,
+)
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import (
     FileEntry,
@@ -196,7 +204,8 @@ class Part:
     """Content of one file.
 
     num_rows: number of readable rows. untyped: for each column, true if its texts may stand for numbers.
-    notes: messages from reading.
+    faults: bad rows. unread: by column, values of features that count as missing. notes: messages from
+    reading.
     """
 
     folder: Path
@@ -205,6 +214,7 @@ class Part:
     num_rows: int
     untyped: tuple[bool, ...]
     faults: Faults = field(default_factory=Faults)
+    unread: dict[str, Faults] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def column(self, wanted: ColumnSpec, rows: slice) -> np.ndarray:
@@ -274,6 +284,7 @@ class _Writer:
         # Rows whose label the schema drops are not bad rows.
         self.num_rows, self.broken, self.dropped = 0, 0, 0
         self.faults = Faults(source.unit)
+        self.unread: dict[str, Faults] = {}
         texts = set(source.names) if source.file.is_text else set()
         texts |= {*names_of(source)} - {*source.names}
         self.untyped = [each.column in texts for each in wanted]
@@ -282,7 +293,7 @@ class _Writer:
 
     def add(self, batch: FileBatch) -> None:
         """Write the rows of a batch."""
-        parsed = [each.parse(batch.columns.column(each.column)) for each in self.wanted]
+        parsed = [self._parsed(each, batch) for each in self.wanted]
         self.note_broken(batch.num_bad)
         is_good = np.ones(batch.columns.num_rows, bool)
         for each in parsed:
@@ -302,13 +313,23 @@ class _Writer:
                 self.files[place].write(values.astype(self.wanted[place].dtype.base, copy=False).data)
         self.num_rows += int(is_good.sum())
 
+    def _parsed(self, wanted: ColumnSpec, batch: FileBatch) -> ParsedValues:
+        """Return a column, in which a bad number or date of a feature is a missing one, and counted."""
+        found = wanted.parse(batch.columns.column(wanted.column))
+        if wanted.kind not in (NUMBER, DATE) or not found.faults.any():
+            return found
+        is_bad = found.faults != 0
+        first = self._bad_row(batch, int(np.argmax(is_bad)), [wanted], [found.faults])
+        self.unread.setdefault(wanted.column, Faults(self.source.unit)).add([first], int(is_bad.sum()))
+        return ParsedValues(np.where(is_bad, np.nan, found.values), np.zeros_like(found.faults))
+
     def _note_bad(self, batch: FileBatch, is_good: np.ndarray, faults: list[np.ndarray]) -> None:
         """Count the rows with a fault; those that the schema drops are not bad."""
         is_dropped = np.any([each == DROPPED for each in faults], axis=0)
         self.dropped += int(is_dropped.sum())
         is_bad = ~(is_good | is_dropped)
         if is_bad.any():
-            row = self._bad_row(batch, int(np.argmax(is_bad)), faults)
+            row = self._bad_row(batch, int(np.argmax(is_bad)), self.wanted, faults)
             self.faults.add([row], int(is_bad.sum()))
 
     def note_broken(self, number: int) -> None:
@@ -344,13 +365,15 @@ class _Writer:
                 "to have them as numbers"
             )
 
-    def _bad_row(self, batch: FileBatch, place: int, faults: list[np.ndarray]) -> BadRow:
+    def _bad_row(
+        self, batch: FileBatch, place: int, columns: Sequence[ColumnSpec], faults: Sequence[np.ndarray]
+    ) -> BadRow:
         found = [int(of_column[place]) for of_column in faults]
-        wanted, fault = next(pair for pair in zip(self.wanted, found, strict=True) if pair[1])
+        wanted, fault = next(pair for pair in zip(columns, found, strict=True) if pair[1])
         column = batch.columns.column(wanted.column)
         value = column[place].as_py()
         shown = "" if value is None or value == "" else f"{printable(value)[:60]!r} "
-        reason = f"{printable(wanted.column)} {shown}{wanted.reason(fault, column)}"
+        reason = f"{printable(wanted.column)} {shown}{wanted.reason(fault, column, value)}"
         return BadRow(self.source.number_of(batch, place), "", reason)
 
 
@@ -367,7 +390,11 @@ def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBat
         "num_rows": writer.num_rows,
         "untyped": [bool(each) for each in writer.untyped],
         "notes": writer.source.notes,
-        "faults": [writer.faults.unit, writer.faults.number, writer.faults.first],
+        # No column has an empty name.
+        "faults": {
+            name: [each.unit, each.number, each.first]
+            for name, each in {"": writer.faults, **writer.unread}.items()
+        },
         "files": [vars(entry) for entry in entries],
     }
     (folder / DESCRIPTION).write_text(json.dumps(found, allow_nan=False))
@@ -379,14 +406,18 @@ def open_part(folder: Path, file: File, wanted: tuple[ColumnSpec, ...], is_new: 
         found: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
         for entry in () if is_new else found["files"]:
             check_file(folder, FileEntry(**entry))
-        unit, number, first = found["faults"]
+        faults = {
+            name: Faults(unit, number, BadRow(*first) if first else None)
+            for name, (unit, number, first) in found["faults"].items()
+        }
         return Part(
             folder,
             file,
             wanted,
             found["num_rows"],
             tuple(found["untyped"]),
-            Faults(unit, number, BadRow(*first) if first else None),
+            faults.pop(""),
+            faults,
             tuple(found["notes"]),
         )
     # A damaged part is always made again.
@@ -490,13 +521,37 @@ def parts_of(
         for name, (file, _) in zip(names, roles, strict=True)
         if (part := found[name]) is not None
     ]
-    return parts, [note for part in parts for note in (*part.notes, *_accepted(part, config))]
+    notes = [note for part in parts for note in (*part.notes, *_accepted(part, config))]
+    return parts, [*notes, *_missing(parts)]
 
 
 def _name(file: File, wanted: tuple[ColumnSpec, ...]) -> str:
     """Name of a part: a digest of the bytes, of what is read of them, and of the version."""
     told = [file.digest, repr(file), repr(wanted), VERSION]
     return digest_of_bytes(json.dumps(told).encode())
+
+
+def _missing(parts: Sequence[Part]) -> Iterator[str]:
+    """Yield a note on each feature with numbers or dates that cannot be read, which count as missing.
+
+    Raises:
+        UserError: for a feature with too many of them.
+    """
+    for column in dict.fromkeys(column for part in parts for column in part.unread):
+        found = [part for part in parts if column in part.unread]
+        number = sum(part.unread[column].number for part in found)
+        rows = sum(part.num_rows for part in parts if column in {each.column for each in part.wanted})
+        told, first = f"{number:,} of {rows:,} values", found[0].unread[column].first
+        assert first is not None
+        place = f"{found[0].unread[column].unit} {first.number}"
+        if number > MOST_UNREAD * rows:
+            raise UserError(
+                f"Cannot read {found[0].file}, {place}: {first.reason}; {told} of that feature cannot be "
+                f"read, and {MOST_UNREAD:.0%} may be so. Fix: correct them, or write for it in schema.toml "
+                'kind = "category".'
+            )
+        name = Path(str(found[0].file)).name
+        yield f"{printable(column)}: {told} count as missing, the first in {place} of {name} ({first.reason})"
 
 
 def _accepted(part: Part, config: DataConfig) -> list[str]:

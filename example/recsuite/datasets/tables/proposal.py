@@ -61,6 +61,7 @@ from recsuite.datasets.tables.schema_file import (
     text_of,
     validate,
 )
+from recsuite.datasets.tables.values import COMMAS
 from recsuite.errors import UserError, printable
 from recsuite.files import explained, replace_file
 from recsuite.runtime.console import say
@@ -298,7 +299,7 @@ def propose(path: str | Path) -> Proposal:
             here, columns = place_of(written).at(name), {EVENTS: samples[EVENTS].column_names}
             check_column(here, "column", column, (EVENTS,), columns)
     schema, left_out, of_columns = guess(samples, given)
-    schema = replace(schema, files=files)
+    schema = replace(schema, files=replace(files, **{form: getattr(schema.files, form) for form in COMMAS}))
     is_begun = bool(text.strip())
     text = completed(text, given, schema, left_out) if is_begun else text_of(schema, left_out)
     # Check before writing: the text can be read, and fits the files.

@@ -51,6 +51,7 @@ from recsuite.datasets.tables.schema_file import (
 )
 from recsuite.datasets.tables.values import (
     DATE,
+    DECIMAL,
     ENTRY,
     FIRST_LIKELY,
     ID,
@@ -58,7 +59,10 @@ from recsuite.datasets.tables.values import (
     TABLE_OF,
     TIME,
     WEIGHT,
+    WHOLE_NUMBER,
     ColumnSpec,
+    shortest,
+    typed,
     wanted_of,
     wanted_of_label,
 )
@@ -191,8 +195,6 @@ def gathered(blocks: Iterable[np.ndarray], number: int, dtype: str, folder: Path
     return column
 
 
-# Whole numbers, also written as floats (1.0). 007 and -0 are texts.
-WHOLE_NUMBER = r"^(0|-?[1-9]\d{0,18})(\.0+)?$"
 TRUTHS = ("true", "false")
 
 
@@ -220,7 +222,7 @@ def joined(columns: Sequence[tuple[Part, ColumnSpec]]) -> DistinctValues:
     wholes = [_as_whole(values) if may else values for values, may in zip(raw, untyped, strict=True)]
     filled = [values.type for values in wholes if len(values)]
     is_mixed = len(set(filled)) > 1
-    dictionaries = same_type(raw if pyarrow.string() in filled else wholes)
+    dictionaries = same_type(wholes)
     if not dictionaries:
         return DistinctValues(pyarrow.array([], pyarrow.string()), [])
     values, ranks = _sorted(dictionaries)
@@ -252,13 +254,16 @@ def _table(codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
 
 
 def _as_whole(values: pyarrow.Array) -> pyarrow.Array:
-    """Return texts as int64 if all are whole numbers of 64 bits; else unchanged."""
+    """Return texts as int64 if all are whole numbers of 64 bits; 10.0 as 10 if all are numbers."""
     if not types.is_string(values.type) or not len(values):
         return values
+    if not pc.all(pc.match_substring_regex(values, DECIMAL)).as_py():
+        return values
+    values = shortest(values)
     if not pc.all(pc.match_substring_regex(values, WHOLE_NUMBER)).as_py():
         return values
     try:
-        return pc.replace_substring_regex(values, r"\.0+$", "").cast(pyarrow.int64())
+        return values.cast(pyarrow.int64())
     except pyarrow.ArrowInvalid:
         return values
 
@@ -543,7 +548,8 @@ class _Reading:
     def _add_labels(self, events: Events) -> None:
         """Add the labels after the first, and a note with the number of events that lack each."""
         for label in self.schema.more_labels:
-            values, *own = (self._column(wanted, "float32") for wanted in wanted_of_label(label))
+            columns = (typed(wanted, self.schema) for wanted in wanted_of_label(label))
+            values, *own = (self._column(wanted, "float32") for wanted in columns)
             events.more_labels[label.key] = values
             for weights in own:
                 events.more_weights[label.key] = weights

@@ -85,8 +85,9 @@ class Files:
     events, users, items: a file, a folder of parts or a glob pattern; several are separated by ", ".
     encoding, delimiter: of text files; an empty delimiter is guessed. columns, user_columns, item_columns:
     the names of the columns of the events, users and items, in order, if text files have no header. whole:
-    columns of ids and categories that hold whole numbers; another value is a bad row. constants: columns
-    that no file of the events has, as NAME=VALUE. For events without a user, "user=all" adds one common user.
+    columns of ids and categories that hold whole numbers; another value is a bad row. decimal_commas,
+    grouping_commas: columns of numbers such as 1.234,5 and 1,234.5. constants: columns that no file of the
+    events has, as NAME=VALUE. For events without a user, "user=all" adds one common user.
     """
 
     events: str = ""
@@ -98,6 +99,8 @@ class Files:
     user_columns: tuple[str, ...] = ()
     item_columns: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
+    decimal_commas: tuple[str, ...] = ()
+    grouping_commas: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -413,6 +416,9 @@ def check_columns(schema: TableSchema, columns: Mapping[str, Sequence[str]], pla
                 named.table_column,
                 f"is of a table that is not there; name its file as {table} in [files]",
             )
+    for key in ("decimal_commas", "grouping_commas"):
+        for column in getattr(schema.files, key):
+            check_column(place.at("files"), key, column, tuple(columns), columns)
     if schema.item.title:
         check_column(place.at("item"), "title", schema.item.title, TABLES_OF[ITEM], columns)
     for name, feature in schema.features.items():
@@ -769,6 +775,7 @@ FILES = """
 # is found by its name. encoding: utf-8, utf-16 or latin-1. delimiter: what stands between columns of text.
 # columns: the names of the events' columns, where their files have no line with them; user_columns and
 # item_columns of the others. whole: ids and categories that are whole numbers; other values are bad rows.
+# decimal_commas, grouping_commas: the columns of numbers such as 1.234,5 and such as 1,234.5.
 # constants: columns that no file of the events has, with the value that they have in all events, such as
 # "user=all".
 """
@@ -954,6 +961,13 @@ def _section_text(name: str, values: Mapping[str, Any]) -> str:
     return "".join([f"[{name}]\n", *(f"{key} = {toml_of(value)}\n" for key, value in values.items())])
 
 
+def text_of_sections(sections: Mapping[str, Any]) -> str:
+    """Return sections and their keys as the text of a schema.toml, which may be incomplete."""
+    features = {f"{FEATURES}.{toml_of(name)}": each for name, each in sections.get(FEATURES, {}).items()}
+    named = {name: each for name, each in sections.items() if name != FEATURES} | features
+    return "\n".join(_section_text(name, each) for name, each in named.items())
+
+
 def toml_of(value: Any) -> str:
     """Return a value as TOML."""
     if isinstance(value, float):
@@ -1022,13 +1036,19 @@ def given_in(path: Path) -> tuple[str, dict[str, Any]]:
     Raises:
         UserError: for what is wrong with those, as far as that is known without the others.
     """
-    place, text = place_of(path), _text(path)
+    text = _text(path)
+    return text, given_of(text, path)
+
+
+def given_of(text: str, path: Path | str) -> dict[str, Any]:
+    """As `given_in`, of a text; `path` is its name in messages."""
+    place = place_of(path)
     found = _parsed(place, text)
     with suppress(IncompleteSchemaError):
         _schema(place, found)
     # If there are several labels, a guess completes only the first.
     found, more = _with_first_label(found)
-    return text, {**found, "more_labels": more}
+    return {**found, "more_labels": more}
 
 
 def parse_schema(text: str, path: Path | str = "schema.toml") -> TableSchema:

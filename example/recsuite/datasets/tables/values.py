@@ -72,6 +72,15 @@ EXACT = 2.0**53
 # Texts that Arrow casts to a float: the fault of a value must not depend on other values.
 DECIMAL = r"^[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:inf|infinity|nan))$"
 WHOLE_TEXT = r"^-?0*\d{1,18}$"
+# Whole numbers, also written as floats (1.0). 007 and -0 are texts.
+WHOLE_NUMBER = r"^(0|-?[1-9]\d{0,18})(\.0+)?$"
+# Numbers with commas, by the key of [files] that lists their columns. A point is in the other place.
+COMMAS = {
+    "decimal_commas": r"^[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$",
+    "grouping_commas": r"^[-+]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?$",
+}
+# Largest share of a feature's numbers or dates that may be none, and count as missing.
+MOST_UNREAD = 0.1
 # Separator of the entries of a list in its text: no text has it by chance.
 ENTRY = "\x1f"
 
@@ -244,6 +253,26 @@ def numbers(column: pyarrow.Array, name: str) -> ParsedValues:
     return ParsedValues(values, faults)
 
 
+def shortest(texts: pyarrow.Array) -> pyarrow.Array:
+    """Return texts with whole numbers as such: 10.0, as pandas writes after a missing value, is 10."""
+    return pc.replace_substring_regex(texts, WHOLE_NUMBER, r"\1")
+
+
+def forms_with_commas(value: str) -> list[str]:
+    """Return the keys of [files] by which a text with commas is a number."""
+    return [form for form, pattern in COMMAS.items() if "," in value and re.match(pattern, value.strip())]
+
+
+def with_points(column: pyarrow.Array, form: str) -> pyarrow.Array:
+    """Return texts of numbers in one of the forms `COMMAS` without commas; other values are unchanged."""
+    if not types.is_string(column.type):
+        return column
+    texts = pc.utf8_trim_whitespace(column)
+    point, comma = (".", ",") if form == "decimal_commas" else (",", ".")
+    plain_texts = pc.replace_substring(pc.replace_substring(texts, point, ""), comma, ".")
+    return pc.if_else(pc.match_substring_regex(texts, COMMAS[form]), plain_texts, column)
+
+
 def vectors(column: pyarrow.Array, name: str, length: int) -> ParsedValues:
     """Return float32 [n, length], NaN for a missing vector; any other list is a fault.
 
@@ -288,7 +317,7 @@ def _cast(texts: pyarrow.Array, kind: Any, pattern: str, fault: int) -> tuple[py
         with contextlib.suppress(pyarrow.ArrowInvalid):
             return texts.cast(kind), faults
     texts = pc.utf8_trim_whitespace(texts)
-    texts = pc.if_else(pc.is_in(texts, pyarrow.array(NO_VALUE)), None, texts)
+    texts = shortest(pc.if_else(pc.is_in(texts, pyarrow.array(NO_VALUE)), None, texts))
     fits = pc.fill_null(pc.match_substring_regex(texts, pattern), True)
     faults[~fits.to_numpy(zero_copy_only=False)] = fault
     return pc.if_else(fits, texts, None).cast(kind), faults
@@ -581,7 +610,8 @@ class ColumnSpec:
     """Column of a file, and the way its values are stored.
 
     kind: id, category, list, number, vector, date, time, label, weight, more_label or more_weight. of: user,
-    item or event. form: the format of times, the separator of a list, or WHOLE. length: of a vector.
+    item or event. form: the format of times, the separator of a list, WHOLE, or one of COMMAS. length: of a
+    vector.
     """
 
     column: str
@@ -608,6 +638,8 @@ class ColumnSpec:
         Raises:
             UserError: for a column of a type that this kind cannot be made of.
         """
+        if self.form in COMMAS:
+            column = with_points(plain(column, self.column), self.form)
         if self.label:
             found = labels(column, self.column, self.label)
             return found if self.kind == LABEL else _with_gaps(found)
@@ -625,10 +657,12 @@ class ColumnSpec:
         of_kinds = {ID: ids, WEIGHT: weights, NUMBER: numbers}
         return of_kinds.get(self.kind, categories)(column, self.column)
 
-    def reason(self, fault: int, column: pyarrow.Array) -> str:
+    def reason(self, fault: int, column: pyarrow.Array, value: object) -> str:
         """Describe the fault of a value of a file's column, and the schema's requirement."""
         asked = ""
-        if fault in (NO_TIME, OTHER_UNIT):
+        if fault in (NO_NUMBER, NO_ANSWER) and (forms := forms_with_commas(str(value))):
+            asked = f", unless {' or '.join(forms)} under [files] of schema.toml lists its column"
+        elif fault in (NO_TIME, OTHER_UNIT):
             form = _form(self, column)
             asked = f' "{form}"' if "%" in form else f" {form}"
         elif fault == OFF_SCALE and self.label:
@@ -672,12 +706,17 @@ def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict
         own = TABLE_OF.get(wanted.of, EVENTS)
         table = own if wanted.column in columns.get(own, ()) else EVENTS
         found[table] += [] if wanted in found[table] else [wanted]
-    return {role: tuple(_typed(each, schema) for each in wanted) for role, wanted in found.items()}
+    return {role: tuple(typed(each, schema) for each in wanted) for role, wanted in found.items()}
 
 
-def _typed(wanted: ColumnSpec, schema: TableSchema) -> ColumnSpec:
-    is_whole = wanted.kind in (ID, CATEGORY) and wanted.column in schema.files.whole
-    return dataclasses.replace(wanted, form=WHOLE) if is_whole else wanted
+def typed(wanted: ColumnSpec, schema: TableSchema) -> ColumnSpec:
+    """Return a column with the form that [files] says of it."""
+    if wanted.kind in (ID, CATEGORY) and wanted.column in schema.files.whole:
+        return dataclasses.replace(wanted, form=WHOLE)
+    if wanted.kind in (NUMBER, LABEL, WEIGHT, MORE_LABEL, MORE_WEIGHT):
+        forms = (form for form in COMMAS if wanted.column in getattr(schema.files, form))
+        return dataclasses.replace(wanted, form=next(forms, ""))
+    return wanted
 
 
 def wanted_of_label(label: LabelColumn) -> list[ColumnSpec]:
