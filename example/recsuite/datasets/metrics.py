@@ -203,9 +203,9 @@ def _with_auc(
 ) -> Measured:
     """Add the AUC, and its interval if users are given.
 
-    The AUC is a mean of what each case adds to it, its share of the pairs with the cases of the other answer
-    that are in order. The cases of a user are alike, so the variance is that of the sums of users (Obuchowski,
-    "Nonparametric analysis of clustered ROC curve data", 1997).
+    The AUC is a mean over cases of their shares of the pairs in order with cases of the other answer. The
+    cases of a user are alike, so the variance is that of the sums of users (Obuchowski, "Nonparametric
+    analysis of clustered ROC curve data", 1997).
     """
     found["auc"] = value = auc(scores, positive)
     if users is None or math.isnan(value):
