@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_initial_rows_depend_on_the_seed_and_the_row_alone(
 def test_a_table_may_have_the_name_of_any_attribute_of_a_module() -> None:
     # All that a dictionary of modules has, and names that only look like what these become.
     names = {*dir(torch.nn.ModuleDict()), *dir(torch.nn.Module()), "type_", "type__", "user"}
-    (tables,) = make_embeddings(dict.fromkeys(names, 3), dict.fromkeys(names, 4))
+    tables: Any = make_embeddings(dict.fromkeys(names, 3), dict.fromkeys(names, 4))[0]
     assert {table_of(config.name) for config in tables.embedding_configs()} == names
     assert {table_of(key) for key in tables.state_dict()} == names
     assert [config.feature_names for config in tables.embedding_configs()] == [[name] for name in names]

@@ -229,8 +229,10 @@ def test_a_client_encodes_numbers_vectors_and_lists_as_the_server(tmp_path: Path
 
 
 # Names of attributes of torch's modules, of the inputs and the output of a graph, and of an operation in it.
-NAMES = ("type", "keys", "values", "half", "training", "pop", "forward", "_modules", "__class__", "numbers")
-NAMES += ("score", "getitem", "add", "type_", "class", "None")
+NAMES = [
+    *("type", "keys", "values", "half", "training", "pop", "forward", "_modules", "__class__", "numbers"),
+    *("score", "getitem", "add", "type_", "class", "None"),
+]
 
 
 def write_names(folder: Path) -> Path:
