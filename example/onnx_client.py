@@ -74,9 +74,8 @@ class Client:
             elif name != "history":
                 # An empty list counts as one unknown value.
                 lists = [each or [None] for each in lists]
-            given[name] = self.looked_up(
-                name, self.row_numbers(name, [each for one in lists for each in one])
-            )
+            rows = self.row_numbers(name, [each for one in lists for each in one])
+            given[f"{name}.rows" if f"{name}.rows" in self.inputs else name] = self.looked_up(name, rows)
             if is_list:
                 given[f"{name}.lengths"] = np.array([len(each) for each in lists], np.int64)
         if "history.labels" in self.inputs:

@@ -11,13 +11,16 @@
 
 Every answer has the step of its model, and the users and items that are out of vocabulary. Without
 --data_path only the ids of users and items are known. There is no password; without --host it accepts
-connections from this machine only.
+connections from this machine only, and answers to a host of another name than localhost with "Invalid host
+header", unless --allowed_hosts has it, as for a proxy that keeps the name.
 """
 
 import argparse
 import contextlib
+import html
 import itertools
 import json
+import re
 import socket
 import threading
 import time
@@ -58,6 +61,8 @@ CLIENT_SECONDS, FAILING_SECONDS, STOP_SECONDS = 30, 60, 10
 MOST_CONNECTIONS, BACKLOG = 256, 64
 # Descriptors for those connections, for files, and for libraries.
 OTHER_DESCRIPTORS = 2 * BACKLOG + 64
+# Names of this machine in requests from itself.
+LOCAL, ANY = ("localhost", "127.0.0.1", "[::1]"), "*"
 INSTALL = "pip install --no-deps -r requirements.txt"
 
 
@@ -78,6 +83,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--checkpoint", choices=("best", "latest"), default="best", help="which checkpoint is followed: best"
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at: 127.0.0.1 by default")
+    more = "besides localhost, such as api.example.com,*.example.org; default: any, if --host is of others"
+    parser.add_argument("--allowed_hosts", default="", help=more)
     parser.add_argument("--port", type=int, default=8000, help="8000 by default; 0 takes any that is free")
     help_text = "use a model whose source has changed since"
     parser.add_argument("--accept_changed_model", action="store_true", help=help_text)
@@ -94,13 +101,14 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
     from recsuite.serving.followers import follow, wait_for_first
     from recsuite.serving.served import Follower
 
+    hosts = hosts_of(flags.allowed_hosts, flags.host)
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir, flags.checkpoint)
         accepts = flags.accept_changed_model
         follower = Follower(flags.save_dir, None, flags.checkpoint, model, accepts)
         tell(follower.model, flags)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
-        server = server_of(service(follower, thread.is_alive))
+        server = server_of(service(follower, thread.is_alive, hosts))
         thread.start()
         # A client may connect after the next line: the kernel queues it until the server has started.
         port.listen()
@@ -143,22 +151,46 @@ def bound(host: str, number: int) -> contextlib.closing[socket.socket]:
         ) from None
 
 
-def service(follower: "Follower", is_following: Callable[[], bool] = lambda: True) -> "FastAPI":
+def hosts_of(names: str, listens_at: str) -> list[str]:
+    """Return the hosts to which requests are answered. names: --allowed_hosts; listens_at: --host.
+
+    Raises:
+        UserError: for what is no name of a host.
+    """
+    given = [name.strip() for name in names.split(",") if name.strip()]
+    if strange := [name for name in given if re.fullmatch(r"\*|(\*\.)?[\w.-]+|\[[\w:]+\]", name) is None]:
+        raise UserError(
+            "--allowed_hosts takes names without ports, such as api.example.com or *.example.com, got "
+            f"{printable(strange[0])}. Fix: give names alone."
+        )
+    is_local = listens_at in LOCAL or listens_at.startswith("127.")
+    return [*LOCAL, listens_at, *given] if given or is_local else [ANY]
+
+
+def service(
+    follower: "Follower",
+    is_following: Callable[[], bool] = lambda: True,
+    hosts: Collection[str] = (ANY,),
+) -> "FastAPI":
     """Return the application that answers requests from the model of a follower, in threads.
 
-    is_following: true while the thread that runs `following.follow` is alive.
+    is_following: true while the thread that runs `following.follow` is alive; hosts: see `hosts_of`.
     """
     import anyio
     from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse, Response
+    from fastapi.responses import HTMLResponse, JSONResponse, Response
     from fastapi.routing import APIRoute
     from pydantic_core import from_json
     from starlette.exceptions import HTTPException
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import ClientDisconnect
 
     from recsuite.serving.followers import from_one_snapshot, unknown_of
 
-    app, model, slots = FastAPI(title="recommendations"), follower.model, anyio.Semaphore(COMPUTATIONS)
+    # Without the pages of FastAPI, which load scripts from another server.
+    app = FastAPI(title="recommendations", docs_url=None, redoc_url=None)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
+    model, slots = follower.model, anyio.Semaphore(COMPUTATIONS)
     of_score, of_recommend = bodies(model.snapshot)
 
     @app.exception_handler(UserError)
@@ -223,8 +255,12 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
         """This list."""
         here = [route for route in app.routes if isinstance(route, APIRoute)]
         own = {f"{min(route.methods or ())} {route.path}": route.description.split("\n")[0] for route in here}
-        own["GET /docs"] = "A page with the schemas of the requests; GET /openapi.json has them as JSON."
         return [{"endpoint": endpoint, "answer": answer} for endpoint, answer in own.items()]
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """A page with the schemas of the requests; GET /openapi.json has them as JSON."""
+        return HTMLResponse(f"<pre>{html.escape(json.dumps(app.openapi(), indent=1))}</pre>")
 
     # Not in a thread, and without a lock: it answers while everything else computes.
     @app.get("/health")

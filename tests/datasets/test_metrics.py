@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.sections import MOST_CUTOFF
+from recsuite.datasets import metrics
 from recsuite.datasets.metrics import (
     LEAST_CALIBRATED,
     LEAST_OF_EACH,
@@ -180,14 +181,40 @@ def test_bootstrap_intervals_over_users_cover_the_true_value() -> None:
     assert held >= 52
 
 
-def test_the_interval_of_an_auc_equals_that_of_resampling() -> None:
-    draw = np.random.default_rng(1)
-    is_yes = draw.random(800) < 0.3
-    scores = (is_yes + draw.normal(size=800)).astype(np.float32)
-    low, high = measure(scores, scores, is_yes, NO_CALIBRATION, np.arange(800)).intervals["auc"]
-    samples = [draw.integers(0, 800, 800) for _ in range(400)]
-    expected = np.percentile([auc(scores[each], is_yes[each]) for each in samples], [2.5, 97.5])
-    assert (low, high) == pytest.approx(tuple(expected), abs=0.012)
+@pytest.mark.parametrize(("num_users", "spread"), [(60, 0.0), (400, 0.0), (400, 1.0), (2_000, 1.5)])
+def test_the_interval_of_an_auc_is_as_wide_as_that_of_resampled_users(
+    monkeypatch: pytest.MonkeyPatch, num_users: int, spread: float
+) -> None:
+    draw = np.random.default_rng(num_users)
+    counts = 1 + draw.poisson(3 * np.exp(draw.normal(0, spread, num_users)))
+    users = np.repeat(np.arange(num_users), counts)
+    # Cases of a user are alike: in their answers and, partly, in their scores.
+    liking = draw.normal(size=num_users)[users]
+    scores = (liking + draw.normal(size=len(users))).astype(np.float32)
+    is_yes = liking + scores + draw.normal(size=len(users)) > 1
+    found = measure(scores, scores, is_yes, NO_CALIBRATION, users)
+    low, high = found.intervals["auc"]
+    order = np.argsort(scores)
+    of_users, yes, samples = users[order], is_yes[order], []
+    for _ in range(1_500):
+        times = np.bincount(draw.integers(0, num_users, num_users), minlength=num_users)[of_users]
+        below = np.cumsum(times * ~yes)
+        samples.append(float((times * yes * below).sum() / ((times * yes).sum() * below[-1])))
+    assert high - low == pytest.approx(2 * 1.96 * np.std(samples), rel=0.07)
+    assert (low + high) / 2 == pytest.approx(found["auc"], abs=1e-9)
+    assert (low, high) == pytest.approx(tuple(np.percentile(samples, [2.5, 97.5])), abs=0.2 * (high - low))
+    # Of many cases, each is compared with some of the others.
+    monkeypatch.setattr(metrics, "MOST_COMPARED", 400)
+    some = measure(scores, scores, is_yes, NO_CALIBRATION, users).intervals["auc"]
+    assert some == pytest.approx((low, high), abs=0.06 * (high - low))
+
+
+def test_a_few_users_give_the_auc_no_interval() -> None:
+    draw = np.random.default_rng(0)
+    scores, users = draw.normal(size=400), np.arange(400) % 19
+    found = measure(scores, scores, scores + draw.normal(size=400) > 0, NO_CALIBRATION, users)
+    assert np.isfinite(found["auc"])
+    assert np.isnan(found.intervals["auc"]).all()
 
 
 def test_intervals_change_no_metric_and_are_the_same_again() -> None:

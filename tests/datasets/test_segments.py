@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import re
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,14 @@ def test_any_number_of_processes_measures_the_same_segments(
         test = report["test"]
         assert test["hr_at_5"] <= test["hr_at_10"] <= test["hr_at_50"]
         assert 0 < report["lists"]["coverage"] <= 1
-        assert re.search(r"\| +HR@50 \|", loaded)
+        for output in (trained, loaded):
+            headings = [line for line in output.splitlines() if line.startswith("| test ratings")]
+            assert len(headings) == 3
+            for cutoff in (5, 10, 50):
+                assert all(f" HR@{cutoff} |" in each and f" NDCG@{cutoff} |" in each for each in headings)
+        segments = [*report["segments"]["country"].values()]
+        hits = sum(each["cases"] * each["hr_at_5"] for each in segments)
+        assert hits == pytest.approx(report["data"]["num_test"] * test["hr_at_5"])
         lists = [line for line in (trained + loaded).splitlines() if "lists of 10 for each" in line]
         assert len({line.partition("]")[2] for line in lists}) == 1
         assert len(lists) == 2

@@ -37,7 +37,7 @@ OTHER_FLAGS = [
     ),
     *("--write", "--data", "--real", "--output", "--help", "--rebuild", "--logdir", "--format", "--label"),
     *("--candidates", "--planted", "--model", "--users", "--pairs", "--margin", "--keep_runs", "--warm"),
-    *("--ntasks-per-node", "--url"),
+    *("--ntasks-per-node", "--url", "--allowed_hosts"),
     # Of ./run.sh plan.
     *("--hosts", "--gpus_per_host", "--network", "--disk", "--table", "--uvm", "--on_disk", "--steps"),
 ]

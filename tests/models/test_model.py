@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,13 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
 from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.sharding.plan import describe_plan
-from recsuite.sharding.recommender import ModelInput, Recommender
+from recsuite.sharding.recommender import (
+    ModelInput,
+    Recommender,
+    make_embeddings,
+    table_of,
+    torchrec_name,
+)
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import InputPipeline
 
@@ -67,6 +74,16 @@ def test_initial_rows_depend_on_the_seed_and_the_row_alone(
     monkeypatch.setattr(sharding, "INIT_BLOCK_ROWS", 16)
     movie = tables_of(columns, config, context)["movie"]
     assert len(movie.unique(dim=0)) == len(movie)
+
+
+def test_a_table_may_have_the_name_of_any_attribute_of_a_module() -> None:
+    # All that a dictionary of modules has, and names that only look like what these become.
+    names = {*dir(torch.nn.ModuleDict()), *dir(torch.nn.Module()), "type_", "type__", "user"}
+    tables: Any = make_embeddings(dict.fromkeys(names, 3), dict.fromkeys(names, 4))[0]
+    assert {table_of(config.name) for config in tables.embedding_configs()} == names
+    assert {table_of(key) for key in tables.state_dict()} == names
+    assert [config.feature_names for config in tables.embedding_configs()] == [[name] for name in names]
+    assert torchrec_name("user") == "user"
 
 
 def test_different_users_get_different_rankings(

@@ -125,8 +125,15 @@ def test_a_deepfm_with_a_loss_a_metric_and_a_callback_of_its_own_trains_loads_on
     *epochs, test = map(json.loads, (tmp_path / "lines.jsonl").read_text().splitlines())
     assert [epoch["rmse"] for epoch in epochs] == [each["validation"]["rmse"] for each in report["epochs"]]
     assert test["within one"] == report["test"]["within one"]
-    loaded = torchrun(3, "deepfm.py", "--load", "--save_dir", "dumps", "--data_path", data, cwd=tmp_path)
-    assert f"{report['test']['within one']:.4f}" in succeeded(loaded)
+    load = ("--load", "--save_dir", "dumps", "--data_path", data, "--by", "history_length")
+    loaded = succeeded(torchrun(3, "deepfm.py", *load, cwd=tmp_path))
+    assert f"{report['test']['within one']:.4f}" in loaded
+    # Each segment has the metric too; the heading is cut within its first column.
+    lines = loaded[loaded.index("by history_length") :].partition("\n[")[0].splitlines()
+    heading, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    column = [each.startswith("within one") for each in heading].index(True)
+    shares = [int(row[1].replace(",", "")) * float(row[column + 1]) for row in rows if len(row) > 1]
+    assert sum(shares) / report["data"]["num_test"] == pytest.approx(report["test"]["within one"], abs=1e-4)
     # Served with the histories of the data, also from an export.
     predictions = np.load(tmp_path / f"{report['data']['num_test']}.npy")
     model = rs.ServedModel.open(tmp_path / "dumps", model=own.make_model)

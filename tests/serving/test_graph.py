@@ -22,10 +22,10 @@ from recsuite.config.sections import CheckpointConfig, ServingConfig
 from recsuite.errors import UserError
 from recsuite.models.heads import TwoSided
 from recsuite.serving.export import MODEL, export, write_export
-from recsuite.serving.graph import example_of, write_graph
+from recsuite.serving.graph import example_of, input_of, write_graph
 from recsuite.serving.request import members_of
 from recsuite.serving.served import ServedModel
-from tests.support.launch import EXAMPLE, ROOT, python
+from tests.support.launch import EXAMPLE, ROOT, python, succeeded, torchrun
 from tests.support.published import copied, state
 from tests.support.raw_values import raw_test_values
 
@@ -63,11 +63,11 @@ def exports(until_10: Path) -> dict[str, Path]:
 def inputs_of(model: ServedModel, values: Mapping[str, list[Any]]) -> dict[str, torch.Tensor]:
     """The inputs of a graph for some events, from the server's own look-up."""
     found, members = model.snapshot.look_up(values), members_of(values, model.snapshot.schema)
-    given = {}
+    given, rows = {}, {input_of(table): table for table in found.found}
     for name, example in example_of(model.snapshot).items():
         feature, _, part = name.partition(".")
-        if name in found:
-            given[name] = found.found[name].values()
+        if name in rows:
+            given[name] = found.found[rows[name]].values()
         elif part == "lengths":
             given[name] = found.found[feature].lengths()
         elif feature == "history":
@@ -226,6 +226,66 @@ def test_a_client_encodes_numbers_vectors_and_lists_as_the_server(tmp_path: Path
     for number in (5, 1):
         few = {name: given[:number] for name, given in asked.items()}
         np.testing.assert_allclose(client.score(few), model.score(few).numpy(), rtol=1e-6, atol=1e-6)
+
+
+# Names of attributes of torch's modules, of the inputs and the output of a graph, and of an operation in it.
+NAMES = [
+    *("type", "keys", "values", "half", "training", "pop", "forward", "_modules", "__class__", "numbers"),
+    *("score", "getitem", "add", "type_", "class", "None"),
+]
+
+
+def write_names(folder: Path) -> Path:
+    """Tables whose items have a feature with each of the names: categories, some lists, dense numbers."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    events = {
+        "user": draw.integers(0, 20, 300),
+        "item": draw.integers(0, 9, 300),
+        "stars": draw.integers(1, 6, 300),
+        "when": 1_700_000_000 + np.arange(300),
+    }
+    pandas.DataFrame(events).to_csv(folder / "events.csv", index=False)
+    items: dict[str, Any] = {"item": np.arange(9)}
+    schema = SCHEMA[: SCHEMA.index("[features")]
+    kinds = {"keys": "list", "values": "list", "training": "number", "pop": "number"}
+    for place, name in enumerate(NAMES):
+        kind = kinds.get(name, "category")
+        items[name] = {
+            "category": [f"v{(item + place) % 3}" for item in range(9)],
+            "list": ["a|b", "c", "d"] * 3,
+            "number": draw.normal(size=9),
+        }[kind]
+        dense = 'input = "dense"\n' if kind == "number" else ""
+        schema += f'[features.{name}]\nof = "item"\ncolumn = "{name}"\nkind = "{kind}"\n{dense}'
+    pandas.DataFrame(items).to_csv(folder / "items.csv", index=False)
+    (folder / "schema.toml").write_text(schema)
+    return folder
+
+
+def test_a_feature_may_have_any_name_in_training_checkpoints_graphs_and_clients(tmp_path: Path) -> None:
+    data, dumps = write_names(tmp_path / "data"), tmp_path / "dumps"
+    flags = ("--data_path", data, "--save_dir", dumps, "--preset", "none")
+    trained = succeeded(torchrun(2, EXAMPLE, *flags, "--epochs", "1", "--dump"))
+    loaded = succeeded(python(EXAMPLE, *flags, "--load"))
+    assert "missing 0, unexpected 0" in loaded
+    lines = [line for line in (trained + loaded).splitlines() if line.startswith("| this model, ")]
+    assert len({line.partition("|")[2].partition("|")[2] for line in lines}) == 1
+    model = ServedModel.open(dumps)
+    tables = {name.split(".")[1] for name in model.snapshot.manifest.tensors if name.startswith("tables.")}
+    assert tables >= {"user", "item", "history", *NAMES} - {"training", "pop"}
+    asked: dict[str, list[Any]] = {"user": [1, 2, 3], "item": [3, 4, -1]}
+    asked |= {name: ["v0", None, "v2"] for name in NAMES}
+    asked |= {"keys": [["a"], [], ["b", "c"]], "values": [["d"], ["a", "b"], []]}
+    asked |= {"training": [0.5, None, -1.0], "pop": [1.0, 2.0, None]}
+    asked |= {"history": [[1], [], [2, 3]], "history_ratings": [[4.0], [], [1.0, 5.0]]}
+    write_export(model.snapshot, tmp_path / "served", wanted=ServingConfig(export="there", format="onnx"))
+    found = model.score(asked)
+    np.testing.assert_allclose(
+        client_of(tmp_path / "served").score(asked), found.numpy(), rtol=1e-5, atol=1e-5
+    )
+    graph = torch.export.load(write_graph(tmp_path, model.snapshot, "torch")).module()
+    torch.testing.assert_close(graph(inputs_of(model, asked)), found, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

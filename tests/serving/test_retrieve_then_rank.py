@@ -78,6 +78,28 @@ def test_features_of_no_model_are_refused_with_a_message(
         chain.recommend(users)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("weight", float("nan"), "weight must be a number from 0 to 1,000,000, got nan; 1 gives both models"),
+        ("weight", float("inf"), "weight must be a number from 0 to 1,000,000, got inf"),
+        ("weight", -0.5, "weight must be a number from 0 to 1,000,000, got -0.5"),
+        ("weight", "1", "weight must be a number from 0 to 1,000,000, got '1'"),
+        ("num_candidates", 0, "num_candidates must be a whole number of at least 1, got 0"),
+        ("num_candidates", 2.5, "num_candidates must be a whole number of at least 1, got 2.5"),
+    ],
+)
+def test_a_number_that_no_chain_can_have_is_refused_at_once_and_when_it_is_set_later(
+    chain: ModelChain, name: str, value: Any, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ModelChain(chain.retriever, chain.ranker, **{name: value})
+    later = ModelChain(chain.retriever, chain.ranker)
+    setattr(later, name, value)
+    with pytest.raises(UserError, match=sentence):
+        later.recommend(USERS)
+
+
 def test_a_model_that_predicts_labels_is_no_part_of_a_chain(chain: ModelChain) -> None:
     with pytest.raises(UserError, match="The ranker none predicts labels, and a chain ranks by scores"):
         ModelChain(chain.retriever, ServedModel(snapshot_of("rating")))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import html
 import inspect
 import json
 import re
@@ -719,12 +720,60 @@ def test_unknown_values_are_shortened_in_answers() -> None:
         assert reply.json()["unknown"]["user"] == ["y" * 300]
 
 
+@pytest.mark.parametrize(
+    ("flag", "listens_at", "allowed", "refused"),
+    [
+        # A page of the Web may give its own name to 127.0.0.1.
+        ("", "127.0.0.1", "127.0.0.1:8000 localhost LOCALHOST:80 [::1]:8000", "evil.com 127.0.0.1.evil.com"),
+        ("", "127.0.0.5", "127.0.0.5:1 localhost", "evil.com:8000"),
+        (
+            "api.example.com, *.b.org",
+            "127.0.0.1",
+            "API.example.com:443 x.b.org localhost",
+            "example.com b.org xb.org",
+        ),
+        (
+            "api.example.com",
+            "0.0.0.0",
+            "api.example.com localhost",
+            "evil.com [::2] a@b:x [ api.example.com.evil.com",
+        ),
+        ("", "0.0.0.0", "api.example.com evil.com 10.0.0.7:8000 [::2]", ""),
+        ("*", "127.0.0.1", "evil.com", ""),
+    ],
+)
+def test_requests_to_other_hosts_are_refused_where_no_other_machine_calls_or_names_are_given(
+    flag: str, listens_at: str, allowed: str, refused: str
+) -> None:
+    app = serve.service(random_follower(), hosts=serve.hosts_of(flag, listens_at))
+    with answering(app) as (client, _):
+        for host in allowed.split():
+            assert client.get("/health", headers={"Host": host}).status_code == 200
+        for host in refused.split():
+            for path in ("/health", "/openapi.json", "/docs", "/nothing"):
+                reply = client.get(path, headers={"Host": host})
+                assert (reply.status_code, reply.text) == (400, "Invalid host header")
+
+
+@pytest.mark.parametrize("name", ["api.example.com:443", "http://a.com", "*a.com", "a.*.com"])
+def test_what_is_no_name_of_a_host_is_refused_at_the_start(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve.main(["--save_dir", str(tmp_path), "--port", "0", "--allowed_hosts", name]) == 2
+    assert f"without ports, such as api.example.com or *.example.com, got {name}." in capsys.readouterr().err
+
+
 def test_the_service_describes_its_routes_and_request_fields() -> None:
     with answering(serve.service(random_follower())) as (client, _):
         listed = {each["endpoint"]: each["answer"] for each in client.get("/").json()}
         assert listed.keys() == {"GET /", "GET /health", "POST /score", "POST /recommend", "GET /docs"}
         assert all(listed.values())
-        assert client.get("/docs").status_code == 200
+        page = client.get("/docs")
+        assert page.status_code == 200
+        # Its only tags are its own: it loads nothing from another server.
+        assert re.findall(r"<[^>]*>", page.text) == ["<pre>", "</pre>"]
+        assert '"/score": {' in html.unescape(page.text)
+        assert client.get("/redoc").status_code == 404
         paths = client.get("/openapi.json").json()["paths"]
         bodies = {
             path: paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]

@@ -30,8 +30,11 @@ CALIBRATION_RIDGE = 1e-3
 # log loss has no meaning.
 LEAST_CALIBRATED, LEAST_OF_EACH = 50, 5
 # Bootstrap of intervals: number of samples; number of groups of cases that are drawn together (all cases of a
-# user are in one group); number of bins of scores for the AUC of the samples.
-SAMPLES, GROUPS, SCORE_BINS = 200, 512, 128
+# user are in one group).
+SAMPLES, GROUPS = 200, 512
+# For the interval of the AUC: its half width, in standard errors; users of one of so many clusters count as
+# one; the number of cases that others are compared with, at most twice as many.
+NORMAL_95, CLUSTERS, MOST_COMPARED = 1.96, 2**16, 2**16
 # Least number of groups of users for an interval.
 LEAST_GROUPS = 20
 # Predictions with a smaller standard deviation, in stars, count as equal.
@@ -45,7 +48,7 @@ CHUNK = 2**20
 
 
 class Measured(dict[str, float]):
-    """Metrics, their number of cases, and the ends of the 95 % bootstrap interval of each.
+    """Metrics, their number of cases, and the ends of the 95 % interval of each, over users.
 
     parts: KNOWN and NEW to the metrics of these cases alone, if there are both; segments: name to value to
     the metrics of its cases, see `datasets.segments`. new_users, new_items: shares
@@ -199,24 +202,36 @@ def _means(
 def _with_auc(
     found: Measured, scores: np.ndarray, positive: np.ndarray, users: np.ndarray | None
 ) -> Measured:
-    """Add the AUC, and its interval if users are given."""
+    """Add the AUC, and its interval if users are given.
+
+    The AUC is a mean over cases of their shares of the pairs in order with cases of the other answer. The
+    cases of a user are alike, so the variance is that of the sums of users (Obuchowski, "Nonparametric
+    analysis of clustered ROC curve data", 1997).
+    """
     found["auc"] = value = auc(scores, positive)
     if users is None or math.isnan(value):
         return found
-    edges = np.quantile(scores, np.linspace(0, 1, SCORE_BINS + 1)[1:-1], method="nearest")
-    counts = np.zeros((2, GROUPS * SCORE_BINS))
+    # Some of the cases that a case with an answer of no, and of yes, is compared with, in order.
+    compared = [
+        np.sort(given[:: 1 + len(given) // MOST_COMPARED]) for given in (scores[positive], scores[~positive])
+    ]
+    numbers, sums, sizes = np.bincount(positive, minlength=2), np.zeros(CLUSTERS), np.zeros(CLUSTERS)
     for part in _chunks(len(scores)):
-        cell = _group_of(users[part]) * SCORE_BINS + edges.searchsorted(scores[part], side="right")
-        for kind in (0, 1):
-            counts[kind] += np.bincount(cell[positive[part] == kind], minlength=GROUPS * SCORE_BINS)
-    # Whole numbers, so these products are exact in any order. The first sample is the original cases.
-    draws = np.concatenate([np.ones((1, GROUPS)), _draws()])
-    below, above = (draws @ each.reshape(GROUPS, SCORE_BINS) for each in counts)
-    pairs = (above * (below.cumsum(axis=1) - below / 2)).sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        samples = pairs / (above.sum(axis=1) * below.sum(axis=1))
-    # Scores of one bin count as equal, which shifts all samples by the same amount.
-    found.intervals["auc"] = _ends((samples[1:] - samples[0] + value).clip(0, 1))
+        cluster = users[part] % CLUSTERS
+        sizes += np.bincount(cluster, minlength=CLUSTERS)
+        for answer, others in enumerate(compared):
+            is_mine = positive[part] == answer
+            mine = scores[part][is_mine]
+            below = (others.searchsorted(mine, "left") + others.searchsorted(mine, "right")) / (
+                2 * len(others)
+            )
+            added = ((below if answer else 1 - below) - value) / numbers[answer]
+            sums += np.bincount(cluster[is_mine], added, CLUSTERS)
+    number = np.count_nonzero(sizes)
+    # A few users say nothing about others.
+    error = math.sqrt(np.square(sums).sum() * number / (number - 1)) if number >= LEAST_GROUPS else math.nan
+    low, high = value - NORMAL_95 * error, value + NORMAL_95 * error
+    found.intervals["auc"] = float(np.clip(low, 0, 1)), float(np.clip(high, 0, 1))
     return found
 
 

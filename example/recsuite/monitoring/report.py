@@ -316,7 +316,8 @@ def results_table(
 
 def segments_table(columns: Columns, task: WorkerTask, name: str, segments: Mapping[str, Measured]) -> str:
     """Return a table of the test metrics of segments. name: of the segments."""
-    labels, main = task.labels_for({}), task.main_metric
+    measured = {metric: value for found in segments.values() for metric, value in found.items()}
+    labels, main = task.labels_for(measured), task.main_metric
     heading = [f"test {columns.schema.labels} by {name}", "number", *labels.values()]
     heading.append(f"{task.main_label}, 95 % interval")
     rows = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 import sys
 import threading
 import time
@@ -119,15 +120,19 @@ def from_one_snapshot(follower: Follower, ask: Callable[[], Answer]) -> tuple[An
 
 # Number of items that are ranked, and the weight of the ranker's score; the retriever's has weight 1.
 CANDIDATES, WEIGHT = 300, 1.0
+# With larger weights sums of float32 say nothing about the retriever.
+MOST_WEIGHT = 1e6
 
 
 class ModelChain:
     """Chain of two models: a retriever finds candidates, and a ranker scores them.
 
-    num_candidates: for each user. weight: see `WEIGHT`.
+    num_candidates: for each user, 1 or more. weight: see `WEIGHT`, from 0 to `MOST_WEIGHT`. Both may be set
+    later.
 
     Raises:
-        UserError: when a model predicts labels: a sum of a label and a score says nothing.
+        UserError: when a model predicts labels: a sum of a label and a score says nothing; also from
+            `recommend`, for other numbers.
     """
 
     def __init__(
@@ -145,6 +150,7 @@ class ModelChain:
                 )
         self.retriever, self.ranker = retriever, ranker
         self.num_candidates, self.weight = num_candidates, weight
+        self._check_numbers()
 
     @torch.inference_mode()
     def recommend(
@@ -161,7 +167,8 @@ class ModelChain:
         features that it has. exclude, approximate: for the candidates, see `ServedModel.recommend`. A
         candidate without a row in the ranker is skipped.
         """
-        check_k(k, self.retriever.snapshot.schema)
+        check_k(k)
+        self._check_numbers()
         self._check(users)
         number = max(k, self.num_candidates)
         found = self.retriever.recommend(
@@ -179,6 +186,16 @@ class ModelChain:
             order = sums.sort(descending=True, stable=True).indices[:k]
             answers.append([(known[each][1], float(sums[each])) for each in order.tolist()])
         return answers
+
+    def _check_numbers(self) -> None:
+        check_k(self.num_candidates, "num_candidates")
+        weight = self.weight
+        # NaN is in no range.
+        if not isinstance(weight, numbers.Real) or not 0 <= weight <= MOST_WEIGHT:
+            raise UserError(
+                f"weight must be a number from 0 to {MOST_WEIGHT:,.0f}, got {printable(repr(weight))}; "
+                f"{WEIGHT:g} gives both models the same."
+            )
 
     def _check(self, users: Mapping[str, Sequence[Any]]) -> None:
         """Refuse features that neither model has."""

@@ -3,7 +3,8 @@
 The graph has no weights: it takes those of the dense part by their names in model.safetensors, so that a
 delta changes a graph's inputs and never the graph. Its other inputs are the contents of table rows:
 
-    user                a feature with one value: float32 [B, D]
+    user                a feature with one value: float32 [B, D]; numbers.rows and score.rows for features
+                        that are called numbers and score
     genres              a feature with lists: float32 [V, D], list after list, and
     genres.lengths      the number of values of each list, int64 [B]
     numbers             dense numbers, encoded as in vocabulary.json: float32 [B, numbers], NaN for a missing
@@ -38,10 +39,15 @@ from recsuite.serving.snapshot import ServedRows, Snapshot
 
 # File of the graph, by the value of --format.
 FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
-SCORE = "score"
+SCORE, NUMBERS = "score", "numbers"
 # Events of the example with which a model is traced, and values of its first list: numbers that no other size
 # of a model is likely to have.
 EVENTS, VALUES = 5, 17
+
+
+def input_of(feature: str) -> str:
+    """Return the input with the rows of a feature, which has its name where nothing else has."""
+    return f"{feature}.rows" if feature in (SCORE, NUMBERS) else feature
 
 
 class Prediction(nn.Module):
@@ -56,14 +62,17 @@ class Prediction(nn.Module):
 
     def forward(self, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the score of each event. given: see the head of this file, without the dense part."""
-        size = given[f"{self.lists[0]}.lengths"] if self.lists else given[self.tables[0]]
+        size = given[f"{self.lists[0]}.lengths"] if self.lists else given[input_of(self.tables[0])]
         ones = torch.ones(size.size(0), dtype=torch.int64)
-        found = {name: ServedRows(given[name], given.get(f"{name}.lengths", ones)) for name in self.tables}
+        found = {
+            name: ServedRows(given[input_of(name)], given.get(f"{name}.lengths", ones))
+            for name in self.tables
+        }
         none = torch.zeros(0, dtype=torch.int32)
         labels, places, gaps = (given.get(f"{HISTORY}.{name}", none) for name in ("labels", "places", "gaps"))
         members = Members(labels, places, gaps, none, none, none, none)
         rows = FeatureRows(found, self.head.row_scale, self.lists)
-        numbers = given.get("numbers", torch.zeros(size.size(0), 0))
+        numbers = given.get(NUMBERS, torch.zeros(size.size(0), 0))
         return self.predict(rows, Inputs(members, numbers))
 
 
@@ -88,14 +97,14 @@ def example_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
     for place, feature in enumerate(each for each in snapshot.features if each.has_table):
         dim = snapshot.table_of(feature.name).matrix.size(1)
         number = VALUES + place if feature.multi else EVENTS
-        given[feature.name] = torch.rand(number, dim)
+        given[input_of(feature.name)] = torch.rand(number, dim)
         if feature.multi:
             lengths = torch.full((EVENTS,), number // EVENTS)
             lengths[0] += number % EVENTS
             given[f"{feature.name}.lengths"] = lengths
     numbers = sum(feature.width for feature in snapshot.features if not feature.has_table)
     if numbers:
-        given["numbers"] = torch.rand(EVENTS, numbers)
+        given[NUMBERS] = torch.rand(EVENTS, numbers)
     if snapshot.takes_history:
         number = given[HISTORY].size(0)
         given[f"{HISTORY}.labels"] = torch.ones(number)
@@ -181,5 +190,9 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[s
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
     assert found is not None
+    # Operations name their results themselves, such as "add", which may be the name of a feature.
+    for value in (value for node in found.model.graph.all_nodes() for value in node.outputs):
+        if value.name in names:
+            value.name = f"{value.name}.result"
     found.save(path)
     onnx.checker.check_model(path, full_check=True)

@@ -316,7 +316,7 @@ def check_ids(name: str, ids: Any, known: type[Any] | None, schema: Schema) -> l
     return found
 
 
-def check_k(k: Any, schema: Schema) -> None:
-    """Refuse a k that is not a whole number from 1 on."""
+def check_k(k: Any, name: str = "k") -> None:
+    """Refuse a k, or another number of items, that is not a whole number from 1 on."""
     if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
-        raise UserError(f"k must be a whole number of at least 1, got {printable(repr(k))}.")
+        raise UserError(f"{name} must be a whole number of at least 1, got {printable(repr(k))}.")

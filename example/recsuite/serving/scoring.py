@@ -70,7 +70,7 @@ class BatchScoring:
         self.model, self.path, self.k = model, path, k
         self.schema = model.snapshot.schema
         if k is not None:
-            check_k(k, self.schema)
+            check_k(k)
         # Names of features by their columns, which the file must have.
         entities = (USER, ITEM) if k is None else (USER,)
         self.ids = {self.schema.column_of(entity): self.schema.name_of(entity) for entity in entities}

@@ -250,7 +250,7 @@ class ServedModel:
         and errors are those of `recommend`.
         """
         schema = self._snapshot.schema
-        check_k(k, schema)
+        check_k(k)
         if not isinstance(users, Mapping):
             users = {} if users is None else {schema.user: users}
         values = values_of_users(self._completed(users, events), events, schema)
@@ -334,7 +334,7 @@ class ServedModel:
             UserError: when the training has not seen an item, or there is no description of it; for a k below
                 1, and for ids of another type than in training.
         """
-        check_k(k, self._snapshot.schema)
+        check_k(k)
         known = self.items()
         places = known.places_of(items)
         own = known.directions[places]

@@ -47,7 +47,7 @@ from recsuite.models.rows import SharedRows
 from recsuite.runtime.process import profiler_range
 from recsuite.sharding.dynamic import BUCKET_WIDTH, NO_ROW, BucketPlacement, DynamicSpec, DynamicTable
 from recsuite.sharding.exchange import Exchange, open_exchange
-from recsuite.sharding.recommender import of_tables
+from recsuite.sharding.recommender import of_tables, table_of
 from recsuite.sharding.storage import DiskStorage, FilesForTables, RowsOnDisk, TableRows
 from recsuite.sharding.table import TablesSharder
 from recsuite.sharding.table_rules import TableRule
@@ -91,7 +91,7 @@ def make_state(
     kernel itself has state only for Adagrad and row-wise Adagrad. Not collective.
     """
     optimizer, state = module.fused_optimizer, {}
-    weights = {name.split(".")[-2]: weight for name, weight in optimizer.params.items()}
+    weights = {table_of(name): weight for name, weight in optimizer.params.items()}
     sizes = [weight.local_shards()[0].tensor.size(0) for weight in weights.values()]
     for name, is_of_row in rule.slots.items():
         whole = [sum(sizes), module.emb_module.max_D]
@@ -626,8 +626,10 @@ class CpuTables(ShardedEmbeddingCollection):
 
     def _lay_out(self, sharder: CpuTablesSharder) -> TableLayout:
         """Assign keys to the rows of all ranks, and find the kernels of this rank."""
-        plan = {name: self.module_sharding_plan[name] for name in self._table_names}
-        num_rows = {name: config.num_embeddings for name, config in self._table_name_to_config.items()}
+        plan = {table_of(key): self.module_sharding_plan[key] for key in self._table_names}
+        num_rows = {
+            table_of(key): config.num_embeddings for key, config in self._table_name_to_config.items()
+        }
         layout = TableLayout(plan, num_rows)
         # For all ranks, from the plan that all ranks have: a rank finds the owner of a row without
         # communication.
@@ -744,7 +746,7 @@ def _rows_of(module: Any, sharder: CpuTablesSharder, is_split: bool) -> TableRow
 
 def _module_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
     """Return TorchRec's module of a table group; None where this rank holds no rows of it."""
-    held = [[table.name for table in config.embedding_tables] for config in lookup.grouped_configs]
+    held = [[table_of(table.name) for table in config.embedding_tables] for config in lookup.grouped_configs]
     names = [name for name, _ in tables]
     if held != ([names] if names else []):
         # Another version of TorchRec may group the tables in another way, and then the keys would be wrong.

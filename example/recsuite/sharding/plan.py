@@ -47,7 +47,7 @@ from recsuite.sharding.cpu_tables import CpuTablesSharder
 from recsuite.sharding.data_parallel import FixedBuckets
 from recsuite.sharding.dynamic import DynamicSpec, DynamicTable, rows_per_rank
 from recsuite.sharding.dynamic_ranks import dynamic_rows, specs_of
-from recsuite.sharding.recommender import TrainableModel, make_head, make_model
+from recsuite.sharding.recommender import TrainableModel, make_head, make_model, table_of, torchrec_name
 from recsuite.sharding.storage import DiskStorage, RowsInHostMemory, TableRows
 from recsuite.sharding.table import EmbeddingTable, StaticTable
 from recsuite.sharding.table_rules import TableRule, check_rule
@@ -304,7 +304,7 @@ def constraints_of(
     kernels: Mapping[str, Sequence[str]] = MappingProxyType({}),
     cache: CacheParams | None = None,
 ) -> dict[str, ParameterConstraints]:
-    """Return the constraints of a plan: sharding type and kernel of each table.
+    """Return the constraints of a plan: sharding type and kernel of each table, by its name in TorchRec.
 
     Dynamic tables are split by rows, equally over the ranks. Static tables with many rows per rank are split
     too, so that all ranks share their memory and work. Small ones stay whole on the rank that the planner
@@ -323,7 +323,7 @@ def constraints_of(
     if isinstance(sharder, CpuTablesSharder) and sharder.storage is not None:
         split = {*sharder.storage.tables}
     return {
-        name: ParameterConstraints(
+        torchrec_name(name): ParameterConstraints(
             sharding_types=[(ShardingType.ROW_WISE if name in split else ShardingType.TABLE_WISE).value],
             # The kernel with the optimizer in the backward. Otherwise the planner may choose one that keeps
             # rows in the host's memory and copies them to a GPU when they are needed, which is slower.
@@ -399,7 +399,7 @@ def fill_tables(
     initial rows.
     """
     for name, value in model.state_dict().items():
-        table = name.split(".")[-2]
+        table = table_of(name)
         if isinstance(value, ShardedTensor) and table not in specs:
             for shard in value.local_shards():
                 drawn, std = (equal[0], EQUAL_STD) if table in equal else (table, INIT_STD)
@@ -430,10 +430,10 @@ def embedding_tables(model: DistributedModelParallel) -> dict[str, EmbeddingTabl
     tensors: dict[str, dict[str, ShardedTensor]] = {}
     for key, value in model.state_dict().items():
         if isinstance(value, ShardedTensor):
-            tensors.setdefault(key.split(".")[-2], {})["weight"] = value
+            tensors.setdefault(table_of(key), {})["weight"] = value
     for key, state in model.fused_optimizer.state_dict()["state"].items():
         # TorchRec repeats the table's name in its optimizer state.
-        tensors[key.split(".")[-2]] |= {slot.rpartition(".")[2]: value for slot, value in state.items()}
+        tensors[table_of(key)] |= {slot.rpartition(".")[2]: value for slot, value in state.items()}
     dynamic = dynamic_rows(model)
     names = model.module.recommender.widths
     rows = rows_of_tables(model)
@@ -447,7 +447,7 @@ def rows_of_tables(model: nn.Module) -> dict[str, TableRows]:
         found |= getattr(module, "rows_of_tables", {})
         for table in getattr(getattr(module, "config", None), "embedding_tables", ()):
             if table.compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING:
-                found[table.name] = RowsInHostMemory(module.emb_module)
+                found[table_of(table.name)] = RowsInHostMemory(module.emb_module)
     return found
 
 
@@ -456,7 +456,7 @@ def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
     lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
     dynamic, held = dynamic_rows(model), rows_of_tables(model)
     # There is a sharded module for each width.
-    plan = {name: found for module in model.plan.plan.values() for name, found in module.items()}
+    plan = {table_of(key): found for module in model.plan.plan.values() for key, found in module.items()}
     for table in held_tables(columns):
         parameter, width = plan[table.name], model.module.recommender.widths[table.name]
         ranks = sorted(parameter.ranks or [])

@@ -250,7 +250,7 @@ def make_embeddings(num_rows: Mapping[str, int], widths: Mapping[str, int]) -> n
     """
     tables = [
         EmbeddingConfig(
-            name=name,
+            name=torchrec_name(name),
             embedding_dim=widths[name],
             num_embeddings=rows,
             # Drawn later, from the seed. TorchRec's own draw would touch all memory of tables that fill
@@ -268,6 +268,17 @@ def make_embeddings(num_rows: Mapping[str, int], widths: Mapping[str, int]) -> n
         )
         for width in sorted({*widths.values()})
     )
+
+
+def torchrec_name(table: str) -> str:
+    """Return the name of a table in TorchRec, whose modules cannot have those of attributes of PyTorch."""
+    # No feature has a colon in its name. A checkpoint has the names of features.
+    return f"{table}:" if hasattr(nn.ModuleDict(), table) else table
+
+
+def table_of(key: str) -> str:
+    """Return the table with a name in TorchRec, or of the weights of one. The inverse of `torchrec_name`."""
+    return key.removesuffix(".weight").rpartition(".")[2].removesuffix(":")
 
 
 def of_tables(features: KeyedJaggedTensor, tables: Collection[str]) -> KeyedJaggedTensor:

@@ -32,7 +32,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recsuite.runtime.process import profiler_range
 from recsuite.sharding.dynamic import EMPTY, NO_ROW, DynamicSpec, DynamicTable
-from recsuite.sharding.recommender import of_tables
+from recsuite.sharding.recommender import of_tables, table_of
 from recsuite.sharding.storage import TableRows
 from recsuite.sharding.table import TablesSharder
 
@@ -135,13 +135,14 @@ class TorchRecTables(ShardedEmbeddingCollection):
         self._ends: dict[str, torch.Tensor] = {}
         self._first_row: dict[str, int] = {}
         kernels = []
-        for kernel, name, weights, state in self._local_tables():
+        for kernel, key, weights, state in self._local_tables():
+            name = table_of(key)
             if name in dynamic:
                 rows = TableRows(weights, {"momentum1": state})
                 self.shares[name] = DynamicTable(dynamic[name], self._env.rank, self._env.world_size, rows)
                 kernels.append(kernel)
             else:
-                shards = self.module_sharding_plan[name].sharding_spec.shards
+                shards = self.module_sharding_plan[key].sharding_spec.shards
                 first_rows = [shard.shard_offsets[0] for shard in shards]
                 self._ends[name] = torch.tensor(first_rows[1:], dtype=torch.int64, device=weights.device)
                 self._first_row[name] = first_rows[self._env.rank]
@@ -152,7 +153,7 @@ class TorchRecTables(ShardedEmbeddingCollection):
     def _local_tables(self) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
         """Yield this rank's part of each table: the tensors themselves.
 
-        Each is FBGEMM's kernel, name, rows, float32 [n, D], and optimizer state, float32 [n].
+        Each is FBGEMM's kernel, its name in TorchRec, rows, float32 [n, D], and optimizer state, float32 [n].
         """
         for lookup in self._lookups:
             for group in lookup._emb_modules:
@@ -202,7 +203,7 @@ class TorchRecTables(ShardedEmbeddingCollection):
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Send ids to the ranks that own them. Collective: every rank."""
         ctx.capacities, ctx.features = self.capacities, features
-        features = of_tables(features, self._table_name_to_config)
+        features = of_tables(features, self.shares.keys() | self._ends.keys())
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> LazyAwaitable[dict[str, JaggedTensor]]:

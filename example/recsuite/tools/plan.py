@@ -55,7 +55,7 @@ from recsuite.sharding.plan import (
     make_topology,
     unsharded,
 )
-from recsuite.sharding.recommender import make_embeddings
+from recsuite.sharding.recommender import make_embeddings, table_of
 from recsuite.sharding.table_rules import RULES, RowWiseAdagrad, TableRule
 from recsuite.tools.script import exit_status, fitted_to_data, run_script
 from recsuite.training.steps import InputPipeline
@@ -77,7 +77,7 @@ PARTS = {
 }
 # Ranks that are listed each; of more, only the extremes. Ranks of the largest cluster that is tried.
 MOST_LISTED, MOST_RANKS = 8, 8192
-TABLE = re.compile(r"([^:]+):([1-9][\d_]*):(\d+)(?::(\d*\.?\d+))?", re.ASCII)
+TABLE = re.compile(r"([^:.]+):([1-9][\d_]*):(\d+)(?::(\d*\.?\d+))?", re.ASCII)
 
 
 class Cluster(argparse.Namespace):
@@ -182,11 +182,14 @@ def find_plan(tables: PlannedTables, cluster: Cluster, kernels: Mapping[str, str
         return None
     # Placed as in a training, which does not tell the planner the ids of an event; estimated with them.
     for name, constraint in constraints.items():
-        constraint.pooling_factors = [tables.requested(name) / tables.batch_size]
+        constraint.pooling_factors = [tables.requested(table_of(name)) / tables.batch_size]
     enumerator = EmbeddingEnumerator(topology, tables.batch_size, constraints)
-    options = {option.name: option for option in enumerator.enumerate(tables.model, [tables.sharder])}
+    options = {
+        table_of(option.name): option for option in enumerator.enumerate(tables.model, [tables.sharder])
+    }
     used, held, parts = (np.zeros((context.world_size, n)) for n in (len(TIERS), 1, len(PARTS)))
-    plan = Plan([dict(module.items()) for module in found.plan.values()], used, held[:, 0], parts)
+    shardings = [{table_of(key): table for key, table in each.items()} for each in found.plan.values()]
+    plan = Plan(shardings, used, held[:, 0], parts)
     for name, table in plan.tables.items():
         tier = 2 if kernels.get(name) == KERNELS["on_disk"] else max(cluster.tier, int(name in kernels))
         for shard, estimate in zip(table.sharding_spec.shards, options[name].shards, strict=True):
