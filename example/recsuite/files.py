@@ -271,8 +271,8 @@ LARGEST = 2**53
 LONGEST_TEXT = 4096
 # Flags that name a folder or a file. Such a name may contain any character.
 PATHS = ("data_path", "schema", "cache_dir", "save_dir", "report_dir", "load", "export")
-# Fields that may hold names of files.
-NAMED = {*PATHS, "events_per_file"}
+# Fields that may hold names of files, or of columns and types of events, which any text can be.
+NAMED = {*PATHS, "events_per_file", "column", "title", "event_types"}
 # Metadata of a field that a file has only if it is not the default. Older files need not have it.
 OPTIONAL = {"is_optional": True}
 

@@ -44,7 +44,7 @@ from recsuite.datasets.tables.formats import (
     opened,
 )
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, VECTOR
-from recsuite.datasets.tables.values import DATE, DROPPED, ColumnSpec, beyond_int64, indices_of
+from recsuite.datasets.tables.values import DATE, DROPPED, ColumnSpec, beyond_int64, indices_of, shown_value
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import (
     FileEntry,
@@ -348,9 +348,7 @@ class _Writer:
         found = [int(of_column[place]) for of_column in faults]
         wanted, fault = next(pair for pair in zip(self.wanted, found, strict=True) if pair[1])
         column = batch.columns.column(wanted.column)
-        value = column[place].as_py()
-        shown = "" if value is None or value == "" else f"{printable(value)[:60]!r} "
-        reason = f"{printable(wanted.column)} {shown}{wanted.reason(fault, column)}"
+        reason = f"{printable(wanted.column)} {shown_value(column, place)}{wanted.reason(fault, column)}"
         return BadRow(self.source.number_of(batch, place), "", reason)
 
 
