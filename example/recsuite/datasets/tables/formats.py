@@ -11,6 +11,7 @@ import codecs
 import contextlib
 import csv
 import io
+import itertools
 import json
 import re
 from collections import Counter
@@ -27,8 +28,8 @@ from pyarrow import csv as arrow_csv
 from pyarrow import ipc, parquet, types
 from pyarrow import json as arrow_json
 
-from recsuite.datasets.tables.files import JSON_BLOCK_BYTES, MISSING_PARTITION, File
 from recsuite.datasets.tables.derived import SECONDS_PER_DAY
+from recsuite.datasets.tables.files import JSON_BLOCK_BYTES, MISSING_PARTITION, File
 from recsuite.datasets.tables.values import EXACT, near
 from recsuite.errors import UserError, counted, printable
 from recsuite.remote import RemoteFile, is_remote
@@ -228,7 +229,7 @@ class TextFile:
         if not start:
             raise UserError(f"Cannot read {file}: it is empty. Fix: write it again, or remove it.")
         packed = next((kind for mark, kind in PACKED.items() if start.startswith(mark)), "")
-        if file.compression and not packed and b"\0" in self._counted.peek(BLOCK_BYTES):
+        if file.compression and not packed:
             raise UserError(
                 f"Cannot read {file}: it is not packed with {file.compression}, as the end of its name says. "
                 "Fix: give its name the right end, or write it again."
@@ -402,6 +403,12 @@ class Delimited(TextReader):
                 f"and names {len(names)}; if that is another table than the events, write events = "
                 f'"FILE" there too. Line 1 is {printable(self._mark.join(first)[:CSV_SHOWN])!r}.'
             )
+        if not file.columns and len(second) != len(first):
+            # The last row may be incomplete.
+            whole = _rows(head[: head.rfind("\n") + 1], self._mark)
+            names += self._unnamed(
+                first, [row for row in itertools.islice(whole, 1, SNIFFED_ROWS) if any(row)]
+            )
         # Arrow refuses a file with only a header.
         self._has_rows = bool(second) or not self._has_header
         if not file.columns and _is_data(first, second):
@@ -426,6 +433,24 @@ class Delimited(TextReader):
                 if batch.num_rows:
                     yield FileBatch(batch, first, len(self.bad))
                 first += batch.num_rows
+
+    def _unnamed(self, first: list[str], rows: list[list[str]]) -> list[str]:
+        """Return empty names for the fields of the first rows beyond those of the header, if all are empty.
+
+        Raises:
+            UserError: when none of the rows has as many fields as the header.
+        """
+        if not rows or len(first) in map(len, rows):
+            return []
+        widest = max(map(len, rows))
+        if all(len(first) < len(row) == widest and not any(row[len(first) :]) for row in rows):
+            return [""] * (widest - len(first))
+        shown = printable(self._mark.join(first)[:CSV_SHOWN])
+        raise UserError(
+            f"Cannot read {self.file}, line 1: no row below it has as many fields ({len(first)}), so it does "
+            f"not name the columns: {shown!r}. Fix: remove each line above the names of the columns, and "
+            "write a name for each column."
+        )
 
     def _reader(self, columns: Sequence[str]) -> Any:
         """Return Arrow's reader of the rows."""
