@@ -13,6 +13,7 @@ call.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import gc
@@ -47,7 +48,7 @@ from recsuite.datasets.tables.derived import (
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.datasets.tables.values import ID, TIME, ColumnSpec, frame_of, parsed, raw_values
 from recsuite.errors import UserError, printable
-from recsuite.files import LARGEST, local, typed
+from recsuite.files import LARGEST, local, remove, typed
 from recsuite.remote import folder_at
 from recsuite.runtime.host import stat_fields
 from recsuite.runtime.process import launch_name, read_launch
@@ -397,9 +398,10 @@ def _write(
     elif schema is not None:
         write_schema(schema, folder / "schema.toml")
         return
-    # The message names a file that stays, because the folder is removed.
+    # The message names a file that stays until the end of Python, because the folder is removed.
     proposal = propose(folder)
     kept, path = tempfile.mkstemp("-schema.toml", "recsuite-")
+    atexit.register(remove, Path(path))
     with open(kept, "wb") as file:
         file.write(proposal.path.read_bytes())
     dataclasses.replace(proposal, path=Path(path)).show()
