@@ -89,12 +89,12 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve.py needs {error.name}, which is not installed; run {INSTALL}") from None
-    from recsuite.serving.followers import follow, wait_for_first
+    from recsuite.serving.followers import follow, retried, wait_for_first
     from recsuite.serving.served import Follower
 
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir, flags.checkpoint)
-        follower = Follower(flags.save_dir, checkpoint=flags.checkpoint, model=model)
+        follower = retried(lambda: Follower(flags.save_dir, checkpoint=flags.checkpoint, model=model))
         tell(follower.model, flags)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
         server = server_of(service(follower, thread.is_alive))
