@@ -29,6 +29,7 @@ from recsuite.config.parser import parse_given
 from recsuite.errors import LINES, UserError, counted, escaped
 from recsuite.runtime.console import UNREAD, end_when_pipe_closes
 from recsuite.runtime.host import (
+    LAUNCHER,
     ONE_MACHINE,
     allowed_cores,
     allowed_memory,
@@ -152,6 +153,7 @@ def launch() -> int:
     except UserError as error:
         say(error)
         return 2
+    os.environ[LAUNCHER] = str(os.getpid())
     # If the launcher with the store ends first, the C++ code of others prints warnings with stacks. torch
     # reads this when it is imported; ranks keep the user's level.
     is_mine = CPP_LEVEL not in os.environ

@@ -31,6 +31,8 @@ LEAST_DESCRIPTORS = 64
 # Of addresses: libraries and threads reserve far more than they use.
 LEAST_ADDRESSES = 4 * 2**30
 PR_SET_PDEATHSIG = 1
+# Environment variable with the process id of the launcher; torchrun itself sets none.
+LAUNCHER = "LAUNCHER_PROCESS"
 # Options of glibc's mallopt; the first is at most 32 MiB.
 M_MMAP_THRESHOLD = -3
 M_TRIM_THRESHOLD = -1
@@ -51,6 +53,9 @@ def has_lost_parent() -> bool:
     # torchrun starts each rank in a session of its own; in another one, the parent is a program between them.
     if os.getsid(0) != os.getpid():
         return False
+    # Beside 0, a parent outside of this container.
+    if launcher := os.environ.get(LAUNCHER):
+        return str(os.getppid()) not in ("0", launcher)
     try:
         program = os.readlink(f"/proc/{os.getppid()}/exe")
     except PermissionError:

@@ -215,13 +215,15 @@ class BatchScoring:
 
         first: number of rows before these.
         """
-        for column in self.ids if self.path else ():
+        path = self.path
+        for column in self.ids if path else ():
             # Arrow reads a missing text of a CSV file as an empty one.
             lacks = [value in (None, "") or value != value for value in block[column].to_pylist()]
             if any(lacks):
+                below = " below its header" * str(path).endswith(".csv")
                 raise UserError(
-                    f"{self.path} has a row without {column}, row {first + lacks.index(True) + 1}"
-                    f"{' below its header' * (self.path.suffix == '.csv')}; remove it, and start again."
+                    f"{path} has a row without {column}, row {first + lacks.index(True) + 1}{below}; remove "
+                    "it, and start again."
                 )
         ids = {name: block[column].to_pylist() for column, name in self.ids.items()}
         for name, given in ids.items():

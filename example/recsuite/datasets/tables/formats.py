@@ -403,7 +403,7 @@ class Delimited(TextReader):
                 f"and names {len(names)}; if that is another table than the events, write events = "
                 f'"FILE" there too. Line 1 is {printable(self._mark.join(first)[:CSV_SHOWN])!r}.'
             )
-        if not file.columns and len(second) != len(first):
+        if not file.columns:
             # The last row may be incomplete.
             whole = _rows(head[: head.rfind("\n") + 1], self._mark)
             names += self._unnamed(
@@ -438,18 +438,19 @@ class Delimited(TextReader):
         """Return empty names for the fields of the first rows beyond those of the header, if all are empty.
 
         Raises:
-            UserError: when none of the rows has as many fields as the header.
+            UserError: when hardly any of the rows has as many fields as the header.
         """
-        if not rows or len(first) in map(len, rows):
+        num_alike = sum(len(row) == len(first) for row in rows)
+        if not rows or num_alike >= (1 - LEAST_ALIKE) * len(rows):
             return []
         widest = max(map(len, rows))
         if all(len(first) < len(row) == widest and not any(row[len(first) :]) for row in rows):
             return [""] * (widest - len(first))
         shown = printable(self._mark.join(first)[:CSV_SHOWN])
         raise UserError(
-            f"Cannot read {self.file}, line 1: no row below it has as many fields ({len(first)}), so it does "
-            f"not name the columns: {shown!r}. Fix: remove each line above the names of the columns, and "
-            "write a name for each column."
+            f"Cannot read {self.file}, line 1: {num_alike} of the {len(rows)} rows below it have as many "
+            f"fields ({len(first)}), so it does not name the columns: {shown!r}. Fix: remove each line above "
+            "the names of the columns, and write a name for each column."
         )
 
     def _reader(self, columns: Sequence[str]) -> Any:
