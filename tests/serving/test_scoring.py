@@ -15,7 +15,8 @@ import pyarrow.parquet
 import pytest
 
 from recsuite.errors import UserError
-from recsuite.serving import scoring
+from recsuite.remote import ObjectError
+from recsuite.serving import followers, scoring
 from recsuite.serving.scoring import JOB, BatchScoring, begin, describe_lists, described, end
 from recsuite.serving.served import ServedModel
 from tests.support.launch import ROOT, python, succeeded, torchrun
@@ -294,3 +295,22 @@ def test_the_script_scores_on_two_processes_goes_on_and_refuses_on_all(
     mistaken = torchrun(2, SCORE, *flags, "--users", "all", "--k", 6, "--output", output)
     assert mistaken.returncode
     assert mistaken.stderr.count(f"score.py: {output} holds scores of another model, data, input or --k") == 1
+
+
+def test_a_failed_request_before_the_first_model_is_repeated_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(followers, "POLL_SECONDS", 0.001)
+    failures = [ObjectError("s3://b/x", "timeout") for _ in range(3)]
+
+    def ask() -> str:
+        if failures:
+            raise failures.pop()
+        return "model"
+
+    assert followers.retried(ask) == "model"
+    assert capsys.readouterr().out.count("It is tried again for 60 s") == 1
+    monkeypatch.setattr(followers, "STORE_SECONDS", -1.0)
+    failures.append(ObjectError("s3://b/x", "timeout"))
+    with pytest.raises(ObjectError):
+        followers.retried(ask)
