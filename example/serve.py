@@ -98,14 +98,14 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve.py needs {error.name}, which is not installed; run {INSTALL}") from None
-    from recsuite.serving.followers import follow, wait_for_first
+    from recsuite.serving.followers import follow, retried, wait_for_first
     from recsuite.serving.served import Follower
 
     hosts = hosts_of(flags.allowed_hosts, flags.host)
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir, flags.checkpoint)
         accepts = flags.accept_changed_model
-        follower = Follower(flags.save_dir, None, flags.checkpoint, model, accepts)
+        follower = retried(lambda: Follower(flags.save_dir, None, flags.checkpoint, model, accepts))
         tell(follower.model, flags)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
         server = server_of(service(follower, thread.is_alive, hosts))

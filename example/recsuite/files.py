@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import io
@@ -20,6 +21,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ from recsuite.errors import UserError, printable
 
 # A block that is read for a digest should still be in the core's cache when it is digested.
 BLOCK_BYTES = 2**20
+# Between two tries to take a lock.
+LOCK_SECONDS = 0.05
 # A `Path` has one slash where a text has two. A password may stand before the host.
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/+)(?:[^/?#]*@)?([^?#]*)")
 
@@ -78,7 +82,7 @@ def explained(what: str, advice: str = "") -> Iterator[None]:
         raise UserError(f"{what}: {reason_of(error)}.{advice and f' Fix: {advice}.'}") from error
 
 
-def locked(path: Path, doing: str, deadline: float) -> contextlib.AbstractContextManager[None]:
+def locked(path: Path, doing: str, deadline: float) -> contextlib.AbstractContextManager[int]:
     """Hold a lock on this file against all other processes, see `held`.
 
     Raises:
@@ -90,24 +94,29 @@ def locked(path: Path, doing: str, deadline: float) -> contextlib.AbstractContex
 
 
 @contextlib.contextmanager
-def held(path: Path, refusal: str, deadline: float = 0) -> Iterator[None]:
-    """Hold a lock on this file against all other processes. The file is not removed. The system releases the
-    lock when its process dies.
+def held(path: Path, refusal: str, deadline: float = 0) -> Iterator[int]:
+    """Hold a lock on this file against all other processes, and yield its descriptor.
+
+    The file is not removed. The system releases the lock when this process and all that inherited the
+    descriptor have ended.
 
     Raises:
         UserError: with the sentence `refusal`, when another process keeps it for `deadline` seconds.
     """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path, timeout=deadline)
+    descriptor, end = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), time.monotonic() + deadline
     try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(refusal) from None
-    try:
-        yield
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise UserError(refusal) from None
+            time.sleep(LOCK_SECONDS)
+        yield descriptor
     finally:
-        lock.release()
+        # Not unlocked: that would take it from processes that inherited it.
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -271,8 +280,8 @@ LARGEST = 2**53
 LONGEST_TEXT = 4096
 # Flags that name a folder or a file. Such a name may contain any character.
 PATHS = ("data_path", "schema", "cache_dir", "save_dir", "report_dir", "load", "export")
-# Fields that may hold names of files.
-NAMED = {*PATHS, "events_per_file"}
+# Fields that may hold names of files, or of columns and types of events, which any text can be.
+NAMED = {*PATHS, "events_per_file", "column", "title", "event_types"}
 # Metadata of a field that a file has only if it is not the default. Older files need not have it.
 OPTIONAL = {"is_optional": True}
 

@@ -197,6 +197,6 @@ def test_a_capacity_beyond_the_memory_is_refused_before_anything_is_made_of_it(
     with pytest.raises(
         UserError,
         match=r"^--capacity 274877906944 asks for [\d,]+ places, which --max_load_factor may make 8 times as "
-        r"many, and [\d,]+ MiB, and all ranks together have 870 MiB for tables; give a smaller --capacity",
+        r"many, and [\d,.]+ GiB, and all ranks together have 870.4 MiB for tables; give a smaller --capacity",
     ):
         build_train_state(open_columns(tried), tried, context)

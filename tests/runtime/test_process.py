@@ -13,6 +13,7 @@ import torch
 
 from recsuite.config.config import Config
 from recsuite.errors import UserError
+from recsuite.runtime import host
 from recsuite.runtime import host as machine
 from recsuite.runtime import process as runtime
 from recsuite.runtime.host import allowed_cores, allowed_memory, shown_bytes
@@ -329,3 +330,9 @@ def _is_free(port: int) -> bool:
 
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_too_little_virtual_memory_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.resource, "getrlimit", lambda kind: (1_500_000 * 1024, -1))
+    with pytest.raises(UserError, match=r"may have 1\.4 GiB of virtual memory .* needs 4\.0 GiB at least"):
+        host.check_limits()

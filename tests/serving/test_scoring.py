@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 
 from recsuite.errors import UserError
-from recsuite.serving import scoring
+from recsuite.remote import ObjectError
+from recsuite.serving import followers, scoring
 from recsuite.serving.scoring import JOB, BatchScoring, begin, describe_lists, described, end
 from recsuite.serving.served import ServedModel
 from tests.support.launch import ROOT, python, succeeded, torchrun
@@ -179,7 +184,12 @@ def test_a_folder_of_other_scores_or_files_is_refused_and_kept(model: ServedMode
         ("users.parquet", "no parquet", 5, "Cannot read .*users.parquet"),
         ("pairs.csv", "user_id,movie_id,score\n1,2,3\n", None, "has a column score already; leave it out"),
         ("users.csv", "user_id\n", 5, "There is no row to score; give a file with some"),
-        ("users.csv", "user_id,x\n1,2\n,3\n", 5, "has a row without user_id; remove it"),
+        (
+            "users.csv",
+            "user_id,x\n1,2\n,3\n",
+            5,
+            "has a row without user_id, row 2 below its header; remove it",
+        ),
         ("users.csv", "user_id\n1\n", 0, "k must be a whole number of at least 1, got 0"),
     ],
 )
@@ -190,6 +200,69 @@ def test_a_file_that_cannot_be_scored_is_refused_with_one_sentence(
     with pytest.raises(UserError, match=words) as caught:
         write(BatchScoring(model, tmp_path / name, k), tmp_path / "recs")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize(
+    ("name", "text"), [("users.csv", "user_id\n1\n"), ("users.jsonl", '{"user_id": 1}\n')]
+)
+def test_a_file_in_another_encoding_is_refused_with_one_sentence(
+    model: ServedModel, tmp_path: Path, encoding: str, name: str, text: str
+) -> None:
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    (tmp_path / name).write_bytes(mark + text.encode(encoding))
+    with pytest.raises(
+        UserError, match=rf"Cannot read .*{name}: it is text in UTF-16 or UTF-32.* Fix: convert"
+    ):
+        BatchScoring(model, tmp_path / name, 5)
+
+
+@pytest.mark.parametrize("ending", ["arrow", "parquet"])
+def test_texts_of_any_type_of_arrow_are_scored_and_kept(
+    model: ServedModel, tmp_path: Path, ending: str
+) -> None:
+    assert model.data is not None
+    users, path = model.data.users.ids[:3], tmp_path / f"pairs.{ending}"
+    notes = pyarrow.array(["a", "a text of more than twelve characters", "c"], pyarrow.string_view())
+    pairs = pyarrow.table({"user_id": users, "movie_id": model.data.items.ids[:3], "note": notes})
+    if ending == "arrow":
+        with pyarrow.ipc.new_file(path, pairs.schema) as file:
+            file.write_table(pairs)
+    else:
+        pyarrow.parquet.write_table(pairs, path)
+    found = write(BatchScoring(model, path, None), tmp_path / "recs")
+    assert found["note"].tolist() == notes.to_pylist()
+    of_views = pyarrow.table({"user_id": pyarrow.array(map(str, users)).cast(pyarrow.string_view())})
+    assert scoring._with_plain_texts(of_views)["user_id"].to_pylist() == [*map(str, users)]
+
+
+def test_an_empty_id_is_refused_with_its_row_as_a_missing_one(model: ServedModel, tmp_path: Path) -> None:
+    for ending, where in (("csv", "row 10 below its header;"), ("parquet", "row 10;")):
+        path = tmp_path / f"users.{ending}"
+        batch = BatchScoring(model, None, 5)
+        batch.path = path
+        for missing in ("", None):
+            with pytest.raises(UserError, match=f"{path.name} has a row without user_id, {where} remove it"):
+                batch.scored(pyarrow.table({"user_id": ["a", "b", missing]}), first=7)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 100, b"\xff"])
+def test_a_damaged_record_of_a_job_is_named_and_the_job_starts_anew(
+    model: ServedModel, tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch, folder = BatchScoring(model, None, 3), tmp_path / "recs"
+    partial = begin(folder, batch.job())
+    assert partial is not None
+    batch.write(partial, 0, 1, lambda done: None)
+    (partial / JOB).write_bytes(content)
+    capsys.readouterr()
+    again = BatchScoring(model, None, 3)
+    write(again, folder)
+    assert again.counts.there == 0
+    assert f"{partial / JOB} is damaged, as after a power cut" in capsys.readouterr().out
+    (folder / JOB).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{JOB} is damaged, so nothing says what the scores .*; remove"):
+        begin(folder, batch.job())
 
 
 def test_a_missing_file_is_refused(model: ServedModel, tmp_path: Path) -> None:
@@ -222,3 +295,22 @@ def test_the_script_scores_on_two_processes_goes_on_and_refuses_on_all(
     mistaken = torchrun(2, SCORE, *flags, "--users", "all", "--k", 6, "--output", output)
     assert mistaken.returncode
     assert mistaken.stderr.count(f"score.py: {output} holds scores of another model, data, input or --k") == 1
+
+
+def test_a_failed_request_before_the_first_model_is_repeated_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(followers, "POLL_SECONDS", 0.001)
+    failures = [ObjectError("s3://b/x", "timeout") for _ in range(3)]
+
+    def ask() -> str:
+        if failures:
+            raise failures.pop()
+        return "model"
+
+    assert followers.retried(ask) == "model"
+    assert capsys.readouterr().out.count("It is tried again for 60 s") == 1
+    monkeypatch.setattr(followers, "STORE_SECONDS", -1.0)
+    failures.append(ObjectError("s3://b/x", "timeout"))
+    with pytest.raises(ObjectError):
+        followers.retried(ask)

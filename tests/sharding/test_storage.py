@@ -135,7 +135,7 @@ def test_rows_that_were_expected_give_way_to_those_of_a_step(tmp_path: Path) -> 
 
 
 def test_a_budget_below_the_index_of_the_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--memory_budget has 0\.0 MiB for 300 rows .* give a larger one"):
+    with pytest.raises(UserError, match=r"--memory_budget has 1\.1 KiB for 300 rows .* give a larger one"):
         on_disk(tmp_path, RowWiseAdagrad(0.1), -1)
 
 
@@ -145,7 +145,7 @@ def test_a_full_disk_is_found_before_the_training_and_named(tmp_path: Path) -> N
             os, "posix_fallocate", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         ),
         pytest.raises(
-            UserError, match=r"Cannot make a file of 0 MiB in --storage_dir .*No space left.*make room"
+            UserError, match=r"Cannot make a file of [\d.]+ KiB in --storage_dir .*No space left.*make room"
         ),
     ):
         on_disk(tmp_path, RowWiseAdagrad(0.1), 30)

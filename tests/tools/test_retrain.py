@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -131,11 +132,54 @@ def test_what_fails_or_is_killed_leaves_the_promoted_model(weeks: Path) -> None:
     assert promoted(weeks) == "run-000004"
 
 
+def test_a_folder_is_taken_until_the_last_rank_of_a_killed_retrain_has_ended(tmp_path: Path) -> None:
+    # As a retrain starts its training, but the ranks do not die with it.
+    script = (
+        "import contextlib, pathlib, sys, types\n"
+        "from recsuite.tools import retrain\n"
+        "retrain.die_with_parent = lambda: None\n"
+        "retrain.SCRIPTS_FOLDER = folder = pathlib.Path(sys.argv[1])\n"
+        "with contextlib.ExitStack() as stack:\n"
+        "    run, lock = retrain.begin(folder, stack)\n"
+        "    flags = types.SimpleNamespace(nproc_per_node='2', lock=lock)\n"
+        "    retrain.launch(flags, 'rank.py', [])\n"
+    )
+    (tmp_path / "rank.py").write_text(
+        "import os, pathlib, time\n"
+        "ready = pathlib.Path(__file__).with_name(f'ready.{os.environ[\"RANK\"]}')\n"
+        "ready.write_text(f'{os.getpid()} {os.getppid()}')\n"
+        "time.sleep(300)\n"
+    )
+    ready = [tmp_path / f"ready.{rank}" for rank in range(2)]
+    with started([sys.executable, "-c", script, str(tmp_path)]) as process:
+        deadline = time.monotonic() + 90
+        while not all(each.exists() and each.read_text() for each in ready):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        ranks, (launcher, _) = zip(*([*map(int, each.read_text().split())] for each in ready), strict=True)
+        for number in (process.pid, launcher):
+            os.kill(number, signal.SIGKILL)
+        process.wait(30)
+        for rank in ranks:
+            with (
+                contextlib.ExitStack() as stack,
+                pytest.raises(UserError, match="Another retrain, or a training that it has started, is at"),
+            ):
+                begin(tmp_path, stack)
+            os.kill(rank, signal.SIGKILL)
+        run = None
+        # The system takes a moment to end a process.
+        while run is None and time.monotonic() < deadline:
+            with contextlib.ExitStack() as stack, contextlib.suppress(UserError):
+                run = begin(tmp_path, stack)[0]
+        assert run == tmp_path / "run-000002"
+
+
 def test_a_promoted_run_stays_whatever_is_missing_in_it(weeks: Path) -> None:
     models = weeks / "models"
     (models / "run-000001" / VERDICT).unlink()
     with contextlib.ExitStack() as stack:
-        assert begin(models, stack) == models / "run-000002"
+        assert begin(models, stack)[0] == models / "run-000002"
     assert promoted_in(models) == (models / "run-000001").resolve()
 
 
@@ -145,7 +189,7 @@ def test_a_link_to_itself_names_no_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert promoted_in(tmp_path) is None
     assert f"{PROMOTED} names {PROMOTED}, which is not there" in capsys.readouterr().out
     with contextlib.ExitStack() as stack:
-        assert begin(tmp_path, stack) == tmp_path / "run-000002"
+        assert begin(tmp_path, stack)[0] == tmp_path / "run-000002"
 
 
 def names_of_processes(word: str) -> list[str]:

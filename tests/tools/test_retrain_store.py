@@ -156,7 +156,7 @@ def test_a_retrain_that_was_overtaken_promotes_nothing(
 
     def overtake(name: str) -> None:
         if name == when and not newer:
-            newer.append(program.begin(models, contextlib.ExitStack()))  # type: ignore[arg-type]
+            newer.append(program.begin(models, contextlib.ExitStack())[0])  # type: ignore[arg-type]
 
     def write(path: Any, content: bytes) -> None:
         path.put(content)

@@ -40,7 +40,7 @@ from recsuite.datasets.preparation.loops import grouped
 from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Table
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import stage
-from recsuite.runtime.host import allowed_cores, free_memory
+from recsuite.runtime.host import allowed_cores, free_memory, shown_bytes
 
 # Most numbers in a row. With 12 a factor more or less changed the error by less than 0.3 % on five sets.
 MOST_NUMBERS = 12
@@ -690,7 +690,7 @@ def check_size(columns: Columns, d: int) -> None:
     free = free_memory()
     if needed > free:
         raise UserError(
-            f"--initial_rows gaussian requires {needed / 2**30:.1f} GiB of memory for {columns.num_train:,} "
+            f"--initial_rows gaussian requires {shown_bytes(needed)} of memory for {columns.num_train:,} "
             f"{columns.schema.labels}, {owners:,} users and items and {rows:,} rows with {d} numbers each, "
-            f"and {free / 2**30:.1f} GiB are free; give a smaller --embedding_dim, or --initial_rows random."
+            f"and {shown_bytes(free)} are free; give a smaller --embedding_dim, or --initial_rows random."
         )

@@ -29,12 +29,13 @@ from recsuite.config.parser import parse_given
 from recsuite.errors import LINES, UserError, counted, escaped
 from recsuite.runtime.console import UNREAD, end_when_pipe_closes
 from recsuite.runtime.host import (
+    LAUNCHER,
     ONE_MACHINE,
     allowed_cores,
     allowed_memory,
-    check_descriptors,
+    check_limits,
     describe_memory,
-    gib,
+    shown_bytes,
 )
 from recsuite.runtime.peers import is_said, state_of
 from recsuite.runtime.process import end_process, recovery_advice
@@ -146,6 +147,13 @@ CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 def launch() -> int:
     """Launch as torchrun does, but on one machine without a port. Return the exit status."""
+    try:
+        # Before torch is imported, which takes memory.
+        check_limits()
+    except UserError as error:
+        say(error)
+        return 2
+    os.environ[LAUNCHER] = str(os.getpid())
     # If the launcher with the store ends first, the C++ code of others prints warnings with stacks. torch
     # reads this when it is imported; ranks keep the user's level.
     is_mine = CPP_LEVEL not in os.environ
@@ -163,7 +171,6 @@ def launch() -> int:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     arguments = parse_args(sys.argv[1:])
     try:
-        check_descriptors()
         _check_processes(arguments)
     except UserError as error:
         say(error)
@@ -277,8 +284,9 @@ def _check_processes(arguments: argparse.Namespace) -> None:
     number, cores, memory = int(arguments.nproc_per_node), allowed_cores(), allowed_memory()
     if number * RANK_BYTES > memory:
         raise UserError(
-            f"{number} processes need {gib(number * RANK_BYTES)} of memory before they have any data, and "
-            f"this machine gives {gib(memory)}; give at most {memory // RANK_BYTES} (NPROC of ./run.sh)."
+            f"{number} processes need {shown_bytes(number * RANK_BYTES)} of memory before they have any "
+            f"data, and this machine gives {shown_bytes(memory)}; give at most {memory // RANK_BYTES} "
+            "(NPROC of ./run.sh)."
         )
     if number > cores:
         say(

@@ -15,7 +15,7 @@ from recsuite.errors import LINES, UserError, escaped, format_metric, markdown_t
 from recsuite.files import reason_of
 from recsuite.remote import folder_at
 from recsuite.runtime.console import end_when_pipe_closes
-from recsuite.runtime.host import check_descriptors
+from recsuite.runtime.host import check_limits
 
 # A metric is an error, the smaller the better, if its name contains one of these; the others are scores.
 ERRORS = ("rmse", "mae", "loss")
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 if __name__ == "__main__":
     end_when_pipe_closes()
     try:
-        check_descriptors()
+        check_limits()
         main()
     except UserError as error:
         print(f"report: {error}", file=sys.stderr)

@@ -111,6 +111,12 @@ def is_lost_peer(error: BaseException) -> bool:
     return any(words in str(error) for words in LOST_PEER_WORDS)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if the system gave this process no memory; torch's allocator raises a RuntimeError then."""
+    words = ("DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
 def _is_silence(error: BaseException) -> bool:
     """True if a peer is silent, not gone: it left no error to print first, and --timeout is over."""
     # The first exception has the library's text; exceptions raised from it may have another.

@@ -28,7 +28,11 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 # A single rank opens some 40: libraries, sockets, columns.
 LEAST_DESCRIPTORS = 64
+# Of addresses: libraries and threads reserve far more than they use.
+LEAST_ADDRESSES = 4 * 2**30
 PR_SET_PDEATHSIG = 1
+# Environment variable with the process id of the launcher; torchrun itself sets none.
+LAUNCHER = "LAUNCHER_PROCESS"
 # Options of glibc's mallopt; the first is at most 32 MiB.
 M_MMAP_THRESHOLD = -3
 M_TRIM_THRESHOLD = -1
@@ -49,6 +53,9 @@ def has_lost_parent() -> bool:
     # torchrun starts each rank in a session of its own; in another one, the parent is a program between them.
     if os.getsid(0) != os.getpid():
         return False
+    # Beside 0, a parent outside of this container.
+    if launcher := os.environ.get(LAUNCHER):
+        return str(os.getppid()) not in ("0", launcher)
     try:
         program = os.readlink(f"/proc/{os.getppid()}/exe")
     except PermissionError:
@@ -158,17 +165,24 @@ def descriptor_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def check_descriptors() -> None:
-    """Refuse a limit that is too low for every program of this suite.
+def check_limits() -> None:
+    """Refuse limits that are too low for every program of this suite.
 
     Raises:
-        UserError: when there are too few.
+        UserError: when there are too few descriptors or addresses.
     """
     limit = descriptor_limit()
     if limit < LEAST_DESCRIPTORS:
         raise UserError(
             f"This process may open {limit} files (ulimit -n), and needs {LEAST_DESCRIPTORS} at least; call "
             "`ulimit -n 1024` first, or raise the hard limit if that is refused."
+        )
+    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if addresses != resource.RLIM_INFINITY and addresses < LEAST_ADDRESSES:
+        raise UserError(
+            f"This process may have {shown_bytes(addresses)} of virtual memory (ulimit -v), and needs "
+            f"{shown_bytes(LEAST_ADDRESSES)} at least, most of which it reserves and never uses; call "
+            "`ulimit -v unlimited`, and limit its memory with a cgroup."
         )
 
 
@@ -187,28 +201,18 @@ def spare_cores(num_ranks: int, num_cores: int) -> int:
 def describe_memory() -> str:
     """Current memory of the machine and of the cgroup, as text."""
     available, total = available_memory()
-    text = f"Memory now: {gib(available)} of the machine's {gib(total)} are available"
+    text = f"Memory now: {shown_bytes(available)} of the machine's {shown_bytes(total)} are available"
     cgroup = cgroup_memory()
     if cgroup is None:
         return f"{text}; no cgroup limits it."
     usage, limit = cgroup
-    return f"{text}; the cgroup uses {gib(usage)} of its limit of {gib(limit)}."
+    return f"{text}; the cgroup uses {shown_bytes(usage)} of its limit of {shown_bytes(limit)}."
 
 
-def gib(num_bytes: int) -> str:
-    """Bytes as GiB."""
-    return f"{num_bytes / 2**30:.1f} GiB"
-
-
-def shown_bytes(num_bytes: int) -> str:
+def shown_bytes(num_bytes: float) -> str:
     """Bytes in the largest unit of which there is at least one."""
-    unit = max(0, min(3, (max(1, num_bytes).bit_length() - 1) // 10))
+    unit = min(3, (max(1, int(num_bytes)).bit_length() - 1) // 10)
     return f"{num_bytes / 2 ** (10 * unit):,.1f} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
-
-
-def mib(num_bytes: int) -> str:
-    """Bytes as MiB."""
-    return f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _cgroup_folders(controller: str) -> list[Path]:

@@ -18,12 +18,15 @@ import torch
 from recsuite.checkpoint.folder import BEST, best_in, newest_in, step_of
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.errors import UserError, printable, with_script_name
+from recsuite.remote import ObjectError
 from recsuite.runtime.console import say
 from recsuite.serving.request import AS_TRAINED, check_k
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
 
 POLL_SECONDS, LONGEST_PAUSE = 1.0, 10.0
+# Longest time that a store may refuse requests before there is a model.
+STORE_SECONDS = 60.0
 Answer = TypeVar("Answer")
 
 
@@ -32,10 +35,32 @@ def wait_for_first(save_dir: Path, checkpoint: str = BEST) -> None:
 
     checkpoint: see `Follower`.
     """
-    if not _has_learned(save_dir, checkpoint):
+    has_learned = retried(lambda: _has_learned(save_dir, checkpoint))
+    if not has_learned:
         say(f"waiting for the first checkpoint in {save_dir}")
-    while not _has_learned(save_dir, checkpoint):
+    while not has_learned:
         time.sleep(POLL_SECONDS)
+        has_learned = retried(lambda: _has_learned(save_dir, checkpoint))
+
+
+def retried(ask: Callable[[], Answer]) -> Answer:
+    """Return the answer of `ask`, which reads a store: a failed request is tried again for STORE_SECONDS.
+
+    Raises:
+        UserError: the last one, after that time; and at once one that is no failed request.
+    """
+    begun, pause = time.monotonic(), POLL_SECONDS
+    while True:
+        try:
+            return ask()
+        except (OSError, UserError) as error:
+            has_failed = isinstance(error, ObjectError) or isinstance(error.__cause__, ObjectError)
+            if not has_failed or time.monotonic() - begun > STORE_SECONDS:
+                raise
+            if pause == POLL_SECONDS:
+                say(f"{printable(error)} It is tried again for {STORE_SECONDS:.0f} s")
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _has_learned(save_dir: Path, checkpoint: str) -> bool:

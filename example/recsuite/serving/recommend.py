@@ -39,7 +39,7 @@ from recsuite.files import digest_of_bytes
 from recsuite.models.tasks import ModelMaker
 from recsuite.remote import folder_at
 from recsuite.runtime.console import say
-from recsuite.serving.followers import follow, wait_for_first
+from recsuite.serving.followers import follow, retried, wait_for_first
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS, type_of
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
@@ -345,7 +345,7 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker | None =
     if follows:
         wait_for_first(save_dir, checkpoint)
     of_model = (maker, config.checkpoint.accept_changed_model)
-    follower = Follower(save_dir, None, checkpoint, *of_model) if follows else None
+    follower = retried(lambda: Follower(save_dir, None, checkpoint, *of_model)) if follows else None
     model = follower.model if follower else ServedModel.open(save_dir, checkpoint, "", *of_model)
     # Before the data are read, so that files that come meanwhile are read again.
     seen = _seen(model, config, given) if follower else None

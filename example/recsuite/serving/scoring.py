@@ -13,6 +13,7 @@ names that begin with "_".
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -32,7 +33,8 @@ from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, ITEM, USER
 from recsuite.datasets.spread import spread_of
 from recsuite.errors import UserError, printable
-from recsuite.files import digest_of, digest_of_bytes, explained, flush, held, remove, replace_file, replacing
+from recsuite.files import digest_of, digest_of_bytes, explained, flush, held, remove, replacing
+from recsuite.runtime.console import say
 from recsuite.serving.request import check_k
 from recsuite.serving.served import ServedModel
 
@@ -41,6 +43,9 @@ BLOCK = 4096
 JOB, PART = "_job.json", "part-{:08d}.parquet"
 RANK, SCORE = "rank", "score"
 # Endings of files, and their formats as pyarrow calls them.
+TEXTS = ("csv", "json")
+# First bytes of texts in other encodings than UTF-8.
+MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".arrow": "ipc", ".feather": "ipc", ".jsonl": "json"}
 
 
@@ -102,8 +107,13 @@ class BatchScoring:
                 f"{path} must end in one of {', '.join(FORMATS)}; convert it to one of these, or give "
                 "--users all."
             )
-        with explained(f"Cannot read {path}", "give another file"):
-            path.open("rb").close()
+        with explained(f"Cannot read {path}", "give another file"), path.open("rb") as file:
+            start = file.read(4)
+        if FORMATS[path.suffix] in TEXTS and start.startswith(MARKS):
+            raise UserError(
+                f"Cannot read {path}: it is text in UTF-16 or UTF-32, and must be in UTF-8. Fix: convert it "
+                "with iconv -t UTF-8 -f UTF-16 (or UTF-32)."
+            )
         self._dataset = self._opened(path)
         found = self._dataset.schema
         missing = [column for column in self.ids if column not in found.names]
@@ -174,7 +184,7 @@ class BatchScoring:
             if batch is None:
                 return
             if batch.num_rows:
-                yield pyarrow.Table.from_batches([batch])
+                yield _with_plain_texts(pyarrow.Table.from_batches([batch]))
 
     def write(self, folder: Path, rank: int, world_size: int, done: Callable[[int], None]) -> Counts:
         """Write the files of this rank that are missing; return the counts of those. Not collective.
@@ -190,7 +200,7 @@ class BatchScoring:
             if number % world_size == rank and part.exists():
                 self.counts.there += len(block)
             elif number % world_size == rank:
-                table = self.scored(block)
+                table = self.scored(block, passed)
                 advice = "make room, and start again: it continues with this file"
                 with explained(f"Cannot write {part}", advice), replacing(part) as aside:
                     pyarrow.parquet.write_table(table, aside)
@@ -200,11 +210,21 @@ class BatchScoring:
             done(passed)
         return self.counts
 
-    def scored(self, block: pyarrow.Table) -> pyarrow.Table:
-        """Return the rows with their scores: a row for each of the k items of each user, or for each pair."""
-        for column in self.ids:
-            if block[column].null_count:
-                raise UserError(f"{self.path} has a row without {column}; remove it, and start again.")
+    def scored(self, block: pyarrow.Table, first: int = 0) -> pyarrow.Table:
+        """Return the rows with their scores: a row for each of the k items of each user, or for each pair.
+
+        first: number of rows before these.
+        """
+        path = self.path
+        for column in self.ids if path else ():
+            # Arrow reads a missing text of a CSV file as an empty one.
+            lacks = [value in (None, "") or value != value for value in block[column].to_pylist()]
+            if any(lacks):
+                below = " below its header" * str(path).endswith(".csv")
+                raise UserError(
+                    f"{path} has a row without {column}, row {first + lacks.index(True) + 1}{below}; remove "
+                    "it, and start again."
+                )
         ids = {name: block[column].to_pylist() for column, name in self.ids.items()}
         for name, given in ids.items():
             known = self.model.snapshot.known(name, given)
@@ -243,6 +263,16 @@ def _reading(path: Path) -> Iterator[None]:
         # pyarrow puts the name of the file before it, several times.
         reason = printable(str(error).rpartition("Invalid: ")[2].rstrip("."))
         raise UserError(f"Cannot read {path}: {reason}. Fix: correct the file, or give another.") from None
+
+
+def _with_plain_texts(table: pyarrow.Table) -> pyarrow.Table:
+    """Return a table with texts of the type that all functions of Arrow take."""
+    kinds = pyarrow.types
+    for place, each in enumerate(table.schema):
+        if kinds.is_string_view(each.type) or kinds.is_binary_view(each.type):
+            plain = pyarrow.string() if kinds.is_string_view(each.type) else pyarrow.binary()
+            table = table.set_column(place, each.name, table[place].cast(plain))
+    return table
 
 
 def _type_of(model: ServedModel, name: str) -> pyarrow.DataType:
@@ -315,21 +345,41 @@ def begin(output: Path, job: dict[str, Any]) -> Path | None:
     partial = output.with_name(f".{output.name}.partial")
     with explained(f"Cannot write to {output.parent}", "give another --output"):
         if output.exists():
-            if json.loads((output / JOB).read_text()) != job:
+            there = _job_in(output)
+            if there is None:
+                raise UserError(
+                    f"{output / JOB} is damaged, so nothing says what the scores beside it are; remove "
+                    f"{output}, or give another --output."
+                )
+            if there != job:
                 raise UserError(
                     f"{output} holds scores of another model, data, input or --k; give another --output, or "
                     "remove it."
                 )
             return None
         written = partial / JOB
-        if partial.exists() and not (written.is_file() and json.loads(written.read_text()) == job):
+        there = _job_in(partial)
+        if written.exists() and there is None:
+            say(f"{written} is damaged, as after a power cut: the scoring starts anew")
+        if partial.exists() and there != job:
             remove(partial)
         partial.mkdir(parents=True, exist_ok=True)
         # Of a rank that was killed.
         for path in partial.glob(".part-*"):
             remove(path)
-        replace_file(written, json.dumps(job, indent=1).encode())
+        with replacing(written) as aside:
+            aside.write_bytes(json.dumps(job, indent=1).encode())
+            flush(aside)
+        flush(partial)
     return partial
+
+
+def _job_in(folder: Path) -> Any:
+    """Return the job that a folder records; None if it records none, or the record is damaged."""
+    try:
+        return json.loads((folder / JOB).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
 
 
 def end(partial: Path, output: Path) -> None:

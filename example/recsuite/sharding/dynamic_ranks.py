@@ -15,6 +15,7 @@ from recsuite.config.presets import AUTO
 from recsuite.config.sections import TablesConfig
 from recsuite.datasets.schema import Table
 from recsuite.errors import UserError
+from recsuite.runtime.host import shown_bytes
 from recsuite.sharding.dynamic import (
     BUCKET_WIDTH,
     BucketPlacement,
@@ -113,7 +114,7 @@ def _check_memory(
         growth = more if config.max_load_factor else ""
         raise UserError(
             f"--capacity {config.capacity} asks for {sum(places.values()):,} places{growth} and "
-            f"{needed / 2**20:,.0f} MiB, and all ranks together have {memory / 2**20:,.0f} MiB for tables; "
+            f"{shown_bytes(needed)}, and all ranks together have {shown_bytes(memory)} for tables; "
             "give a smaller --capacity, --max_growth or --embedding_dim, or start more processes."
         )
 

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from recsuite.errors import UserError
 from recsuite.files import explained
+from recsuite.runtime.host import shown_bytes
 from recsuite.sharding.table_rules import TableRule
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class DiskStorage:
         size = max(1, number) * dtype.itemsize
         with (
             explained(
-                f"Cannot make a file of {size / 2**20:,.0f} MiB in --storage_dir {self.folder}",
+                f"Cannot make a file of {shown_bytes(size)} in --storage_dir {self.folder}",
                 "make room, or give another folder",
             ),
             tempfile.TemporaryFile(dir=self.folder, buffering=0) as file,
@@ -236,8 +237,8 @@ class RowsOnDisk(TableRows):
         slots = (budget - 4 * number) // (bytes_of_row + BYTES_BESIDE_A_SLOT)
         if slots < 1:
             raise UserError(
-                f"--memory_budget has {budget / 2**20:,.1f} MiB for {number:,} rows on the disk, whose index "
-                f"alone takes {4 * number / 2**20:,.1f} MiB; give a larger one, or start more processes."
+                f"--memory_budget has {shown_bytes(budget)} for {number:,} rows on the disk, whose index "
+                f"alone takes {shown_bytes(4 * number)}; give a larger one, or start more processes."
             )
         slots = min(slots, number)
         self.held = {slot: torch.empty(slots, *value.shape[1:]) for slot, value in self.tensors.items()}

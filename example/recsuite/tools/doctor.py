@@ -15,7 +15,13 @@ from pathlib import Path
 from recsuite.config.config import Config
 from recsuite.errors import LINES, UserError, counted, escaped
 from recsuite.files import reason_of
-from recsuite.runtime.host import allowed_cores, check_versions, describe_memory, gib, installed_versions, mib
+from recsuite.runtime.host import (
+    allowed_cores,
+    check_versions,
+    describe_memory,
+    installed_versions,
+    shown_bytes,
+)
 from recsuite.runtime.process import Launch, choose_device, read_launch
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -75,8 +81,8 @@ def check_device(launch: Launch) -> str:
     # The first operation on the device itself: a broken one fails here.
     free, total = torch.cuda.mem_get_info(device)
     return (
-        f"{torch.cuda.get_device_name(device)}, {gib(free)} of {gib(total)} free, the first of "
-        f"{torch.cuda.device_count()} for {ranks}; driver {found[1] if found else 'unknown'}, CUDA "
+        f"{torch.cuda.get_device_name(device)}, {shown_bytes(free)} of {shown_bytes(total)} free, the first "
+        f"of {torch.cuda.device_count()} for {ranks}; driver {found[1] if found else 'unknown'}, CUDA "
         f"{torch.version.cuda}, nccl {'.'.join(map(str, torch.cuda.nccl.version()))}"
     )
 
@@ -110,5 +116,5 @@ def check_data(config: Config) -> str:
             f"Cannot read {error.filename or config.data.data_path}: {reason_of(error)}. Fix: give another "
             "--data_path, or change its mode."
         ) from None
-    size = mib(sum(file.size for file in source.files))
+    size = shown_bytes(sum(file.size for file in source.files))
     return f"{folder}: {counted(len(source.files), 'file')}, {size}"

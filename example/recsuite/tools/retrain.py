@@ -98,7 +98,7 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         with explained(f"Cannot write to --save_dir {folder}", "give another folder"):
             folder.mkdir(parents=True, exist_ok=True)
-            run = begin(folder, stack)
+            run, flags.lock = begin(folder, stack)
         promoted = promoted_in(folder)
         script, *words = fitting_command(others)
         for task, name in SCRIPTS.items():
@@ -119,8 +119,10 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
             return finish(flags, script, run, promoted)
 
 
-def begin(folder: Path, stack: contextlib.ExitStack) -> Path:
+def begin(folder: Path, stack: contextlib.ExitStack) -> tuple[Path, int | None]:
     """Return the new run of the only retrain in a folder, and remove what earlier ones did not finish.
+
+    Also return the descriptor of the lock, None in an object store.
 
     Raises:
         UserError: when another one is at work; in an object store, the other one is refused.
@@ -131,8 +133,9 @@ def begin(folder: Path, stack: contextlib.ExitStack) -> Path:
         run = claimed(folder)
         earlier = [each for each in runs_in(folder) if each < run and (each / LOCK).exists()]
         remove_unfinished(unpromoted(earlier))
-        return run
-    stack.enter_context(held(folder / LOCK, f"Another retrain is at work in {folder}; wait for it."))
+        return run, None
+    refusal = f"Another retrain, or a training that it has started, is at work in {folder}; wait for it."
+    lock = stack.enter_context(held(folder / LOCK, refusal))
     # No number is used again: processes of a retrain that was killed may still write into a run that was
     # removed.
     newest, there = folder / NEWEST, runs_in(folder)
@@ -141,7 +144,7 @@ def begin(folder: Path, stack: contextlib.ExitStack) -> Path:
     write_whole(newest, run.name.encode())
     if is_ours:
         remove_unfinished(unpromoted(there))
-    return run
+    return run, lock
 
 
 def claimed(folder: ObjectPath) -> Path:
@@ -241,8 +244,9 @@ def launch(flags: argparse.Namespace, script: str, words: Sequence[str]) -> int:
     """Run a script on the processes of this machine; return its status."""
     launcher = ("-m", "recsuite.launcher", "--standalone", f"--nproc_per_node={flags.nproc_per_node}")
     command = [sys.executable, *launcher, str(SCRIPTS_FOLDER / script), *words]
-    # Else a killed retrain would release its lock, and its training would go on in the run of the next one.
-    return subprocess.run(command, preexec_fn=die_with_parent).returncode
+    # A training ends with its retrain. The lock is its standard input, which is empty and which the launcher
+    # passes on to the ranks: as long as one of them lives, no other retrain begins.
+    return subprocess.run(command, stdin=flags.lock, preexec_fn=die_with_parent).returncode
 
 
 def promoted_in(folder: Path) -> Path | None:

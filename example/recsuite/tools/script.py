@@ -22,12 +22,13 @@ from recsuite.remote import folder_at
 from recsuite.runtime.console import end_when_pipe_closes, say, showing_progress, stage
 from recsuite.runtime.ending import (
     identify_lost_peers,
+    is_out_of_memory,
     record_crash,
     report_broken_launch,
     report_lost_worker,
     report_mistake,
 )
-from recsuite.runtime.host import check_descriptors, check_versions
+from recsuite.runtime.host import check_limits, check_versions, describe_memory
 from recsuite.runtime.process import (
     RuntimeContext,
     broadcast_from_rank0,
@@ -103,6 +104,12 @@ def exit_status(work: Callable[[], int]) -> int:
         # --help was printed, or a signal ended the training after a checkpoint.
         return int(str(ended.code or 0))
     except Exception as error:
+        if is_out_of_memory(error):
+            report_mistake(
+                f"This process got no more memory: {describe_memory()} Fix: give fewer processes, a smaller "
+                "--batch_size or a higher limit (ulimit -v, cgroup)."
+            )
+            return 2
         record_crash(error)
         raise
 
@@ -198,7 +205,7 @@ def check_machine() -> None:
     Raises:
         UserError: with the command that fixes it.
     """
-    check_descriptors()
+    check_limits()
     check_versions()
 
 

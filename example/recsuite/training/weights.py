@@ -23,7 +23,7 @@ from recsuite.datasets.schema import ITEM, UNKNOWN_ROW, USER
 from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.errors import UserError
 from recsuite.models.layers import VectorProjection
-from recsuite.runtime.host import free_memory
+from recsuite.runtime.host import free_memory, shown_bytes
 from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node
 from recsuite.sharding.table import EmbeddingTable, RowSlots, largest_of
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
@@ -249,7 +249,7 @@ class InMemoryBest(CheckpointerProtocol):
         if needed > free * SHARE_OF_FREE:
             self._context.say(
                 f"the weights of the best epoch are not kept, but those of the last one: a copy takes "
-                f"{needed / 2**20:,.0f} MiB on a machine, and {free / 2**20:,.0f} MiB are free; --dump keeps "
+                f"{shown_bytes(needed)} on a machine, and {shown_bytes(free)} are free; --dump keeps "
                 "the best on disk"
             )
         return needed <= free * SHARE_OF_FREE

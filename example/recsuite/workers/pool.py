@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from recsuite.errors import UserError, counted, script_name
-from recsuite.runtime.host import describe_memory, descriptor_limit, gib, mib
+from recsuite.runtime.host import describe_memory, descriptor_limit, shown_bytes
 from recsuite.workers.worker import (
     STACK_SIGNALS,
     AnonymousFile,
@@ -139,7 +139,8 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
     if number == signal.SIGBUS:
         return (
             f"{fact}: a page of mapped memory was missing. Either a file was truncated while it was read, or "
-            f"the memory is full, of which batches take at most {mib(failure.ring_bytes)} on each rank.\n"
+            f"the memory is full, of which batches take at most {shown_bytes(failure.ring_bytes)} on each "
+            "rank.\n"
             f"{describe_memory()}",
             "do not change the files of the data set while it is used (truncated ones are made again at the "
             f"next start); where memory is full, give {smaller}.",
@@ -275,7 +276,7 @@ def explaining_os_errors(num_workers: int, num_bytes: int) -> Iterator[None]:
         "ulimit -n 4096"
     )
     memory = (
-        f"their batches take up to {gib(num_bytes)}, more than this machine has. Fix: give a smaller "
+        f"their batches take up to {shown_bytes(num_bytes)}, more than this machine has. Fix: give a smaller "
         "--batch_size, --history or --prefetch_factor"
     )
     causes = {

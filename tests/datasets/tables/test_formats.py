@@ -446,9 +446,61 @@ def test_texts_are_read_as_codes_when_the_file_stores_them_as_codes(tmp_path: Pa
     assert batch.columns.column("item").to_pylist() == items
 
 
-def test_a_file_without_the_compression_of_its_extension_is_refused(tmp_path: Path) -> None:
-    file = file_of(tmp_path / "a.csv.gz", b"\x01\x00\xff\xfe" * 100)
+@pytest.mark.parametrize("more", [1, 2])
+@pytest.mark.parametrize("mark", [",", "\t", ";", "|"])
+def test_a_separator_at_the_end_of_each_row_is_a_column_without_a_name(
+    tmp_path: Path, mark: str, more: int
+) -> None:
+    end = "tsv" if mark == "\t" else "csv"
+    rows = "".join(f"{each},{each + 1},{each}.5{',' * more}\n" for each in range(60))
+    file = file_of(tmp_path / f"a.{end}", f"user,item,stars\n{rows}".replace(",", mark).encode())
+    found, numbers, bad = read(file)
+    assert found[-1] == {"user": "59", "item": "60", "stars": "59.5"}
+    assert (len(found), numbers[0], bad) == (60, 2, [])
+
+
+@pytest.mark.parametrize(
+    "above", ["# made by x\n", "# made by x, y\n", "% a\n% b\n", "Orders\n\n", "sep=,\n", "a,b\n", '"a b"\n']
+)
+def test_a_line_above_the_header_is_named(tmp_path: Path, above: str) -> None:
+    rows = "".join(f"{each},{each + 1},{each}.5,x\n" for each in range(9))
+    file = file_of(tmp_path / "a.csv", f"{above}user,item,stars,kind\n{rows}".encode())
+    with pytest.raises(UserError, match=r"a\.csv, line 1: [01] of .* rows .* as many fields .* Fix: remove"):
+        read(file)
+
+
+@pytest.mark.parametrize("content", [b"\x01\x00\xff\xfe" * 100, b"user,item\n1,2\n", b"not gzip"])
+def test_a_file_without_the_compression_of_its_extension_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = file_of(tmp_path / "a.csv.gz", content)
     with pytest.raises(
         UserError, match=r"a\.csv\.gz: it is not packed with gzip, as the end of its name says"
     ):
         read(file)
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+@pytest.mark.parametrize(
+    "values", [(1, "a"), (True, 3), (1, [2]), ([1.5], ["a"]), ([1], {"a": 1}), ({"a": 1}, 2)]
+)
+def test_first_rows_of_several_types_are_texts_with_and_without_a_last_line_end(
+    tmp_path: Path, values: tuple[Any, Any], end: str
+) -> None:
+    rows = [{"user": number, "x": values[number % 2]} for number in range(4)]
+    content = "\n".join(map(json.dumps, rows)) + end
+    found = formats.first_rows([file_of(tmp_path / "a.jsonl", content.encode())], 10)
+    assert found["user"].to_pylist()[:1] == [0]
+    assert pyarrow.types.is_integer(found["user"].type)
+    if pyarrow.types.is_string(found["x"].type):
+        assert {*found["x"].to_pylist()} <= {
+            value if isinstance(value, str) else json.dumps(value) for value in values
+        }
+
+
+def test_first_rows_have_no_time_that_python_lacks(tmp_path: Path) -> None:
+    far = pyarrow.array([2**60, 5], pyarrow.timestamp("ms", "Asia/Tokyo"))
+    parts = pyarrow.StructArray.from_arrays([far], ["at"])
+    listed = pyarrow.ListArray.from_arrays([0, 1, 2], far)
+    table = pyarrow.table({"user": [1, 2], "when": far, "seen": listed, "parts": parts})
+    found = formats.first_rows([file_of(tmp_path / "a.parquet", encoded(table, "parquet"))], 10)
+    assert found["when"].is_valid().to_pylist() == [False, True]
+    assert len(found.to_pylist()) == 2

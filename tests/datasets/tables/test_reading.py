@@ -13,8 +13,11 @@ import numpy as np
 import pyarrow
 import pytest
 
+from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
+from recsuite.datasets.columns import load_columns
 from recsuite.datasets.preparation import arrays
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import Codes, Events, RawData
 from recsuite.datasets.tables import formats, parts
 from recsuite.datasets.tables.files import find_tables
@@ -28,6 +31,7 @@ from recsuite.datasets.tables.schema_file import (
     TimestampColumn,
     UserColumn,
     WeightColumn,
+    write_schema,
 )
 from recsuite.errors import UserError
 from tests.support.tables import ENDS, write
@@ -624,3 +628,39 @@ def test_a_feature_with_many_words_among_its_numbers_is_refused_with_one(tmp_pat
     assert 'kind = "category"' in str(refused.value)
     as_advised = {"year": dataclasses.replace(YEAR["year"], kind="category")}
     assert len(read(tmp_path, dataclasses.replace(schema, features=as_advised)).events.user) == 20
+
+
+@pytest.mark.parametrize("end", ["parquet", "arrow"])
+def test_a_time_outside_the_years_1_to_9999_is_a_counted_bad_row(tmp_path: Path, end: str) -> None:
+    times = pyarrow.array([2**60, *range(1_795_132_800_000, 1_795_132_800_199)], pyarrow.timestamp("ms"))
+    columns = {"user": [*range(200)], "item": [1] * 200, "time": times}
+    path = write(tmp_path / f"a.{end}", pyarrow.table(columns))
+    schema = dataclasses.replace(PLAIN, timestamp=TimestampColumn("time"))
+    words = rf"row 1: time '{2**60} as timestamp\[ms\]' is outside of the years 1 to 9999"
+    with pytest.raises(UserError, match=words):
+        read(path, schema)
+    raw = read(path, schema, bad_rows="skip")
+    assert (len(raw.events.user), raw.num_skipped) == (199, 1)
+
+
+@pytest.mark.parametrize("end", ["parquet", "arrow", "jsonl", "csv"])
+def test_a_column_may_have_any_name(tmp_path: Path, end: str) -> None:
+    odd = "\n\"\x07\x1b[31m'"
+    columns = {
+        "user": [*range(40)] * 2,
+        "item": [*range(20)] * 4,
+        "title": [f"t{odd}"] * 80,
+        "kind": [odd] * 80,
+    }
+    write(tmp_path / f"a.{end}", pyarrow.table({name + odd: values for name, values in columns.items()}))
+    schema = TableSchema(
+        UserColumn(f"user{odd}"),
+        ItemColumn(f"item{odd}", f"title{odd}"),
+        LabelColumn("clicks"),
+        features={"kind": FeatureColumn("event", f"kind{odd}", "category")},
+    )
+    write_schema(schema, tmp_path / "schema.toml")
+    config = Config.of(data_path=str(tmp_path), split="random")
+    columns_of = open_columns(config, "launch")
+    assert columns_of.schema.title == f"title{odd}"
+    assert load_columns(Path(columns_of.folder), tmp_path, columns_of.schema)[1] == ""

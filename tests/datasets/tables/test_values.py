@@ -10,6 +10,7 @@ import pandas
 import pyarrow
 import pytest
 
+from recsuite.datasets.schema import EVENT
 from recsuite.datasets.tables.values import (
     FAR_TIME,
     FAULTS,
@@ -19,16 +20,21 @@ from recsuite.datasets.tables.values import (
     NO_TIME,
     NOT_WHOLE,
     OTHER_UNIT,
+    TIME,
     ColumnSpec,
     categories,
     ids,
     lists,
+    near,
     numbers,
+    parsed,
+    shown_value,
     times,
 )
 from recsuite.errors import UserError
 
 NOON = 1_795_176_000
+UNITS = [("s", 1), ("ms", 10**3), ("us", 10**6)]
 FAR = pytest.mark.skipif(
     int(pandas.__version__.split(".")[0]) < 3,
     reason="pandas 2, of Python 3.10, reads no such year beside a zone, and counts a bad time",
@@ -85,6 +91,35 @@ def test_numbers_with_commas_are_read_by_their_form(
 )
 def test_a_number_of_another_form_with_commas_is_a_fault(form: str, text: str) -> None:
     assert ColumnSpec("price", "number", "item", form).parse(pyarrow.array([text])).faults == [NO_NUMBER]
+
+
+# Types of times and dates, with the ticks of a second or a day.
+KINDS = [
+    *((pyarrow.timestamp(unit, zone), ticks) for unit, ticks in UNITS for zone in (None, "Europe/Berlin")),
+    (pyarrow.date32(), None),
+    (pyarrow.date64(), None),
+]
+
+
+@pytest.mark.parametrize(("kind", "ticks"), KINDS, ids=lambda each: str(each))
+def test_a_time_outside_the_years_1_to_9999_is_a_fault_in_every_type(kind: Any, ticks: int | None) -> None:
+    days = 1 if pyarrow.types.is_date32(kind) else 86_400_000
+    most, near_one = (2**30, NOON // 86_400) if days == 1 else (2**62 // days * days, NOON // 86_400 * days)
+    if ticks:
+        most, near_one = 2**62, NOON * ticks
+    raw = pyarrow.array([most, near_one, -most, None], "int32" if days == 1 else "int64")
+    column = raw.cast(kind)
+    found = times(column, "when", "iso")
+    assert found.faults.tolist() == [FAR_TIME, 0, FAR_TIME, MISSING]
+    assert found.values[1] == (NOON if ticks else NOON // 86_400 * 86_400)
+    assert categories(column, "when").faults.tolist() == [FAR_TIME, 0, FAR_TIME, 0]
+    in_lists = pyarrow.array([[each] for each in raw.to_pylist()], pyarrow.list_(raw.type))
+    in_lists = pyarrow.ListArray.from_arrays(in_lists.offsets, in_lists.values.cast(kind))
+    assert lists(in_lists, "when", ",").faults.tolist() == [FAR_TIME, 0, FAR_TIME, 0]
+    assert str(most) in shown_value(column, 0)
+    assert near(column).to_pylist()[0] is None
+    with pytest.raises(UserError, match=rf"when '{most} as .* is outside of the years 1 to 9999"):
+        parsed(column, ColumnSpec("when", TIME, EVENT, "iso"))
 
 
 @pytest.mark.parametrize("column", [pyarrow.array([[1]]), pyarrow.array([datetime.date(2026, 1, 1)])])

@@ -11,6 +11,7 @@ import codecs
 import contextlib
 import csv
 import io
+import itertools
 import json
 import re
 from collections import Counter
@@ -28,9 +29,10 @@ from pyarrow import csv as arrow_csv
 from pyarrow import ipc, parquet, types
 from pyarrow import json as arrow_json
 
+from recsuite.datasets.tables.derived import SECONDS_PER_DAY
 from recsuite.datasets.tables.files import JSON_BLOCK_BYTES, MISSING_PARTITION, File
 from recsuite.datasets.tables.headers import NAMED_ROWS, are_alike, is_data, lengths, suggested
-from recsuite.datasets.tables.values import EXACT
+from recsuite.datasets.tables.values import EXACT, near
 from recsuite.errors import UserError, counted, printable
 from recsuite.remote import RemoteFile, is_remote
 
@@ -231,7 +233,7 @@ class TextFile:
         if not start:
             raise UserError(f"Cannot read {file}: it is empty. Fix: write it again, or remove it.")
         packed = next((kind for mark, kind in PACKED.items() if start.startswith(mark)), "")
-        if file.compression and not packed and b"\0" in self._counted.peek(BLOCK_BYTES):
+        if file.compression and not packed:
             raise UserError(
                 f"Cannot read {file}: it is not packed with {file.compression}, as the end of its name says. "
                 "Fix: give its name the right end, or write it again."
@@ -418,6 +420,12 @@ class Delimited(TextReader):
                 f"and names {len(names)}; if that is another table than the events, write events = "
                 f'"FILE" there too. Line 1 is {printable(self._mark.join(first)[:CSV_SHOWN])!r}.'
             )
+        if not file.columns:
+            # The last row may be incomplete.
+            whole = _rows(head[: head.rfind("\n") + 1], self._mark)
+            names += self._unnamed(
+                first, [row for row in itertools.islice(whole, 1, SNIFFED_ROWS) if any(row)]
+            )
         # Arrow refuses a file with only a header.
         self._has_rows = bool(second) or not self._has_header
         if not file.columns and is_data(first, second):
@@ -446,6 +454,25 @@ class Delimited(TextReader):
                 if batch.num_rows:
                     yield FileBatch(batch, first, len(self.bad))
                 first += batch.num_rows
+
+    def _unnamed(self, first: list[str], rows: list[list[str]]) -> list[str]:
+        """Return empty names for the fields of the first rows beyond those of the header, if all are empty.
+
+        Raises:
+            UserError: when hardly any of the rows has as many fields as the header.
+        """
+        num_alike = sum(len(row) == len(first) for row in rows)
+        if not rows or num_alike >= (1 - LEAST_ALIKE) * len(rows):
+            return []
+        widest = max(map(len, rows))
+        if all(len(first) < len(row) == widest and not any(row[len(first) :]) for row in rows):
+            return [""] * (widest - len(first))
+        shown = printable(self._mark.join(first)[:CSV_SHOWN])
+        raise UserError(
+            f"Cannot read {self.file}, line 1: {num_alike} of the {len(rows)} rows below it have as many "
+            f"fields ({len(first)}), so it does not name the columns: {shown!r}. Fix: remove each line above "
+            "the names of the columns, and write a name for each column."
+        )
 
     def _reader(self, columns: Sequence[str]) -> Any:
         """Return Arrow's reader of the rows."""
@@ -731,11 +758,16 @@ def _depth(block: bytes) -> int:
 
 
 def _has_times(kind: Any) -> bool:
-    return types.is_timestamp(kind) or (types.is_list(kind) and _has_times(kind.value_type))
+    """True for times and dates, and for lists and objects with some."""
+    is_time = types.is_timestamp(kind) or types.is_date(kind)
+    return is_time or any(_has_times(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _as_text(kind: Any) -> Any:
-    return pyarrow.list_(_as_text(kind.value_type)) if types.is_list(kind) else pyarrow.string()
+    if types.is_struct(kind):
+        return pyarrow.struct([part.with_type(_as_text(part.type)) for part in kind])
+    is_list = hasattr(kind, "value_type") and not types.is_dictionary(kind)
+    return pyarrow.list_(_as_text(kind.value_type)) if is_list else pyarrow.string()
 
 
 def _column(table: pyarrow.Table, name: str) -> pyarrow.Array:
@@ -765,7 +797,7 @@ def _array(values: list[Any]) -> pyarrow.Array:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 BATCH_ROWS = 2**18
@@ -1026,41 +1058,57 @@ def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
     for number, place in enumerate(order):
         found[place] = found[place].slice(0, -(-left // (len(found) - number)))
         left -= found[place].num_rows
-    filled = [table for table in found if table.num_rows] or found[:1]
-    try:
-        return pyarrow.concat_tables(filled, promote_options="permissive")
-    except pyarrow.ArrowException:
-        return pyarrow.concat_tables([_as_texts(table) for table in filled], promote_options="permissive")
+    return _together([table for table in found if table.num_rows] or found[:1])
 
 
 def _first_rows_of(file: File, rows: int) -> pyarrow.Table:
     with opened(file) as source:
         names, found, left = names_of(source), [], rows
         for batch in batches(source, names):
-            found.append(_without_codes(batch.columns).slice(0, left))
+            found.append(_for_python(batch.columns.slice(0, left)))
             left -= found[-1].num_rows
             if left <= 0:
                 break
         kinds = dict(source.types)
     if not found:
         return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in names})
-    tables = [pyarrow.Table.from_batches([batch]) for batch in found]
-    table = pyarrow.concat_tables(tables, promote_options="permissive").combine_chunks()
+    table = _together([pyarrow.Table.from_batches([batch]) for batch in found]).combine_chunks()
     return table.replace_schema_metadata(kinds)
 
 
-def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
+def _together(tables: list[pyarrow.Table]) -> pyarrow.Table:
+    """Return the rows of all tables; a column of several types becomes texts."""
+    try:
+        return pyarrow.concat_tables(tables, promote_options="permissive")
+    except pyarrow.ArrowException:
+        kinds = {(field.name, field.type) for table in tables for field in table.schema}
+        # Missing values have no type.
+        names = Counter(name for name, kind in kinds if not types.is_null(kind))
+        mixed = {name for name, number in names.items() if number > 1}
+        return pyarrow.concat_tables([_as_texts(table, mixed) for table in tables], promote_options="default")
+
+
+def _as_texts(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:
     columns = [
-        column if types.is_nested(column.type) else column.cast(pyarrow.string()) for column in table.columns
+        column
+        if name not in names
+        else pyarrow.array([None if each is None else _text(each) for each in column.to_pylist()], "string")
+        if types.is_nested(column.type)
+        else column.cast(pyarrow.string())
+        for name, column in zip(table.column_names, table.columns, strict=True)
     ]
     return pyarrow.table(columns, names=table.column_names)
 
 
-def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Return the rows with dictionary-encoded columns decoded."""
-    columns = [
-        column.dictionary_decode() if types.is_dictionary(column.type) else column for column in batch.columns
-    ]
+def _for_python(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """Return the rows without codes, and without times of which Python has no value."""
+    columns = []
+    for column in batch.columns:
+        column = column.dictionary_decode() if types.is_dictionary(column.type) else column
+        if types.is_nested(column.type) and _has_times(column.type):
+            column = column.cast(_as_text(column.type))
+        # A zone moves a time by less than a day.
+        columns.append(near(column, SECONDS_PER_DAY))
     return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 

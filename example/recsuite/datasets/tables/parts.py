@@ -52,6 +52,7 @@ from recsuite.datasets.tables.values import (
     ParsedValues,
     beyond_int64,
     indices_of,
+    shown_value,
 )
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import (
@@ -371,10 +372,8 @@ class _Writer:
         found = [int(of_column[place]) for of_column in faults]
         wanted, fault = next(pair for pair in zip(columns, found, strict=True) if pair[1])
         column = batch.columns.column(wanted.column)
-        value = column[place].as_py()
-        shown = "" if value is None or value == "" else f"{printable(value)[:60]!r} "
-        reason = f"{printable(wanted.column)} {shown}{wanted.reason(fault, column, value)}"
-        return BadRow(self.source.number_of(batch, place), "", reason)
+        reason = f"{shown_value(column, place)}{wanted.reason(fault, column, place)}"
+        return BadRow(self.source.number_of(batch, place), "", f"{printable(wanted.column)} {reason}")
 
 
 def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBatch]) -> None:

@@ -121,15 +121,17 @@ def plain(column: pyarrow.Array, name: str) -> pyarrow.Array:
 
 
 def categories(column: pyarrow.Array, name: str) -> ParsedValues:
-    """Return texts or int64, or codes of such, without faults.
+    """Return texts or int64, or codes of such; a time outside of the years 1 to 9999 is a fault.
 
     Floats become whole numbers if all of them are whole; booleans become the texts true and false.
     """
     num_rows = len(column)
     if types.is_dictionary(column.type):
+        if types.is_temporal(column.type.value_type):
+            return categories(column.dictionary_decode(), name)
         column = _recoded(column, categories(column.dictionary, name).values)
         return ParsedValues(column, np.zeros(num_rows, np.int8))
-    column = plain(column, name)
+    column, faults = plain(column, name), np.zeros(num_rows, np.int8)
     if types.is_list(column.type) or types.is_large_list(column.type):
         raise UserError(f"The column {name!r} holds lists, and is to be one value; name it a list.")
     if beyond_int64(column):
@@ -140,11 +142,12 @@ def categories(column: pyarrow.Array, name: str) -> ParsedValues:
         column = _texts_of_floats(column)
     # Texts of times, and of booleans as true and false.
     elif not types.is_string(column.type):
+        faults, column = is_far(column) * np.int8(FAR_TIME), near(column)
         column = column.cast(pyarrow.string())
     # Texts of ids are mostly longer than all that mean a missing value, and lengths are compared quickly.
     if types.is_string(column.type) and (pc.min(pc.binary_length(column)).as_py() or 0) <= LONGEST_NO_VALUE:
         column = pc.if_else(pc.is_in(column, pyarrow.array(NO_VALUE)), None, column)
-    return ParsedValues(column, np.zeros(num_rows, np.int8))
+    return ParsedValues(column, faults)
 
 
 def beyond_int64(column: pyarrow.Array) -> int:
@@ -196,9 +199,9 @@ def ids(column: pyarrow.Array, name: str) -> ParsedValues:
         faults[(np.floor(numbers) != numbers) | (np.abs(numbers) >= EXACT)] = NOT_WHOLE
         faults[np.isnan(numbers)] = MISSING
         return ParsedValues(_as_int64(numbers, faults == 0), faults)
-    values = categories(column, name).values
+    values, faults = categories(column, name)
     if values.null_count:
-        faults[values.is_null().to_numpy(zero_copy_only=False)] = MISSING
+        faults[values.is_null().to_numpy(zero_copy_only=False) & (faults == 0)] = MISSING
     return ParsedValues(values, faults)
 
 
@@ -215,18 +218,19 @@ def wholes(column: pyarrow.Array, name: str) -> ParsedValues:
 
 
 def lists(column: pyarrow.Array, name: str, separator: str) -> ParsedValues:
-    """Return lists, each as one text with ENTRY between its entries; without faults.
+    """Return lists, each as one text with ENTRY between its entries; faults as those of `categories`.
 
     separator: of the entries in a column of texts.
     """
-    column, num_rows = plain(column, name), len(column)
-    faults = np.zeros(num_rows, np.int8)
+    column = plain(column, name)
     kind = column.type
     if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
-        texts = categories(column, name).values.cast(pyarrow.string())
-        return ParsedValues(pc.replace_substring(texts, separator, ENTRY), faults)
-    entries = categories(pc.list_flatten(column), name).values.cast(pyarrow.string())
+        texts, faults = categories(column, name)
+        return ParsedValues(pc.replace_substring(texts.cast(pyarrow.string()), separator, ENTRY), faults)
+    entries, faults_of_entries = categories(pc.list_flatten(column), name)
+    entries, faults = entries.cast(pyarrow.string()), np.zeros(len(column), np.int8)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    np.maximum.at(faults, np.repeat(np.arange(len(column)), lengths), faults_of_entries)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     joined = pyarrow.ListArray.from_arrays(offsets, pc.fill_null(entries, ""))
     texts = pc.binary_join(joined, ENTRY)
@@ -494,9 +498,7 @@ def times(column: pyarrow.Array, name: str, form: str) -> ParsedValues:
     is in UTC.
     """
     column = plain(column, name)
-    if types.is_date(column.type):
-        column = column.cast(pyarrow.timestamp("s"))
-    if types.is_timestamp(column.type):
+    if types.is_date(column.type) or types.is_timestamp(column.type):
         return _in_range(_seconds(column), np.zeros(len(column), np.int8))
     if form in UNITS:
         if types.is_signed_integer(column.type) and not column.null_count:
@@ -541,11 +543,45 @@ def _in_range(seconds: np.ndarray, faults: np.ndarray) -> ParsedValues:
 
 def _seconds(column: pyarrow.Array) -> np.ndarray:
     """Return whole seconds, float64, NaN for a missing time. A float holds them exactly in all years."""
-    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
-    whole = column.cast(pyarrow.int64())
+    kind = column.type
+    # Arrow would refuse to cast a date to a time that its unit cannot hold.
+    whole = column.cast(pyarrow.int32() if types.is_date32(kind) else pyarrow.int64())
     is_missing = whole.is_null().to_numpy(zero_copy_only=False)
     ticks = whole.fill_null(0).to_numpy(zero_copy_only=False)
-    return np.where(is_missing, np.nan, ticks // per_second)
+    if types.is_date32(kind):
+        return np.where(is_missing, np.nan, ticks * float(SECONDS_PER_DAY))
+    unit = "ms" if types.is_date64(kind) else kind.unit
+    return np.where(is_missing, np.nan, ticks // {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit])
+
+
+def is_far(column: pyarrow.Array, margin: int = 0) -> np.ndarray:
+    """Return a mask of the times that are not within the years 1 to 9999, less a margin in seconds, bool [n].
+
+    It is False for all values of other types.
+    """
+    if not (types.is_date(column.type) or types.is_timestamp(column.type)):
+        return np.zeros(len(column), bool)
+    seconds = _seconds(column)
+    return (seconds < FIRST_SECOND + margin) | (seconds > LAST_SECOND - margin)
+
+
+def near(column: pyarrow.Array, margin: int = 0) -> pyarrow.Array:
+    """Return a column with null for the times of `is_far`, of which Python has no value."""
+    far = is_far(column, margin)
+    return pc.if_else(far, None, column) if far.any() else column
+
+
+def shown_value(column: pyarrow.Array, place: int) -> str:
+    """Return a value of a column for a message, with a blank after it; "" for a missing one."""
+    try:
+        value = column[place].as_py()
+    except OverflowError:
+        # A time of which Python has no value.
+        one = column.slice(place, 1)
+        one = one.dictionary_decode() if types.is_dictionary(one.type) else one
+        ticks = pyarrow.int32() if types.is_date32(one.type) else pyarrow.int64()
+        value = "" if types.is_nested(one.type) else f"{one.cast(ticks)[0]} as {one.type}"
+    return "" if value is None or value == "" else f"{printable(value)[:60]!r} "
 
 
 def _iso(texts: pyarrow.Array) -> np.ndarray:
@@ -657,10 +693,10 @@ class ColumnSpec:
         of_kinds = {ID: ids, WEIGHT: weights, NUMBER: numbers}
         return of_kinds.get(self.kind, categories)(column, self.column)
 
-    def reason(self, fault: int, column: pyarrow.Array, value: object) -> str:
+    def reason(self, fault: int, column: pyarrow.Array, place: int) -> str:
         """Describe the fault of a value of a file's column, and the schema's requirement."""
         asked = ""
-        if fault in (NO_NUMBER, NO_ANSWER) and (forms := forms_with_commas(str(value))):
+        if fault in (NO_NUMBER, NO_ANSWER) and (forms := forms_with_commas(str(column[place]))):
             asked = f", unless {' or '.join(forms)} under [files] of schema.toml lists its column"
         elif fault in (NO_TIME, OTHER_UNIT):
             form = _form(self, column)
@@ -829,8 +865,7 @@ def parsed(values: Any, wanted: ColumnSpec) -> Any:
     is_bad = faults != 0 if wanted.kind == TIME else (faults != 0) & (faults != MISSING)
     if is_bad.any():
         place = int(np.argmax(is_bad))
-        value = column[place].as_py()
-        shown = "" if value is None else f"{printable(value)[:60]!r} "
+        shown = shown_value(column, place)
         raise UserError(f"{wanted.column} {shown}{FAULTS[faults[place]]}; fix it.")
     return found
 
