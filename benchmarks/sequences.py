@@ -464,7 +464,7 @@ def recommended(
     moments: np.ndarray,
     longest: int,
 ) -> np.ndarray:
-    """Positions of the TOP items for each user, the best first, int64 [n, TOP].
+    """Positions of the TOP items for each user, the best first, NONE where there are fewer, int64 [n, TOP].
 
     raw: known events; moments: time of each recommendation in seconds, int64 [n]; longest: see
     `TrainingFeatures`.
@@ -477,12 +477,10 @@ def recommended(
     values = {name: [value for of_user in told for value in of_user[name]] for name in told[0]}
     items = raw.items[schema.column_of(ITEM)].tolist()
     places = {item: place for place, item in enumerate(items)}
-    strange = [place for place, item in enumerate(items) if not model.knows(schema.item, item)]
-    found = np.empty((len(users), TOP), np.int64)
+    found = np.full((len(users), TOP), NONE, np.int64)
     best = model.recommend(values, TOP, exclude=[viewer.item_ids.tolist() for viewer in viewers])
-    for row, few, viewer, of_user in zip(found, best, viewers, told, strict=True):
-        scores = {places[item]: score for item, score in few}
-        row[:] = best_of({**scores, **scores_of(model, viewer, of_user, strange)})
+    for row, listed in zip(found, best, strict=True):
+        row[: len(listed)] = [places[item] for item, _ in listed]
     return found
 
 
@@ -495,25 +493,6 @@ def told_of(viewer: Viewer, model: ServedModel, moment: int) -> dict[str, list[A
             ages_in(viewer.times, moment)[-len(told[HISTORY_AGES][0]) or len(viewer.times) :]
         ]
     return told
-
-
-def scores_of(
-    model: ServedModel, viewer: Viewer, told: dict[str, list[Any]], items: Sequence[int]
-) -> dict[int, float]:
-    """Scores of items that the training never saw: a server skips them, but the evaluation ranks all."""
-    items = [item for item in items if item not in set(viewer.items.tolist())]
-    if not items:
-        return {}
-    described = viewer.features.of_items(model.snapshot)
-    of_items = {name: [values[item] for item in items] for name, values in described.items()}
-    pairs = {name: [value[0]] * len(items) for name, value in told.items()}
-    return dict(zip(items, model.score({**pairs, **of_items}).tolist(), strict=True))
-
-
-def best_of(scores: dict[int, float]) -> list[int]:
-    """TOP items with the highest scores, the best first, filled up with NONE."""
-    order = sorted(scores, key=lambda item: -scores[item])[:TOP]
-    return order + [NONE] * (TOP - len(order))
 
 
 def differences(ours: Metrics, theirs: Metrics) -> float:

@@ -234,8 +234,11 @@ def print_results(
         schema = columns.schema
         context.say(f"lists of {TOP} for each of the test {schema.labels}: {spread.described(schema.items)}")
     if missed := getattr(test, "missed", 0):
-        of_tests, noun = counted(missed, f"test {columns.schema.label}"), with_article(columns.schema.item)
-        context.say(f"{of_tests} of {noun} without a training {columns.schema.label}: no list has it, a miss")
+        schema, number = columns.schema, f"{missed:,} of {columns.num_test:,}"
+        context.say(
+            f"{number} test {schema.labels} are of {schema.items} without a training {schema.label}: no list "
+            "holds these, so each is a miss"
+        )
     for sentence in (
         *describe_better_baselines(columns, task, test),
         *describe_difference(columns, task, test, validation or {}, config.data.split),

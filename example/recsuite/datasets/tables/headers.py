@@ -82,9 +82,9 @@ def suggested(rows: Sequence[Sequence[str]]) -> tuple[list[str], str]:
         names[grades[0]] = "label" if {*rest[grades[0]].numbers} == {0, 1} else "rating"
     found = [names.get(name, name) for name in table.column_names]
     guesses = [name for name in found if name in ("user", "item", "rating", "label")]
-    told = [f"{' and '.join(guesses)} are guesses by values and order, so exchange what is wrong"] * bool(
-        guesses
-    )
+    verb = "are guesses" if len(guesses) > 1 else "is a guess"
+    by = f"{' and '.join(guesses)} {verb} by values and order, so exchange what is wrong"
+    told = [by] if guesses else []
     told += ["the values do not tell which columns hold users and items: call these user and item"] * (
         len(ids) != 2
     )

@@ -43,7 +43,7 @@ from recsuite.datasets.tables.formats import (
     names_of,
     opened,
 )
-from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, VECTOR
+from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, VECTOR, toml_of
 from recsuite.datasets.tables.values import (
     DATE,
     DROPPED,
@@ -546,8 +546,8 @@ def _missing(parts: Sequence[Part]) -> Iterator[str]:
         if number > MOST_UNREAD * rows:
             raise UserError(
                 f"Cannot read {found[0].file}, {place}: {first.reason}; {told} of that feature cannot be "
-                f"read, and {MOST_UNREAD:.0%} may be so. Fix: correct them, or write for it in schema.toml "
-                'kind = "category".'
+                f"read, and {MOST_UNREAD:.0%} may be so. Fix: correct them, or write "
+                f'kind = "category" in the section of schema.toml with column = {toml_of(column)}.'
             )
         name = Path(str(found[0].file)).name
         yield f"{printable(column)}: {told} count as missing, the first in {place} of {name} ({first.reason})"
