@@ -21,7 +21,7 @@ DIGESTS = {
     "movielens, time": "09b8e18855c784e2",
     "movielens, random": "0a03011bbdc566ab",
     "movielens, leave_one_out": "244952ec247a3e94",
-    "own, time": "42c01d742ea6049f",
+    "own, time": "62ed72353351d978",
     "own, random": "375a08ee5ae875b1",
     "own, leave_one_out": "3ab172cee088a675",
     "own, stream": "e56eeccf4f4fdcd3",

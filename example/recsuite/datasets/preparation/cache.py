@@ -256,7 +256,7 @@ def _name(
         "files": digests,
         "bad_rows": (config.bad_rows, config.max_bad_rows),
         "duplicates": config.duplicates,
-        # Left out where it is the default, so that existing columns are found.
+        # Absent where it is the default, so that existing columns are found.
         **({"order": config.order} if config.order != "time" else {}),
         "seen": config.seen,
         "test_fraction": config.test_fraction if drawn else None,
