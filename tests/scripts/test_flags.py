@@ -34,7 +34,7 @@ VALUES: dict[str, str] = {
 }
 WITH = {
     **dict.fromkeys(("window", "follow_data"), "--stream"),
-    **dict.fromkeys(("checkpoint", "until", "other_data"), "--load"),
+    **dict.fromkeys(("checkpoint", "until", "other_data", "accept_changed_model"), "--load"),
     **dict.fromkeys(("save_dir", "dump_every", "keep", "async_dump", "warm_start"), "--dump"),
     **dict.fromkeys(("top", "follow"), "--recommend --user 1"),
     **dict.fromkeys(("history_weights", "negatives"), "--task ranking"),

@@ -96,7 +96,7 @@ def test_data_are_named_with_their_size_and_a_folder_without_them_is_a_fault(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
     found = check_data(Config.of(data_path=str(synthetic_folder)))
-    assert found.startswith(f"{synthetic_folder}: 5 files, 0.")
+    assert found.startswith(f"{synthetic_folder}: 5 files, 6")
     for path, dataset, fault in (
         (tmp_path, "", "holds no table of events"),
         (synthetic_folder, "ml-32m", "does not hold ml-32m but ratings.dat"),

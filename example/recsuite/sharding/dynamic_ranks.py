@@ -18,6 +18,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.host import shown_bytes
 from recsuite.sharding.dynamic import (
     BUCKET_WIDTH,
+    NO_ROW,
     BucketPlacement,
     ChangeMarks,
     DynamicSpec,
@@ -221,6 +222,18 @@ def dynamic_rows(model: nn.Module) -> dict[str, DynamicTable]:
     # Only our own modules of tables have shares.
     modules = (module for module in model.modules() if isinstance(module, ShardedEmbeddingCollection))
     return {name: share for module in modules for name, share in getattr(module, "shares", {}).items()}
+
+
+def have_rows(model: nn.Module, name: str, ids: torch.Tensor, rank: int) -> torch.Tensor:
+    """Return a mask of the ids that have a row in a dynamic table, bool [n]. Collective: every rank.
+
+    ids: int64 [n], the same on every rank; name: of the table.
+    """
+    table, found = dynamic_rows(model)[name], torch.zeros_like(ids)
+    mine = table.placement.owner_of(ids) == rank
+    found[mine] = (table.find(ids[mine]) != NO_ROW).long()
+    dist.all_reduce(found)
+    return found > 0
 
 
 def grow(tables: Mapping[str, EmbeddingTable], step: int) -> list[str]:

@@ -40,8 +40,7 @@ from recsuite.models.retrieval import highest
 from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext
-from recsuite.sharding.dynamic import NO_ROW
-from recsuite.sharding.dynamic_ranks import dynamic_rows
+from recsuite.sharding.dynamic_ranks import have_rows
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.steps import InputPipeline
 
@@ -428,15 +427,11 @@ class RankingEvaluator:
 
     def is_ranked(self, model: DistributedModelParallel) -> torch.Tensor:
         """Return a mask of the items that have a row in a model, bool [items], the same on every rank."""
-        table = dynamic_rows(model).get(self._item)
-        if table is None or self._ids is None:
+        if self._ids is None:
             return torch.from_numpy(self._has_row).to(self.context.device)
-        # A dynamic table may have evicted some, and each rank has a part of it.
+        # A dynamic table may have evicted some.
         ids = torch.from_numpy(self._ids[self._rows]).to(self.context.device)
-        mine, found = table.placement.owner_of(ids) == self.context.rank, torch.zeros_like(ids)
-        found[mine] = (table.find(ids[mine]) != NO_ROW).long()
-        dist.all_reduce(found)
-        return found > 0
+        return have_rows(model, self._item, ids, self.context.rank)
 
     @torch.no_grad()
     def ranks(
