@@ -262,6 +262,15 @@ def checkout() -> Path | None:
 DATA_ROOT = (checkout() or Path()) / "data"
 
 
+def resolved(path: Any) -> Any:
+    """Return what a path names, without links; the path itself if its links lead back to it."""
+    try:
+        return path.resolve()
+    # Of Python before 3.13; later ones return the path.
+    except RuntimeError:
+        return path
+
+
 def place_for(folder: Path, name: str) -> Path:
     """Path for output made from the files in a folder: in it, or below DATA_ROOT if it is read-only."""
     # Root may write anywhere, but a folder whose mode forbids writing counts as read-only for root too.

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
+from recsuite.checkpoint.folder import set_link
 from recsuite.errors import UserError
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.tools.retrain import (
@@ -189,7 +190,10 @@ def test_a_link_to_itself_names_no_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert promoted_in(tmp_path) is None
     assert f"{PROMOTED} names {PROMOTED}, which is not there" in capsys.readouterr().out
     with contextlib.ExitStack() as stack:
-        assert begin(tmp_path, stack)[0] == tmp_path / "run-000002"
+        run, _ = begin(tmp_path, stack)
+    assert run == tmp_path / "run-000002"
+    set_link(run, PROMOTED)
+    assert promoted_in(tmp_path) == run
 
 
 def names_of_processes(word: str) -> list[str]:

@@ -35,6 +35,7 @@ from recsuite.checkpoint.format import (
     read_manifest,
 )
 from recsuite.errors import UserError
+from recsuite.files import resolved
 from recsuite.runtime.console import say
 from recsuite.training.progress import Progress, describe_step
 
@@ -70,7 +71,7 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
         UserError: when there is none, or none so early.
     """
     # "latest" and "best" are links, which the trainer may change meanwhile.
-    folder = folder.resolve()
+    folder = resolved(folder)
     # A user may rename a full checkpoint, so it is recognized by its manifest. A folder with the name of a
     # checkpoint and no manifest is refused below, not searched for checkpoints inside.
     if not NAME.fullmatch(folder.name) and not (folder / MANIFEST).exists():
@@ -203,7 +204,7 @@ Result = TypeVar("Result")
 
 def requested_kind(folder: Path, checkpoint: str, until: int = -1) -> str:
     """Return the kind of checkpoint to choose in a folder; empty if the folder is a checkpoint itself."""
-    folder = folder.resolve()
+    folder = resolved(folder)
     named = until != -1 or NAME.fullmatch(folder.name) or (folder / MANIFEST).exists()
     return "" if named else checkpoint
 
@@ -219,7 +220,7 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
     """
     if checkpoint not in (BEST, LATEST):
         raise ChoiceError(f"The checkpoint {checkpoint!r} is not known; give {BEST} or {LATEST}.")
-    folder = folder.resolve()
+    folder = resolved(folder)
     if not requested_kind(folder, checkpoint, until):
         return chain_at(folder, until)
     newest, best = newest_in(folder), best_in(folder) if checkpoint == BEST else None

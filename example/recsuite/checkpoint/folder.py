@@ -32,7 +32,7 @@ from pathlib import Path
 
 from recsuite.checkpoint.format import MANIFEST, read_manifest
 from recsuite.errors import UserError
-from recsuite.files import explained, flush, held, reason_of
+from recsuite.files import explained, flush, held, reason_of, resolved
 from recsuite.remote import ObjectPath
 from recsuite.runtime.console import say
 from recsuite.runtime.process import launch_name
@@ -94,7 +94,7 @@ def _folders_in(save_dir: Path) -> list[Path]:
         return [path for path in save_dir.iterdir() if path.is_dir()] if save_dir.is_dir() else []
     found = {save_dir / name for name in save_dir.holding(MANIFEST)}
     # A listing may be older than the last write.
-    newest = (save_dir / LATEST).resolve()
+    newest = resolved(save_dir / LATEST)
     return sorted(found | ({newest} if (newest / MANIFEST).is_file() else set()))
 
 
@@ -112,7 +112,7 @@ def others_in(save_dir: Path, refused: Path) -> list[Path]:
 def save_dir_of(folder: Path) -> Path:
     """Return the save_dir of a checkpoint; any other folder is a save_dir itself."""
     # Resolved, because the names of links are not names of checkpoints.
-    folder = folder.resolve()
+    folder = resolved(folder)
     return folder.parent if NAME.fullmatch(folder.name) else folder
 
 
@@ -353,7 +353,7 @@ def _remove(path: Path) -> None:
 
 def set_link(final: Path, name: str) -> None:
     """Point the link LATEST or BEST at this folder, atomically and durably."""
-    if (final.parent / name).resolve() == final.resolve():
+    if resolved(final.parent / name) == final.resolve():
         return
     if isinstance(final, ObjectPath):
         (final.parent / name).link_to(final.name)

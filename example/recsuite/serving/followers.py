@@ -18,6 +18,7 @@ import torch
 from recsuite.checkpoint.folder import BEST, best_in, newest_in, step_of
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.errors import UserError, printable, with_script_name
+from recsuite.files import resolved
 from recsuite.remote import ObjectError
 from recsuite.runtime.console import say
 from recsuite.serving.request import AS_TRAINED, check_k
@@ -66,7 +67,7 @@ def retried(ask: Callable[[], Answer]) -> Answer:
 def _has_learned(save_dir: Path, checkpoint: str) -> bool:
     """Return True if there is a checkpoint after step 0, or validated initial rows and the best is wanted."""
     # It may be a link, see `Follower`.
-    save_dir = save_dir.resolve()
+    save_dir = resolved(save_dir)
     newest = newest_in(save_dir)
     if newest is None or step_of(newest) > 0:
         return newest is not None

@@ -29,6 +29,7 @@ from recsuite.checkpoint.folder import BEST, best_in, newest_in, seen_in
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.checkpoint.origin import ORIGIN, check_origin
 from recsuite.datasets.schema import EVENT, HISTORY, USER
+from recsuite.files import resolved
 from recsuite.models.heads import TwoSided
 from recsuite.models.retrieval import InnerProduct, ranked, top_items
 from recsuite.models.rows import Inputs
@@ -432,7 +433,7 @@ class Follower:
 
     def _take_newer(self) -> None:
         # It may be a link to a folder of checkpoints; in an object store only `resolve` follows one.
-        save_dir = self.save_dir.resolve()
+        save_dir = resolved(self.save_dir)
         best = best_in(save_dir) if self.checkpoint == BEST else None
         wanted = best or newest_in(save_dir)
         if wanted is None:

@@ -37,7 +37,7 @@ from recsuite.config.parser import parse_given
 from recsuite.config.presets import with_preset
 from recsuite.datasets.drift import drift_lines
 from recsuite.errors import UserError
-from recsuite.files import explained, held
+from recsuite.files import explained, held, resolved
 from recsuite.monitoring.results import lower_is_better
 from recsuite.remote import ObjectPath, folder_at, write_whole
 from recsuite.runtime.console import say
@@ -258,19 +258,10 @@ def promoted_in(folder: Path) -> Path | None:
     link = folder / PROMOTED
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} must be a link to a run, and is none; move it away.")
-    run = target_of(link)
+    run = resolved(link)
     if link.is_symlink() and not run.exists():
         say(f"{link} names {run.name}, which is not there")
     return run if link.is_symlink() and run.exists() else None
-
-
-def target_of(link: Path) -> Path:
-    """Return what a link names; the link itself if it names itself."""
-    try:
-        return link.resolve()
-    # Of Python before 3.13; later ones return the link.
-    except RuntimeError:
-        return link
 
 
 def check_comparable(config: Config, promoted: Path | None) -> None:
@@ -325,7 +316,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 def unpromoted(runs: Sequence[Path]) -> list[Path]:
     """Return some runs of a folder without the promoted one, which nothing may remove."""
-    promoted = target_of(runs[0].parent / PROMOTED) if runs else None
+    promoted = resolved(runs[0].parent / PROMOTED) if runs else None
     return [run for run in runs if run.resolve() != promoted]
 
 
