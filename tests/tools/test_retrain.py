@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsuite.config.config import Config
 from recsuite.checkpoint.folder import set_link
+from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.tools.retrain import (
@@ -192,6 +192,7 @@ def test_a_link_to_itself_names_no_run(tmp_path: Path, capsys: pytest.CaptureFix
     with contextlib.ExitStack() as stack:
         run, _ = begin(tmp_path, stack)
     assert run == tmp_path / "run-000002"
+    run.mkdir()
     set_link(run, PROMOTED)
     assert promoted_in(tmp_path) == run
 
