@@ -91,6 +91,8 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         rate, decay = args.optimizer.dense_lr, args.optimizer.dense_weight_decay
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
 
+    if args.model.task != "rating":
+        runtime.say(f"RatingModel is for ratings, so --task {args.model.task} trains the library's model")
     with (
         rs.observing(args, runtime) as observers,
         rs.open_data(args, runtime, build_dataloader, observers) as data,

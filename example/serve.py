@@ -163,6 +163,7 @@ def hosts_of(names: str, listens_at: str) -> list[str]:
             "--allowed_hosts takes names without ports, such as api.example.com or *.example.com, got "
             f"{printable(strange[0])}. Fix: give names alone."
         )
+    listens_at = f"[{listens_at}]" if ":" in listens_at else listens_at
     is_local = listens_at in LOCAL or listens_at.startswith("127.")
     return [*LOCAL, listens_at, *given] if given or is_local else [ANY]
 

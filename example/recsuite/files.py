@@ -94,11 +94,11 @@ def locked(path: Path, doing: str, deadline: float) -> contextlib.AbstractContex
 
 
 @contextlib.contextmanager
-def held(path: Path, refusal: str, deadline: float = 0) -> Iterator[int]:
+def held(path: Path, refusal: str, deadline: float = 0, is_inherited: bool = False) -> Iterator[int]:
     """Hold a lock on this file against all other processes, and yield its descriptor.
 
-    The file is not removed. The system releases the lock when this process and all that inherited the
-    descriptor have ended.
+    The file is not removed. is_inherited: true to leave the lock to the processes that inherited its
+    descriptor: the system releases it when all of them have ended.
 
     Raises:
         UserError: with the sentence `refusal`, when another process keeps it for `deadline` seconds.
@@ -115,7 +115,9 @@ def held(path: Path, refusal: str, deadline: float = 0) -> Iterator[int]:
             time.sleep(LOCK_SECONDS)
         yield descriptor
     finally:
-        # Not unlocked: that would take it from processes that inherited it.
+        # Of a process that was forked meanwhile too.
+        if not is_inherited:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

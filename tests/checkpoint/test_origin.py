@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import shutil
 import sys
@@ -332,11 +333,45 @@ def test_a_class_without_a_source_is_compared_by_its_name(trained: Trained, tmp_
     config, data = trained.config.model, served.snapshot
     in_cell = cell.make_model(rs.ModelData(data.schema, data.features), config)
     assert dataclasses.astuple(origin_of(in_cell)) == ("cell", "RatingModel", "", False)
-    assert check_origin(trained.folder, manifest, in_cell, False) == ""
+    assert "cannot be read" in check_origin(trained.folder, manifest, in_cell, False)
     with pytest.raises(rs.UserError, match=r"example\.RatingModel.* cell\.RatingLoss"):
         check_origin(trained.folder, manifest, cell.RatingLoss(0.0), False)
 
 
 def test_the_class_is_that_of_the_model_in_the_wrappers_of_torch() -> None:
     wrapped = torch.compile(torch.nn.DataParallel(torch.nn.Linear(1, 1)))
-    assert (origin_of(wrapped).name, origin_of(wrapped).digest) == ("Linear", "")
+    assert origin_of(wrapped) == origin_of(torch.nn.Linear(1, 1))
+
+
+class Holder(torch.nn.Module):
+    """Model with an attribute."""
+
+    def __init__(self, thing: Any) -> None:
+        super().__init__()
+        self.act = thing
+
+
+def twice(rows: torch.Tensor) -> torch.Tensor:
+    return 2 * rows
+
+
+class Called:
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+
+def test_what_a_model_of_equal_source_holds_is_a_part_of_it() -> None:
+    things = (
+        *(torch.relu, torch.tanh, functools.partial(torch.relu), functools.partial(twice), [twice], Called()),
+        *(torch.nn.Sequential(torch.nn.ReLU()), torch.nn.Sequential(torch.nn.Tanh()), None),
+    )
+    digests = [origin_of(Holder(thing)).digest for thing in things]
+    assert "" not in digests
+    # A partial function and a list are what they hold.
+    assert len({*digests}) == len(things) - 2
+    # The same again, and a number may be one of the data.
+    assert [origin_of(Holder(thing)).digest for thing in (torch.relu, 3)] == [digests[0], digests[-1]]
+    mine, theirs = (
+        torch.nn.Sequential(torch.nn.Linear(1, 1), each) for each in (torch.nn.ReLU(), torch.nn.Tanh())
+    )
+    assert origin_of(mine).digest != origin_of(theirs).digest

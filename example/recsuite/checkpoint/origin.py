@@ -1,4 +1,4 @@
-"""Class of the model that wrote a checkpoint: another one with the same parameters would answer otherwise.
+"""Class of the model that wrote a checkpoint: another one with equal parameters would give other scores.
 
 A digest of its syntax tree shows changes of the source, but not of comments, docstrings, annotations and
 formatting. The classes of the library have none: a newer version must read the checkpoints of an older one.
@@ -11,10 +11,13 @@ import contextlib
 import functools
 import inspect
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from recsuite.checkpoint.chain import ChoiceError
 from recsuite.checkpoint.format import MANIFEST, Manifest, parsing
@@ -71,12 +74,23 @@ def origin_of(model: Any) -> ModelOrigin:
         # The same as when another script imports it.
         module = getattr(names.get("__spec__"), "name", None) or Path(names.get("__file__") or module).stem
     # Parts and functions that a script gives to a model are a part of its formula too.
-    given = [each for part in model.modules() for each in (type(part), *vars(part).values())]
+    usual = vars(torch.nn.Module()).keys()
+    own = (value for part in _parts(model) for key, value in vars(part).items() if key not in usual)
+    given = [*map(type, _parts(model)), *_given(own)]
     parts = frozenset(each for each in given if _has_source(each) and _is_own(_globals_of(each)))
+    # Classes and functions of torch, such as an activation, are known by their names.
+    of_torch = frozenset(
+        each.__qualname__
+        for each in given
+        if inspect.isbuiltin(each) or str(getattr(each, "__module__", "")).startswith("torch.")
+        if hasattr(each, "__qualname__")
+    )
     digest, is_library = "", module.startswith("recsuite.")
     # An expression may be too long.
     with contextlib.suppress(RecursionError):
-        digest = _digest_of(parts)
+        # Without its own source, these names alone would tell nothing of a change.
+        if parts or module.startswith("torch."):
+            digest = _digest_of(parts, of_torch)
     return ModelOrigin(printable(module), printable(kind.__qualname__), digest, is_library)
 
 
@@ -101,14 +115,14 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
         raise ChoiceError(
             f"{folder} was trained with the model {theirs}, and this program has {ours}. Fix: {fix}"
         )
-    # Without a source nothing is known of a change.
     if not (theirs.digest and ours.digest):
-        return ""
+        return f"the source of {ours} cannot be read, so it is not known if it changed since the training"
     if not accepts_changed:
+        fix = "restore that source" if theirs.module == ours.module else FIX.rstrip(".")
         raise ChoiceError(
-            f"{folder} was trained with the model {theirs}, and {ours} here has another source. Fix: restore "
-            "that source, or give --accept_changed_model (in Python accept_changed_model=True) if this one "
-            "computes the same."
+            f"{folder} was trained with the model {theirs}, and {ours} here has another source. Fix: {fix}"
+            "; or give --accept_changed_model (in Python accept_changed_model=True) if this one computes the "
+            "same."
         )
     return f"{folder} was trained with another source of {ours}, accepted by --accept_changed_model"
 
@@ -117,8 +131,11 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
 
 
 @functools.lru_cache
-def _digest_of(parts: frozenset[Any]) -> str:
-    """Return the digest of the source of classes and functions; cached: a file may be edited meanwhile."""
+def _digest_of(parts: frozenset[Any], of_torch: frozenset[str]) -> str:
+    """Return the digest of the source of classes and functions; cached: a file may be edited meanwhile.
+
+    of_torch: names of classes and functions of torch.
+    """
     definitions = functools.cache(_definitions)
     found: dict[tuple[str, str], list[str]] = {}
     pending = [(_globals_of(part), part.__qualname__) for part in parts]
@@ -143,7 +160,30 @@ def _digest_of(parts: frozenset[Any]) -> str:
             elif isinstance(value, (bool, int, float, str)) and used != "__name__":
                 found[place].append(f"{used} = {value!r}")
     texts = sorted(text for each in found.values() for text in each)
+    texts += sorted(of_torch) if texts or not parts else []
     return digest_of_bytes("\n".join(texts).encode()) if texts else ""
+
+
+def _parts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield a model and its modules, without the layers of this library: they change with its version."""
+    yield model
+    for child in model.children():
+        if not type(child).__module__.startswith("recsuite."):
+            yield from _parts(child)
+
+
+def _given(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values, and those in lists, mappings and partial functions."""
+    for value in values:
+        if isinstance(value, functools.partial):
+            yield from _given([value.func, *value.args, *value.keywords.values()])
+        elif isinstance(value, (list, tuple, dict)):
+            yield from _given(value.values() if isinstance(value, dict) else value)
+        elif callable(value) and not hasattr(value, "__qualname__"):
+            # The class of an object that is called is its formula.
+            yield type(value)
+        else:
+            yield value
 
 
 def _has_source(thing: Any) -> bool:

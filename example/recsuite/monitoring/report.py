@@ -233,11 +233,12 @@ def print_results(
     if spread := getattr(test, "lists", None):
         schema = columns.schema
         context.say(f"lists of {TOP} for each of the test {schema.labels}: {spread.described(schema.items)}")
-    if missed := getattr(test, "missed", 0):
-        schema, number = columns.schema, f"{missed:,} of {columns.num_test:,}"
+    if spread and spread.ranked < columns.num_items:
+        number = f"{columns.num_items - spread.ranked:,} of {columns.num_items:,} {columns.schema.items}"
+        missed = f"{getattr(test, 'missed', 0):,} of {columns.num_test:,} test {columns.schema.labels}"
         context.say(
-            f"{number} test {schema.labels} are of {schema.items} without a training {schema.label}: no list "
-            "holds these, so each is a miss"
+            f"{number} have no row in the model, because training had none of them: no list holds them, and "
+            f"{missed} are of these, each a miss"
         )
     for sentence in (
         *describe_better_baselines(columns, task, test),

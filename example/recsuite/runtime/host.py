@@ -54,7 +54,8 @@ def has_lost_parent() -> bool:
     if os.getsid(0) != os.getpid():
         return False
     # Beside 0, a parent outside of this container.
-    if launcher := os.environ.get(LAUNCHER):
+    # Removed: a launcher that a rank starts is the parent of other ranks.
+    if launcher := os.environ.pop(LAUNCHER, ""):
         return str(os.getppid()) not in ("0", launcher)
     try:
         program = os.readlink(f"/proc/{os.getppid()}/exe")

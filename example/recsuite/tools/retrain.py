@@ -135,7 +135,7 @@ def begin(folder: Path, stack: contextlib.ExitStack) -> tuple[Path, int | None]:
         remove_unfinished(unpromoted(earlier))
         return run, None
     refusal = f"Another retrain, or a training that it has started, is at work in {folder}; wait for it."
-    lock = stack.enter_context(held(folder / LOCK, refusal))
+    lock = stack.enter_context(held(folder / LOCK, refusal, is_inherited=True))
     # No number is used again: processes of a retrain that was killed may still write into a run that was
     # removed.
     newest, there = folder / NEWEST, runs_in(folder)

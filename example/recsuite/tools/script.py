@@ -106,7 +106,7 @@ def exit_status(work: Callable[[], int]) -> int:
     except Exception as error:
         if is_out_of_memory(error):
             report_mistake(
-                f"This process got no more memory: {describe_memory()} Fix: give fewer processes, a smaller "
+                f"Out of memory. {describe_memory()} Fix: give fewer processes, a smaller "
                 "--batch_size or a higher limit (ulimit -v, cgroup)."
             )
             return 2

@@ -339,7 +339,11 @@ def _choose_newest_of_each(
         single = counted(num_single, f"{schema.user} has", f"{schema.user}s have")
         notes.append(f"{single} a single {schema.label}, which is for training: the test has none")
     num_tied = _num_tied(events, by_time[newest])
-    if num_tied:
+    if num_tied and events.time[by_time[0]] == events.time[by_time[-1]]:
+        notes.append(
+            f"the {schema.labels} have one time or none: the last of each {schema.user} is in the test"
+        )
+    elif num_tied:
         notes.append(
             f"{num_tied:,} of {len(newest):,} {schema.user}s have several {schema.labels} of the time of "
             "their newest: the last of them in the file is in the test"

@@ -90,6 +90,10 @@ ARCHIVES = {
     ".br",
     ".z",
     ".sz",
+    ".snappy",
+    ".lzo",
+    ".tbz2",
+    ".txz",
 }
 # Files that a message lists.
 MOST_LISTED = 5
@@ -233,11 +237,14 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     # A table that is named for another role is not one of the events.
     taken = {path for role in named for path in named[role]}
     roles = {role: [each for each in paths if each not in taken] for role, paths in found.items()} | named
-    for name, end in map(os.path.splitext, ignored):
+    for path_of in ignored:
+        name = re.sub(
+            "(" + "|".join(map(re.escape, (*ARCHIVES, *COMPRESSIONS))) + ")+$", "", path_of, flags=re.I
+        )
         # A table that is there only packed.
-        if end.lower() in ARCHIVES and _is_table(name) and name not in listed:
+        if name != path_of and _is_table(name) and name not in listed:
             raise UserError(
-                f"Cannot read {name}{end}: {why_no_table(end)}. Fix: unpack it, pack it as .gz, or move "
+                f"Cannot read {path_of}: {why_no_table(path_of)}. Fix: unpack it, pack it as .gz, or move "
                 f"it to another folder; or name the events to read under [files] of {FILENAME}."
             )
     if not roles.get(EVENTS):

@@ -505,7 +505,7 @@ OF_WEIGHT = "it may say how much an event counts; to use it so, name it as the c
 OF_DATES = "a user has one; if it is the time of the events, name it as the column of [timestamp]"
 # In place of OF_EVENT, where that cannot be told.
 FEW_REPEATS = 'too few {0}s come twice to tell whether it is of the {0}; if so, write of = "{0}"'
-FEW_VALUES = 'it varies too little to tell whether it is of the {0}; if so, write of = "{0}"'
+FEW_VALUES = 'its values do not tell whether it is of the {0}; if so, write of = "{0}"'
 OF_EVENT = "it differs from event to event; use it only if it is known before the label"
 OUTCOME = "by its name it could be a label itself, or be counted from labels"
 ASKED = (
@@ -610,8 +610,8 @@ def title_of(contents: Mapping[str, Content]) -> str:
 SCALES = ((1.0, 5.0), (0.5, 5.0), (0.0, 5.0), (1.0, 10.0), (0.0, 10.0), (1.0, 100.0), (0.0, 100.0))
 # A scale is not guessed if its values reach at most this share of it.
 LEAST_REACH = 0.6
-# Highest value of whole numbers that may be a scale; from where on it the most frequent one tells that they
-# are no counts, and that they may be none.
+# Highest value of whole numbers that may be a scale. A column is asked about if its most frequent value is
+# above the first share of the scale or, with the name of a label, above the second.
 LONGEST_SCALE, UPPER_HALF, ABOVE_COUNTS = 10, 0.5, 0.25
 # Counts, unlike scales, have a few values that are many times the median.
 HEAVY = 5
@@ -958,8 +958,8 @@ def _asked_scale(
             lines = f"lowest = {scale.lowest:g}, highest = {scale.highest:g} and liked = {scale.liked:g}"
             column = f"column = {toml_of(name)}"
             return (
-                f"the column {printable(name[:40])} may be a scale, or count events: write under [label] "
-                f'kind = "rating", {column}, {lines}, or else kind = "count", {column} and liked = 1',
+                f"the column {printable(name[:40])} may be a scale, or count events: write instead under "
+                f'[label] kind = "rating", {column}, {lines}, or else kind = "count", {column} and liked = 1',
             )
     return ()
 
@@ -1193,7 +1193,7 @@ def guess(
 def _check_label(
     events: pa.Table, contents: Mapping[str, Content], roles: ColumnRoles, given: Mapping[str, Any]
 ) -> None:
-    """Refuse a column that is named as the label, but has neither numbers nor truths.
+    """Refuse a column that is named as the label, but has neither numbers nor booleans.
 
     Raises:
         UserError: with a value, and the lines to write.
@@ -1236,7 +1236,7 @@ def _of_missing(ids: Content, num_rows: int, other: str) -> str:
     most = "" if share <= allowed / 2 else f" --max_bad_rows {min(1, math.ceil(20 * share + 1) / 20):g}"
     told = f"training stops at such a row, and with --bad_rows skip{most} skips them"
     if other:
-        told = f"to learn from all, write into schema.toml, each on a line: [user] column = {toml_of(other)}"
+        told = f"to learn from all, write into schema.toml instead: [user] column = {toml_of(other)}"
     return (
         f"the column {printable(ids.name[:40])} has no id in {number:,} of {num_rows:,} events (empty, NA, "
         f"null and the like): {told}"
@@ -1312,7 +1312,7 @@ def _features(
     for of, columns in owned.items():
         for column, content in columns.items():
             feature, why = feature_of(content, of, numbers[of], bool(roles.timestamp), is_ranked)
-            if (feature.of, feature.column) in written:
+            if (feature.of, feature.column) in written or (why and column in {each for _, each in written}):
                 continue
             # A column of users or items with the label's name would be confused with it.
             why = SAME_NAME if column in roles.columns else why
