@@ -144,7 +144,7 @@ def test_a_saved_model_scores_the_same_without_the_tables(
         ({"epochs": 0}, "--epochs must be between 1 and 1,000,000, got 0"),
         ({"epochs": "3"}, "fit takes a value of type int for epochs, and got '3'"),
         ({"schema": "nope.toml"}, "The schema nope.toml is not a file"),
-        ({"schema": {"label": 3}}, "schema must be the path"),
+        ({"schema": {"label": 3}}, r"The section label of schema must be a mapping, .* got 3\."),
         ({"schema": {"label": {"column": {1}}}}, "schema must be the path"),
         ({"schema": {"label": {"of": "x"}}}, r'^schema: \{"label": \{"of": "x"\}\} is not a key'),
     ],
@@ -323,7 +323,7 @@ def test_a_bad_row_is_named_by_its_table_and_place() -> None:
     with pytest.raises(UserError) as raised:
         recsuite.fit(events, **FLAGS)
     assert str(raised.value) == (
-        "Cannot read the table events, row 251: user_id is missing. Fix: correct it, or give --bad_rows skip."
+        'Cannot read the table events, row 251: user_id is missing. Fix: correct it, or give bad_rows="skip".'
     )
 
 

@@ -53,9 +53,9 @@ def has_lost_parent() -> bool:
     # torchrun starts each rank in a session of its own; in another one, the parent is a program between them.
     if os.getsid(0) != os.getpid():
         return False
-    # Beside 0, a parent outside of this container.
     # Removed: a launcher that a rank starts is the parent of other ranks.
     if launcher := os.environ.pop(LAUNCHER, ""):
+        # 0 is a parent outside of this container.
         return str(os.getppid()) not in ("0", launcher)
     try:
         program = os.readlink(f"/proc/{os.getppid()}/exe")

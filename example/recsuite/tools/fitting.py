@@ -332,6 +332,12 @@ def _schema(schema: Any) -> Path | TableSchema | str | None:
     from recsuite.datasets.tables.schema_file import TableSchema, given_in, given_of, text_of_sections
 
     if isinstance(schema, Mapping):
+        for name, section in schema.items():
+            if not isinstance(section, (Mapping, list, tuple)):
+                raise UserError(
+                    f"The section {printable(name)} of schema must be a mapping, such as "
+                    f'{{"column": "NAME"}}, got {printable(repr(section))}.'
+                )
         with suppress(AttributeError, TypeError, ValueError), _of_arguments(Path(PREFIX)):
             text = text_of_sections(schema)
             given_of(text, "schema")
@@ -393,6 +399,7 @@ TOLD = (
     (r"( of| is in) schema\.toml", ""),
     (r"schema\.toml", "the argument schema"),
     (r"correct the file", "correct it"),
+    (r"give --(\w+) (\w+)", r'give \1="\2"'),
 )
 
 

@@ -11,7 +11,6 @@ import codecs
 import contextlib
 import csv
 import io
-import itertools
 import json
 import re
 from collections import Counter
@@ -423,9 +422,7 @@ class Delimited(TextReader):
         if not file.columns:
             # The last row may be incomplete.
             whole = _rows(head[: head.rfind("\n") + 1], self._mark)
-            names += self._unnamed(
-                first, [row for row in itertools.islice(whole, 1, SNIFFED_ROWS) if any(row)]
-            )
+            names += self._unnamed(first, [row for row in islice(whole, 1, SNIFFED_ROWS) if any(row)])
         # Arrow refuses a file with only a header.
         self._has_rows = bool(second) or not self._has_header
         if not file.columns and is_data(first, second):
