@@ -76,25 +76,10 @@ FORMATS = {
 }
 COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 # Suffixes of packed files that are not unpacked.
-ARCHIVES = {
-    ".bz2",
-    ".bzip2",
-    ".xz",
-    ".lzma",
-    ".zip",
-    ".7z",
-    ".rar",
-    ".tar",
-    ".tgz",
-    ".lz4",
-    ".br",
-    ".z",
-    ".sz",
-    ".snappy",
-    ".lzo",
-    ".tbz2",
-    ".txz",
-}
+ARCHIVES = frozenset(
+    ".bz2 .bzip2 .xz .lzma .zip .7z .rar .tar .tgz .tbz2 .txz .lz4 .lzo .br .z .sz .snappy".split()
+)
+PACKED = re.compile("(" + "|".join(map(re.escape, (*ARCHIVES, *COMPRESSIONS))) + ")+$", re.IGNORECASE)
 # Files that a message lists.
 MOST_LISTED = 5
 # Name of a missing value in a partition.
@@ -238,9 +223,7 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     taken = {path for role in named for path in named[role]}
     roles = {role: [each for each in paths if each not in taken] for role, paths in found.items()} | named
     for path_of in ignored:
-        name = re.sub(
-            "(" + "|".join(map(re.escape, (*ARCHIVES, *COMPRESSIONS))) + ")+$", "", path_of, flags=re.I
-        )
+        name = PACKED.sub("", path_of)
         # A table that is there only packed.
         if name != path_of and _is_table(name) and name not in listed:
             raise UserError(
