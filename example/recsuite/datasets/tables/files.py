@@ -76,9 +76,10 @@ FORMATS = {
 }
 COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 # Suffixes of packed files that are not unpacked.
-ARCHIVES = frozenset(
-    ".bz2 .bzip2 .xz .lzma .zip .7z .rar .tar .tgz .tbz2 .txz .lz4 .lzo .br .z .sz .snappy".split()
-)
+ARCHIVES = {
+    *(".bz2", ".bzip2", ".xz", ".lzma", ".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".lz4"),
+    *(".lzo", ".br", ".z", ".sz", ".snappy"),
+}
 PACKED = re.compile("(" + "|".join(map(re.escape, (*ARCHIVES, *COMPRESSIONS))) + ")+$", re.IGNORECASE)
 # Files that a message lists.
 MOST_LISTED = 5

@@ -420,7 +420,7 @@ def open_part(folder: Path, file: File, wanted: tuple[ColumnSpec, ...], is_new: 
             tuple(found["notes"]),
         )
     # A damaged part is always made again.
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
         return None
 
 
