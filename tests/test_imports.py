@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "training.progress": "files",
     "checkpoint.format": "errors files remote training.progress",
     "checkpoint.folder": "errors files remote runtime.console runtime.process checkpoint.format",
-    "checkpoint.chain": "errors runtime.console checkpoint.format checkpoint.folder training.progress",
+    "checkpoint.chain": "errors files runtime.console checkpoint.format checkpoint.folder training.progress",
     "checkpoint.origin": "errors files checkpoint.format checkpoint.chain",
     "checkpoint.shards": "errors files remote ids checkpoint.format",
     "checkpoint.recorded": "errors files remote config runtime.console checkpoint.format checkpoint.folder "
