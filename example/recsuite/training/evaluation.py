@@ -461,12 +461,12 @@ class RankingEvaluator:
         # cases.
         for first, items in self._catalogue(model, epoch):
             step = max(1, SCORES_AT_ONCE // len(items))
+            hidden = (~is_ranked[first : first + len(items)]).nonzero().squeeze(1)
             for part in (slice(start, start + step) for start in range(0, len(mine), step)):
                 scores = (users[part].double() @ items.T).float()
                 # A NaN score counts as above.
                 is_above = ~(scores < own[part].unsqueeze(1))
                 own_item, (case, item) = cases.items[part], cases.seen(part)
-                hidden = ~is_ranked[first : first + len(items)]
                 scores[:, hidden], is_above[:, hidden] = -torch.inf, False
                 seen = _cells(case, item - first, len(items))
                 scores[seen], is_above[seen] = -torch.inf, False

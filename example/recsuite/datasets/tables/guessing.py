@@ -1308,11 +1308,12 @@ def _features(
     numbers = _numbers(samples, contents, roles)
     by_hand = given.get("features", {})
     written = {(each.get("of"), each.get("column")) for each in by_hand.values()}
+    columns_written = {column for _, column in written}
     names = {*TAKEN, *by_hand, *(given.get(of, {}).get("noun", of) for of in ENTITIES)}
     for of, columns in owned.items():
         for column, content in columns.items():
             feature, why = feature_of(content, of, numbers[of], bool(roles.timestamp), is_ranked)
-            if (feature.of, feature.column) in written or (why and column in {each for _, each in written}):
+            if (feature.of, feature.column) in written or (why and column in columns_written):
                 continue
             # A column of users or items with the label's name would be confused with it.
             why = SAME_NAME if column in roles.columns else why
