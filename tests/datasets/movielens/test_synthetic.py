@@ -34,7 +34,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.mark.parametrize(
     ("drawn", "digest"),
     [
-        (planted.DEFAULT_WORLD, "f5c8b0db1d8dd25eba98c1e4f5d30ae089a6cd5d7c776fecaa378fff873781aa"),
+        (planted.DEFAULT_WORLD, "f2680f79800843983e6c30779956bee796de47960a31269d92d81f3f9c62d481"),
         (planted.World(), "db8c6efd34f102c4e6f0954f1f8ee247665fc0341af7cd73f4e3f94865555fee"),
         (DriftingWorld(), "aae7d7b25b01e6a952a7f71db6084f0dc9c81ee23cfcc82db6758f9e596e523c"),
     ],

@@ -135,7 +135,12 @@ class World:
 # model of biases alone. A bias and a factor are learned from the ratings of one row, and cost any model error
 # in proportion to the number of rows. So there are fewer users and movies than in ml-1m, and one factor.
 DEFAULT_WORLD = World(
-    factor_stds=(0.65,), mean_ratings_per_user=250, most_movies=2_000, mean_score=3.65, bias_stds=(0.4, 0.45)
+    noise_std=0.88,
+    factor_stds=(0.65,),
+    mean_ratings_per_user=250,
+    most_movies=2_000,
+    mean_score=3.65,
+    bias_stds=(0.4, 0.45),
 )
 
 
