@@ -45,7 +45,7 @@ import numpy as np
 from common import DOCS, bar, describe, finish, make_parser, mean, origin, processes, spread, table, train
 
 from recsuite.datasets.movielens.synthetic import (
-    MEAN_SCORE,
+    DEFAULT_WORLD,
     Planted,
     World,
     draw_stars,
@@ -95,7 +95,7 @@ class ChoosingWorld(World):
             moments = draw_moments(rng, counts[begin : begin + len(block)])
             rows, movie_rows, times = self._draw_movies(rng, tastes, movies[:, 1:], log_chances, moments)
             factors = movies[movie_rows, 1:]
-            scores = MEAN_SCORE + block[rows, 0] + movies[movie_rows, 0]
+            scores = self.mean_score + block[rows, 0] + movies[movie_rows, 0]
             scores += draw_offsets(rng, rows, times, self.day_std)
             now = tastes.at(shares_of_time(rows, times), rows)
             read = factors_by_choices(tastes.middle, rows, factors)[rows]
@@ -233,7 +233,7 @@ def linear_rmse(ratings: np.ndarray, predicted: np.ndarray) -> float:
 
 # Name, number of ratings, and world.
 WORLDS = (
-    ("default", 1_000_000, World()),
+    ("default", 1_000_000, DEFAULT_WORLD),
     ("small", 100_000, World()),
     ("sparse", 300_000, World(mean_ratings_per_user=60)),
     ("noisy", 300_000, World(noise_std=1.2)),

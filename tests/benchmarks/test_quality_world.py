@@ -10,7 +10,6 @@ import pytest
 
 from recsuite.datasets.movielens.synthetic import (
     MAX_SCORE,
-    MEAN_SCORE,
     MIN_SCORE,
     SCORE_STEPS,
     Planted,
@@ -111,14 +110,14 @@ def test_ratings_of_a_user_and_day_share_an_offset_of_the_planted_variance() -> 
     world = ChoosingWorld(choice_strength=0, day_std=0.4)
     users, movies = np.zeros((3_000, 1 + world.rank)), np.zeros((NUM_MOVIES, 1 + world.rank))
     rows, _, ratings, times, oracle, *_ = draw(world, users, movies, 30)
-    offsets = scores_of(oracle, world) - MEAN_SCORE
+    offsets = scores_of(oracle, world) - world.mean_score
     _, firsts, days = np.unique(rows * 100_000 + times // 86_400, return_index=True, return_inverse=True)
     assert (offsets == offsets[firsts][days]).all()
     assert len(firsts) > 3 * len(users)
     assert offsets[firsts].std() == pytest.approx(0.4, rel=0.03)
     assert offsets[firsts].mean() == pytest.approx(0, abs=0.015)
     # From the ratings alone: rounded and clipped, they show the variance of the expected rating.
-    drawn = MEAN_SCORE + 0.4 * np.random.default_rng(2).standard_normal(100_000)
+    drawn = world.mean_score + 0.4 * np.random.default_rng(2).standard_normal(100_000)
     expected = np.interp(drawn, scores_of(expected_ratings(world), world), expected_ratings(world))
     error = ratings - expected.mean()
     assert within(error, days) == pytest.approx(expected.var(), rel=0.08)
@@ -133,7 +132,7 @@ def test_early_and_late_factors_are_as_alike_as_planted(drift: float) -> None:
     users, movies = planted(world, 3_000)
     movies[:, 1] = np.where(np.arange(NUM_MOVIES) % 2, 1, -1)
     rows, movie_rows, _, times, oracle, *_ = draw(world, users, movies, 30)
-    factors = (scores_of(oracle, world) - MEAN_SCORE) * movies[movie_rows, 1]
+    factors = (scores_of(oracle, world) - world.mean_score) * movies[movie_rows, 1]
     order = np.lexsort((times, rows)).reshape(len(users), 30)
     first, last = factors[order[:, 0]], factors[order[:, -1]]
     grid = 1.01 / SCORE_STEPS
@@ -153,7 +152,7 @@ def test_choices_follow_the_tastes_of_their_time() -> None:
     rows, movie_rows, _, times, oracle, *_ = draw(world, users, movies, 30)
     order = np.lexsort((times, rows)).reshape(len(users), 30)
     chosen = movies[movie_rows, 1]
-    first, last = ((scores_of(oracle, world) - MEAN_SCORE) * chosen)[order[:, [0, -1]]].T
+    first, last = ((scores_of(oracle, world) - world.mean_score) * chosen)[order[:, [0, -1]]].T
     shares = (times[order] - times[order[:, :1]]) / np.ptp(times[order], axis=1, keepdims=True)
     # Where a part ends, what is liked is not yet what it is in the middle of the next one.
     likings = first[:, None] + (np.floor(4 * shares).clip(max=3) + 0.5) / 4 * (last - first)[:, None]

@@ -96,17 +96,25 @@ def test_load_tests_the_best_trained_checkpoint_with_its_deltas(tmp_path: Path) 
     assert f"{report['test']['rmse']:.4f}" in loaded
 
 
-def test_the_first_command_improves_in_its_first_epochs_and_beats_its_baseline(tmp_path: Path) -> None:
-    flags = ("--dataset", "synthetic", "--data_path", tmp_path / "ratings", "--synthetic_ratings", "200000")
-    succeeded(python(EXAMPLE, *flags, "--report_dir", tmp_path, timeout=120))
+@pytest.mark.parametrize(
+    ("ratings", "share", "ratio"),
+    [(200_000, 0.4, 1.1), pytest.param(1_000_000, 0.82, 1.02, marks=pytest.mark.soak)],
+)
+def test_the_first_command_improves_in_its_first_epochs_and_beats_its_baseline(
+    ratings: int, share: float, ratio: float, tmp_path: Path
+) -> None:
+    flags = ("--dataset", "synthetic", "--data_path", tmp_path / "ratings", "--synthetic_ratings", ratings)
+    succeeded(torchrun(2, EXAMPLE, *flags, "--report_dir", tmp_path, timeout=300))
     report = read_json(tmp_path / "metrics.json")
+    assert report["config"]["initial_rows"] == "random"
     errors = [epoch["validation"]["rmse"] for epoch in report["epochs"]]
     assert errors[0] > errors[1] > errors[2]
     test, low, high = (
         metrics["rmse"]
         for metrics in (report["test"], report["baselines"]["biases"], report["baselines"]["oracle"])
     )
-    assert (low - test) / (low - high) > 0.4
+    assert (low - test) / (low - high) > share
+    assert high < test < ratio * high
 
 
 def test_a_decay_over_many_epochs_moves_into_the_tables_and_into_a_full_checkpoint(tmp_path: Path) -> None:

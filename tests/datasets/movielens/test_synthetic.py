@@ -17,6 +17,7 @@ from tests.support.written_world import World, contents, read, rmse
 NUM_RATINGS = 50_000
 NAMES = ["movies.dat", "oracle.json", "oracle.npy", "ranks.npy", "ratings.dat", "users.dat"]
 HISTOGRAM_OF_ML_1M = (0.056, 0.108, 0.261, 0.349, 0.226)
+MEAN_OF_ML_1M, SPREAD_OF_ML_1M = 3.582, 1.117
 GENRES_OF_ML_1M = {
     *("Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy"),
     *("Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"),
@@ -33,8 +34,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.mark.parametrize(
     ("drawn", "digest"),
     [
-        (planted.World(), "e172045c0761dc0f10c1f27d76db47e5df863172370b168363024046265c4c02"),
-        (DriftingWorld(), "f8cd9190ff11074d5a720e3c76c3b6957a16313bc7a92379798b7ad6898f0ca8"),
+        (planted.DEFAULT_WORLD, "f2680f79800843983e6c30779956bee796de47960a31269d92d81f3f9c62d481"),
+        (planted.World(), "db8c6efd34f102c4e6f0954f1f8ee247665fc0341af7cd73f4e3f94865555fee"),
+        (DriftingWorld(), "aae7d7b25b01e6a952a7f71db6084f0dc9c81ee23cfcc82db6758f9e596e523c"),
     ],
 )
 def test_bytes_are_those_of_earlier_versions(drawn: planted.World, digest: str, tmp_path: Path) -> None:
@@ -92,6 +94,11 @@ def test_histogram_is_near_ml_1m(world: World) -> None:
     assert shares == pytest.approx(HISTOGRAM_OF_ML_1M, abs=0.05)
 
 
+def test_mean_and_spread_are_near_ml_1m(world: World) -> None:
+    assert world.ratings.mean() == pytest.approx(MEAN_OF_ML_1M, abs=0.1)
+    assert world.ratings.std() == pytest.approx(SPREAD_OF_ML_1M, abs=0.04)
+
+
 def test_popularity_is_as_skewed_as_movielens(world: World) -> None:
     counts = np.sort(np.bincount(world.movie_ids))[::-1]
     num_movies, num_users = len(world.movies), len(world.users)
@@ -117,7 +124,7 @@ def test_oracle_has_the_rmse_that_its_summary_states(world: World) -> None:
         "num_users": len(world.users),
         "num_movies": len(world.movies),
         "seed": 0,
-        "format": 2,
+        "format": 3,
         "world": "stationary",
     }
 
@@ -162,6 +169,17 @@ def test_synthetic_data_work_with_a_thousand_ratings(tmp_path: Path) -> None:
     assert len(set(zip(small.user_ids, small.movie_ids, strict=True))) == 1_000
     assert np.bincount(small.user_ids)[1:].min() >= 20
     assert small.summary["rmse"] < rmse(small.ratings - small.ratings.mean())
+
+
+def test_a_large_set_has_many_ratings_for_each_user_and_movie(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "large", 400_000, seed=1)
+    large = read(tmp_path / "large")
+    assert len(large.movies) == 2_000
+    assert len(large.users) == 2_530
+    counts = np.sort(np.bincount(large.movie_ids))[::-1]
+    # Those of ml-100k are 0.43 and 0.62.
+    assert 0.38 < counts[:200].sum() / 400_000 < 0.55
+    assert counts[0] / len(large.users) < 0.65
 
 
 def test_too_few_ratings_are_refused(tmp_path: Path) -> None:

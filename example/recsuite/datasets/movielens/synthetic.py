@@ -46,12 +46,6 @@ from recsuite.runtime.console import stage
 MIN_RATINGS_PER_USER = 20
 # Spread of the log-normal activity: half of the users rate fewer than 100 movies, a few rate a thousand.
 ACTIVITY_SIGMA = 1.2
-# Tuned together at a million ratings: ml-1m's histogram, an RMSE of about 0.84 for the oracle and 0.98 for a
-# model of biases alone. With some 130 ratings per user to learn from, every strong factor costs a trained
-# model about 0.6 % of RMSE over the oracle, so only the first is strong: taste can be learned.
-MEAN_SCORE = 3.7
-USER_BIAS_STD = 0.48
-MOVIE_BIAS_STD = 0.54
 # Shares of the variance that the side features explain: enough to be worth having, not enough alone.
 USER_EXPLAINED = 0.5
 MOVIE_EXPLAINED = 0.7
@@ -86,10 +80,11 @@ class Planted(NamedTuple):
 
 @dataclass(frozen=True)
 class World:
-    """Parameters of a world. The default one is stationary; others show how far its results generalise.
+    """Parameters of a stationary world, with as many users and movies as ml-1m.
 
-    noise_std: of a rating around its score, in stars; factor_stds: of the user's side of each planted factor;
-    mean_ratings_per_user: at most; smaller sets have less.
+    noise_std: of a rating around its score, in stars; mean_score: of the ratings; bias_stds: of the biases of
+    users and of movies; factor_stds: of the user's side of each planted factor; mean_ratings_per_user,
+    most_movies: of a large set; smaller sets have less.
     """
 
     NAME: ClassVar = "stationary"
@@ -99,11 +94,18 @@ class World:
     noise_std: float = 0.9
     factor_stds: tuple[float, ...] = (0.65, 0.1, 0.06, 0.04)
     mean_ratings_per_user: float = 165
+    most_movies: float = math.inf
+    mean_score: float = 3.7
+    bias_stds: tuple[float, float] = (0.48, 0.54)
 
     @property
     def rank(self) -> int:
         """Number of planted factors."""
         return len(self.factor_stds)
+
+    def scores(self, users: np.ndarray, movies: np.ndarray) -> np.ndarray:
+        """Return the scores of ratings by their parameters, float64 [ratings]."""
+        return self.mean_score + users[:, 0] + movies[:, 0] + (users[:, 1:] * movies[:, 1:]).sum(axis=1)
 
     def draw(self, rng: np.random.Generator, planted: Planted) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield user rows, movie rows, ratings, times and predictions of each of ORACLES, by blocks of users.
@@ -118,7 +120,7 @@ class World:
             rows = np.repeat(np.arange(len(block)), block)
             movie_rows, ranks = clusters.choose(rng, clusters.draw_tastes(rng, len(block)), block)
             times = in_order(rows, draw_times(rng, len(block), rows))
-            steps = steps_of(_scores(users[begin + rows], movies[movie_rows]))
+            steps = steps_of(self.scores(users[begin + rows], movies[movie_rows]))
             yield begin + rows, movie_rows, draw_stars(rng, steps, self), times, expected[steps], ranks
 
     def describe(self, ratings: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
@@ -129,8 +131,17 @@ class World:
         return {}
 
 
-# A full-size one, like ml-1m.
-DEFAULT_WORLD = World()
+# At a million ratings: ml-1m's mean, spread and histogram, an RMSE of about 0.85 for the oracle and 1.0 for a
+# model of biases alone. A bias and a factor are learned from the ratings of one row, and cost any model error
+# in proportion to the number of rows. So there are fewer users and movies than in ml-1m, and one factor.
+DEFAULT_WORLD = World(
+    noise_std=0.88,
+    factor_stds=(0.65,),
+    mean_ratings_per_user=250,
+    most_movies=2_000,
+    mean_score=3.65,
+    bias_stds=(0.4, 0.45),
+)
 
 
 def with_unknown(rng: np.random.Generator, known: np.ndarray, explained: float) -> np.ndarray:
@@ -254,7 +265,7 @@ class DriftingWorld(World):
             angles = moments * self.quarter_turns * math.pi / 2
             now, at_first = (
                 steps_of(
-                    _scores(
+                    self.scores(
                         _turned(users[user_rows], last_users[user_rows], angle),
                         _turned(movies[movie_rows], last_movies[movie_rows], angle),
                     )
@@ -309,13 +320,8 @@ def _turned(first: np.ndarray, last: np.ndarray, angles: np.ndarray) -> np.ndarr
     return np.cos(angles)[:, None] * first + np.sin(angles)[:, None] * last
 
 
-def _scores(users: np.ndarray, movies: np.ndarray) -> np.ndarray:
-    """Scores of ratings by their parameters, float64 [ratings]."""
-    return MEAN_SCORE + users[:, 0] + movies[:, 0] + (users[:, 1:] * movies[:, 1:]).sum(axis=1)
-
-
 # Of the files and of the parameters: another one means other ratings for the same flags.
-FORMAT = 2
+FORMAT = 3
 # By the value of --synthetic_kind.
 WORLDS = {world.NAME: world for world in (DEFAULT_WORLD, DriftingWorld())}
 MIN_NUM_RATINGS = 1_000
@@ -410,7 +416,8 @@ def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> No
 def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> None:
     # Smaller sets have less active users: a few very active ones would have to rate the whole catalogue.
     ratings_per_user = min(max(25.0, math.sqrt(num_ratings) / 4), world.mean_ratings_per_user)
-    num_users, num_movies = round(num_ratings / ratings_per_user), round(3.9 * math.sqrt(num_ratings))
+    num_users = round(num_ratings / ratings_per_user)
+    num_movies = round(min(3.9 * math.sqrt(num_ratings), world.most_movies))
     movies, movie_ids, picks = _write_movies(folder / "movies.dat", num_movies, world, _generator(seed, 1))
     users = _write_users(folder / "users.dat", num_users, world, _generator(seed, 2))
     rng = _generator(seed, 3)
@@ -488,7 +495,7 @@ def _write_movies(
     known[:, 0] += standardized(popularity)
     parameters = with_unknown(rng, known, MOVIE_EXPLAINED)
     # Centered over ratings instead of movies, so that the biases of popular movies do not shift the mean.
-    parameters[:, 0] = MOVIE_BIAS_STD * (parameters[:, 0] - chances @ parameters[:, 0])
+    parameters[:, 0] = world.bias_stds[1] * (parameters[:, 0] - chances @ parameters[:, 0])
     return parameters, ids, np.cumsum(chances)
 
 
@@ -512,4 +519,4 @@ def _write_users(path: Path, num_users: int, world: World, rng: np.random.Genera
     known = np.zeros((num_users, 1 + world.rank))
     for size, rows in ((2, is_man), (len(AGES), age_rows), (NUM_OCCUPATIONS, occupations)):
         known += rng.standard_normal((size, 1 + world.rank))[rows]
-    return with_unknown(rng, known, USER_EXPLAINED) * (USER_BIAS_STD, *world.factor_stds)
+    return with_unknown(rng, known, USER_EXPLAINED) * (world.bias_stds[0], *world.factor_stds)
