@@ -29,8 +29,6 @@ class RatingModel(rs.TwoSided):
     recommend. A movie of the user history is weighted by its rating minus the mean.
     """
 
-    adds_biases = True
-
     def __init__(self, data: rs.ModelData, dim: int, hidden: Sequence[int]) -> None:
         super().__init__()
         self.users, self.items = data.names("user", "event", "history"), data.names("item")

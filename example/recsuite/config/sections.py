@@ -325,7 +325,8 @@ class DataConfig(Section):
         )
         require(
             self.validation_fraction != 1,
-            "--validation_fraction must be below 1, got 1: it leaves nothing for training",
+            f"--validation_fraction must be below 1, got {self.validation_fraction}: it leaves nothing "
+            "for training",
         )
         require(
             self.is_synthetic or self.is_default("synthetic_kind"),

@@ -56,9 +56,6 @@ class TwoSided(nn.Module):
     """
 
     scores_are_products: ClassVar[bool] = False
-    # True for a model of ratings that adds number 0 of both vectors to the mean rating: few ratings begin with
-    # solved biases, see `recsuite.training.weights.bias_rows`.
-    adds_biases: ClassVar[bool] = False
     # True for a model that takes `members.places` and `gaps`: the age of each item of a history.
     takes_ages: bool = False
 
@@ -173,8 +170,6 @@ class Interaction(Head):
     the differences of its labels from the mean (after Koren, "Factorization Meets the Neighborhood", 2008,
     which divides by the root of their number; the mean predicted better).
     """
-
-    adds_biases = True
 
     def __init__(
         self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float

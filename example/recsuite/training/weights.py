@@ -100,7 +100,8 @@ def begins_with_biases(train_state: ShardedModel, columns: Columns, config: Conf
         and config.model.initial_rows == "random"
         and not config.stream.stream
         and not config.checkpoint.warm_start
-        and getattr(train_state.head, "adds_biases", False)
+        # Such a model adds number 0 of both vectors to it.
+        and hasattr(train_state.head, "mean_rating")
         and 0 < columns.num_train <= MOST_FOR_BIASES
         and columns.num_validation > 0
         and not any(table.feature.is_dynamic for table in columns.tables)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recsuite.config.presets import AUTO
-from recsuite.config.sections import FEW_VALIDATION, SHARE_OF_VALIDATION, DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.arrays import (
     MOST,
     chunks,
@@ -231,8 +230,6 @@ def split(
         notes.append(
             f"no {schema.label} is for validation: no validation after each epoch, and no early stopping"
         )
-    elif raw.official_validation is None:
-        notes += _describe_validation(num_train + num_validation, num_validation, schema, config)
     # With any other value of --duplicates no pair has several events.
     # With several types of events a repeated purchase is what is to be found.
     if config.duplicates_of(schema.label_kind, False) == "keep" and not schema.event_types:
@@ -385,24 +382,6 @@ def _choose_validation(
     is_validation = np.zeros(len(is_test), bool)
     is_validation[among[:wanted]] = True
     return is_validation
-
-
-def _describe_validation(left: int, number: int, schema: Schema, config: DataConfig) -> list[str]:
-    """Note on the validation events, if --validation_fraction auto takes more than of many, or few are asked.
-
-    left: events outside the test; number: of the validation events.
-    """
-    wanted = dataclasses.replace(config, validation_fraction=AUTO).num_validation(left)
-    took = f"{counted(number, schema.label)} of the {left:,} outside the test"
-    if config.validation_fraction == AUTO:
-        is_more = wanted > round(left * SHARE_OF_VALIDATION)
-        return [f"--validation_fraction auto: {took} are for validation"] if is_more else []
-    if config.num_validation(left) >= min(FEW_VALIDATION, wanted):
-        return []
-    return [
-        f"--validation_fraction {config.validation_fraction}: {took} are too few for validation, which "
-        f"chooses the epoch partly by chance; auto takes up to {wanted:,}"
-    ]
 
 
 def _newest_of_each(user: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, int]:
