@@ -17,7 +17,7 @@ from tests.cluster.machines import Cluster, Command, Machine, launched
 
 pytestmark = pytest.mark.soak
 TIMED = Path(__file__).with_name("timed_example.py")
-BATCH_SIZE, DUMP_EVERY, TIMEOUT, NUM_TRAIN = 512, 10, 5, 15_840
+BATCH_SIZE, DUMP_EVERY, TIMEOUT, NUM_TRAIN = 512, 10, 5, 15_200
 # As run.sh with MAX_RESTARTS=3 launches, but that the launchers of machines miss each other sooner.
 OPTIONS = ("--max_restarts=3", "--rdzv_conf=last_call_timeout=3,keep_alive_interval=1")
 

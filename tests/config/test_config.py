@@ -16,6 +16,7 @@ import recsuite
 import serve
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import parse_args
+from recsuite.config.presets import AUTO
 from recsuite.config.sections import Section
 from recsuite.errors import UserError
 from recsuite.monitoring import results
@@ -83,6 +84,9 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
         ("--decay_power -1", "--decay_power must be at least 0, got -1.0"),
         ("--stream --decay_power 1", "--decay_power cannot be used with --stream, which has no passes"),
         ("--test_fraction 1", "--test_fraction must be above 0 and below 1, got 1.0"),
+        ("--validation_fraction 1", "--validation_fraction must be below 1, got 1.0: it leaves nothing"),
+        ("--validation_fraction 2", "--validation_fraction must be between 0 and 1, or auto, got 2.0"),
+        ("--validation_fraction few", "--validation_fraction: 'few' is neither a number nor auto"),
         ("--profile 5 --load", "--profile requires a training; give --train too"),
         ("--tensorboard --recommend --user 5", "--tensorboard requires a training; give --train too"),
         ("--tensorboard", "--tensorboard requires --report_dir"),
@@ -291,6 +295,26 @@ def test_a_folder_with_a_name_that_is_not_utf_8_is_refused() -> None:
 def test_scripts_pass_the_url_of_tables_to_their_trainings() -> None:
     for script in (online, pipeline):
         assert script.parse(["--data_path", "s3://bucket/a"])[0].data_path == "s3://bucket/a"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "number", "expected"),
+    [
+        (AUTO, 0, 0),
+        (AUTO, 800, 80),
+        (AUTO, 8_000, 800),
+        (AUTO, 80_000, 800),
+        # A hundredth, as it was for any number.
+        (AUTO, 80_669, 807),
+        (AUTO, 10**9, 10**7),
+        (0.01, 800, 8),
+        (0, 800, 0),
+    ],
+)
+def test_validation_takes_a_hundredth_of_many_events_and_a_tenth_of_few(
+    fraction: float | str, number: int, expected: int
+) -> None:
+    assert Config.of(validation_fraction=fraction).data.num_validation(number) == expected
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])

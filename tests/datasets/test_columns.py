@@ -20,10 +20,12 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
+from recsuite.config.presets import AUTO
 from recsuite.datasets.columns import Columns, MappedColumn
 from recsuite.datasets.movielens import source as movielens
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.opening import describe_validation
 from recsuite.datasets.preparation import cache, making
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW, RawData
@@ -47,7 +49,7 @@ def column(found: Columns, name: str) -> np.ndarray:
 def test_the_time_split_tests_on_the_newest_fifth(folder: Path) -> None:
     found = open_columns(Config.of(data_path=str(folder)))
     time = column(found, "time")
-    assert (found.num_train, found.num_validation, found.num_test) == (15_840, 160, 4_000)
+    assert (found.num_train, found.num_validation, found.num_test) == (15_200, 800, 4_000)
     first = found.num_train + found.num_validation
     assert time[:first].max() <= time[first:].min()
     for part in ("train", "validation", "test"):
@@ -438,7 +440,7 @@ def test_two_launches_at_once_share_one_set_of_columns(folder: Path) -> None:
 def test_a_fraction_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "data", 1_000, seed=0)
     with pytest.raises(
-        UserError, match=r"1000 ratings with --test_fraction 0.0001 .* leaves 990 for training and 0 "
+        UserError, match=r"1000 ratings with --test_fraction 0.0001 .* leaves 900 for training and 0 "
     ):
         open_columns(Config.of(data_path=str(tmp_path / "data"), test_fraction=0.0001))
 
@@ -516,6 +518,30 @@ def test_the_validation_part_is_drawn_by_the_seed(folder: Path) -> None:
         assert first.num_validation == round(0.002 * (20_000 - first.num_test))
         assert stored(first, "validation") != stored(second, "validation")
         assert stored(first, "test") == stored(second, "test")
+
+
+@pytest.mark.parametrize(
+    ("fraction", "number", "line"),
+    [
+        (AUTO, 800, "--validation_fraction auto: 800 ratings of 16,000 outside the test choose the epoch"),
+        (0.05, 800, None),
+        (
+            0.01,
+            160,
+            "--validation_fraction 0.01: 160 ratings of 16,000 outside the test are too few",
+        ),
+        (0.0, 0, None),
+    ],
+)
+def test_the_share_of_validation_follows_the_number_of_ratings_and_few_are_reported(
+    folder: Path, fraction: float | str, number: int, line: str | None
+) -> None:
+    config = Config.of(data_path=str(folder), validation_fraction=fraction)
+    found = open_columns(config)
+    assert found.num_validation == number
+    lines = describe_validation(found, config.data)
+    assert len(lines) == (line is not None)
+    assert all(each.startswith(str(line)) for each in lines)
 
 
 def write_csv(folder: Path, ratings: list[Rating]) -> Config:

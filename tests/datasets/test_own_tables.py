@@ -416,7 +416,7 @@ def test_ranks_train_the_same_model_of_events_features_and_numbers(
             ("train_test/shop-training.csv", "train_test/shop-dev.csv", "train_test/shop-testing.csv"),
             (60, 20, 30),
         ),
-        (("ratings_train.csv", "ratings_train_2.csv", "ratings_test.csv"), (79, 1, 30)),
+        (("ratings_train.csv", "ratings_train_2.csv", "ratings_test.csv"), (72, 8, 30)),
     ],
 )
 def test_the_files_of_a_split_are_that_split(

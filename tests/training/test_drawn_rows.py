@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from recsuite.config.sections import TrainingConfig
 from recsuite.models.layers import BIAS_RATE, with_slow_bias
 from recsuite.models.losses import Decayed, SquaredError, WithSquares
 from recsuite.training.progress import Progress
-from recsuite.training.state import Schedule
+from recsuite.training.state import Schedule, stops_early
 from tests.support.csv_ratings import write_ratings
 from tests.support.launch import EXAMPLE, python, read_json, succeeded, torchrun
 
@@ -78,6 +79,45 @@ def test_drawn_rows_find_planted_factors_on_any_number_of_processes(tmp_path: Pa
     assert one["baselines"]["biases"]["rmse"] > 0.95
     assert NOISE < one["test"]["rmse"] < 0.72
     assert three["test"]["rmse"] == pytest.approx(one["test"]["rmse"], rel=1e-4)
+
+
+def test_few_ratings_without_factors_are_predicted_as_by_biases_on_any_number_of_processes(
+    tmp_path: Path,
+) -> None:
+    draw = np.random.default_rng(11)
+    users, items, number = 120, 60, 1_500
+    user, item = np.divmod(draw.choice(users * items, number, replace=False), items)
+    score = 3 + 0.5 * draw.normal(size=users)[user] + 0.5 * draw.normal(size=items)[item]
+    score = (score + NOISE * draw.normal(size=number)).clip(0.5, 5).round(2)
+    ratings = zip(user + 1, item + 1, score, 10**9 + draw.permutation(number), strict=True)
+    write_ratings(tmp_path / "ratings", ratings)
+    flags = ("--data_path", tmp_path / "ratings", "--split", "random", "--epochs", "5")
+    reports = []
+    for ranks in (1, 2):
+        folder = tmp_path / f"report-{ranks}"
+        printed = succeeded(torchrun(ranks, EXAMPLE, *flags, "--report_dir", folder, timeout=120))
+        assert "epoch 0, the biases of the ratings: validation RMSE" in printed
+        reports.append(read_json(folder / "metrics.json"))
+    one, two = reports
+    assert one["data"]["num_validation"] == 120
+    # No epoch is as good, and all of them were tried.
+    assert (one["test_epoch"], len(one["epochs"])) == (0, 5)
+    assert min(epoch["validation"]["rmse"] for epoch in one["epochs"]) > one["initial"]["rmse"]
+    # The baseline has the validation ratings too, a tenth more.
+    assert one["test"]["rmse"] < 1.04 * one["baselines"]["biases"]["rmse"]
+    assert two["initial"]["rmse"] == pytest.approx(one["initial"]["rmse"], rel=1e-5)
+    assert two["test"]["rmse"] == pytest.approx(one["test"]["rmse"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("patience", "epoch", "since_best", "stops"),
+    [(3, 3, 3, False), (3, 4, 3, True), (1, 1, 1, True), (2, 2, 1, False)],
+)
+def test_patience_of_several_epochs_counts_from_the_first_epoch_better_than_initial_rows(
+    patience: int, epoch: int, since_best: int, stops: bool
+) -> None:
+    progress = Progress(10 * epoch, epoch, best=0.8, epochs_since_best=since_best)
+    assert stops_early(progress, TrainingConfig(epochs=8, patience=patience)) == stops
 
 
 def test_load_tests_the_best_trained_checkpoint_with_its_deltas(tmp_path: Path) -> None:

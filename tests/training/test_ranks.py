@@ -19,7 +19,7 @@ from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun
 # The three launches run within the first test.
 
 GLOBAL_BATCH_SIZE = 600
-NUM_RATINGS, NUM_TRAIN = 5_000, 3_960
+NUM_RATINGS, NUM_TRAIN = 5_000, 3_600
 NUM_STEPS = -(-NUM_TRAIN // GLOBAL_BATCH_SIZE)
 RANKS = SUPPORT / "ranks.py"
 

@@ -169,6 +169,15 @@ def _number_or_auto(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor auto") from None
 
 
+def _share_or_auto(text: str) -> float | str:
+    if text == AUTO:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from None
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     if text == "none":
         return ()
@@ -190,6 +199,7 @@ def _folder(text: str) -> str:
 # Conversions from the text of a flag to its value, if the type of its default does not define one.
 KINDS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("batch_size", "num_workers"), _number_or_auto),
+    "validation_fraction": _share_or_auto,
     **dict.fromkeys(("mlp_dims", "cutoffs"), _numbers),
     **dict.fromkeys(PATHS, _folder),
 }

@@ -168,6 +168,13 @@ DATASETS = (
 )
 
 
+# Of --validation_fraction auto. Validation events are not trained on, and a hundredth of many is enough to
+# choose an epoch. A hundredth of few chooses one by chance.
+SHARE_OF_VALIDATION, LEAST_VALIDATION, MOST_OF_VALIDATION = 0.01, 800, 0.1
+# Fewer are said to be few.
+FEW_VALIDATION = 500
+
+
 @dataclass(frozen=True)
 class DataConfig(Section):
     """Ratings to read, and their split into training, validation and test."""
@@ -220,11 +227,14 @@ class DataConfig(Section):
         choices=("time", "rows"),
     )
     test_fraction: float = flag(0.2, "Share of the ratings in the test, for --split time and random.")
-    # Validation events are not trained on, and a hundredth of them is enough for early stopping.
-    validation_fraction: float = flag(
-        0.01,
+    validation_fraction: float | str = flag(
+        AUTO,
         "Share of the remaining ratings that is used for validation instead of training, of initial rows and "
-        "after every epoch; 0 means no validation and no early stopping.",
+        f"after every epoch. auto: {SHARE_OF_VALIDATION:.0%}, but at least {LEAST_VALIDATION} ratings, or "
+        f"{MOST_OF_VALIDATION:.0%} of fewer. 0 means no validation and no early stopping.",
+        choices=(AUTO,),
+        least=0,
+        most=1,
     )
     bad_rows: str = flag(
         "error",
@@ -270,6 +280,13 @@ class DataConfig(Section):
         choices=("none", "user"),
     )
 
+    def num_validation(self, number: int) -> int:
+        """Return the number of validation events of `number` events outside the test."""
+        if not isinstance(self.validation_fraction, str):
+            return round(number * self.validation_fraction)
+        few = min(LEAST_VALIDATION, round(number * MOST_OF_VALIDATION))
+        return max(few, round(number * SHARE_OF_VALIDATION))
+
     def duplicates_of(self, label_kind: str, has_types: bool) -> str:
         """Return which event of a (user, item) pair to keep, for a kind of label in `schema.LABEL_KINDS`.
 
@@ -307,8 +324,9 @@ class DataConfig(Section):
             f"--test_fraction must be above 0 and below 1, got {self.test_fraction}",
         )
         require(
-            0 <= self.validation_fraction < 1,
-            f"--validation_fraction must be at least 0 and below 1, got {self.validation_fraction}",
+            self.validation_fraction != 1,
+            f"--validation_fraction must be below 1, got {self.validation_fraction}: it leaves nothing "
+            "for training",
         )
         require(
             self.is_synthetic or self.is_default("synthetic_kind"),

@@ -7,6 +7,7 @@ TorchRec, so that the workers start while it is imported.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,6 +16,8 @@ from socket import gethostname
 from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
+from recsuite.config.presets import AUTO
+from recsuite.config.sections import FEW_VALIDATION, SHARE_OF_VALIDATION, DataConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.leakage import MOST_ITEM_LEAKAGE
@@ -223,8 +226,28 @@ def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> N
             f"{columns.num_train:,} {schema.labels} for training, {columns.num_validation:,} for validation, "
             f"{columns.num_test:,} for the test (--split {config.data.split})"
         )
-    for line in (f"{columns.source}: {sizes}, {things}", *columns.notes):
+    of_validation = [] if config.stream.stream else describe_validation(columns, config.data)
+    for line in (f"{columns.source}: {sizes}, {things}", *of_validation, *columns.notes):
         context.say(line)
+
+
+def describe_validation(columns: Columns, config: DataConfig) -> list[str]:
+    """Return a line on the validation if it is a larger share than of many events, or very small."""
+    left, number = columns.num_train + columns.num_validation, columns.num_validation
+    wanted = dataclasses.replace(config, validation_fraction=AUTO).num_validation(left)
+    took = f"{counted(number, columns.schema.label)} of {left:,} outside the test"
+    # Not those that the files have.
+    if not 0 < number <= config.num_validation(left):
+        return []
+    if config.validation_fraction == AUTO:
+        is_more = wanted > round(left * SHARE_OF_VALIDATION)
+        return [f"--validation_fraction auto: {took} choose the epoch"] if is_more else []
+    if number >= min(FEW_VALIDATION, wanted):
+        return []
+    return [
+        f"--validation_fraction {config.validation_fraction}: {took} are too few to choose the epoch "
+        f"other than by chance; auto takes up to {wanted:,}"
+    ]
 
 
 def open_same_columns(

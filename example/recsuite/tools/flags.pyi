@@ -14,7 +14,7 @@ class Flags(TypedDict, total=False):
     split: str
     order: str
     test_fraction: float
-    validation_fraction: float
+    validation_fraction: float | str
     bad_rows: str
     max_bad_rows: float
     duplicates: str

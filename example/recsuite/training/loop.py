@@ -57,6 +57,8 @@ from recsuite.training.weights import (
     InitialRows,
     InMemoryBest,
     apply_row_scale,
+    begins_with_biases,
+    bias_rows,
     check_finite,
     check_no_invalid_weights,
     describe_invalid_weights,
@@ -156,13 +158,16 @@ class Training:
         place_batches(self.input_pipeline, self.train_state, self.config, self.context)
         if initial_rows is None and self.config.model.initial_rows in INITIAL_ROWS:
             initial_rows = extra(INITIAL_ROWS[self.config.model.initial_rows])
+        what = "the initial rows"
+        if initial_rows is None and begins_with_biases(self.train_state, self.columns, self.config):
+            initial_rows, what = bias_rows, f"the biases of the {self.unit}"
         if initial_rows is not None and not self.checkpointer.is_resumed:
             begun = time.perf_counter()
             with self.phase("model"):
                 fill_initial_rows(initial_rows, self.train_state, self.columns, self.config, self.context)
                 project_rows(self.train_state, self.columns)
             self.initial_rows_seconds = time.perf_counter() - begun
-            self._validate_initial_rows()
+            self._validate_initial_rows(what)
         with self.phase(self.checkpointer.phase):
             self.checkpointer.begin(self.train_state, self.progress)
         # A row may have expired since it was written: evaluation, which is no step, needs the time too.
@@ -171,15 +176,15 @@ class Training:
         raise_on_all(lambda: self.callbacks.on_begin(self.progress, self.checkpointer.run))
         return self.train_state
 
-    def _validate_initial_rows(self) -> None:
-        """Validate the initial rows as epoch 0, see `shard`. Collective: every rank."""
+    def _validate_initial_rows(self, what: str) -> None:
+        """Validate the initial rows as epoch 0, see `shard`; what: the rows in words. Collective."""
         has_dynamic = any(table.feature.is_dynamic for table in self.columns.tables)
         if self.windows is not None or self.columns.num_validation == 0 or has_dynamic:
             return
         with self.phase("evaluation"):
             self.initial = self.evaluator.validate(self.train_state.model, 0)
         self.progress = self._judged(self.initial)
-        self.context.say(f"epoch 0, the initial rows: {describe_validation(self.initial, self.task)}")
+        self.context.say(f"epoch 0, {what}: {describe_validation(self.initial, self.task)}")
 
     def step(self, function: StepFunction) -> StepFunction:
         """Return a function of a batch that makes a step, as one CUDA graph where that is possible.

@@ -19,6 +19,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, TrainingConfig, require
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.baselines import fit_biases
 from recsuite.datasets.schema import ITEM, UNKNOWN_ROW, USER
 from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.errors import UserError
@@ -41,6 +42,9 @@ SMALLEST_EXPONENT = -32
 DENSE = ""
 # Optimizer state of the dense part; it must be finite, and may be large.
 OPTIMIZER_SLOTS = ("exp_avg", "exp_avg_sq", "step")
+
+# Ratings of the training up to which rows begin with biases, see `bias_rows`.
+MOST_FOR_BIASES = 50_000
 
 # Function that makes initial rows of tables, see `Training.shard`.
 InitialRows = Callable[[Columns, ModelConfig, int], Mapping[str, np.ndarray]]
@@ -87,6 +91,41 @@ def fill_initial_rows(
         rows = found.get(name, torch.empty(shape)).to(context.device)
         dist.broadcast(rows, src=0)
         train_state.tables[name].set_rows(rows)
+
+
+def begins_with_biases(train_state: ShardedModel, columns: Columns, config: Config) -> bool:
+    """Return True if the initial rows of a training have the biases of few ratings, see `bias_rows`."""
+    return (
+        config.model.preset == "rating"
+        and config.model.initial_rows == "random"
+        and not config.stream.stream
+        and not config.checkpoint.warm_start
+        # Such a model adds number 0 of both vectors to it.
+        and hasattr(train_state.head, "mean_rating")
+        and 0 < columns.num_train <= MOST_FOR_BIASES
+        and columns.num_validation > 0
+        and not any(table.feature.is_dynamic for table in columns.tables)
+    )
+
+
+def bias_rows(columns: Columns, model: ModelConfig, seed: int) -> dict[str, np.ndarray]:
+    """Return number 0 of the rows of users and items: the biases of the training ratings, float32 [rows, 1].
+
+    With few ratings an epoch from drawn rows may never become as good. See `InitialRows`.
+    """
+    own = columns.events("train")
+    sizes = columns.num_users, columns.num_items
+    (fitted,) = fit_biases(own[USER], own[ITEM], own["label"], sizes, [len(own)])
+    found = {}
+    for entity, biases in ((USER, fitted.user), (ITEM, fitted.item)):
+        name = columns.schema.name_of(entity)
+        rows = next(table.rows for table in columns.tables if table.name == name)
+        found[name] = np.zeros((rows, 1), np.float32)
+        places = columns.column(f"{name}_features")["features"][:, columns.place_of(entity)]
+        found[name][places, 0] = biases
+        # Several items have the unknown row.
+        found[name][UNKNOWN_ROW] = 0
+    return found
 
 
 # Events that weigh as much as the rows of other items in `project_rows`, and weight of a zero projection.

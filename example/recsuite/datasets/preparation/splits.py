@@ -375,7 +375,7 @@ def _choose_validation(
     the most informative ones about the test.
     """
     among = where(~is_test)
-    wanted = round(len(among) * config.validation_fraction)
+    wanted = config.num_validation(len(among))
     if config.split == "leave_one_out":
         among = among[_newest_of_each(events.user, by_time[among])[0]]
     np.random.default_rng([seed, 2]).shuffle(among)
