@@ -222,7 +222,8 @@ class SampledSoftmax(nn.Module):
         # Each drawn item represents so many items.
         log_number = math.log((len(self.log_shares) - 1) / max(len(drawn), 1))
         losses = []
-        for begin in range(0, len(users), EVENTS_AT_ONCE):
+        # At least once: without events the result stays a function of the weights.
+        for begin in range(0, max(1, len(users)), EVENTS_AT_ONCE):
             part = slice(begin, min(begin + EVENTS_AT_ONCE, len(users)))
             own = rows[part]
             is_none = unpack_bits(seen_bits[part], len(drawn)) | (own.unsqueeze(1) == drawn)
