@@ -23,6 +23,7 @@ from recsuite.errors import UserError
 from recsuite.models.tasks import ModelData, library_model
 from recsuite.serving.export import write_export
 from recsuite.serving.followers import ModelChain
+from recsuite.serving.reader import checked_head, made_head
 from recsuite.serving.request import SEEN
 from recsuite.serving.served import ServedModel
 from recsuite.tools.cases import cases_of
@@ -214,9 +215,9 @@ def test_the_cart_counts_more_than_views_and_is_served_as_it_was_tested(trained:
 def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: Path, tmp_path: Path) -> None:
     model = ServedModel.open(trained / "dumps")
     history = {
-        "history": [["i3", "i1", "i3", "unknown", "i2"], []],
-        "history_ratings": [["buy", "view", "view", "cart", "cart"], []],
-        "history_ages": [[900, 40, 3, 2, 1], []],
+        "history": [["i3", "unknown", "i1", "i2", "i4", "i2"], []],
+        "history_ratings": [["buy", "buy", "view", "view", "view", "cart"], []],
+        "history_ages": [[900, 800, 4, 3, 2, 1], []],
     }
     found, _ = listed = model.recommend(history, 500, exclude=None)
     assert found[0][0] == "i2"
@@ -243,6 +244,14 @@ def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: P
     features = [each for each in model.snapshot.features if each.name in ("user", "item", "history")]
     args = Config.of(task="ranking", history=50, history_weights="learned").model
     assert library_model(ModelData(excluded, features, history=50), args).own_items is None
+    # A checkpoint from before there were such numbers is served without them.
+    snapshot, folder = model.snapshot, tmp_path / "exported"
+    kept = {name: each for name, each in snapshot.manifest.tensors.items() if "own_items" not in name}
+    assert len(snapshot.manifest.tensors) > len(kept)
+    before = dataclasses.replace(snapshot.manifest, tensors=kept)
+    empty = made_head(folder, snapshot.schema, snapshot.features, before)
+    assert empty.own_items is not None
+    assert checked_head(folder, empty, snapshot.features, before).own_items is None
 
 
 def test_requests_name_the_types_of_events(trained: Path) -> None:
