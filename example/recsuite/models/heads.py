@@ -303,7 +303,7 @@ class TwoTower(ProductHead):
             return found
         lengths = rows.found[HISTORY].lengths().to(torch.int64)
         added = self.own_items(batch.members) * batch.is_own
-        events = repeated(torch.arange(len(found), device=found.device), lengths, len(added))
+        events = repeated(torch.arange(found.size(0), device=found.device), lengths, added.size(0))
         return found.index_add(0, events, added)
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:

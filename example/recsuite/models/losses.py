@@ -151,9 +151,9 @@ class OwnScores:
 
     def of_each(self, part: slice, own: torch.Tensor, drawn: torch.Tensor) -> tuple[Any, Any]:
         """Return what is added for the own item of each event, float32 [n], and for drawn items, [n, N]."""
-        if self.own is None:
-            return None, None
         added = self.of(part, torch.cat([own, drawn]))
+        if not isinstance(added, torch.Tensor):
+            return None, None
         return added[:, : len(own)].diagonal(), added[:, len(own) :]
 
 
