@@ -214,7 +214,7 @@ def test_the_cart_counts_more_than_views_and_is_served_as_it_was_tested(trained:
 
 def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: Path, tmp_path: Path) -> None:
     model = ServedModel.open(trained / "dumps")
-    history = {
+    history: dict[str, list[Any]] = {
         "history": [["i3", "unknown", "i1", "i2", "i4", "i2"], []],
         "history_ratings": [["buy", "buy", "view", "view", "view", "cart"], []],
         "history_ages": [[900, 800, 4, 3, 2, 1], []],
