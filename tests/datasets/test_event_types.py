@@ -178,10 +178,7 @@ def test_types_are_guessed_from_their_names() -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model of users who buy what is in the cart; a view says nothing.
-
-    An item is bought five times on average: too few to learn for each item that it follows itself.
-    """
+    """A folder with a model of users who buy what is in the cart; a view says nothing."""
     folder, draw = tmp_path_factory.mktemp("types"), np.random.default_rng(0)
     events = []
     for _ in range(2_500):
