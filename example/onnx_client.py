@@ -52,7 +52,8 @@ class Client:
             for name, found in vocabulary.items()
             if isinstance(found, list)
         }
-        self.rows["history"] = self.rows[schema["item"]]
+        self.item = schema["item"]
+        self.rows["history"] = self.rows[self.item]
         self.session = onnxruntime.InferenceSession(str(Path(folder) / "model.onnx"))
         self.inputs = [each.name for each in self.session.get_inputs()]
 
@@ -94,6 +95,11 @@ class Client:
             given["history.places"] = np.array(places, np.int32)
             # 0 for 0 seconds, 1 for 1 and 2, 2 for 3 to 6, and so on.
             given["history.gaps"] = np.minimum(np.frexp(1.0 + seconds)[1] - 1, 31).astype(np.int32)
+        if "history.own" in self.inputs:
+            items = values.get(self.item, [None] * size)
+            pairs = zip(items, values.get("history", [[]] * size), strict=True)
+            own = [item is not None and each == item for item, history in pairs for each in history]
+            given["history.own"] = np.array(own, np.float32)
         if "numbers" in self.inputs:
             columns = [self.scaled(each, values.get(each["name"], [None] * size)) for each in self.numbers]
             given["numbers"] = np.concatenate(columns, axis=1)

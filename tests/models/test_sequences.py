@@ -331,6 +331,42 @@ def test_a_loss_computed_in_parts_equals_that_of_the_whole(monkeypatch: pytest.M
         torch.testing.assert_close(each, losses[0])
 
 
+@pytest.mark.parametrize("group", [0, 1])
+def test_what_a_history_adds_counts_like_a_product_with_one_number_for_each_item(group: int) -> None:
+    num_drawn, number, num_items = 6, 7, 10
+    vectors, own = normal(num_drawn + number, 2, DIM).requires_grad_(), normal(9, seed=5).requires_grad_()
+    rows = torch.tensor([0, 1, 2, 3, 4, 5, 3, 9, 9, 0, 7, 8, 0])
+    # The fourth event has one item twice, its own one; the drawn items have no history.
+    counts = torch.tensor([0] * num_drawn + [2, 0, 1, 3, 0, 2, 1])
+    history = torch.tensor([3, 1, 4, 0, 0, 2, 8, 6, 5])
+    ones = torch.ones(len(rows), dtype=torch.int32)
+    features = {
+        "movie": JaggedTensor(rows, lengths=ones),
+        HISTORY: JaggedTensor(history, lengths=counts.int()),
+    }
+    batch: Any = SimpleNamespace(
+        features=features,
+        weights=torch.tensor([1.0, 2, 1, 0.5, 1, 1, 0]),
+        seen_bits=torch.zeros(number, group + 1, dtype=torch.uint8),
+        first=0,
+        gathered=lambda each: each,
+    )
+    loss = loss_module.SampledSoftmax("movie", torch.linspace(0.1, 1, num_items))
+    events = torch.arange(len(rows)).repeat_interleave(counts)
+    added = torch.zeros(len(rows), num_items).index_put((events, history), own, accumulate=True)
+    each_item = torch.stack([added, torch.eye(num_items)[rows]], dim=1)
+    for_found, for_wanted = (
+        (found, *torch.autograd.grad(found, (vectors, own)))
+        for found in (
+            loss(loss_module.WithOwn(vectors, own), batch),
+            loss(torch.cat([vectors, each_item], dim=2), batch),
+        )
+    )
+    for one, other in zip(for_found, for_wanted, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.abs().max() > 0.01
+
+
 def test_masked_items_are_no_negatives() -> None:
     users, items, drawn = normal(2, DIM, seed=2), normal(2, DIM, seed=3), normal(4, DIM, seed=4)
     is_none = torch.tensor([[True, False, False, True], [False] * 4])

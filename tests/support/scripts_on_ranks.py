@@ -21,9 +21,12 @@ DYNAMIC = ("--vocabulary", "dynamic", "--capacity", "2000")
 SCRIPTS = {
     "rating": ("example", "--epochs", "1"),
     "stream": ("example", "--stream", "--window", "120d", *DYNAMIC, "--batch_size", "100"),
-    "ranking": ("example", "--task", "ranking", "--epochs", "1", "--embedding_dim", "16"),
+    # Items of a history add to their own scores.
+    "ranking": ("example", "--task", "ranking", "--seen", "allow", "--epochs", "1", "--embedding_dim", "16"),
     # Two groups of negatives, which begin and end in the middle of a rank's events.
-    "retrieval": ("retrieval", "--train", *DYNAMIC, "--epochs", "1", "--batch_size", "301"),
+    "retrieval": (
+        *("retrieval", "--train", *DYNAMIC, "--seen", "allow", "--epochs", "1", "--batch_size", "301"),
+    ),
     # Of eight ranks the last one has no events.
     "few": ("example", "--task", "ranking", "--preset", "none", "--epochs", "1", "--batch_size", "20"),
     "sequential": ("sequential", "--train", "--epochs", "1", "--embedding_dim", "16", "--negatives", "64"),

@@ -114,7 +114,7 @@ def trained(
         )
         loop.train_state.model.eval()
         with torch.no_grad():
-            _, scores = evaluator._embed(loop.train_state.model, "test", 0)
+            _, scores, _ = evaluator._embed(loop.train_state.model, "test", 0)
     return Trained(data.columns, config, folder, scores)
 
 

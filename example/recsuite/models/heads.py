@@ -16,6 +16,7 @@ from torch import nn
 from recsuite.datasets.schema import EVENT, HISTORY, ITEM, LEAST_SHARE, USER, Feature
 from recsuite.models.layers import (
     NumberLayers,
+    OwnItems,
     PairMLP,
     Recency,
     VectorProjection,
@@ -24,7 +25,7 @@ from recsuite.models.layers import (
     repeated,
     with_slow_bias,
 )
-from recsuite.models.losses import WithSquares
+from recsuite.models.losses import WithOwn, WithSquares
 from recsuite.models.rows import FeatureRows, Inputs, Weight
 
 # The entities whose features make the vector of a user and of an item. Features of the event, such as the
@@ -270,7 +271,8 @@ class TwoTower(ProductHead):
     """Product model that adds an MLP of the user's factors to them. A history counts whatever its labels.
 
     num_places: the number of items of a history that have a learned weight each, see `Recency`; 0 for equal
-    weights. With learned weights there is an MLP only if it has hidden layers. num_types: see `Recency`.
+    weights. With learned weights there is an MLP only if it has hidden layers. num_types: see `Recency`;
+    repeats: True if an item of a history may be chosen again, see `OwnItems`.
     """
 
     def __init__(
@@ -280,12 +282,29 @@ class TwoTower(ProductHead):
         mlp_dims: Sequence[int],
         num_places: int = 0,
         num_types: int = 1,
+        repeats: bool = False,
     ) -> None:
         super().__init__(features, embedding_dim)
         widths = [embedding_dim - 1, *mlp_dims, embedding_dim - 1]
         self.tower = nn.Sequential() if num_places and not mlp_dims else make_mlp(widths)
         self.recency = Recency(num_places, num_types) if num_places else None
         self.takes_ages = self.recency is not None
+        self.own_items = OwnItems(num_types) if num_places and repeats else None
+
+    def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor | WithOwn:  # type: ignore[override]
+        """Return the vectors, see `ProductHead`, with what items of histories add to their own scores."""
+        vectors = super().forward(rows, batch)
+        return vectors if self.own_items is None else WithOwn(vectors, self.own_items(batch.members))
+
+    def predict(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
+        """See `TwoSided`."""
+        found = super().predict(rows, batch)
+        if self.own_items is None:
+            return found
+        lengths = rows.found[HISTORY].lengths().to(torch.int64)
+        added = self.own_items(batch.members) * batch.is_own
+        events = repeated(torch.arange(found.size(0), device=found.device), lengths, added.size(0))
+        return found.index_add(0, events, added)
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """See `Head`."""

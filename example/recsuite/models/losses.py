@@ -10,6 +10,9 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from recsuite.datasets.schema import HISTORY
+from recsuite.models.layers import repeated
+
 # Events to score against all drawn items at once: this limits the memory of scores with many items, and keeps
 # them in the cache with few.
 EVENTS_AT_ONCE = 128
@@ -100,6 +103,60 @@ class Decayed(nn.Module):
         return self.loss(output, batch)
 
 
+class WithOwn(NamedTuple):
+    """Output of a model for `SampledSoftmax` that also scores items of the history for themselves.
+
+    vectors: of users and items, float32 [N + B, 2, D], whose product is the score; own: what each item of a
+    history adds to the score of this item for the user of the history, float32 [V].
+    """
+
+    vectors: torch.Tensor
+    own: torch.Tensor
+
+
+def parts_of(output: torch.Tensor | WithOwn) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the vectors of the output of a ranking model, and what it adds to items' own scores, or None."""
+    return output if isinstance(output, WithOwn) else (output, None)
+
+
+class OwnScores:
+    """Part of the scores that `WithOwn.own` adds. own: None for a model without it."""
+
+    def __init__(self, own: torch.Tensor | None, batch: Labelled, num_drawn: int) -> None:
+        self.own = own
+        if own is not None:
+            history = batch.features[HISTORY]
+            # The drawn items, which come first, have no history.
+            self.items, counts = history.values(), history.lengths()[num_drawn:].long()
+            self.events = repeated(torch.arange(len(counts), device=counts.device), counts, len(self.items))
+            self.ends = [0, *counts.cumsum(0).tolist()]
+
+    def of(self, part: slice, items: torch.Tensor) -> torch.Tensor | float:
+        """Return what is added to the scores of M items for a part of the events, float32 [n, M]; or 0.
+
+        items: as in the batch, int64 [M].
+        """
+        if self.own is None:
+            return 0.0
+        members = slice(self.ends[part.start], self.ends[part.stop])
+        distinct, places = items.unique(return_inverse=True)
+        found = torch.searchsorted(distinct, self.items[members]).clamp(max=len(distinct) - 1)
+        is_there = distinct[found] == self.items[members]
+        event = self.events[members] - part.start
+        added = self.own.new_zeros(part.stop - part.start, len(distinct))
+        added = added.index_put(
+            (event, found), torch.where(is_there, self.own[members], 0.0), accumulate=True
+        )
+        return added.index_select(1, places)
+
+    def of_each(self, part: slice, own: torch.Tensor, drawn: torch.Tensor) -> tuple[Any, Any]:
+        """Return what is added for the own item of each event, float32 [n], and for drawn items, [n, N]."""
+        added = self.of(part, torch.cat([own, drawn]))
+        if not isinstance(added, torch.Tensor):
+            return None, None
+        return added[:, : len(own)].diagonal(), added[:, len(own) :]
+
+
 class SampledSoftmax(nn.Module):
     """Softmax loss of the chosen item against items of other events of a group and drawn negatives. A group
     is a part of the global batch, so the loss does not depend on the number of processes.
@@ -128,13 +185,15 @@ class SampledSoftmax(nn.Module):
         # Not in checkpoints, because it follows from the data.
         self.register_buffer("log_shares", item_shares.log(), persistent=False)
 
-    def forward(self, vectors: torch.Tensor, batch: Labelled) -> torch.Tensor:
+    def forward(self, output: torch.Tensor | WithOwn, batch: Labelled) -> torch.Tensor:
         """Return the weighted mean over B events, float32 [].
 
-        vectors: of users and items, float32 [N + B, 2, D], those of the N drawn items first. Collective where
-        there are in-batch negatives.
+        output: vectors of users and items, float32 [N + B, 2, D], those of the N drawn items first, or a
+        `WithOwn`. Collective where there are in-batch negatives.
         """
+        vectors, own = parts_of(output)
         num_drawn = len(vectors) - len(batch.weights)
+        added = OwnScores(own, batch, num_drawn)
         found = batch.features[self.item]
         # An event's own item may be followed by its user's history.
         rows = found.values() if len(found.values()) == len(vectors) else found.values()[found.offsets()[:-1]]
@@ -143,9 +202,9 @@ class SampledSoftmax(nn.Module):
         # Bits of the group's items, followed by a bit for each drawn item.
         width = batch.seen_bits.size(1) - -(-num_drawn // 8)
         if width:
-            losses = self._of_groups(user, item, rows[num_drawn:], negatives, drawn, batch)
+            losses = self._of_groups(user, item, rows[num_drawn:], negatives, drawn, batch, added)
         else:
-            losses = self._of_drawn(user, item, rows[num_drawn:], negatives, drawn, batch.seen_bits)
+            losses = self._of_drawn(user, item, rows[num_drawn:], negatives, drawn, batch.seen_bits, added)
         # Over all rows, padding too: the weights of the real ones compensate for it.
         return (batch.weights * torch.cat(losses)).mean()
 
@@ -157,15 +216,19 @@ class SampledSoftmax(nn.Module):
         negatives: torch.Tensor,
         drawn: torch.Tensor,
         seen_bits: torch.Tensor,
+        added: OwnScores,
     ) -> list[torch.Tensor]:
         """Return the losses of the events against the drawn items, in pieces."""
         # Each drawn item represents so many items.
         log_number = math.log((len(self.log_shares) - 1) / max(len(drawn), 1))
         losses = []
-        events = users, items, rows, seen_bits
-        for user, item, own, bits in zip(*(each.split(EVENTS_AT_ONCE) for each in events), strict=True):
-            is_none = unpack_bits(bits, len(drawn)) | (own.unsqueeze(1) == drawn)
-            losses.append(drawn_softmax(user, item, negatives, is_none, log_number))
+        # At least once: without events the result stays a function of the weights.
+        for begin in range(0, max(1, len(users)), EVENTS_AT_ONCE):
+            part = slice(begin, min(begin + EVENTS_AT_ONCE, len(users)))
+            own = rows[part]
+            is_none = unpack_bits(seen_bits[part], len(drawn)) | (own.unsqueeze(1) == drawn)
+            more = added.of_each(part, own, drawn)
+            losses.append(drawn_softmax(users[part], items[part], negatives, is_none, log_number, *more))
         return losses
 
     def _of_groups(
@@ -176,6 +239,7 @@ class SampledSoftmax(nn.Module):
         negatives: torch.Tensor,
         drawn: torch.Tensor,
         batch: Labelled,
+        added: OwnScores,
     ) -> list[torch.Tensor]:
         """Return the losses of the events against their groups and the drawn items, in pieces."""
         width, first = batch.seen_bits.size(1) - -(-len(drawn) // 8), batch.first
@@ -196,6 +260,7 @@ class SampledSoftmax(nn.Module):
             of_group = unpack_bits(seen_bits[:, :width], len(members))
             seen = torch.cat([of_group, unpack_bits(seen_bits[:, width:], len(drawn))], dim=1)
             item, place = torch.cat([everyones[group], negatives]), first + own.start - begin
+            log_shares = log_shares - added.of(own, competing)
             losses.append(sampled_softmax(users[own], item, competing, log_shares, is_real, seen, place))
         # Zeros, but functions of all vectors: every rank takes part in the backward.
         return [*losses, (users[end:] * 0).sum(dim=1) + everyones[:0].sum()]
@@ -235,7 +300,8 @@ def sampled_softmax(
     The softmax is over M items, of which those from `first` on belong to the n users.
 
     Takes vectors [n, D] and [M, D] and, for each item, its table row, the logarithm of its expected
-    number, such as its share of the training events, and True if it is not padding, [M]; seen_bits: True
+    number, such as its share of the training events (also for each user, [n, M]), and True if it is not
+    padding, [M]; seen_bits: True
     if a user had an item before, bool [n, M]. An item is a negative as often as it is popular; to correct
     this, each score is lowered by that logarithm (Yi et al., "Sampling-bias-corrected neural modeling for
     large corpus item recommendations", 2019). The user's own item is never a negative, nor is an item that
@@ -258,18 +324,22 @@ def drawn_softmax(
     drawn: torch.Tensor,
     is_none: torch.Tensor,
     log_number: float = 0.0,
+    own_added: torch.Tensor | None = None,
+    added: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return minus the log probability of each user's item, float32 [n].
 
     The softmax is over this item and N drawn items.
 
     Takes vectors [n, D] of users and of their items, and [N, D]; is_none: True if a drawn item is no negative
-    of a user, bool [n, N]; log_number: the logarithm of the number of items that each drawn item represents.
+    of a user, bool [n, N]; log_number: the logarithm of the number of items that each drawn item represents;
+    own_added, added: what is added to the scores of the users' items, float32 [n], and of the drawn ones,
+    [n, N]; None for nothing.
     """
     if len(drawn) == 0:
         # There is no gradient, but the result stays a function of the weights.
         return (user * 0).sum(dim=1)
-    return _DrawnSoftmax.apply(user, item, drawn, is_none, log_number)
+    return _DrawnSoftmax.apply(user, item, drawn, is_none, log_number, own_added, added)
 
 
 class _DrawnSoftmax(torch.autograd.Function):
@@ -285,9 +355,13 @@ class _DrawnSoftmax(torch.autograd.Function):
         drawn: torch.Tensor,
         is_none: torch.Tensor,
         log_number: float,
+        own_added: torch.Tensor | None,
+        added: torch.Tensor | None,
     ) -> torch.Tensor:
-        own = (user * item).sum(dim=1) - log_number
-        scores = (user @ drawn.T).masked_fill_(is_none, -torch.inf)
+        own, scores = (user * item).sum(dim=1) - log_number, user @ drawn.T
+        if own_added is not None and added is not None:
+            own, scores = own + own_added, scores.add_(added)
+        scores.masked_fill_(is_none, -torch.inf)
         highest = torch.maximum(scores.amax(dim=1), own)
         others = scores.sub_(highest.unsqueeze(1)).exp_()
         total = others.sum(dim=1) + (own - highest).exp()
@@ -301,4 +375,10 @@ class _DrawnSoftmax(torch.autograd.Function):
         others = others * gradient.unsqueeze(1)
         # The gradients of all scores of a user sum to zero.
         own = -others.sum(dim=1, keepdim=True)
-        return torch.addcmul(others @ drawn, own, item), own * user, others.T @ user, None, None
+        of_vectors = torch.addcmul(others @ drawn, own, item), own * user, others.T @ user
+        return (
+            *of_vectors,
+            None,
+            None,
+            *((own.squeeze(1), others) if ctx.needs_input_grad[6] else (None, None)),
+        )

@@ -5,7 +5,7 @@ Shapes: U users, N items, D numbers in a vector, E excluded pairs of a user and 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -36,8 +36,53 @@ class InnerProduct:
         return users @ items.t()
 
 
+class Added(NamedTuple):
+    """Numbers added to the scores of some pairs, such as those of the items of a user's history.
+
+    pairs: positions of users and of items, int64 [2, E], each pair once, in order; numbers: float32 [E].
+    """
+
+    pairs: torch.Tensor
+    numbers: torch.Tensor
+
+    def of_users(self, begin: int, end: int) -> Added:
+        """Return those of some users, which are counted from the first of them."""
+        here = (self.pairs[0] >= begin) & (self.pairs[0] < end)
+        return Added(self.pairs[:, here] - self.pairs.new_tensor([[begin], [0]]), self.numbers[here])
+
+    def places(self, num_users: int) -> torch.Tensor:
+        """Return the places of the items of each user, int64 [U, most of a user], -1 for none."""
+        user, item = self.pairs
+        counts = user.bincount(minlength=num_users)
+        found = torch.full((num_users, int(counts.max()) if len(user) else 0), -1)
+        # The pairs are in the order of users.
+        column = torch.arange(len(user)) - (counts.cumsum(0) - counts)[user]
+        found[user, column] = item
+        return found
+
+    def onto(self, scores: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the items at some places with the numbers added, float32 [U, k] all."""
+        user, item = self.pairs
+        pair, column = (places[user] == item.unsqueeze(1)).nonzero(as_tuple=True)
+        return scores.index_put((user[pair], column), self.numbers[pair], accumulate=True)
+
+
+NOTHING_ADDED = Added(torch.empty(2, 0, dtype=torch.int64), torch.empty(0))
+
+
+def sum_of_pairs(pairs: torch.Tensor, numbers: torch.Tensor) -> Added:
+    """Return the sum of the numbers of each pair, int64 [2, n] and float32 [n]."""
+    distinct, places = pairs.unique(dim=1, return_inverse=True)
+    return Added(distinct, numbers.new_zeros(distinct.size(1)).index_add(0, places, numbers))
+
+
 def top_items(
-    scorer: Scorer, users: torch.Tensor, items: torch.Tensor, k: int, excluded: torch.Tensor
+    scorer: Scorer,
+    users: torch.Tensor,
+    items: torch.Tensor,
+    k: int,
+    excluded: torch.Tensor,
+    added: Added = NOTHING_ADDED,
 ) -> torch.Tensor:
     """Return the items with the k highest scores of each user, int64 [U, min(k, N)]; -1 where fewer are left.
 
@@ -48,7 +93,8 @@ def top_items(
         some = users[begin : begin + USERS]
         here = (excluded[0] >= begin) & (excluded[0] < begin + USERS)
         user, item = excluded[:, here]
-        parts.append(_top_items(scorer, some, items, k, (user - begin, item)))
+        more = added.of_users(begin, begin + USERS)
+        parts.append(_top_items(scorer, some, items, k, (user - begin, item), more))
     return torch.cat(parts)
 
 
@@ -58,12 +104,16 @@ def _top_items(
     items: torch.Tensor,
     k: int,
     excluded: tuple[torch.Tensor, torch.Tensor],
+    added: Added,
 ) -> torch.Tensor:
     user, item = excluded
+    added_user, added_item = added.pairs
     best, places = users.new_zeros(len(users), 0), torch.zeros(len(users), 0, dtype=torch.int64)
     step = max(1, PAIRS // len(users))
     for begin in range(0, len(items), step):
         scores = scorer.score_all(users, items[begin : begin + step])
+        here = (added_item >= begin) & (added_item < begin + step)
+        scores[added_user[here], added_item[here] - begin] += added.numbers[here]
         here = (item >= begin) & (item < begin + step)
         scores[user[here], item[here] - begin] = -torch.inf
         numbers = torch.arange(begin, begin + scores.shape[1]).expand_as(scores)
@@ -89,7 +139,11 @@ def highest(scores: torch.Tensor, places: torch.Tensor, k: int) -> tuple[torch.T
 
 
 def ranked(
-    scorer: Scorer, users: torch.Tensor, items: torch.Tensor, places: torch.Tensor
+    scorer: Scorer,
+    users: torch.Tensor,
+    items: torch.Tensor,
+    places: torch.Tensor,
+    added: Added = NOTHING_ADDED,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return places of items, int64 [U, k], and their scores, float32 [U, k], the highest first.
 
@@ -100,6 +154,7 @@ def ranked(
     user = users.repeat_interleave(places.shape[1], dim=0)
     # Scored again, pair by pair: a product of matrices rounds differently from the score of a pair.
     scores = scorer.score_pairs(user, items[places.flatten().clamp(min=0)]).view(places.shape)
+    scores = added.onto(scores, places)
     scores, order = scores.masked_fill(places < 0, -torch.inf).sort(dim=1, descending=True, stable=True)
     return places.gather(1, order), scores
 

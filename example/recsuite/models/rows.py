@@ -32,7 +32,8 @@ class LookedUp(Protocol):
 class Inputs(NamedTuple):
     """Input of a model besides its rows in serving: like a training batch, without labels.
 
-    members: of the histories; numbers: dense features, float32 [B, numbers], NaN for a missing one.
+    members: of the histories; numbers: dense features, float32 [B, numbers], NaN for a missing one; is_own: 1
+    for an item of a history that is the event's own item, else 0, float32 [V], for models with `own_items`.
 
         def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
             ratings = batch.history_labels                    # float32 [V], of the items of all histories
@@ -41,6 +42,7 @@ class Inputs(NamedTuple):
 
     members: Members
     numbers: torch.Tensor
+    is_own: torch.Tensor = torch.zeros(0)
 
     @property
     def history_labels(self) -> torch.Tensor:

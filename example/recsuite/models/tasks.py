@@ -183,7 +183,10 @@ class Ranking(WorkerTask):
             f"Events of several types ({', '.join(types)}) require --history_weights learned, got "
             f"{args.history_weights}",
         )
-        return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places, max(1, len(types)))
+        # Without other events, all items of a history are excluded where items that a user had are.
+        repeats = len(types) > 1 or not data.schema.excludes_seen
+        num_types = max(1, len(types))
+        return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places, num_types, repeats)
 
     def make_loss(self, data: TrainingData, l2: float = 0.0) -> SampledSoftmax:
         """See `WorkerTask`."""

@@ -18,7 +18,7 @@ from recsuite.datasets.schema import HISTORY, ITEM, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
 from recsuite.models.layers import Members
-from recsuite.models.retrieval import mask_excluded
+from recsuite.models.retrieval import NOTHING_ADDED, Added, mask_excluded, sum_of_pairs
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import first_label
 from recsuite.serving.index import IndexCache, NearestItems
@@ -151,6 +151,18 @@ class Items:
         ]
         return torch.tensor(found, dtype=torch.int64).view(-1, 2).t()
 
+    def added(self, lists: Sequence[Any], numbers: torch.Tensor) -> Added:
+        """Return what items of histories add to their own scores. numbers: of each item, float32 [V].
+
+        lists: a list of raw ids for each user. Unknown ids are skipped.
+        """
+        if not len(numbers):
+            return NOTHING_ADDED
+        places = [self.places.get(item, -1) for ids in lists for item in ids]
+        users = [user for user, ids in enumerate(lists) for _ in ids]
+        pairs = torch.tensor([users, places], dtype=torch.int64)
+        return sum_of_pairs(pairs[:, pairs[1] >= 0], numbers[pairs[1] >= 0])
+
     def places_of(self, ids: Any) -> torch.Tensor:
         """Return the positions of raw ids, int64 [number of ids].
 
@@ -167,18 +179,26 @@ class Items:
         return torch.tensor([self.places[item] for item in wanted], dtype=torch.int64)
 
     def near(
-        self, users: torch.Tensor, k: int, left_out: torch.Tensor, breadth: int | None = None
+        self,
+        users: torch.Tensor,
+        k: int,
+        left_out: torch.Tensor,
+        breadth: int | None = None,
+        added: Added = NOTHING_ADDED,
     ) -> torch.Tensor:
         """Return positions of at least k items for users by the index; -1 for excluded items.
 
-        users: float32 [U, D]; left_out: see `pairs`; breadth: see `NearestItems.search`.
+        users: float32 [U, D]; left_out: see `pairs`; breadth: see `NearestItems.search`; added: see `added`.
 
         Raises:
             UserError: see `nearest`.
         """
-        # Plus the largest number of excluded items of a user: these may be the best.
-        more = int(left_out[0].bincount().max()) if left_out.numel() else 0
-        return mask_excluded(self.nearest.search(users, k + more, breadth), left_out)
+        # Plus the largest number of excluded items of a user: these may be the best. Items with an addition
+        # are no matter of the index: all of them are compared.
+        apart = torch.cat([left_out, added.pairs], dim=1)
+        more = int(apart[0].bincount().max()) if apart.numel() else 0
+        places = mask_excluded(self.nearest.search(users, k + more, breadth), apart)
+        return torch.cat([places, mask_excluded(added.places(len(users)), left_out)], dim=1)
 
     def named(self, places: torch.Tensor, scores: torch.Tensor) -> list[list[tuple[Any, float]]]:
         """Return raw ids with their scores. places, scores: [U, k]; place -1 is skipped."""

@@ -200,13 +200,15 @@ class ModelChain:
         found = self.retriever.recommend(
             accepted_features(self.retriever, users), number, exclude=exclude, approximate=approximate
         )
-        vectors, items = self.ranker.vectors_of(accepted_features(self.ranker, users))
-        answers = []
-        for vector, candidates in zip(vectors, found, strict=True):
+        values = accepted_features(self.ranker, users)
+        vectors, items, of_history = self.ranker.parts_of(values)
+        added, answers = items.added(values.get(HISTORY, ()), of_history), []
+        for user, (vector, candidates) in enumerate(zip(vectors, found, strict=True)):
             known = [(items.places[item], item, score) for item, score in candidates if item in items.places]
             places = torch.tensor([place for place, _, _ in known], dtype=torch.int64)
             of_retriever = torch.tensor([score for _, _, score in known])
             of_ranker = items.head.score_pairs(vector.expand(len(places), -1), items.vectors[places])
+            (of_ranker,) = added.of_users(user, user + 1).onto(of_ranker.view(1, -1), places.view(1, -1))
             sums = of_retriever + self.weight * of_ranker
             # Stable: equal sums keep the order of the retriever.
             order = sums.sort(descending=True, stable=True).indices[:k]

@@ -12,6 +12,8 @@ delta changes a graph's inputs and never the graph. Its other inputs are the con
     history.labels      of each item of a history its label: float32 [V]
     history.places      the number of items of its history after it, int32 [V]; only of a model that uses ages
     history.gaps        the time bucket from it to the event, int32 [V]; likewise
+    history.own         1 if it is the event's own item, else 0, float32 [V]; only of a model in which an
+                        item of a history may be chosen again
     dense.mlp.0.weight  and so on: the dense part
 
 The output "score" is what `ServedModel.score` returns: float32 [B], or [B, L] for L labels.
@@ -73,7 +75,8 @@ class Prediction(nn.Module):
         members = Members(labels, places, gaps, none, none, none, none)
         rows = FeatureRows(found, self.head.row_scale, self.lists)
         numbers = given.get(NUMBERS, torch.zeros(size.size(0), 0))
-        return self.predict(rows, Inputs(members, numbers))
+        is_own = given.get(f"{HISTORY}.own", torch.zeros(0))
+        return self.predict(rows, Inputs(members, numbers, is_own))
 
 
 class Graph(nn.Module):
@@ -111,6 +114,8 @@ def example_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
         if snapshot.takes_ages:
             for name in ("places", "gaps"):
                 given[f"{HISTORY}.{name}"] = torch.zeros(number, dtype=torch.int32)
+        if getattr(snapshot.head, "own_items", None) is not None:
+            given[f"{HISTORY}.own"] = torch.zeros(number)
     return given | snapshot.dense
 
 

@@ -333,6 +333,9 @@ def checked_head(
 ) -> nn.Module:
     """Return a head on "meta", after a check that its tensors are those of a folder."""
     config, _ = model_of(folder, manifest)
+    # A checkpoint from before there were such scores has none, and is served without them.
+    if getattr(empty, "own_items", None) and f"{DENSE}own_items.types" not in manifest.tensors:
+        empty.register_module("own_items", None)
     tables = [feature.name for feature in with_tables(features, config.reads_order)]
     recorded = widths_in(manifest)
     for name, width in widths_of(empty, tables, config.embedding_dim).items():

@@ -221,6 +221,15 @@ def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
     return Members(labels, torch.tensor(places, dtype=torch.int32), gaps, ages, nothing, nothing, nothing)
 
 
+def is_own_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.Tensor:
+    """Return 1 for each item of a history that is the item of its event, else 0, float32 [V]."""
+    if HISTORY not in values or schema.item not in values:
+        return torch.zeros(sum(map(len, values.get(HISTORY, ()))))
+    lists, items = values[HISTORY], values[schema.item]
+    flat = [item is not None and each == item for item, ids in zip(items, lists, strict=True) for each in ids]
+    return torch.tensor(flat, dtype=torch.float32)
+
+
 def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequence[Any]]:
     """Return values for `Snapshot.look_up` from the arguments of `ServedModel.recommend`.
 

@@ -46,6 +46,7 @@ from recsuite.serving.request import (
     check_items,
     check_k,
     check_values,
+    is_own_of,
     length_of,
     lists_of,
     members_of,
@@ -173,7 +174,8 @@ class ServedModel:
             looked_up = snapshot.look_up(values)
         members = members_of(values, snapshot.schema)
         check_items(values, snapshot.features, snapshot.schema)
-        return snapshot.predict(looked_up, Inputs(members, snapshot.numbers_of(values)))
+        inputs = Inputs(members, snapshot.numbers_of(values), is_own_of(values, snapshot.schema))
+        return snapshot.predict(looked_up, inputs)
 
     def describe_items(self, values: Mapping[str, Sequence[Any]]) -> None:
         """Set the items to recommend from now on, and their features; a model itself knows only ids of items.
@@ -259,15 +261,16 @@ class ServedModel:
         if data and had is None and schema.user in users and rule_of(exclude, schema) == SEEN:
             # The history of a model may be shorter than all the user's items.
             exclude = data.seen_items(users[schema.user])
-        vectors, items = self.vectors_of(values)
+        vectors, items, of_history = self.parts_of(values)
         if candidates is not None:
             items = items.only(candidates)
+        added = items.added(values.get(HISTORY, ()), of_history)
         left_out = items.pairs(lists_of(exclude, values, len(vectors), schema), "exclude")
         if approximate:
-            places = items.near(vectors, k, left_out)
+            places = items.near(vectors, k, left_out, added=added)
         else:
-            places = top_items(items.head, vectors, items.vectors, k, left_out)
-        places, scores = ranked(items.head, vectors, items.vectors, places)
+            places = top_items(items.head, vectors, items.vectors, k, left_out, added)
+        places, scores = ranked(items.head, vectors, items.vectors, places, added)
         return items, places[:, :k], scores[:, :k]
 
     def _completed(self, values: Any, events: Any = None) -> Any:
@@ -301,15 +304,27 @@ class ServedModel:
 
         values: as for `score`. A model without vectors returns positions, int64 [U], see `Pairs`.
         """
+        vectors, items, _ = self.parts_of(values)
+        return vectors, items
+
+    @torch.inference_mode()
+    def parts_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items, torch.Tensor]:
+        """Return what `vectors_of` does, and what each item of the histories adds to its own score.
+
+        The latter is float32 [V], or [0] of a model that adds nothing.
+        """
         with self._lock:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))
             items = self._catalogue.items(snapshot)
         members = members_of(values, snapshot.schema)
         inputs = Inputs(members, snapshot.numbers_of(values))
-        if isinstance(snapshot.head, TwoSided):
-            return snapshot.head.user_vectors(looked_up, inputs), items
-        return torch.arange(len(inputs.numbers)), items.with_users(snapshot, (looked_up, inputs))
+        if not isinstance(snapshot.head, TwoSided):
+            users = torch.arange(len(inputs.numbers))
+            return users, items.with_users(snapshot, (looked_up, inputs)), torch.zeros(0)
+        own_items = getattr(snapshot.head, "own_items", None)
+        added = torch.zeros(0) if own_items is None else own_items(members)
+        return snapshot.head.user_vectors(looked_up, inputs), items, added
 
     def recall(self, users: Any = None, k: int = 10, **others: Any) -> float:
         """Return the share of the items of `recommend` that an approximate search also finds, from 0 to 1.

@@ -6,6 +6,7 @@ with one entry for each event of the split, in their order, the same on every ra
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,10 +33,12 @@ from recsuite.datasets.metrics import (
     measure_probabilities,
     measure_ranks,
 )
-from recsuite.datasets.schema import ITEM, USER, YES_NO
+from recsuite.datasets.schema import HISTORY, ITEM, UNKNOWN_ROW, USER, YES_NO
 from recsuite.datasets.segments import segments_of
 from recsuite.datasets.spread import Spread, spread_of
 from recsuite.errors import UserError
+from recsuite.models.layers import repeated
+from recsuite.models.losses import parts_of
 from recsuite.models.retrieval import highest
 from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
 from recsuite.runtime.console import stage
@@ -368,6 +371,52 @@ class RankedCases:
         return np.arange(len(users)).repeat(counts), self._seen[places_of(starts, counts)].astype(np.int64)
 
 
+class AddedScores:
+    """Numbers that items of histories add to their own scores, see `losses.WithOwn`, for cases in order.
+
+    keys: row or id of each item as batches have them, int64 [items]; is_listed: mask of the items with one.
+    """
+
+    def __init__(self, keys: np.ndarray, is_listed: np.ndarray, device: torch.device) -> None:
+        positions = np.flatnonzero(is_listed)
+        positions = positions[np.argsort(keys[positions])]
+        self.positions = torch.from_numpy(positions).to(device)
+        self.keys = torch.from_numpy(keys[positions].astype(np.int64)).to(device)
+        self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def add(self, cases: torch.Tensor, keys: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Take the numbers of the next cases: ascending numbers of cases, rows or ids, and float32, [V]."""
+        if not len(self.keys):
+            return
+        found = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
+        is_there = self.keys[found] == keys
+        self._parts.append((cases[is_there], self.positions[found[is_there]], numbers[is_there].double()))
+
+    @functools.cached_property
+    def _all(self) -> list[torch.Tensor]:
+        return [torch.cat(each) for each in zip(*self._parts, strict=True)]
+
+    def onto(self, scores: torch.Tensor, part: slice, first: int) -> torch.Tensor:
+        """Return the scores of some cases, float64 [n, m], with the numbers of m items from one on added."""
+        if self._parts:
+            cases, positions, numbers = self._all
+            begin, end = torch.searchsorted(cases, cases.new_tensor([part.start, part.stop])).tolist()
+            case, item = cases[begin:end] - part.start, positions[begin:end] - first
+            inside = (item >= 0) & (item < scores.shape[1])
+            cells = case[inside], item[inside]
+            scores.index_put_(cells, numbers[begin:end][inside], accumulate=True)
+        return scores
+
+    def of_items(self, items: torch.Tensor) -> torch.Tensor:
+        """Return what is added to the score of one item of each case, float64 [n]. items: positions, [n]."""
+        found = torch.zeros(len(items), dtype=torch.float64, device=items.device)
+        if self._parts:
+            cases, positions, numbers = self._all
+            is_own = positions == items[cases]
+            found.index_add_(0, cases[is_own], numbers[is_own])
+        return found
+
+
 class RankingEvaluator:
     """Evaluator that ranks the item of each event among all items that may be recommended to its user.
 
@@ -401,6 +450,7 @@ class RankingEvaluator:
         # Row of each item, and the ids by row.
         features = columns.column(f"{columns.schema.item}_features")["features"]
         self._rows = features[:, columns.place_of(ITEM)]
+        self._keys = self._rows if self._ids is None else self._ids[self._rows]
         self._vocabulary = np.memmap(Path(columns.folder) / "vocabulary.json", np.uint8, "r")
         self._item = columns.schema.item
 
@@ -451,7 +501,7 @@ class RankingEvaluator:
         if cases.number == 0:
             return np.zeros(0, np.int64)
         model.eval()
-        is_ranked, (users, own) = self.is_ranked(model), self._embed(model, split, epoch)
+        is_ranked, (users, own, added) = self.is_ranked(model), self._embed(model, split, epoch)
         # Rank 1 if no item is above.
         mine = torch.ones(len(cases.items), dtype=torch.int64, device=self.context.device)
         # The lists so far: scores, the highest first, and positions of items.
@@ -463,7 +513,7 @@ class RankingEvaluator:
             step = max(1, SCORES_AT_ONCE // len(items))
             hidden = (~is_ranked[first : first + len(items)]).nonzero().squeeze(1)
             for part in (slice(start, start + step) for start in range(0, len(mine), step)):
-                scores = (users[part].double() @ items.T).float()
+                scores = added.onto(users[part].double() @ items.T, part, first).float()
                 # A NaN score counts as above.
                 is_above = ~(scores < own[part].unsqueeze(1))
                 own_item, (case, item) = cases.items[part], cases.seen(part)
@@ -487,21 +537,34 @@ class RankingEvaluator:
 
     def _embed(
         self, model: DistributedModelParallel, split: str, epoch: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the users' vectors, float32 [n, D], and the scores of their own items, float32 [n]."""
+    ) -> tuple[torch.Tensor, torch.Tensor, AddedScores]:
+        """Return the users' vectors, float32 [n, D], the scores of their own items, float32 [n], and what
+        items of histories add to scores.
+        """
         cases, device = self.cases[split], self.context.device
         # As in `PredictionEvaluator.predict`.
-        users, scores, end = torch.empty(0), torch.empty(len(cases.items), device=device), 0
+        users, end = torch.empty(0), 0
+        scores = torch.empty(len(cases.items), dtype=torch.float64, device=device)
+        added = AddedScores(self._keys, self._rows != UNKNOWN_ROW, device)
         batches = batches_with_progress(self.input_pipeline, split, epoch, self.context)
         for size, batch in zip(cases.sizes.tolist(), batches, strict=True):
-            user, item = model(batch.to(device, non_blocking=True)).output[:size].unbind(dim=1)
+            batch = batch.to(device, non_blocking=True)
+            vectors, of_history = parts_of(model(batch).output)
+            user, item = vectors[:size].unbind(dim=1)
             if end == 0:
                 # As wide as the model's vectors.
                 users = user.new_empty(len(scores), user.size(1))
             part = slice(end, end := end + size)
             users[part] = user
             scores[part] = (user.double() * item.double()).sum(dim=1)
-        return users, scores
+            if of_history is not None:
+                history = batch.features[HISTORY]
+                counts = history.lengths().long()[:size]
+                numbers = torch.arange(part.start, part.stop, device=device)
+                numbers = repeated(numbers, counts, len(of_history))
+                added.add(numbers, history.values(), of_history)
+        scores += added.of_items(torch.from_numpy(cases.items).to(device))
+        return users, scores.float(), added
 
     def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield all items in blocks: the position of the first, and their vectors, float64 [m, D]."""
@@ -510,7 +573,7 @@ class RankingEvaluator:
         sizes = dataset.step_sizes("catalogue")
         batches = batches_with_progress(self.input_pipeline, "catalogue", epoch, self.context)
         for size, batch in zip(sizes, batches, strict=True):
-            vectors = model(batch.to(self.context.device, non_blocking=True)).output
+            vectors, _ = parts_of(model(batch.to(self.context.device, non_blocking=True)).output)
             # A strided view of a larger tensor, which a collective does not accept.
             mine = vectors[:, 1].contiguous()
             everyones = [torch.empty_like(mine) for _ in range(self.context.world_size)]
