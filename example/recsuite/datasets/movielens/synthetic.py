@@ -138,7 +138,7 @@ DEFAULT_WORLD = World(
     noise_std=0.88,
     factor_stds=(0.65,),
     mean_ratings_per_user=250,
-    most_movies=2_000,
+    most_movies=1_750,
     mean_score=3.65,
     bias_stds=(0.4, 0.45),
 )
