@@ -294,7 +294,7 @@ train() {
   fi
   local launched=("${where[@]}" --nproc_per_node="$nproc" "$here/example/$script" "$@")
   [[ -z "$chosen" ]] || say "the command is$(printf ' %q' "$venv/bin/torchrun" "${launched[@]}")"
-  exec "$venv/bin/python" -m recsuite.launcher "${launched[@]}"
+  exec "$venv/bin/python" -m recsuite.extras.launcher "${launched[@]}"
 }
 
 # alone FLAGS...: one process, and nothing is launched.
@@ -314,7 +314,7 @@ score() {
   set_up
   set_environment
   if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then nproc=1; fi
-  exec "$venv/bin/python" -m recsuite.launcher --standalone --nproc_per_node="$nproc" "$here/example/score.py" "$@"
+  exec "$venv/bin/python" -m recsuite.extras.launcher --standalone --nproc_per_node="$nproc" "$here/example/score.py" "$@"
 }
 
 # retrain FLAGS...: it launches the script that fits the data.
@@ -323,20 +323,20 @@ retrain() {
   one_machine retrain
   set_up
   set_environment
-  exec "$venv/bin/python" -m recsuite.tools.retrain --nproc_per_node="$nproc" "$@"
+  exec "$venv/bin/python" -m recsuite.extras.retrain --nproc_per_node="$nproc" "$@"
 }
 
 # report RUN...: needs no flags of the example, and no launch.
 report() {
   set_up
-  exec "$venv/bin/python" -m recsuite.monitoring.results "$@"
+  exec "$venv/bin/python" -m recsuite.extras.reports.compare "$@"
 }
 
 # plan FLAGS...: machines and tables of its own flags, or the tables of a training; nothing is launched.
 plan() {
   set_up
   set_environment
-  exec "$venv/bin/python" -m recsuite.tools.plan "$@"
+  exec "$venv/bin/python" -m recsuite.extras.plan "$@"
 }
 
 # It sees what local rank 0 of train's launch would see.

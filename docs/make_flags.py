@@ -13,10 +13,10 @@ from pathlib import Path
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import build_parser
 from recsuite.config.presets import PRESETS, as_given
-from recsuite.tools.fitting import DECIDED
+from recsuite.extras.fit import DECIDED
 
 PAGE = Path(__file__).with_name("flags.md")
-STUB = PAGE.parents[1] / "example" / "recsuite" / "tools" / "flags.pyi"
+STUB = PAGE.parents[1] / "example" / "recsuite" / "extras" / "flags.pyi"
 # Folders may be a Path too.
 FOLDERS, PATHS = ("cache_dir", "save_dir", "report_dir"), " | Path"
 STUB_HEAD = (

@@ -206,7 +206,7 @@ def parse(
 
 def say_oracle(auc: float, config: Config, context: RuntimeContext) -> None:
     """Print an AUC of the test between two known ones: the best without a part of the data, and the best."""
-    from recsuite.monitoring.report import share_of_best
+    from recsuite.training.results import share_of_best
 
     path = Path(config.data.data_path) / ORACLE
     if path.is_file():

@@ -18,7 +18,7 @@ from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import parse_args
 from recsuite.config.sections import Section
 from recsuite.errors import UserError
-from recsuite.monitoring import results
+from recsuite.extras.reports import compare as results
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import ROOT, python, succeeded
 

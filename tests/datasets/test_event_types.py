@@ -13,8 +13,8 @@ from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import locate, read
-from recsuite.datasets.tables.guessing import guess
 from recsuite.errors import UserError
+from recsuite.extras.guess.guessing import guess
 from recsuite.serving.request import SEEN
 from recsuite.serving.served import ServedModel
 from recsuite.tools.cases import cases_of

@@ -21,8 +21,8 @@ import pytest
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.extras import plan
 from recsuite.serving.served import ServedModel
-from recsuite.tools import plan
 from tests.support.documents import PAGES, README, blocks, commands, short_form
 from tests.support.launch import (
     INSTALLED,

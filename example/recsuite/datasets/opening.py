@@ -22,9 +22,9 @@ from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_user_tables, locate, look
-from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
-from recsuite.datasets.topic import COPY, COPY_DEADLINE, Topic
+from recsuite.datasets.streams import COPY, EMPTY_STREAM_STATE, StreamState
 from recsuite.errors import UserError, counted
+from recsuite.hooks import extra
 from recsuite.runtime.console import say
 from recsuite.runtime.process import (
     RuntimeContext,
@@ -51,7 +51,7 @@ class FileWatcher:
     """Polling of the files of a data set for new data. Every rank makes one before it reads the files.
 
     A file that is new or has grown is new data. A file that changed and kept its size is not. advance: looks
-    for messages of a topic and copies them, see `copy_topic`; None without a topic.
+    for messages of a topic and copies them; None without a topic.
     """
 
     def __init__(
@@ -124,23 +124,6 @@ def _ends_a_line(file: TableFile) -> bool:
         return opened.read(1) == b"\n"
 
 
-def copy_topic(topic: Topic, context: RuntimeContext) -> None:
-    """Copy new messages of a topic to every machine, up to the same end offsets. Collective: every rank.
-
-    Raises:
-        UserError: see `Topic.offsets` and `Topic.copy`.
-    """
-    offsets: dict[int, tuple[int, int]] = broadcast_from_rank0(topic.offsets)
-    ends = {number: end for number, (_, end) in offsets.items()}
-    if ends == topic.ends:
-        return
-    work, fix = f"copy the messages of {topic.address}", "start again, and it continues where it was"
-    notes = once_per_node(context, lambda: topic.copy(offsets), COPY_DEADLINE, work, fix)[0]
-    topic.ends = ends
-    for note in notes:
-        context.say(note)
-
-
 # Flags that may differ between machines: paths of data, workers, and monitoring.
 MACHINE_FLAGS = (
     "data_path",
@@ -194,8 +177,9 @@ def open_data(
     with contextlib.ExitStack() as stack:
         topic, advance = None, None
         if config.stream.topic:
-            topic = stack.enter_context(contextlib.closing(Topic(config)))
-            advance = functools.partial(copy_topic, topic, context)
+            kafka = extra("kafka")
+            topic = stack.enter_context(contextlib.closing(kafka.Topic(config)))
+            advance = functools.partial(kafka.copy_topic, topic, context)
             advance()
         # Before the files are read: later changes are new data.
         following = FileWatcher(config, context.say, advance) if config.stream.follow_data else None

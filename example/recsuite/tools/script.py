@@ -18,6 +18,7 @@ from recsuite.config.parser import check_read, parse_given, unread_flags
 from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
 from recsuite.config.sections import DataConfig, require
 from recsuite.errors import BrokenLaunchError, UserError
+from recsuite.hooks import extra
 from recsuite.remote import folder_at
 from recsuite.runtime.console import end_when_pipe_closes, say, showing_progress, stage
 from recsuite.runtime.ending import (
@@ -43,8 +44,8 @@ from recsuite.workers.pool import WorkerError
 if TYPE_CHECKING:
     from recsuite.datasets.opening import Data
     from recsuite.models.tasks import ModelMaker
-    from recsuite.monitoring.callbacks import Observers
     from recsuite.training.callbacks import CheckpointerProtocol, Run
+    from recsuite.training.observers import Observers
     from recsuite.training.progress import Progress
     from recsuite.training.state import ShardedModel
 
@@ -223,14 +224,11 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
         return 0
     # Before `check_machine`: the doctor prints its errors as lines, beside the other lines.
     if config.monitoring.doctor:
-        from recsuite.tools.doctor import diagnose
-
-        return diagnose(config)
+        status: int = extra("doctor").diagnose(config)
+        return status
     # Needs none of the packages that are checked.
     if config.data.schema:
-        from recsuite.datasets.tables.proposal import propose
-
-        propose(config.data.schema).show()
+        extra("guess").propose(config.data.schema).show()
         return 0
     check_machine()
     with showing_progress():
@@ -275,14 +273,14 @@ def _agree_on_flags(
 ) -> Config:
     """Return the same configuration on every rank, except flags of one machine. Collective: every rank."""
     # This imports torch, which a data worker must not do.
-    from recsuite.datasets.opening import check_same_flags, copy_topic, fitted_to_tables, with_machine_flags
-    from recsuite.datasets.topic import Topic
+    from recsuite.datasets.opening import check_same_flags, fitted_to_tables, with_machine_flags
 
     check_same_flags(config)
     if config.stream.topic:
         # The flags are fitted to its messages.
-        with contextlib.closing(Topic(config)) as topic:
-            copy_topic(topic, context)
+        kafka = extra("kafka")
+        with contextlib.closing(kafka.Topic(config)) as topic:
+            kafka.copy_topic(topic, context)
 
     def decided() -> Config:
         if not config.checkpoint.reads:
@@ -410,7 +408,7 @@ def report(result: Run, config: Config, context: RuntimeContext, observers: Obse
         result = training.finish()
         rs.report(result, args, runtime, observers)
     """
-    from recsuite.monitoring.report import report_run
+    from recsuite.training.results import report_run
 
     report_run(result, observers.split(), config, context)
 
@@ -460,9 +458,9 @@ def report_test(
         model, progress = rs.restore(data, args, runtime, make_model)
         rs.report_test(model, progress, data, args, runtime)
     """
-    from recsuite.monitoring.report import print_results, write_test
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import describe_step
+    from recsuite.training.results import print_results
     from recsuite.training.steps import InputPipeline
     from recsuite.training.stream import report_rest_of_stream
 
@@ -475,7 +473,7 @@ def report_test(
     print_results(describe_step(progress), test, data.columns, config, context)
     if context.rank == 0 and config.monitoring.report_dir:
         config = config.with_global_batch(data.columns.num_train, context.world_size)
-        write_test(test, data.columns, config)
+        extra("report").write_test(test, data.columns, config)
 
 
 def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:

@@ -230,6 +230,35 @@ class CheckpointerProtocol(Protocol):
         """Restore the best train state; return its progress, None if it was not saved."""
 
 
+class Tracker:
+    """Base of trackers: receives the flags and the metrics of a training, for a destination of your own. Give
+    it to `observing`, which calls it on rank 0 only; the other ranks only construct it. Not collective.
+
+        class Print(rs.Tracker):
+            def log(self, metrics):
+                for step, values in metrics.items():
+                    print(step, values)
+
+        with rs.observing(args, runtime, trackers=[Print()]) as observers:
+            ...
+    """
+
+    def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
+        """Begin, before the first step. An exception ends the training here.
+
+        params: flags by name; run: the name of the training in its checkpoints, which a resumed one keeps;
+        step: the first step to run: logged values from this step on are replaced, because it runs again.
+        """
+
+    def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        """Log metrics, finite numbers by step and by name, such as "validation/rmse", after each epoch. If
+        this raises an exception, it is called again later with the same and newer metrics.
+        """
+
+    def end(self, status: str) -> None:
+        """End, with the status "finished", "failed" or, after a signal, "stopped"."""
+
+
 class Callbacks(Callback):
     """Several callbacks as one, in their order."""
 

@@ -33,9 +33,9 @@ from recsuite.datasets.metrics import (
     measure_ranks,
 )
 from recsuite.datasets.schema import ITEM, USER, YES_NO
-from recsuite.datasets.segments import segments_of
 from recsuite.datasets.spread import Spread, spread_of
 from recsuite.errors import UserError
+from recsuite.hooks import extra
 from recsuite.models.retrieval import highest
 from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
 from recsuite.runtime.console import stage
@@ -101,7 +101,7 @@ class Users:
     """
 
     def __init__(self, columns: Columns, by: list[str]) -> None:
-        self._segments = segments_of(columns, "test", by)
+        self._segments = extra("segments").segments_of(columns, "test", by) if by else []
         has_trained = (columns.user_counts() > 0, columns.column("item_counts") > 0)
         self.of: dict[str, np.ndarray] = {}
         self._is_known: dict[str, list[np.ndarray]] = {}

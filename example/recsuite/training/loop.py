@@ -155,7 +155,8 @@ class Training:
             self.context.say(line)
         place_batches(self.input_pipeline, self.train_state, self.config, self.context)
         if initial_rows is None and self.config.model.initial_rows in INITIAL_ROWS:
-            initial_rows = extra(INITIAL_ROWS[self.config.model.initial_rows])
+            name, function = INITIAL_ROWS[self.config.model.initial_rows]
+            initial_rows = getattr(extra(name), function)
         if initial_rows is not None and not self.checkpointer.is_resumed:
             begun = time.perf_counter()
             with self.phase("model"):

@@ -16,8 +16,7 @@ from recsuite.config.sections import TOP, DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, with_flags
-from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
-from recsuite.datasets.topic import COPY
+from recsuite.datasets.streams import COPY, EMPTY_STREAM_STATE, StreamState
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes, explained, locked, place_for, remove, replace_file, replacing
 from recsuite.remote import ObjectPath, folder_at, is_remote
