@@ -28,16 +28,16 @@ from recsuite.config.parser import check_read, unread_flags
 from recsuite.datasets.metrics import auc
 from recsuite.datasets.tables.files import find_tables, schema_path
 from recsuite.datasets.tables.formats import TextFile
-from recsuite.datasets.tables.schema_file import (
+from recsuite.datasets.tables.sections import (
     FeatureColumn,
     Files,
     ItemColumn,
     LabelColumn,
     TableSchema,
     UserColumn,
-    write_schema,
 )
 from recsuite.errors import UserError
+from recsuite.extras.guess.writer import write_schema
 from recsuite.files import DATA_ROOT, locked, replacing
 from recsuite.runtime.process import RuntimeContext, read_launch
 

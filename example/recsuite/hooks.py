@@ -17,6 +17,7 @@ EXTRAS: Mapping[str, str] = {
     "names": "recsuite.extras.guess.names",
     "profiler": "recsuite.extras.profiler",
     "report": "recsuite.extras.reports.report",
+    "schema": "recsuite.extras.guess.writer",
     "segments": "recsuite.extras.reports.segments",
     "trackers": "recsuite.extras.reports.trackers",
 }

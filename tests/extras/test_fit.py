@@ -27,7 +27,7 @@ import pytest
 
 import recsuite
 from recsuite.datasets.metrics import finite
-from recsuite.datasets.tables.schema_file import (
+from recsuite.datasets.tables.sections import (
     FeatureColumn,
     ItemColumn,
     LabelColumn,

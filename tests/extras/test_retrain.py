@@ -137,7 +137,7 @@ def test_a_folder_is_taken_until_the_last_rank_of_a_killed_retrain_has_ended(tmp
     # As a retrain starts its training, but the ranks do not die with it.
     script = (
         "import contextlib, pathlib, sys, types\n"
-        "from recsuite.tools import retrain\n"
+        "from recsuite.extras import retrain\n"
         "retrain.die_with_parent = lambda: None\n"
         "retrain.SCRIPTS_FOLDER = folder = pathlib.Path(sys.argv[1])\n"
         "with contextlib.ExitStack() as stack:\n"

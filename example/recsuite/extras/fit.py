@@ -44,7 +44,7 @@ from recsuite.datasets.tables.derived import (
     user_days,
     weekday,
 )
-from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
+from recsuite.datasets.tables.sections import CATEGORY, NUMBER
 from recsuite.datasets.tables.values import ID, TIME, ColumnSpec, frame_of, parsed, raw_values, typed
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, local
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from recsuite.datasets.metrics import Metrics
-    from recsuite.datasets.tables.schema_file import TableSchema
+    from recsuite.datasets.tables.sections import TableSchema
     from recsuite.extras.flags import Flags
 
 
@@ -330,7 +330,8 @@ def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
 
 def _schema(schema: Any) -> Path | TableSchema | str | None:
     """Return the schema as the path of a file, the text of one, or whole, after a check."""
-    from recsuite.datasets.tables.schema_file import TableSchema, given_in, given_of, text_of_sections
+    from recsuite.datasets.tables.schema_file import given_in, given_of
+    from recsuite.datasets.tables.sections import TableSchema
 
     if isinstance(schema, Mapping):
         for name, section in schema.items():
@@ -340,7 +341,7 @@ def _schema(schema: Any) -> Path | TableSchema | str | None:
                     f'{{"column": "NAME"}}, got {printable(repr(section))}.'
                 )
         with suppress(AttributeError, TypeError, ValueError), _of_arguments(Path(PREFIX)):
-            text = text_of_sections(schema)
+            text = extra("schema").text_of_sections(schema)
             given_of(text, "schema")
             return text
     if isinstance(schema, (str, Path)):
@@ -436,7 +437,7 @@ def _write(
 ) -> None:
     import pyarrow
 
-    from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_schema, write_schema
+    from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_schema
 
     if read_launch().local_rank != 0:
         return
@@ -457,7 +458,7 @@ def _write(
             read_schema(folder / "schema.toml")
             return
     elif schema is not None:
-        write_schema(schema, folder / "schema.toml")
+        extra("schema").write_schema(schema, folder / "schema.toml")
         return
     proposal = extra("guess").propose(folder)
     say(proposal.overview, tagged=False)

@@ -13,7 +13,7 @@ from recsuite.config.sections import DataConfig
 from recsuite.datasets.opening import fitted_to_tables
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables import source
-from recsuite.datasets.tables.schema_file import Files, LabelColumn
+from recsuite.datasets.tables.sections import Files, LabelColumn
 from recsuite.errors import UserError
 from recsuite.extras.guess.proposal import Proposal, propose
 from tests.support.found_tables import CASES, ROWS, TIME_FORMS, write_case

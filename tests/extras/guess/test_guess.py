@@ -15,20 +15,10 @@ import pyarrow as pa
 import pytest
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.tables.schema_file import (
-    FeatureColumn,
-    LabelColumn,
-    SkippedColumn,
-    TableSchema,
-    TimestampColumn,
-    describe,
-    given_in,
-    parse_schema,
-    text_of,
-    tomllib,
-    validate,
-)
+from recsuite.datasets.tables.schema_file import given_in, parse_schema, tomllib
+from recsuite.datasets.tables.sections import FeatureColumn, LabelColumn, TableSchema, TimestampColumn
 from recsuite.datasets.tables.source import locate
+from recsuite.datasets.tables.validation import validate
 from recsuite.datasets.tables.values import times
 from recsuite.errors import UserError
 from recsuite.extras.guess.guessing import (
@@ -40,7 +30,9 @@ from recsuite.extras.guess.guessing import (
     table_name,
     words_of,
 )
+from recsuite.extras.guess.overview import describe
 from recsuite.extras.guess.proposal import propose
+from recsuite.extras.guess.writer import SkippedColumn, text_of
 
 ROWS, USERS, ITEMS = 2_000, 150, 60
 RNG = np.random.default_rng(0)

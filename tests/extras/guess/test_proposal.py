@@ -25,15 +25,14 @@ from recsuite.datasets.opening import fitted_to_tables
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables.files import find_tables, schema_path
 from recsuite.datasets.tables.reading import read_tables
-from recsuite.datasets.tables.schema_file import (
+from recsuite.datasets.tables.schema_file import parse_schema, read_schema
+from recsuite.datasets.tables.sections import (
     FeatureColumn,
     Files,
     ItemColumn,
     LabelColumn,
     TimestampColumn,
     UserColumn,
-    parse_schema,
-    read_schema,
 )
 from recsuite.datasets.tables.source import locate
 from recsuite.errors import UserError

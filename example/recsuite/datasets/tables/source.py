@@ -11,7 +11,9 @@ from typing import IO, Any
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData, Schema
 from recsuite.datasets.tables.files import File, Tables, columns_of, find_tables, schema_path
-from recsuite.datasets.tables.schema_file import IncompleteSchemaError, TableSchema, read_schema, validate
+from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_schema
+from recsuite.datasets.tables.sections import TableSchema
+from recsuite.datasets.tables.validation import validate
 from recsuite.errors import UserError, printable
 from recsuite.files import explained, locked
 from recsuite.hooks import extra

@@ -18,15 +18,14 @@ import pyarrow.compute as pc
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, EVENT, HISTORY, ITEM, RATING, USER, YES_NO
 from recsuite.datasets.tables.derived import AGE_DAYS, LEVELS
-from recsuite.datasets.tables.schema_file import (
+from recsuite.datasets.tables.schema_file import toml_of
+from recsuite.datasets.tables.sections import (
     CATEGORY,
     EVENTS,
     ISO,
     ITEMS,
-    LARGEST_END,
     LIKED_SHARE,
     LIST,
-    MOST_FEATURES,
     NUMBER,
     USERS,
     VECTOR,
@@ -35,15 +34,12 @@ from recsuite.datasets.tables.schema_file import (
     Files,
     ItemColumn,
     LabelColumn,
-    SkippedColumn,
     TableSchema,
     TimestampColumn,
     UserColumn,
     WeightColumn,
-    can_be_named,
-    first_values,
-    toml_of,
 )
+from recsuite.datasets.tables.validation import LARGEST_END, MOST_FEATURES, can_be_named
 from recsuite.datasets.tables.values import (
     COMMAS,
     MOST_UNREAD,
@@ -57,6 +53,8 @@ from recsuite.datasets.tables.values import (
     with_points,
 )
 from recsuite.errors import UserError, counted, printable
+from recsuite.extras.guess.overview import first_values
+from recsuite.extras.guess.writer import SkippedColumn
 
 # The first match is taken.
 USER_WORDS = (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from recsuite.datasets.tables.schema_file import UNITS
+from recsuite.datasets.tables.sections import UNITS
 from recsuite.extras.guess.guessing import Content, contents_of, is_constant
 
 # A smaller number of seconds since 1970, of 1992, may as well be an id.

@@ -29,23 +29,9 @@ from recsuite.datasets.tables.files import (
     why_no_table,
 )
 from recsuite.datasets.tables.formats import first_rows, headed
-from recsuite.datasets.tables.schema_file import (
-    EVENTS,
-    ITEMS,
-    USERS,
-    Files,
-    IncompleteSchemaError,
-    SkippedColumn,
-    TableSchema,
-    check_column,
-    completed,
-    describe,
-    given_in,
-    parse_schema,
-    place_of,
-    text_of,
-    validate,
-)
+from recsuite.datasets.tables.schema_file import IncompleteSchemaError, given_in, parse_schema
+from recsuite.datasets.tables.sections import EVENTS, ITEMS, USERS, Files, TableSchema
+from recsuite.datasets.tables.validation import check_column, place_of, validate
 from recsuite.datasets.tables.values import COMMAS
 from recsuite.errors import UserError, printable
 from recsuite.extras.guess.guessing import (
@@ -63,6 +49,8 @@ from recsuite.extras.guess.guessing import (
     roles_of,
     title_of,
 )
+from recsuite.extras.guess.overview import describe
+from recsuite.extras.guess.writer import SkippedColumn, completed, text_of
 from recsuite.files import explained, replace_file
 from recsuite.runtime.console import say
 
