@@ -44,7 +44,8 @@ from recsuite.workers.pool import WorkerError
 if TYPE_CHECKING:
     from recsuite.datasets.opening import Data
     from recsuite.models.tasks import ModelMaker
-    from recsuite.training.callbacks import CheckpointerProtocol, Run
+    from recsuite.training.callbacks import Callback, CheckpointerProtocol, Tracker
+    from recsuite.training.loop import Training
     from recsuite.training.observers import Observers
     from recsuite.training.progress import Progress
     from recsuite.training.state import ShardedModel
@@ -383,9 +384,6 @@ def checkpointing(
 
     Raises:
         UserError: when another training writes there, and when the last checkpoint failed.
-
-        with rs.checkpointing(data, args, runtime, observers) as checkpoints:
-            training = rs.begin_training(data, args, runtime, checkpoints)
     """
     # The workers start while this imports TorchRec.
     with observers.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
@@ -397,20 +395,45 @@ def checkpointing(
         yield checkpointer
 
 
-def report(result: Run, config: Config, context: RuntimeContext, observers: Observers) -> None:
-    """Print the results of a training, and write its report if --report_dir is given. Not collective.
+@contextlib.contextmanager
+def session(
+    config: Config,
+    context: RuntimeContext,
+    build: Callable[..., Any],
+    callbacks: Sequence[Callback] = (),
+    trackers: Sequence[Tracker] = (),
+) -> Iterator[Training]:
+    """Open a training: its data and workers, its checkpoints, and what observes it. A context manager; on
+    exit the last checkpoint is written and the workers end. Collective: every rank.
 
-    result: of `Training.finish`; config, context: flags and process; observers: see `observing`.
+    config, context: flags and process; build: makes the loader, see `build_dataloader`; callbacks, trackers:
+    your own, beside those of the flags.
 
     Raises:
-        UserError: when the report cannot be written.
+        UserError: when the data cannot be read, differ between machines, or results could not be written.
 
-        result = training.finish()
-        rs.report(result, args, runtime, observers)
+        with rs.session(args, runtime, rs.build_dataloader) as training:
+            model = training.shard(make_model)
+            step = training.step(model.train_on)
+            for epoch in training.epochs():
+                for batch in epoch:
+                    step(batch)
+                training.save(training.validate())
+            result = training.finish()
+        training.report(result)
     """
-    from recsuite.training.results import report_run
+    from recsuite.training.observers import observing
 
-    report_run(result, observers.split(), config, context)
+    with (
+        observing(config, context, callbacks, trackers) as observers,
+        open_data(config, context, build, observers) as data,
+        checkpointing(data, config, context, observers) as checkpoints,
+    ):
+        from recsuite.training.loop import begin_training
+
+        with begin_training(data, config, context, checkpoints, observers.callbacks) as training:
+            training.seconds = observers.split
+            yield training
 
 
 def restore(

@@ -138,7 +138,7 @@ class Callback:
             def on_epoch(self, epoch):
                 print(epoch.number, epoch.train_loss)
 
-        with rs.observing(args, runtime, [Losses()]) as observers:
+        with rs.session(args, runtime, rs.build_dataloader, [Losses()]) as training:
             ...
     """
 
@@ -232,14 +232,14 @@ class CheckpointerProtocol(Protocol):
 
 class Tracker:
     """Base of trackers: receives the flags and the metrics of a training, for a destination of your own. Give
-    it to `observing`, which calls it on rank 0 only; the other ranks only construct it. Not collective.
+    it to `session`, which calls it on rank 0 only; the other ranks only construct it. Not collective.
 
         class Print(rs.Tracker):
             def log(self, metrics):
                 for step, values in metrics.items():
                     print(step, values)
 
-        with rs.observing(args, runtime, trackers=[Print()]) as observers:
+        with rs.session(args, runtime, rs.build_dataloader, trackers=[Print()]) as training:
             ...
     """
 

@@ -91,8 +91,6 @@ def observing(
     Raises:
         UserError: before anything is trained, when results could not be written.
 
-        with rs.observing(args, runtime, [MyCallback()], [rs.FileTracker("track.jsonl")]) as observers:
-            ...
     """
     found = Observers(config.flags)
     with contextlib.ExitStack() as stack:

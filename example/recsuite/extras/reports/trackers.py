@@ -141,7 +141,7 @@ class TensorBoardTracker(Tracker):
     Raises:
         UserError: when tensorboard is not installed.
 
-        rs.observing(args, runtime, trackers=[rs.TensorBoardTracker("runs/first")])
+        rs.session(args, runtime, rs.build_dataloader, trackers=[rs.TensorBoardTracker("runs/first")])
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -180,7 +180,7 @@ class FileTracker(Tracker):
     Raises:
         UserError: from `begin`, when the file cannot be written.
 
-        rs.observing(args, runtime, trackers=[rs.FileTracker("runs/track.jsonl")])
+        rs.session(args, runtime, rs.build_dataloader, trackers=[rs.FileTracker("runs/track.jsonl")])
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -223,7 +223,7 @@ class MLflowTracker(Tracker):
     Raises:
         UserError: when mlflow is not installed, and from `begin`, before the first step, when MLflow refuses.
 
-        rs.observing(args, runtime, trackers=[rs.MLflowTracker("http://127.0.0.1:5000")])
+        rs.session(args, runtime, rs.build_dataloader, trackers=[rs.MLflowTracker("http://127.0.0.1:5000")])
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "recsuite", name: str | None = None) -> None:
