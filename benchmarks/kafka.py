@@ -36,7 +36,7 @@ from recsuite.extras.kafka import COPY, Topic
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower
 
-PAGE = DOCS / "kafka.md"
+PAGE = DOCS / "extras" / "kafka.md"
 SCHEMA = (
     '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n'
     '[timestamp]\ncolumn = "timestamp"\nformat = "unix"\n'

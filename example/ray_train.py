@@ -3,7 +3,7 @@
     python example/ray_train.py 2 --dataset ml-latest-small --save_dir dumps
 
 The first word is the number of workers; the flags are those of example.py. The same `train_worker` runs under
-torchrun, srun and torch.multiprocessing, see docs/ray.md. Requires `pip install "ray[train]"`.
+torchrun, srun and torch.multiprocessing, see docs/extras/ray.md. Requires `pip install "ray[train]"`.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ from tests.support.store import running
 Lines = tuple[str, ...]
 Check = Callable[[Lines, Path], None]
 SERVING, LOADER = ROOT / "docs" / "serving.md", ROOT / "docs" / "loader.md"
-PLAN = ROOT / "docs" / "plan.md"
-YOUR_DATA, EVERY_WEEK = ROOT / "docs" / "your_data.md", ROOT / "docs" / "every_week.md"
+PLAN = ROOT / "docs" / "extras" / "plan.md"
+YOUR_DATA, EVERY_WEEK = ROOT / "docs" / "your_data.md", ROOT / "docs" / "extras" / "every_week.md"
 REAL = Path(os.environ.get("MOVIELENS_DATA", ROOT.parent / "shared" / "data" / "ml-latest-small"))
 WALKTHROUGH = (
     "RDZV_ENDPOINT=first-machine:29400 ./run.sh dump --resume --dump_every 100 --save_dir /shared/dumps"

@@ -855,7 +855,7 @@ class StreamConfig(Section):
     stream: bool | str = flag(
         False,
         "Train once on the ratings in the order of time: predict each --window, then train on it. With "
-        "kafka://HOST:PORT/TOPIC the ratings are the messages of this topic, see docs/kafka.md.",
+        "kafka://HOST:PORT/TOPIC the ratings are the messages of this topic, see docs/extras/kafka.md.",
     )
     window: str = flag(
         "1d",
