@@ -35,7 +35,7 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
        ./run.sh plan --hosts N [FLAGS...]  print where tables would lie on machines that are only described, what
                                      their ranks would send, and if it fits; "plan --help" lists its flags
        ./run.sh setup                only install
-       ./run.sh test [PYTEST ARGS]   run the tests
+       ./run.sh test [PYTEST ARGS]   run the tests of the core; with --all those of extras and benchmarks too
        ./run.sh soak [PYTEST ARGS]   run the long tests; SOAK_SECONDS for each of them (default: 600)
        ./run.sh lint                 run ruff, mypy and codespell
        ./run.sh docs                 build the documents as a web site into the folder site
@@ -394,7 +394,7 @@ run_tests() {
 }
 
 soak() {
-  run_tests -m soak -n 0 --timeout 0 "$@"
+  run_tests --all -m soak -n 0 --timeout 0 "$@"
 }
 
 lint() {

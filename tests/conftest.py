@@ -187,7 +187,7 @@ def is_beside(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the core, and there with the files that take longest: processes of tests then end together."""
+    """Begin with the core, and with the files that take longest, so that the processes end together."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (is_beside(item.path), places.get(item.path.stem, len(places))))
 
