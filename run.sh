@@ -15,7 +15,8 @@ lock_deadline=3600
 
 usage() {
   cat <<'TEXT'
-usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the flags
+usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the first
+                                     flags, "train --help_all" all of them
        ./run.sh dump [FLAGS...]      train, and write a full checkpoint to --save_dir after every epoch
        ./run.sh inc_dump [FLAGS...]  train, and write deltas: the rows that changed
        ./run.sh retrain --data_path PATH [FLAGS...]   train on newer data into the folder models, and promote
@@ -354,7 +355,7 @@ with_path() {
     set -- "--$mode=$1" "${@:2}"
   elif [[ "$mode" == load ]]; then
     set -- --load "$@"
-  elif [[ " $* " != *" --help "* && " $* " != *" -h "* ]]; then
+  elif [[ " $* " != *" --help"* && " $* " != *" -h "* ]]; then
     fail 2 "$mode needs a path behind it, ./run.sh $mode PATH: $(needed_by "$mode")"
   fi
   if [[ "$mode" == load ]]; then train "$@"; else alone "$@"; fi
@@ -372,7 +373,7 @@ prepare() {
   "$python" -m recsuite.config "$@"
   local flag
   for flag in "$@"; do
-    case "$flag" in -h | --help) exit 0 ;; esac
+    case "$flag" in -h | --help | --help_all) exit 0 ;; esac
   done
   set_up
   set_environment

@@ -31,7 +31,7 @@ STUB_HEAD = (
 )
 HEAD = """# Flags
 
-All flags of the scripts, with their defaults and presets. `python example/example.py --help` prints the
+All flags of the scripts, with their defaults and presets. `python example/example.py --help_all` prints the
 same. `retrieval.py`, `sequential.py`, `ctr.py` and `multitask.py` have only the flags that they read; they
 refuse the others. `python docs/make_flags.py --write` makes this page.
 """

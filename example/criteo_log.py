@@ -62,7 +62,7 @@ UNREAD = [
     *("synthetic_ratings", "schema", "recommend", "user", "top", "follow"),
 ]
 # Modes that read no data.
-WITHOUT_DATA = {"--doctor", "--export", "--help", "-h"}
+WITHOUT_DATA = {"--doctor", "--export", "--help", "--help_all", "-h"}
 NUMBERS = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 COLUMNS = ("label", *NUMBERS, *CATEGORIES)
@@ -195,7 +195,7 @@ def parse(
     flags, others = parser.parse_known_args(argv)
     # Before a log is generated.
     check_read(others, unread_flags(UNREAD))
-    if {"-h", "--help"} & {*others} and read_launch().rank == 0:
+    if {"-h", "--help", "--help_all"} & {*others} and read_launch().rank == 0:
         parser.print_help()
     if not WITHOUT_DATA & {word.partition("=")[0] for word in others}:
         path = flags.data_path or synthetic_log(DATA_ROOT / "criteo")

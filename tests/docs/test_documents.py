@@ -170,7 +170,7 @@ def test_a_generated_page_is_that_of_its_script(
     if script == "make_flags":
         assert made.STUB.read_text() == made.stub(), "run python docs/make_flags.py --write"
         for flag in build_parser()._option_string_actions:
-            assert flag in ("-h", "--help") or f"`{flag}`" in made.page()
+            assert flag in ("-h", "--help", "--help_all") or f"`{flag}`" in made.page()
 
 
 @functools.cache

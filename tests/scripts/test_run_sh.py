@@ -362,7 +362,7 @@ def test_a_bad_flag_stops_before_anything_is_installed_or_launched(copy: Copy) -
     assert copy.calls() == []
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("flag", ["--help", "--help_all", "-h"])
 def test_help_among_the_flags_prints_them_and_launches_nothing(copy: Copy, flag: str) -> None:
     out, _ = copy.run("train", flag)
     assert "--batch_size" in out

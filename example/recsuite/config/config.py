@@ -267,7 +267,7 @@ class Config:
 
 @functools.cache
 def sections() -> Mapping[str, type[Section]]:
-    """The sections by their names, in the order of --help."""
+    """The sections by their names, in the order of --help_all."""
     return {name: type(section) for name, section in vars(Config()).items()}
 
 

@@ -651,7 +651,7 @@ class ModelConfig(Section):
     preset: str = flag(
         AUTO,
         "Preset: a named group of values for flags that are not given, listed in docs/flags.md and at the "
-        "end of --help. auto uses the preset that fits --task and the given flags, if there is one, and "
+        "end of --help_all. auto uses the preset that fits --task and the given flags, if there is one, and "
         "prints it; none uses no preset. A checkpoint keeps its values.",
         choices=(AUTO, *PRESETS, NONE),
     )

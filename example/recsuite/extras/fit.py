@@ -294,7 +294,7 @@ def _config_of(flags: Mapping[str, Any]) -> Config:
         if name not in flag_names() or name in DECIDED:
             near = nearest_flag(name)
             meant = f" (did you mean {near}?)" if near and near not in DECIDED else ""
-            raise UserError(f"fit takes no flag {printable(name)}{meant}; see --help for every flag.")
+            raise UserError(f"fit takes no flag {printable(name)}{meant}; see docs/flags.md for every flag.")
     return Config.of(**{name: _value_of(name, value) for name, value in flags.items()})
 
 

@@ -132,7 +132,7 @@ def run_modes(
     needs an optimizer); model: makes the model of a script, for "compact" and the modes of a single process;
     defaults: flags before those of the command line, which override them; after: work of a script after the
     modes. It needs a checkpoint: if no flag writes or reads one, deltas are written, and with --train alone
-    it is skipped; unread: unused flags, or sections of them: --help omits them, and they are refused.
+    it is skipped; unread: unused flags, or sections of them: the help omits them, and they are refused.
 
     Raises:
         UserError: for a flag that cannot be, and whatever a mode raises.
