@@ -58,7 +58,7 @@ def main() -> None:
 
 def page() -> str:
     """The page: a table for each group of the parser's flags."""
-    groups = build_parser()._action_groups
+    groups = build_parser(shows_all=True)._action_groups
     return HEAD + _presets() + "".join(_section(group) for group in groups if list(_rows(group)))
 
 

@@ -389,7 +389,7 @@ def test_ci_lints_and_tests_from_any_folder_and_fails_with_either(
     environment = copy.environment | {"FAKE_FAILING": failing}
     result = subprocess.run([copy.folder / ".ci/run"], cwd=tmp_path, env=environment, timeout=300)
     assert (result.returncode == 0) == (not failing)
-    assert {"-m|ruff|check|.", "-m|mypy", "-m|codespell_lib", "-m|pytest"} <= {*copy.calls("-m|")}
+    assert {"-m|ruff|check|.", "-m|mypy", "-m|codespell_lib", "-m|pytest|--all"} <= {*copy.calls("-m|")}
 
 
 # --- the life of a model ---
