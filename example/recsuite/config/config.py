@@ -33,8 +33,8 @@ from recsuite.config.sections import (
     StreamConfig,
     TablesConfig,
     TrainingConfig,
-    require,
 )
+from recsuite.errors import require
 from recsuite.files import local
 from recsuite.remote import folder_at, is_remote
 

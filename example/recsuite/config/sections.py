@@ -11,18 +11,8 @@ from os.path import exists
 from typing import Any
 
 from recsuite.config.presets import AUTO, NONE, PRESETS
-from recsuite.errors import UserError
+from recsuite.errors import require
 from recsuite.hooks import INITIAL_ROWS
-
-
-def require(condition: bool, sentence: str) -> None:
-    """Check a condition.
-
-    Raises:
-        UserError: the sentence.
-    """
-    if not condition:
-        raise UserError(f"{sentence}.")
 
 
 @dataclass(frozen=True)
@@ -557,13 +547,7 @@ class TablesConfig(Section):
         return found
 
 
-# The K of HR@K and NDCG@K. It is defined here because `datasets.metrics` and `models.tasks` both need it,
-# and may not import each other.
-TOP = 10
 MOST_CUTOFF = 1_000_000
-# Kinds of evaluation: predictions against labels, ranks of the chosen items, or probabilities against
-# binary labels.
-EVALUATIONS = ("predictions", "ranks", "answers")
 # Events of a batch whose items are in-batch negatives for each other, for ranking tasks. A step costs this
 # times the batch, in time and in memory. A multiple of 8.
 IN_BATCH_NEGATIVES = 256
@@ -571,9 +555,6 @@ IN_BATCH_NEGATIVES = 256
 EQUAL, LEARNED = HISTORY_WEIGHTS = ("equal", "learned")
 # Blocks of a sequence model, see `recsuite.models.sequences`.
 SAS, HSTU = BLOCKS = ("sas", "hstu")
-# Number of time buckets for the age of an item of a history, see `time_buckets_of`: the last one begins at 68
-# years.
-NUM_TIME_BUCKETS = 32
 # Limits of --mlp_dims.
 MAX_WIDTH, MAX_LAYERS = 2**14, 100
 MAX_EMBEDDING_DIM = 2**14

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recsuite.config.sections import TOP
 from recsuite.datasets.spread import Spread
 
+# The K of HR@K and NDCG@K; --cutoffs adds others.
+TOP = 10
 # Name of a metric to its value, NaN if it is not defined.
 Metrics = dict[str, float]
 # A metric is an error, the smaller the better, if its name contains one of these; the others are scores.

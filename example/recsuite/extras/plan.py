@@ -35,12 +35,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsuite.config.config import ALONE, Config
 from recsuite.config.parser import parse_given
 from recsuite.config.presets import with_preset
-from recsuite.config.sections import MAX_EMBEDDING_DIM, require, size_of
+from recsuite.config.sections import MAX_EMBEDDING_DIM, size_of
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.errors import UserError, counted, markdown_table
+from recsuite.errors import UserError, counted, markdown_table, require
 from recsuite.files import explained
 from recsuite.runtime.console import filter_library_messages
 from recsuite.runtime.process import RuntimeContext

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from recsuite.config.config import ALONE, TRAINING, Config
 from recsuite.config.parser import check_read, parse_given, unread_flags
 from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
-from recsuite.config.sections import DataConfig, require
-from recsuite.errors import BrokenLaunchError, UserError
+from recsuite.config.sections import DataConfig
+from recsuite.errors import BrokenLaunchError, UserError, require
 from recsuite.hooks import extra
 from recsuite.remote import folder_at
 from recsuite.runtime.console import end_when_pipe_closes, say, showing_progress, stage

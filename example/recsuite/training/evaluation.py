@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recsuite.config.sections import TOP, ModelConfig, MonitoringConfig
+from recsuite.config.sections import ModelConfig, MonitoringConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import history_prefix, places_of
 from recsuite.datasets.columns import Columns
@@ -24,6 +24,7 @@ from recsuite.datasets.metrics import (
     KNOWN,
     NEVER_FOUND,
     NEW,
+    TOP,
     Calibration,
     Measured,
     Metrics,

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 
 from recsuite.config.config import Config
-from recsuite.config.sections import TOP, ModelConfig, TrainingConfig
+from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.leakage import MOST_LABEL_LEAKAGE
-from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics
+from recsuite.datasets.metrics import KNOWN, NEW, TOP, Measured, Metrics
 from recsuite.errors import counted, format_metric, markdown_table, with_article
 from recsuite.hooks import extra
 from recsuite.models.tasks import TASKS, WorkerTask

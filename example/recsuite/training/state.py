@@ -25,9 +25,9 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.config.config import Config
-from recsuite.config.sections import OptimizerConfig, TrainingConfig, require
+from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
-from recsuite.errors import UserError
+from recsuite.errors import UserError, require
 from recsuite.models.tasks import TASKS, ModelMaker, require_shape
 from recsuite.runtime.process import RuntimeContext, profiler_range
 from recsuite.sharding.plan import build_model, embedding_tables

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.config.config import Config
-from recsuite.config.sections import ModelConfig, TrainingConfig, require
+from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import ITEM, UNKNOWN_ROW, USER
 from recsuite.datasets.source import PREPARATION_DEADLINE
-from recsuite.errors import UserError
+from recsuite.errors import UserError, require
 from recsuite.models.layers import VectorProjection
 from recsuite.runtime.host import free_memory, shown_bytes
 from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
-from recsuite.config.sections import TOP, DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
+from recsuite.datasets.metrics import TOP
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, with_flags
 from recsuite.datasets.streams import COPY, EMPTY_STREAM_STATE, StreamState
