@@ -118,7 +118,7 @@ def follow(follower: Follower) -> None:
     items, begin = follower.model.items(), time.perf_counter()
     after, seconds = items.nearest.lists, time.perf_counter() - begin
     is_kept = after.centres is before.centres
-    how = f"{after.came - before.came:,} were put anew" if is_kept else "made again"
+    how = f"{after.came - before.came:,} were reassigned" if is_kept else "made again"
     say(
         f"the index of {counted(len(items.ids), items.schema.item)} follows to step "
         f"{follower.model.progress.step:,}: {how}, in {seconds * 1e3:,.0f} ms"

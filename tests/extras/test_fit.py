@@ -291,8 +291,8 @@ def test_advice_on_frames_is_an_argument_and_trains_when_it_is_followed(
         ),
         ("Cannot read /f/data/items.parquet, row 2: x", "Cannot read the table items, row 2: x"),
         (
-            "reading /f/data; its columns will lie in /f/columns/time-5",
-            "reading the tables; its columns will lie in a temporary folder",
+            "reading /f/data; writing columns to /f/columns/time-5",
+            "reading the tables; writing columns to a temporary folder",
         ),
         ("the values [1, 2] of [abc] stay", "the values [1, 2] of [abc] stay"),
     ],

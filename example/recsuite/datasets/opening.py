@@ -88,7 +88,7 @@ class FileWatcher:
             return False
         # A file that is still being written differs at the next look.
         if moving := {name for name, _ in now.items() ^ before.items()}:
-            self._report_after_a_while(f"{min(moving)} is written to without rest, and is read when it rests")
+            self._report_after_a_while(f"{min(moving)} is still being written; waiting until it rests")
             return False
         changed = [file for file in files if self.known.get(file.name) != file.size]
         if unfinished := [file.name for file in changed if not _ends_a_line(file)]:
@@ -316,7 +316,7 @@ def check_task(schema: Schema, task: str) -> None:
     fitting = TASKS[schema.label_kind]
     if task not in fitting:
         raise UserError(
-            f"--task {task} cannot be learned of {schema.labels}, which are of the kind {schema.label_kind}; "
+            f"--task {task} does not support labels of the kind {schema.label_kind}; "
             f"give --task {' or '.join(fitting)}."
         )
 

@@ -305,7 +305,7 @@ def build_train_state(
     metrics: of predictions and labels, besides those of the task.
 
     Raises:
-        UserError: when the tables do not fit the memory of the ranks, or their optimizer is none there is.
+        UserError: when the tables do not fit the memory of the ranks, or the optimizer is unsupported.
     """
     is_tf32 = config.training.precision == "tf32"
     require(

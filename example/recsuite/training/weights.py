@@ -248,7 +248,7 @@ class InMemoryBest(CheckpointerProtocol):
         needed, free = max(sizes) * self._context.local_world_size, min(rooms)
         if needed > free * SHARE_OF_FREE:
             self._context.say(
-                f"the weights of the best epoch are not kept, but those of the last one: a copy takes "
+                f"the best epoch is not kept, so the test uses the last one: a copy needs "
                 f"{shown_bytes(needed)} on a machine, and {shown_bytes(free)} are free; --dump keeps "
                 "the best on disk"
             )

@@ -158,7 +158,7 @@ def _with_lock(
         fetched = _fetched(store, folder, source)
         if fetched is not None:
             return fetched
-    say(f"reading {source.folder}; its columns will lie in {folder}")
+    say(f"reading {source.folder}; writing columns to {folder}")
     # Imported here: with existing columns a rank needs no compiler of loops, and no Arrow.
     from recsuite.datasets.preparation.making import make_columns
 
