@@ -15,7 +15,8 @@ lock_deadline=3600
 
 usage() {
   cat <<'TEXT'
-usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the flags
+usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the first
+                                     flags, "train --help_all" all of them
        ./run.sh dump [FLAGS...]      train, and write a full checkpoint to --save_dir after every epoch
        ./run.sh inc_dump [FLAGS...]  train, and write deltas: the rows that changed
        ./run.sh retrain --data_path PATH [FLAGS...]   train on newer data into the folder models, and promote
@@ -35,7 +36,7 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
        ./run.sh plan --hosts N [FLAGS...]  print where tables would lie on machines that are only described, what
                                      their ranks would send, and if it fits; "plan --help" lists its flags
        ./run.sh setup                only install
-       ./run.sh test [PYTEST ARGS]   run the tests
+       ./run.sh test [PYTEST ARGS]   run the tests of the core; with --all those of extras and benchmarks too
        ./run.sh soak [PYTEST ARGS]   run the long tests; SOAK_SECONDS for each of them (default: 600)
        ./run.sh lint                 run ruff, mypy and codespell
        ./run.sh docs                 build the documents as a web site into the folder site
@@ -294,7 +295,7 @@ train() {
   fi
   local launched=("${where[@]}" --nproc_per_node="$nproc" "$here/example/$script" "$@")
   [[ -z "$chosen" ]] || say "the command is$(printf ' %q' "$venv/bin/torchrun" "${launched[@]}")"
-  exec "$venv/bin/python" -m recsuite.launcher "${launched[@]}"
+  exec "$venv/bin/python" -m recsuite.extras.launcher "${launched[@]}"
 }
 
 # alone FLAGS...: one process, and nothing is launched.
@@ -314,7 +315,7 @@ score() {
   set_up
   set_environment
   if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then nproc=1; fi
-  exec "$venv/bin/python" -m recsuite.launcher --standalone --nproc_per_node="$nproc" "$here/example/score.py" "$@"
+  exec "$venv/bin/python" -m recsuite.extras.launcher --standalone --nproc_per_node="$nproc" "$here/example/score.py" "$@"
 }
 
 # retrain FLAGS...: it launches the script that fits the data.
@@ -323,20 +324,20 @@ retrain() {
   one_machine retrain
   set_up
   set_environment
-  exec "$venv/bin/python" -m recsuite.tools.retrain --nproc_per_node="$nproc" "$@"
+  exec "$venv/bin/python" -m recsuite.extras.retrain --nproc_per_node="$nproc" "$@"
 }
 
 # report RUN...: needs no flags of the example, and no launch.
 report() {
   set_up
-  exec "$venv/bin/python" -m recsuite.monitoring.results "$@"
+  exec "$venv/bin/python" -m recsuite.extras.reports.compare "$@"
 }
 
 # plan FLAGS...: machines and tables of its own flags, or the tables of a training; nothing is launched.
 plan() {
   set_up
   set_environment
-  exec "$venv/bin/python" -m recsuite.tools.plan "$@"
+  exec "$venv/bin/python" -m recsuite.extras.plan "$@"
 }
 
 # It sees what local rank 0 of train's launch would see.
@@ -354,7 +355,7 @@ with_path() {
     set -- "--$mode=$1" "${@:2}"
   elif [[ "$mode" == load ]]; then
     set -- --load "$@"
-  elif [[ " $* " != *" --help "* && " $* " != *" -h "* ]]; then
+  elif [[ " $* " != *" --help"* && " $* " != *" -h "* ]]; then
     fail 2 "$mode needs a path behind it, ./run.sh $mode PATH: $(needed_by "$mode")"
   fi
   if [[ "$mode" == load ]]; then train "$@"; else alone "$@"; fi
@@ -372,7 +373,7 @@ prepare() {
   "$python" -m recsuite.config "$@"
   local flag
   for flag in "$@"; do
-    case "$flag" in -h | --help) exit 0 ;; esac
+    case "$flag" in -h | --help | --help_all) exit 0 ;; esac
   done
   set_up
   set_environment
@@ -394,7 +395,7 @@ run_tests() {
 }
 
 soak() {
-  run_tests -m soak -n 0 --timeout 0 "$@"
+  run_tests --all -m soak -n 0 --timeout 0 "$@"
 }
 
 lint() {

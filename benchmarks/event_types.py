@@ -22,7 +22,7 @@ import pandas as pd
 from common import DOCS, ROOT, bar, describe, finish, make_parser, mean, origin, table, train
 from shop_weeks import COLD, NUM_ITEMS, NUM_USERS, write_weeks
 
-from recsuite.datasets.tables.proposal import propose
+from recsuite.extras.guess.proposal import propose
 
 PAGE = DOCS / "your_data.md"
 SCRIPT = ROOT / "example" / "retrieval.py"

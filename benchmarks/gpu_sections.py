@@ -45,9 +45,9 @@ from recsuite.checkpoint.format import VOCABULARY
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import SCHEMA_FILE
+from recsuite.extras.doctor import DRIVER
 from recsuite.runtime.host import allowed_memory, available_memory, die_with_parent
 from recsuite.runtime.process import RuntimeContext, init_runtime
-from recsuite.tools.doctor import DRIVER
 
 # --- the device, a clock, and answers ---
 
@@ -310,7 +310,7 @@ def measure_workers(
     """Rate and share of waiting with a number of workers, then the profile."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.monitoring.profiler import Profile
+    from recsuite.extras.profiler import Profile
     from recsuite.training.progress import Progress
     from recsuite.training.state import Schedule, build_train_state
     from recsuite.training.steps import InputPipeline, Pass, learn

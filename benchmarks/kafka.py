@@ -32,11 +32,11 @@ from online_serving import wait_until
 
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.topic import COPY, Topic
+from recsuite.extras.kafka import COPY, Topic
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower
 
-PAGE = DOCS / "kafka.md"
+PAGE = DOCS / "extras" / "kafka.md"
 SCHEMA = (
     '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n'
     '[timestamp]\ncolumn = "timestamp"\nformat = "unix"\n'

@@ -40,7 +40,7 @@ from recsuite.runtime.process import init_runtime
 from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
 
-PAGE = DOCS / "object_stores.md"
+PAGE = DOCS / "extras" / "object_stores.md"
 DIM, BUCKET = 64, "bucket"
 
 

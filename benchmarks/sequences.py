@@ -68,9 +68,8 @@ from peers import (
 )
 
 from recsuite.config.config import Config
-from recsuite.config.sections import TOP
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import Metrics
+from recsuite.datasets.metrics import TOP, Metrics
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.schema import ITEM, USER, RawData, with_columns
 from recsuite.serving.recommend import TrainingFeatures, Viewer, ages_in, open_viewer

@@ -27,9 +27,9 @@ from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.movielens.synthetic import POPULARITY_SLOPE
 from recsuite.datasets.preparation.arrays import FeatureArrays, write_records
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Table
-from recsuite.monitoring.callbacks import Stopwatch
 from recsuite.runtime import process
 from recsuite.runtime.process import RuntimeContext, end_process, init_runtime
+from recsuite.training.observers import Stopwatch
 
 DIM = 64
 MLP_DIMS = (64, 32)
@@ -234,7 +234,7 @@ class Here:
         """Median seconds of the parts of a step, on a CPU."""
         if self.context.device.type != "cpu":
             return {}
-        from recsuite.monitoring.profiler import OTHER, PARTS
+        from recsuite.extras.profiler import OTHER, PARTS
 
         # By name in each module that imports it: the profiler would slow a step down.
         loaded = (module for name, module in sys.modules.items() if name.startswith("recsuite."))

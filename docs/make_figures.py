@@ -34,7 +34,7 @@ def main() -> None:
     if not flags.parse_args().write:
         print(summary())
         return
-    for page in (README, *sorted(DOCS.glob("*.md"))):
+    for page in (README, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("extras/*.md"))):
         text = page.read_text()
         made = with_figures(text)
         if made != text:

@@ -13,10 +13,10 @@ from pathlib import Path
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import build_parser
 from recsuite.config.presets import PRESETS, as_given
-from recsuite.tools.fitting import DECIDED
+from recsuite.extras.fit import DECIDED
 
 PAGE = Path(__file__).with_name("flags.md")
-STUB = PAGE.parents[1] / "example" / "recsuite" / "tools" / "flags.pyi"
+STUB = PAGE.parents[1] / "example" / "recsuite" / "extras" / "flags.pyi"
 # Folders may be a Path too.
 FOLDERS, PATHS = ("cache_dir", "save_dir", "report_dir"), " | Path"
 STUB_HEAD = (
@@ -31,7 +31,7 @@ STUB_HEAD = (
 )
 HEAD = """# Flags
 
-All flags of the scripts, with their defaults and presets. `python example/example.py --help` prints the
+All flags of the scripts, with their defaults and presets. `python example/example.py --help_all` prints the
 same. `retrieval.py`, `sequential.py`, `ctr.py` and `multitask.py` have only the flags that they read; they
 refuse the others. `python docs/make_flags.py --write` makes this page.
 """
@@ -58,7 +58,7 @@ def main() -> None:
 
 def page() -> str:
     """The page: a table for each group of the parser's flags."""
-    groups = build_parser()._action_groups
+    groups = build_parser(shows_all=True)._action_groups
     return HEAD + _presets() + "".join(_section(group) for group in groups if list(_rows(group)))
 
 

@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         text, path, anchor = match.groups()
         name = PAGES.get(Path(path).name)
         if name:
-            return f"[{text}]({'../' if is_log else ''}{name}{anchor})"
+            return f"[{text}]({'../' * page.file.src_uri.count('/')}{name}{anchor})"
         is_page = not path or "://" in path or path.endswith((".md", ".png"))
         return match[0] if is_page else text
 

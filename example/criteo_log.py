@@ -28,16 +28,16 @@ from recsuite.config.parser import check_read, unread_flags
 from recsuite.datasets.metrics import auc
 from recsuite.datasets.tables.files import find_tables, schema_path
 from recsuite.datasets.tables.formats import TextFile
-from recsuite.datasets.tables.schema_file import (
+from recsuite.datasets.tables.sections import (
     FeatureColumn,
     Files,
     ItemColumn,
     LabelColumn,
     TableSchema,
     UserColumn,
-    write_schema,
 )
 from recsuite.errors import UserError
+from recsuite.extras.guess.writer import write_schema
 from recsuite.files import DATA_ROOT, locked, replacing
 from recsuite.runtime.process import RuntimeContext, read_launch
 
@@ -62,7 +62,7 @@ UNREAD = [
     *("synthetic_ratings", "schema", "recommend", "user", "top", "follow"),
 ]
 # Modes that read no data.
-WITHOUT_DATA = {"--doctor", "--export", "--help", "-h"}
+WITHOUT_DATA = {"--doctor", "--export", "--help", "--help_all", "-h"}
 NUMBERS = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 COLUMNS = ("label", *NUMBERS, *CATEGORIES)
@@ -195,7 +195,7 @@ def parse(
     flags, others = parser.parse_known_args(argv)
     # Before a log is generated.
     check_read(others, unread_flags(UNREAD))
-    if {"-h", "--help"} & {*others} and read_launch().rank == 0:
+    if {"-h", "--help", "--help_all"} & {*others} and read_launch().rank == 0:
         parser.print_help()
     if not WITHOUT_DATA & {word.partition("=")[0] for word in others}:
         path = flags.data_path or synthetic_log(DATA_ROOT / "criteo")
@@ -206,7 +206,7 @@ def parse(
 
 def say_oracle(auc: float, config: Config, context: RuntimeContext) -> None:
     """Print an AUC of the test between two known ones: the best without a part of the data, and the best."""
-    from recsuite.monitoring.report import share_of_best
+    from recsuite.training.results import share_of_best
 
     path = Path(config.data.data_path) / ORACLE
     if path.is_file():

@@ -93,12 +93,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 
     if args.model.task != "rating":
         runtime.say(f"RatingModel is for ratings, so --task {args.model.task} trains the library's model")
-    with (
-        rs.observing(args, runtime) as observers,
-        rs.open_data(args, runtime, build_dataloader, observers) as data,
-        rs.checkpointing(data, args, runtime, observers) as checkpoints,
-        rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
-    ):
+    with rs.session(args, runtime, build_dataloader) as training:
         model = training.shard(
             make_model,
             loss=RatingLoss(args.optimizer.l2) if args.model.task == "rating" else None,
@@ -115,12 +110,12 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
             return loss
 
         # Epochs, or windows of a stream; a resumed training begins where its checkpoint ended.
-        for part in training.passes():
-            for batch in part:
+        for epoch in training.epochs():
+            for batch in epoch:
                 step(batch)
-            part.end(training.validate())
+            training.save(training.validate())
         result = training.finish()
-    rs.report(result, args, runtime, observers)
+    training.report(result)
 
 
 def dump(args: rs.Config, runtime: rs.RuntimeContext) -> None:

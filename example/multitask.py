@@ -93,12 +93,7 @@ class LogLosses(nn.Module):
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     """Train, validate after each epoch, and test the best weights. Collective: every rank."""
-    with (
-        rs.observing(args, runtime) as observers,
-        rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
-        rs.checkpointing(data, args, runtime, observers) as checkpoints,
-        rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
-    ):
+    with rs.session(args, runtime, rs.build_dataloader) as training:
         model = training.shard(MMoE, loss=LogLosses(), tables=rs.RowWiseAdagrad(args.optimizer.lr))
 
         @training.step
@@ -108,12 +103,12 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
             model.step()
             return loss
 
-        for part in training.passes():
-            for batch in part:
+        for epoch in training.epochs():
+            for batch in epoch:
                 step(batch)
-            part.end(training.validate())
+            training.save(training.validate())
         result = training.finish()
-    rs.report(result, args, runtime, observers)
+    training.report(result)
     criteo_log.say_oracle(result.test["auc"], args, runtime)
 
 

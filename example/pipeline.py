@@ -89,8 +89,8 @@ def measure(chain: ModelChain, data_path: str) -> None:
     """Choose the weight of the ranker by validation, and print the test metrics of each part and of the
     chain.
     """
-    from recsuite.monitoring.report import share_of_best
     from recsuite.tools.cases import cases_of_models, latencies
+    from recsuite.training.results import share_of_best
 
     validation, test = cases_of_models([chain.retriever, chain.ranker], data_path)
     values = {weight: ndcg_of(chain, weight, validation) for weight in WEIGHTS}

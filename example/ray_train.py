@@ -3,7 +3,7 @@
     python example/ray_train.py 2 --dataset ml-latest-small --save_dir dumps
 
 The first word is the number of workers; the flags are those of example.py. The same `train_worker` runs under
-torchrun, srun and torch.multiprocessing, see docs/ray.md. Requires `pip install "ray[train]"`.
+torchrun, srun and torch.multiprocessing, see docs/extras/ray.md. Requires `pip install "ray[train]"`.
 """
 
 from __future__ import annotations
@@ -30,26 +30,20 @@ def train_worker(
     """
 
     def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
-        with (
-            rs.observing(args, runtime) as observers,
-            rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
-            rs.checkpointing(data, args, runtime, observers) as checkpoints,
-            rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
-        ):
-            assert checkpoints is not None
+        with rs.session(args, runtime, rs.build_dataloader) as training:
             loss = RatingLoss(args.optimizer.l2) if args.model.task == "rating" else None
             model = training.shard(make_model, loss=loss)
             step = training.step(model.train_on)
-            for part in training.passes():
-                for batch in part:
+            for epoch in training.epochs():
+                for batch in epoch:
                     if must_stop():
-                        checkpoints.request_stop()
+                        training.request_stop()
                     step(batch)
                 metrics = training.validate()
-                part.end(metrics)
+                training.save(metrics)
                 report(dict(metrics))
             result = training.finish()
-        rs.report(result, args, runtime, observers)
+        training.report(result)
 
     rs.run_modes(["--resume", *flags], {"train": train}, make_model)
 

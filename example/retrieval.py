@@ -45,12 +45,7 @@ USERS, LEAST = 200, 5
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     """Train, validate after each epoch, and test the best weights. Collective: every rank."""
-    with (
-        rs.observing(args, runtime) as observers,
-        rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
-        rs.checkpointing(data, args, runtime, observers) as checkpoints,
-        rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
-    ):
+    with rs.session(args, runtime, rs.build_dataloader) as training:
         # Two towers, by a softmax over the items of the batch and those of --negatives.
         model = training.shard(rs.library_model)
 
@@ -61,12 +56,12 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
             model.step()
             return loss
 
-        for part in training.passes():
-            for batch in part:
+        for epoch in training.epochs():
+            for batch in epoch:
                 step(batch)
-            part.end(training.validate())
+            training.save(training.validate())
         result = training.finish()
-    rs.report(result, args, runtime, observers)
+    training.report(result)
 
 
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
@@ -123,7 +118,7 @@ def follow(follower: Follower) -> None:
     items, begin = follower.model.items(), time.perf_counter()
     after, seconds = items.nearest.lists, time.perf_counter() - begin
     is_kept = after.centres is before.centres
-    how = f"{after.came - before.came:,} were put anew" if is_kept else "made again"
+    how = f"{after.came - before.came:,} were reassigned" if is_kept else "made again"
     say(
         f"the index of {counted(len(items.ids), items.schema.item)} follows to step "
         f"{follower.model.progress.step:,}: {how}, in {seconds * 1e3:,.0f} ms"

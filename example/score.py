@@ -29,8 +29,8 @@ from recsuite.runtime.console import LOGGER, showing_progress, stage
 from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node, raise_on_all
 
 if TYPE_CHECKING:
+    from recsuite.extras.scoring import BatchScoring
     from recsuite.models.tasks import ModelMaker
-    from recsuite.serving.scoring import BatchScoring
 
 # That ranks wait for each other: one may have far more files to write.
 LONGEST = timedelta(days=2)
@@ -70,7 +70,7 @@ def score(flags: argparse.Namespace, model: ModelMaker | None = None) -> int:
     """Score this rank's share, and wait for the other ranks."""
     import torch.distributed as dist
 
-    from recsuite.serving import scoring
+    from recsuite.extras import scoring
 
     context = rs.init_runtime(Config.of())
     if context.rank:
@@ -132,8 +132,8 @@ def check_same(first: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
 
 def opened(flags: argparse.Namespace, model: ModelMaker | None) -> BatchScoring:
     """Return the model with the data of its training, and the rows to score. Not collective."""
+    from recsuite.extras.scoring import BatchScoring
     from recsuite.serving.recommend import tell
-    from recsuite.serving.scoring import BatchScoring
 
     accepts = flags.accept_changed_model
     served = rs.ServedModel.open(flags.save_dir, flags.checkpoint, "", model, accepts)

@@ -24,12 +24,7 @@ UNREAD = ("task", "history_weights", "initial_rows", "l2", "stream")
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     """Train, validate after each epoch, and test the best weights. Collective: every rank."""
-    with (
-        rs.observing(args, runtime) as observers,
-        rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
-        rs.checkpointing(data, args, runtime, observers) as checkpoints,
-        rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
-    ):
+    with rs.session(args, runtime, rs.build_dataloader) as training:
         # A transformer, with a softmax over sampled items or over all of them: see --negatives.
         model = training.shard(rs.library_model)
 
@@ -40,12 +35,12 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
             model.step()
             return loss
 
-        for part in training.passes():
-            for batch in part:
+        for epoch in training.epochs():
+            for batch in epoch:
                 step(batch)
-            part.end(training.validate())
+            training.save(training.validate())
         result = training.finish()
-    rs.report(result, args, runtime, observers)
+    training.report(result)
 
 
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:

@@ -131,7 +131,7 @@ def tell(model: "ServedModel", flags: argparse.Namespace) -> None:
     of_items = {*model.snapshot.names_of((ITEM,))} - {model.snapshot.schema.item}
     if of_items:
         say(
-            f"what is recommended knows nothing of {', '.join(sorted(of_items))}, and is worse for it; give "
+            f"item features ({', '.join(sorted(of_items))}) are missing, so recommendations are worse; give "
             "--data_path, the data of the training"
         )
 

@@ -31,6 +31,18 @@ with mock.patch.dict(os.environ, OMP_WAIT_POLICY="passive"):
 with mock.patch.dict(os.environ, GPUS):
     NUM_GPUS = torch.cuda.device_count()
 os.environ.update(NO_GPUS)
+TESTS = Path(__file__).parent
+# Only with --all.
+BESIDE = (
+    "benchmarks",
+    "cluster",
+    "docs/test_deploy.py",
+    "extras",
+    "scripts/test_ray_train.py",
+    "scripts/test_wheel.py",
+    "test_conftest.py",
+    "test_preloaded.py",
+)
 LONGEST = (
     "test_commands",
     "test_your_data",
@@ -149,7 +161,8 @@ def real_folder() -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Read over what pyproject.toml says to plugins that are not installed: tests run without them."""
+    """Add --all, and read over what pyproject.toml says to plugins that are not installed."""
+    parser.addoption("--all", action="store_true", help="also tests of extras, benchmarks, deploy and tests")
     if not pluginmanager.hasplugin("instafail"):
         parser.addoption("--instafail", action="store_true")
     if not pluginmanager.hasplugin("xdist"):
@@ -161,10 +174,22 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
             parser.addini(name, "of pytest-timeout")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip what is beside the core, unless --all or a path is given."""
+    is_named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    return None if is_named or config.getoption("all") or not is_beside(collection_path) else True
+
+
+def is_beside(path: Path) -> bool:
+    """True for tests of what is not the core: extras, benchmarks, deploy, Ray, and the tests themselves."""
+    name = path.relative_to(TESTS).as_posix()
+    return any(f"{name}/".startswith(f"{each}/") for each in BESIDE)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that the processes that run tests end together."""
+    """Begin with the core, and with the files that take longest, so that the processes end together."""
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    items.sort(key=lambda item: (is_beside(item.path), places.get(item.path.stem, len(places))))
 
 
 def pytest_collection_finish() -> None:

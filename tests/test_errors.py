@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recsuite.errors import UserError, format_duration, with_script_name
-from recsuite.launcher.__main__ import say as say_of_launcher
+from recsuite.extras.launcher.__main__ import say as say_of_launcher
 from recsuite.runtime.console import say
 
 # Of a folder: a colour of a terminal, a change of direction, a second line, a line of its own, a bell.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import graphlib
-import importlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,23 +13,24 @@ from pathlib import Path
 import pytest
 
 from recsuite import hooks
+from recsuite.errors import UserError
 from tests.support.launch import ROOT
 
 SOURCES = ROOT / "example"
-# A folder, a file or a module, and what it may import. Scripts, `launcher` and `tools` may import everything.
+# A folder, a file or a module of the core, and what it may import. Scripts and `tools` may import all of it.
 MAY_IMPORT = {
     "errors": "",
     "files": "errors",
     "remote": "errors files",
-    "hooks": "",
+    "hooks": "errors",
     "config": "errors files remote hooks",
     "runtime": "errors files config",
     "workers": "errors runtime",
     "ids": "errors",
     "compiled": "files",
-    "time_buckets": "config",
-    "datasets": "errors files remote config runtime workers ids time_buckets compiled",
-    "models": "config datasets.schema compiled",
+    "time_buckets": "",
+    "datasets": "errors files remote config runtime workers ids time_buckets compiled hooks",
+    "models": "errors config datasets.schema compiled time_buckets",
     "sharding": "errors files config runtime datasets models ids compiled",
     "training.progress": "files",
     "checkpoint.format": "errors files remote training.progress",
@@ -43,10 +44,7 @@ MAY_IMPORT = {
     "checkpoint": "errors files remote config runtime datasets models sharding training ids",
     "serving": "errors files remote config models runtime.console ids time_buckets datasets.schema "
     "datasets.spread datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "
-    "checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded training.progress",
-    # The core, above, imports none of them. An extra imports no other one.
-    "extras.gaussian": "errors config.sections runtime.console runtime.host datasets compiled",
-    "monitoring": "errors files remote config runtime datasets models training",
+    "checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded training.progress hooks",
 }
 
 
@@ -105,6 +103,11 @@ def test_a_folder_imports_only_lower_layers(part: str) -> None:
     assert found == set()
 
 
+def subject_of(module: str) -> str | None:
+    """The extra that a module belongs to: a file or a folder of extras; None for the core and scripts."""
+    return ".".join(module.split(".")[:3]) if is_within(module, "extras") else None
+
+
 def test_the_core_names_extras_in_its_table_of_hooks_alone() -> None:
     # An import by a text is none of those above; `__init__` has the public names, of extras too.
     naming = {
@@ -114,9 +117,33 @@ def test_the_core_names_extras_in_its_table_of_hooks_alone() -> None:
         if re.search(r"\bextras\.\w", path.read_text())
     }
     assert naming == {"recsuite.hooks"}
-    for place in hooks.INITIAL_ROWS.values():
-        module, _, name = place.partition(":")
-        assert callable(getattr(importlib.import_module(module), name))
+    for name in hooks.EXTRAS:
+        assert subject_of(hooks.extra(name).__name__) is not None
+    for name, function in hooks.INITIAL_ROWS.values():
+        assert callable(getattr(hooks.extra(name), function))
+
+
+def test_no_extra_imports_another_one() -> None:
+    found = {
+        (module, other)
+        for module, path in MODULES.items()
+        if is_within(module, "extras")
+        for other in imported(ast.walk(ast.parse(path.read_text())))
+        if is_within(other, "extras") and subject_of(other) != subject_of(module)
+    }
+    assert found == set()
+
+
+def test_an_extra_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "recsuite.extras.doctor", None)
+    with pytest.raises(UserError, match=r"recsuite\.extras\.doctor"):
+        hooks.extra("doctor")
+    # A package that an extra needs is a matter of the extra.
+    monkeypatch.setattr(hooks, "EXTRAS", {"graph": "recsuite.extras.graph"})
+    monkeypatch.delitem(sys.modules, "recsuite.extras.graph", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ModuleNotFoundError, match="torch"):
+        hooks.extra("graph")
 
 
 def test_no_imports_are_circular() -> None:
@@ -132,7 +159,7 @@ def test_only_one_folder_of_the_library_mentions_movies() -> None:
         if module.startswith("recsuite.")
         and not is_within(module, "datasets.movielens")
         # The words of people's own tables.
-        and module != "recsuite.datasets.tables.guessing"
+        and module != "recsuite.extras.guess.guessing"
         # The name of the data sets is not a word for an item.
         if re.search(r"movie(?!lens)", path.read_text(), re.IGNORECASE)
     }

@@ -100,3 +100,13 @@ def format_duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Check a condition.
+
+    Raises:
+        UserError: the sentence.
+    """
+    if not condition:
+        raise UserError(f"{sentence}.")

@@ -1,23 +1,43 @@
-"""Extras by the hook of the core that they serve.
-
-The core imports extras by this table alone; `recsuite.PUBLIC` has their public names.
-"""
+"""Extras by name: the only place where the core names them. `recsuite.PUBLIC` has their public names."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from types import ModuleType
 
-# --initial_rows to the function that makes the rows, see `Training.shard`.
-INITIAL_ROWS: Mapping[str, str] = {"gaussian": "recsuite.extras.gaussian:gaussian_rows"}
+from recsuite.errors import UserError
+
+EXTRAS: Mapping[str, str] = {
+    "doctor": "recsuite.extras.doctor",
+    "gaussian": "recsuite.extras.gaussian",
+    "graph": "recsuite.extras.graph",
+    "guess": "recsuite.extras.guess.proposal",
+    "kafka": "recsuite.extras.kafka",
+    "names": "recsuite.extras.guess.names",
+    "profiler": "recsuite.extras.profiler",
+    "report": "recsuite.extras.reports.report",
+    "schema": "recsuite.extras.guess.writer",
+    "segments": "recsuite.extras.reports.segments",
+    "trackers": "recsuite.extras.reports.trackers",
+}
+# --initial_rows to the extra and its function that makes the rows, see `Training.shard`.
+INITIAL_ROWS: Mapping[str, tuple[str, str]] = {"gaussian": ("gaussian", "gaussian_rows")}
 
 
-def extra(place: str) -> Callable[..., Any]:
-    """Return a function of an extra, which is imported when it is called; place: "module:name"."""
-    module, _, name = place.partition(":")
+def extra(name: str) -> ModuleType:
+    """Import and return the module of an extra.
 
-    def call(*arguments: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*arguments)
-
-    return call
+    Raises:
+        UserError: when this installation lacks the extra.
+    """
+    try:
+        return importlib.import_module(EXTRAS[name])
+    except ModuleNotFoundError as error:
+        # A package that an extra needs is refused by the extra, with what to install.
+        if error.name is None or not EXTRAS[name].startswith(error.name):
+            raise
+        raise UserError(
+            f"This installation of recsuite lacks {EXTRAS[name]}, which these flags require. Fix: install "
+            "the whole package, with its folder extras."
+        ) from error

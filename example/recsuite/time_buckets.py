@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from recsuite.config.sections import NUM_TIME_BUCKETS
-
+# Number of time buckets for the age of an item of a history, see `time_buckets_of`: the last one begins at 68
+# years.
+NUM_TIME_BUCKETS = 32
 # Most seconds that fit a number of 32 bits.
 OLDEST = 2**31 - 1
 

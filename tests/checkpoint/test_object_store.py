@@ -469,7 +469,7 @@ def test_commands_train_load_and_recommend_from_a_store_and_no_object_or_line_ha
         result = python(EXAMPLE, *flags, *command, env=store.env, timeout=120)
         output += succeeded(result) + result.stderr
     assert f"dumped {place}/step-000000000" in output
-    shown = succeeded(python("-m", "recsuite.monitoring.results", place, env=store.env))
+    shown = succeeded(python("-m", "recsuite.extras.reports.compare", place, env=store.env))
     assert re.search(r"^\| report ", shown, re.MULTILINE)
     held = objects_of(place)
     assert {"report/metrics.json", "report/test.json"} <= held.keys()

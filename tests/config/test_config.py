@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,11 @@ import pipeline
 import recsuite
 import serve
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.parser import parse_args
+from recsuite.config.parser import FIRST, build_parser, parse_args
 from recsuite.config.presets import AUTO
 from recsuite.config.sections import Section
 from recsuite.errors import UserError
-from recsuite.monitoring import results
+from recsuite.extras.reports import compare as results
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import ROOT, python, succeeded
 
@@ -31,8 +32,13 @@ def test_no_flag_gives_the_defaults_and_trains() -> None:
     assert parse_args(["--train"]).modes == ("train",)
 
 
-def test_help_lists_every_flag_and_section() -> None:
-    text = python("-m", "recsuite.config", "--help").stdout
+def test_help_shows_the_first_flags_in_their_order_and_those_of_a_script_alone() -> None:
+    shown = re.findall(r"^  (?:-h, )?--(\w+)", build_parser(unread=["task"]).format_help(), re.MULTILINE)
+    assert shown == [*(name for name in FIRST if name != "task"), "help", "help_all"]
+
+
+def test_help_all_lists_every_flag_and_section() -> None:
+    text = succeeded(python("-m", "recsuite.config", "--help_all"))
     for name in flag_names():
         assert f"--{name}" in text
     for name in sections():

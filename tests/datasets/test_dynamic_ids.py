@@ -19,8 +19,9 @@ from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import DYNAMIC, SCHEMA_FILE, Feature, schema_of
-from recsuite.datasets.tables.schema_file import parse_schema, text_of
+from recsuite.datasets.tables.schema_file import parse_schema
 from recsuite.errors import UserError
+from recsuite.extras.guess.writer import text_of
 from recsuite.files import plain, typed
 from recsuite.ids import UNKNOWN_ID, ids_of
 from recsuite.models.tasks import Ranking

@@ -18,8 +18,8 @@ from recsuite.config.sections import ServingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import locate, read
-from recsuite.datasets.tables.guessing import guess
 from recsuite.errors import UserError
+from recsuite.extras.guess.guessing import guess
 from recsuite.models.tasks import ModelData, library_model
 from recsuite.serving.export import write_export
 from recsuite.serving.followers import ModelChain

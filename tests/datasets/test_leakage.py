@@ -16,7 +16,7 @@ from recsuite.datasets.leakage import (
     leakage_of_label,
 )
 from recsuite.datasets.schema import EVENT, ITEM, USER, Codes, Events, Feature, Schema
-from recsuite.monitoring.report import describe_leaks
+from recsuite.training.results import describe_leaks
 
 FEATURES = (
     Feature("user", USER, "user"),

@@ -15,9 +15,9 @@ from recsuite.config.parser import parse_args
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.tables.guessing import guess
 from recsuite.errors import UserError
 from recsuite.extras.gaussian import gaussian_rows
+from recsuite.extras.guess.guessing import guess
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training import loop
 from recsuite.training.weights import project_rows

@@ -21,8 +21,8 @@ import pytest
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.extras import plan
 from recsuite.serving.served import ServedModel
-from recsuite.tools import plan
 from tests.support.documents import PAGES, README, blocks, commands, short_form
 from tests.support.launch import (
     INSTALLED,
@@ -41,8 +41,8 @@ from tests.support.store import running
 Lines = tuple[str, ...]
 Check = Callable[[Lines, Path], None]
 SERVING, LOADER = ROOT / "docs" / "serving.md", ROOT / "docs" / "loader.md"
-PLAN = ROOT / "docs" / "plan.md"
-YOUR_DATA, EVERY_WEEK = ROOT / "docs" / "your_data.md", ROOT / "docs" / "every_week.md"
+PLAN = ROOT / "docs" / "extras" / "plan.md"
+YOUR_DATA, EVERY_WEEK = ROOT / "docs" / "your_data.md", ROOT / "docs" / "extras" / "every_week.md"
 REAL = Path(os.environ.get("MOVIELENS_DATA", ROOT.parent / "shared" / "data" / "ml-latest-small"))
 WALKTHROUGH = (
     "RDZV_ENDPOINT=first-machine:29400 ./run.sh dump --resume --dump_every 100 --save_dir /shared/dumps"

@@ -16,13 +16,13 @@ import pytest
 
 import recsuite
 from recsuite.config.parser import build_parser
-from tests.support.documents import ARCHIVE, PAGES, README, blocks, name_of
+from tests.support.documents import ARCHIVE, CORE, PAGES, README, blocks, name_of
 from tests.support.launch import EXAMPLE, ROOT, python, succeeded
 
 DOCS = ROOT / "docs"
 MOST_WORDS_OF_THE_README = 1_050
-# Of README, changelog and docs/, without the archive and without generated pages.
-MOST_WORDS = 24_200
+# Of README, changelog and docs/, without extras, the archive and generated pages; and of the extras.
+MOST_WORDS, MOST_WORDS_OF_EXTRAS = 20_400, 4_000
 GENERATED = ("docs/api.md", "docs/flags.md")
 # Of other programs: run.sh, torchrun, pip, docker, the benchmarks.
 OTHER_FLAGS = [
@@ -35,7 +35,18 @@ OTHER_FLAGS = [
         "--build-arg",
         "--host",
     ),
-    *("--write", "--data", "--real", "--output", "--help", "--rebuild", "--logdir", "--format", "--label"),
+    *(
+        "--write",
+        "--data",
+        "--real",
+        "--output",
+        "--help",
+        "--all",
+        "--rebuild",
+        "--logdir",
+        "--format",
+        "--label",
+    ),
     *("--candidates", "--planted", "--model", "--users", "--pairs", "--margin", "--keep_runs", "--warm"),
     *("--ntasks-per-node", "--url", "--allowed_hosts"),
     # Of ./run.sh plan.
@@ -60,12 +71,15 @@ def test_the_documents_are_short() -> None:
     texts = {name_of(page): re.sub(written, "", page.read_text(), flags=re.DOTALL) for page in PAGES}
     words = {name: len(re.findall(r"\S*\w\S*", text)) for name, text in texts.items()}
     assert words["README.md"] <= MOST_WORDS_OF_THE_README
-    counted = words.keys() - {"CONTRIBUTING.md", *GENERATED}
-    assert sum(words[name] for name in counted) <= MOST_WORDS
+    core = {name_of(page) for page in CORE}
+    assert sum(words[name] for name in core - {"CONTRIBUTING.md", *GENERATED}) <= MOST_WORDS
+    assert sum(words[name] for name in words.keys() - core) <= MOST_WORDS_OF_EXTRAS
 
 
 # decisions.md has no command.
-@pytest.mark.parametrize("page", sorted({*DOCS.glob("*.md")} - {DOCS / "decisions.md"}), ids=name_of)
+@pytest.mark.parametrize(
+    "page", sorted({*DOCS.glob("*.md"), *DOCS.glob("extras/*.md")} - {DOCS / "decisions.md"}), ids=name_of
+)
 def test_a_page_opens_with_its_purpose_and_a_command(page: Path) -> None:
     title, purpose, *_ = page.read_text().split("\n\n")
     assert title.startswith("# ")
@@ -167,7 +181,7 @@ def test_a_generated_page_is_that_of_its_script(
     if script == "make_flags":
         assert made.STUB.read_text() == made.stub(), "run python docs/make_flags.py --write"
         for flag in build_parser()._option_string_actions:
-            assert flag in ("-h", "--help") or f"`{flag}`" in made.page()
+            assert flag in ("-h", "--help", "--help_all") or f"`{flag}`" in made.page()
 
 
 @functools.cache
@@ -219,7 +233,7 @@ def test_the_loop_in_the_readme_is_that_of_the_script() -> None:
 
 def test_every_message_that_a_document_explains_is_in_the_code() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "example").rglob("*.py"))
-    text = (DOCS / "tools.md").read_text()
+    text = (DOCS / "extras" / "tools.md").read_text()
     messages = re.findall(r"^\| `(.+?)` ", text[text.index("## Messages") :], re.MULTILINE)
     assert len(messages) >= 5
     for message in messages:

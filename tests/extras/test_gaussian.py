@@ -19,7 +19,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.extras import gaussian
 from recsuite.extras.gaussian import GaussianModel, Rows, Unknowns, gaussian_rows
-from recsuite.monitoring.results import read_report
+from recsuite.extras.reports.compare import read_report
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.loop import Training
 from tests.support.csv_ratings import write_ratings

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recsuite.config.sections import EVALUATIONS, ModelConfig
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets import metrics
+from recsuite.datasets.schema import EVALUATIONS
 from recsuite.models.tasks import TASKS
 
 RATING, RANKING = TASKS["rating"], TASKS["ranking"]

@@ -69,20 +69,16 @@ def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
-    with (
-        rs.observing(args, runtime, callbacks=[Lines()] * (runtime.rank == 0)) as observers,
-        rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
-        rs.checkpointing(data, args, runtime, observers) as checkpoints,
-        rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
-    ):
+    lines = [Lines()] * (runtime.rank == 0)
+    with rs.session(args, runtime, rs.build_dataloader, callbacks=lines) as training:
         model = training.shard(make_model, loss=LOSS, metrics=METRICS)
-        for part in training.passes():
-            for batch in part:
+        for epoch in training.epochs():
+            for batch in epoch:
                 model(batch).backward()
                 model.step()
-            part.end(training.validate())
+            training.save(training.validate())
         result = training.finish()
-    rs.report(result, args, runtime, observers)
+    training.report(result)
 
 
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:

@@ -61,28 +61,23 @@ GIVEN: dict[str, Any] = {"tables": Signs(0.01), "dense": momentum, "metrics": ME
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
-    with (
-        rs.observing(args, runtime, trackers=[rs.FileTracker("track.jsonl")]) as observers,
-        rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
-        rs.checkpointing(data, args, runtime, observers) as checkpoints,
-        rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
-    ):
+    with rs.session(args, runtime, rs.build_dataloader, trackers=[rs.FileTracker("track.jsonl")]) as training:
         model = training.shard(make_model, **GIVEN)
-        for part in training.passes():
-            for batch in part:
+        for epoch in training.epochs():
+            for batch in epoch:
                 with torch.autocast(runtime.device.type, torch.bfloat16):
                     output = model.output(batch)
                 loss = loss_of(output.float(), batch)
                 (loss / EVERY).backward()
                 model.loss = loss.detach()
-                if part.step % EVERY == 0 or part.is_last:
+                if epoch.step % EVERY == 0 or epoch.is_last:
                     nn.utils.clip_grad_norm_(model.dense_parameters(), 1.0)
                     for group in model.dense_optimizer.param_groups:
-                        group["lr"] = 0.05 * min(1.0, part.step / WARM_UP)
+                        group["lr"] = 0.05 * min(1.0, epoch.step / WARM_UP)
                     model.step()
-            part.end(training.validate())
+            training.save(training.validate())
         result = training.finish()
-    rs.report(result, args, runtime, observers)
+    training.report(result)
 
 
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:

@@ -22,7 +22,7 @@ from recsuite.datasets.schema import ITEM, USER, Feature, Schema
 from recsuite.models.tasks import TASKS, predictions_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Step
-from recsuite.training.loop import Training
+from recsuite.training.loop import Training, begin_training
 from recsuite.training.state import make_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -75,17 +75,17 @@ def library_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
 def training(synthetic_folder: Path, context: RuntimeContext) -> Iterator[Training]:
     flags = {"batch_size": 2_048, "history": 0, "embedding_dim": 4, "epochs": 1}
     config = Config.of(data_path=str(synthetic_folder), **flags)
-    with open_data(config, context) as data, rs.begin_training(data, config, context) as found:
+    with open_data(config, context) as data, begin_training(data, config, context) as found:
         yield found
 
 
 def trained(training: Training, **given: Any) -> rs.Run:
     model = training.shard(**given)
-    for part in training.passes():
-        for batch in part:
+    for epoch in training.epochs():
+        for batch in epoch:
             model(batch).backward()
             model.step()
-        part.end(training.validate())
+        training.save(training.validate())
     return training.finish()
 
 
@@ -146,12 +146,12 @@ def test_a_wrong_feature_output_or_loss_is_named(
 
 def test_a_loop_that_leaves_early_is_refused(training: Training) -> None:
     model = training.shard(small(), loss=Mean())
-    part = next(training.passes())
-    for batch in part:
+    epoch = next(training.epochs())
+    for batch in epoch:
         model(batch).backward()
         model.step()
         break
-    for later in (training.validate, lambda: part.end({})):
+    for later in (training.validate, lambda: training.save({})):
         with pytest.raises(RuntimeError, match=r"ended early\. Fix: take every batch"):
             later()
 
@@ -159,10 +159,10 @@ def test_a_loop_that_leaves_early_is_refused(training: Training) -> None:
 @pytest.mark.parametrize("every", [0, 4])
 def test_gradients_without_a_step_are_refused(training: Training, every: int) -> None:
     model = training.shard(small(), loss=Mean())
-    part = next(training.passes())
-    for batch in part:
+    epoch = next(training.epochs())
+    for batch in epoch:
         model(batch).backward()
-        if every and part.step % every == 0 and not part.is_last:
+        if every and epoch.step % every == 0 and not epoch.is_last:
             model.step()
     with pytest.raises(RuntimeError, match=re.escape("call model.step() after loss.backward()")):
         training.validate()
@@ -172,7 +172,7 @@ def test_gradients_without_a_step_are_refused(training: Training, every: int) ->
 
 def test_a_batch_without_a_loss_is_refused(training: Training) -> None:
     model = training.shard(small(), loss=Mean())
-    batches = iter(next(training.passes()))
+    batches = iter(next(training.epochs()))
     model.output(next(batches)).mean().backward()
     with pytest.raises(RuntimeError, match=re.escape("set model.loss = loss.detach()")):
         next(batches)
@@ -206,7 +206,7 @@ def test_a_model_without_vectors_is_refused_for_a_ranking(
     synthetic_folder: Path, context: RuntimeContext
 ) -> None:
     config = Config.of(data_path=str(synthetic_folder), task="ranking", history=0)
-    with open_data(config, context) as data, rs.begin_training(data, config, context) as training:
+    with open_data(config, context) as data, begin_training(data, config, context) as training:
         with pytest.raises(rs.UserError, match=r"--task ranking requires a TwoSided, got Small"):
             training.shard(small())
         with pytest.raises(rs.UserError, match=r"--task ranking .* ranks"):
@@ -245,7 +245,7 @@ class Vectors(rs.TwoSided):
 def test_items_are_ranked_by_vectors_of_any_width(synthetic_folder: Path, context: RuntimeContext) -> None:
     flags = {"data_path": str(synthetic_folder), "task": "ranking", "history": 0, "epochs": 1}
     config = Config.of(**flags, embedding_dim=4, batch_size=2_048)
-    with open_data(config, context) as data, rs.begin_training(data, config, context) as training:
+    with open_data(config, context) as data, begin_training(data, config, context) as training:
         with pytest.raises(rs.UserError, match=r"requires a forward that returns the vectors of both sides"):
             training.shard(lambda data, args: rs.TwoSided())
         run = trained(training, maker=lambda data, args: Vectors())
@@ -296,15 +296,15 @@ def test_a_callback_gets_the_rate_of_the_loop_and_a_second_forward_trains(
 
     training.callbacks.callbacks.append(Rates())
     model = training.shard(small(), loss=Mean())
-    part = next(training.passes())
-    for batch in part:
-        model.dense_optimizer.param_groups[0]["lr"] = 0.1 / part.step
+    epoch = next(training.epochs())
+    for batch in epoch:
+        model.dense_optimizer.param_groups[0]["lr"] = 0.1 / epoch.step
         loss = model(batch) + (model.output(batch) - 3.0).square().mean()
         loss.backward()
         model.step()
     training.validate()
     assert rates == [0.1 / number for number in range(1, len(rates) + 1)]
-    assert len(rates) == len(part.step_sizes)
+    assert len(rates) == len(epoch.step_sizes)
 
 
 @pytest.mark.parametrize(

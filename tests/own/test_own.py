@@ -18,6 +18,7 @@ import recsuite as rs
 from recsuite.config.sections import CheckpointConfig
 from recsuite.serving.export import export
 from recsuite.tools.cases import cases_of_models
+from recsuite.training.observers import observing
 from recsuite.training.progress import Progress
 from tests.support.documents import PAGES, blocks
 from tests.support.launch import python, read_json, succeeded, torchrun
@@ -249,7 +250,7 @@ def test_a_tracker_of_ten_lines_logs_to_another_service(monkeypatch: pytest.Monk
     found: dict[str, Any] = {"rs": rs}
     exec(f"import wandb\n{block}", found)
     context: Any = SimpleNamespace(rank=0, say=print)
-    with rs.observing(rs.Config(), context, trackers=[found["WandB"]()]) as observers:
+    with observing(rs.Config(), context, trackers=[found["WandB"]()]) as observers:
         for callback in observers.callbacks:
             callback.on_begin(Progress(4), "name")
             callback.on_step(rs.Step(Progress(5), torch.tensor(0.5), {"dense": 0.25}))

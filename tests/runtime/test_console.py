@@ -85,7 +85,7 @@ def test_closed_standard_streams_are_replaced(tmp_path: Path) -> None:
     "command",
     [
         [EXAMPLE, "--epochs", "1"],
-        ["-m", "recsuite.monitoring.results", "runs"],
+        ["-m", "recsuite.extras.reports.compare", "runs"],
         [*LAUNCHER, "--standalone", "--nproc_per_node=2", EXAMPLE],
     ],
 )

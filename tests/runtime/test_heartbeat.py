@@ -23,7 +23,7 @@ with peers.Heartbeat(1, 0).within("joining the other ranks"):
 """
 STUCK = """
 import os, threading
-from recsuite.launcher import __main__ as launcher
+from recsuite.extras.launcher import __main__ as launcher
 launcher.PATIENCE = launcher.MEETING_SECONDS = 0.5
 launcher.start_watchdog(["--dump", "--timeout", "1"])
 {what}
@@ -182,7 +182,7 @@ def test_a_launcher_that_is_stopped_for_too_long_is_ended_and_one_that_continues
 
 STOPS = """
 import os, signal, subprocess
-from recsuite.launcher import __main__ as launcher
+from recsuite.extras.launcher import __main__ as launcher
 launcher.STOPPED_SECONDS = 0.5
 launcher.start_watchdog(["--timeout", "1"])
 child = subprocess.Popen(["sleep", "60"])

@@ -20,13 +20,13 @@ from recsuite.datasets.metrics import Measured
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import counted
 from recsuite.models.tasks import TASKS
-from recsuite.monitoring.report import (
+from recsuite.runtime import host
+from recsuite.training.results import (
     describe_better_baselines,
     describe_difference,
     describe_no_epochs_left,
     results_table,
 )
-from recsuite.runtime import host
 from tests.support.launch import (
     EXAMPLE,
     ROOT,

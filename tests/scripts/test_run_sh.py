@@ -54,7 +54,7 @@ case "$*" in
     esac ;;
   *"/example.py --doctor"*)
     echo "ranks=$LOCAL_WORLD_SIZE gpus=${CUDA_VISIBLE_DEVICES-all} omp=$OMP_NUM_THREADS" >>"$CALLS" ;;
-  *recsuite.launcher*) echo "OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS" ;;
+  *recsuite.extras.launcher*) echo "OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS" ;;
 esac
 """
 FAKE_NVIDIA_SMI = r"""#!/usr/bin/env bash
@@ -276,18 +276,18 @@ def test_no_other_command_installs_the_packages_of_the_site(copy: Copy) -> None:
 
 
 def launch(copy: Copy) -> str:
-    (line,) = copy.calls("recsuite.launcher")
+    (line,) = copy.calls("recsuite.extras.launcher")
     return line.replace(f"{copy.folder}/", "")
 
 
 def launch_words(copy: Copy) -> list[str]:
-    (line,) = copy.calls("recsuite.launcher")
+    (line,) = copy.calls("recsuite.extras.launcher")
     return line.split("|")[2:]
 
 
 def test_no_argument_trains_on_two_processes_without_a_gpu(copy: Copy) -> None:
     copy.run()
-    assert launch(copy) == "-m|recsuite.launcher|--standalone|--nproc_per_node=2|example/example.py"
+    assert launch(copy) == "-m|recsuite.extras.launcher|--standalone|--nproc_per_node=2|example/example.py"
     assert copy.calls()[-1] == "OMP_NUM_THREADS=1"
 
 
@@ -329,7 +329,7 @@ def test_the_script_that_fits_the_data_is_started_and_its_command_line_is_printe
 def test_several_machines_meet_at_the_endpoint(copy: Copy) -> None:
     copy.run("train", env={"NNODES": "2", "RDZV_ENDPOINT": "host:29500"})
     meeting = "--nnodes=2|--rdzv_backend=c10d|--rdzv_endpoint=host:29500|--nproc_per_node=2|"
-    assert launch(copy).startswith(f"-m|recsuite.launcher|{meeting}")
+    assert launch(copy).startswith(f"-m|recsuite.extras.launcher|{meeting}")
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_machines_may_join_and_leave_and_ranks_restart(
     copy: Copy, variables: dict[str, str], where: str
 ) -> None:
     _, err = copy.run("--dump", "--resume", env=variables)
-    assert launch(copy).startswith(f"-m|recsuite.launcher|{where}|--nproc_per_node=2|")
+    assert launch(copy).startswith(f"-m|recsuite.extras.launcher|{where}|--nproc_per_node=2|")
     assert "MAX_RESTARTS" not in err
 
 
@@ -362,7 +362,7 @@ def test_a_bad_flag_stops_before_anything_is_installed_or_launched(copy: Copy) -
     assert copy.calls() == []
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("flag", ["--help", "--help_all", "-h"])
 def test_help_among_the_flags_prints_them_and_launches_nothing(copy: Copy, flag: str) -> None:
     out, _ = copy.run("train", flag)
     assert "--batch_size" in out
@@ -389,7 +389,7 @@ def test_ci_lints_and_tests_from_any_folder_and_fails_with_either(
     environment = copy.environment | {"FAKE_FAILING": failing}
     result = subprocess.run([copy.folder / ".ci/run"], cwd=tmp_path, env=environment, timeout=300)
     assert (result.returncode == 0) == (not failing)
-    assert {"-m|ruff|check|.", "-m|mypy", "-m|codespell_lib", "-m|pytest"} <= {*copy.calls("-m|")}
+    assert {"-m|ruff|check|.", "-m|mypy", "-m|codespell_lib", "-m|pytest|--all"} <= {*copy.calls("-m|")}
 
 
 # --- the life of a model ---
@@ -421,7 +421,7 @@ def test_a_mode_is_launched_with_its_flag(copy: Copy, arguments: list[str], flag
 )
 def test_a_mode_for_one_process_is_not_launched(copy: Copy, arguments: list[str], flags: str) -> None:
     copy.run(*arguments)
-    assert not copy.calls("recsuite.launcher")
+    assert not copy.calls("recsuite.extras.launcher")
     assert any(call.endswith(f"example/example.py|{flags}") for call in copy.calls())
 
 
@@ -441,9 +441,9 @@ def test_a_mode_without_its_path_names_the_missing_path(
 
 def test_runs_are_compared_by_one_process_that_gets_the_arguments(copy: Copy) -> None:
     copy.run("report", "two words", "another")
-    assert not copy.calls("recsuite.launcher")
+    assert not copy.calls("recsuite.extras.launcher")
     assert copy.installs() == ["--no-deps|-r|requirements.txt"]
-    assert copy.calls()[-1] == "-m|recsuite.monitoring.results|two words|another"
+    assert copy.calls()[-1] == "-m|recsuite.extras.reports.compare|two words|another"
 
 
 # --- doctor ---
@@ -481,7 +481,7 @@ def test_the_doctor_refuses_the_flags_that_train_refuses(copy: Copy) -> None:
 def test_a_plan_is_one_process_with_the_flags_as_given(copy: Copy) -> None:
     copy.run("plan", "--hosts", "4", "--table", "two words:10:8", env={"FAKE_GPUS": "8", "VARIANT": "cpu"})
     assert len(copy.installs()) == 1
-    assert copy.calls()[-1] == "-m|recsuite.tools.plan|--hosts|4|--table|two words:10:8"
+    assert copy.calls()[-1] == "-m|recsuite.extras.plan|--hosts|4|--table|two words:10:8"
 
 
 # --- mistakes ---

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from recsuite.datasets.tables.proposal import propose
 from recsuite.errors import UserError
+from recsuite.extras.guess.proposal import propose
 from recsuite.tools.choose_script import fitting_command
 from tests.support.launch import EXAMPLE, ROOT, python, read_json, succeeded
 

@@ -271,7 +271,7 @@ def test_a_server_without_the_data_of_the_training_names_the_missing_features(
     service: Service,
 ) -> None:
     said = "".join(service.said)
-    assert "what is recommended knows nothing of genres, year, and is worse for it" in said
+    assert "item features (genres, year) are missing, so recommendations are worse" in said
     assert "takes the history of a user, and gets none" in said
     alone = service.client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
     model = ServedModel.open(service.save_dir, "latest")

@@ -205,9 +205,9 @@ def test_the_decay_of_the_second_pass_is_divided_by_two_to_the_power(synthetic_f
     try:
         with open_data(config, context) as data, Training(data, config, context) as training:
             model = training.shard(library_model)
-            for part in training.passes():
-                learn(part)
-                part.end(training.validate())
+            for epoch in training.epochs():
+                learn(epoch)
+                training.save(training.validate())
             scale = float(model.row_scale)
     finally:
         cleanup_runtime()

@@ -72,10 +72,10 @@ def trained(config: Config, context: RuntimeContext, rule: Any, kind: type[Inter
             model.step()
             return loss.detach()
 
-        for part in training.passes():
-            for batch in part:
+        for epoch in training.epochs():
+            for batch in epoch:
                 returned.append(step(batch))
-            part.end(training.validate())
+            training.save(training.validate())
         tensors = {name: value for table in model.tables.values() for name, value in table.export().items()}
         marks = [table.marks for table in model.tables.values() if isinstance(table, StaticTable)]
         dense = [each.detach() for each in model.dense_parameters()]
@@ -91,12 +91,12 @@ def trained(config: Config, context: RuntimeContext, rule: Any, kind: type[Inter
             "marks": digest(marks),
             "dense": digest(dense),
             "states": digest(states),
-            "losses": digest([torch.from_numpy(epoch.losses) for epoch in training.epochs]),
+            "losses": digest([torch.from_numpy(epoch.losses) for epoch in training.results]),
             "returned": digest(returned),
             "generator": digest(
                 [torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.get_rng_state()]
             ),
-            "metrics": [epoch.validation["rmse"] for epoch in training.epochs],
+            "metrics": [epoch.validation["rmse"] for epoch in training.results],
             "steps": training.progress.step,
             "captured": "steps are captured" in said.getvalue(),
             "reason": [line for line in said.getvalue().splitlines() if "not captured" in line],

@@ -11,7 +11,8 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.launch import ROOT, read_json
 
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+CORE = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*CORE, *sorted((ROOT / "docs" / "extras").glob("*.md"))]
 # Measurements and history: their links must work, but they may name what is gone.
 ARCHIVE = sorted((ROOT / "docs" / "log").glob("*.md"))
 

@@ -8,7 +8,7 @@ import sys
 
 from torch.distributed.elastic.multiprocessing.api import PContext
 
-from recsuite.launcher import __main__ as launcher
+from recsuite.extras.launcher import __main__ as launcher
 from recsuite.runtime.process import end_process
 
 if __name__ == "__main__":

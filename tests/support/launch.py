@@ -22,7 +22,7 @@ from tests.support.starting import is_quick
 # Where `./run.sh test` has installed what it runs.
 INSTALLED = ROOT / (".venv" if os.environ.get("STACK", PINNED) == PINNED else f".venv-{os.environ['STACK']}")
 EXAMPLE = ROOT / "example" / "example.py"
-LAUNCHER = ("-m", "recsuite.launcher")
+LAUNCHER = ("-m", "recsuite.extras.launcher")
 # The scripts that tests launch.
 SUPPORT = ROOT / "tests" / "support"
 # Tests run on the CPU; those marked `gpu` and `multi_gpu` give a command what the machine has. Kept under a

@@ -24,7 +24,7 @@ import pyarrow.parquet
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables
-from recsuite.datasets.tables.schema_file import (
+from recsuite.datasets.tables.sections import (
     FeatureColumn,
     ItemColumn,
     LabelColumn,

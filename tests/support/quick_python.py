@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 SOCKET, SERVE = "launches", "--serve"
 PYTHON = """#!/usr/bin/env bash
-case "${{PRINT_LAUNCH:+$*}}" in *recsuite.launcher\\ --nnodes=*) exec echo "$*" ;; esac
+case "${{PRINT_LAUNCH:+$*}}" in *recsuite.extras.launcher\\ --nnodes=*) exec echo "$*" ;; esac
 case "$*" in
-  *recsuite.launcher\\ * | *example.py\\ *) exec "{python}" -S "{script}" "{clone}" "$@" ;;
+  *recsuite.extras.launcher\\ * | *example.py\\ *) exec "{python}" -S "{script}" "{clone}" "$@" ;;
 esac
 exec "{python}" "$@"
 """
-TORCHRUN = '#!/usr/bin/env bash\nexec "{python}" -S "{script}" "{clone}" -m recsuite.launcher "$@"\n'
+TORCHRUN = '#!/usr/bin/env bash\nexec "{python}" -S "{script}" "{clone}" -m recsuite.extras.launcher "$@"\n'
 ACTIVATE = 'export VIRTUAL_ENV="{clone}/.venv" PATH="{clone}/.venv/bin:$PATH"\n'
 
 

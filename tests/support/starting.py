@@ -16,7 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-MODULES = ("recsuite.config", "recsuite.launcher", "recsuite.monitoring.results", "torch.distributed.run")
+MODULES = (
+    "recsuite.config",
+    "recsuite.extras.launcher",
+    "recsuite.extras.reports.compare",
+    "torch.distributed.run",
+)
 
 # In the environment of a program whose workers are what a test is about: each is a Python that starts.
 REAL_WORKERS = {"REAL_WORKERS": "1"}

@@ -68,4 +68,4 @@ def write_weeks(folder: Path, number: int, frame: pandas.DataFrame | None = None
 def retrain(data: Path, models: object, *flags: object, **options: Any) -> Any:
     """Call it as a user does, with a folder or a URL of models."""
     words = ("--nproc_per_node", 1, "--save_dir", models, "--data_path", data, *SMALL, *flags)
-    return python("-m", "recsuite.tools.retrain", *words, timeout=200, **options)
+    return python("-m", "recsuite.extras.retrain", *words, timeout=200, **options)

@@ -93,15 +93,15 @@ def trained(
         step: Any = model.train_on
         if graph is not None:
             step = TrainingStep(model.train_on, model, context, None, False, graph)
-        for part in training.passes():
-            for batch in part:
+        for epoch in training.epochs():
+            for batch in epoch:
                 assert isinstance(batch, DeviceInput)
                 step(batch)
                 between(model, step)
-            part.end(training.validate())
+            training.save(training.validate())
         rows = [value.clone() for table in model.tables.values() for value in table.export().values()]
         dense = [each.detach().clone() for each in model.dense_parameters()]
-        return [*rows, *dense, *(torch.from_numpy(epoch.losses) for epoch in training.epochs)]
+        return [*rows, *dense, *(torch.from_numpy(epoch.losses) for epoch in training.results)]
 
 
 def check_equal(
@@ -169,13 +169,13 @@ def test_a_step_of_a_batch_that_the_script_has_changed_is_eager(
             step: Any = model.train_on
             if graph is not None:
                 step = TrainingStep(model.train_on, model, context, None, False, graph)
-            part = next(training.passes())
-            for number, batch in enumerate(part):
+            epoch = next(training.epochs())
+            for number, batch in enumerate(epoch):
                 if number % 2:
                     batch.weights = 2 * batch.weights
                 step(batch)
-            assert part.losses is not None
-            found.append(part.losses)
+            assert epoch.losses is not None
+            found.append(epoch.losses)
     assert found[0].tolist() == found[1].tolist()
     assert len(Repeated.captured) == 1
 
@@ -186,8 +186,8 @@ def test_what_python_reads_may_change_from_pass_to_pass(
     with on_device(opened, context) as (training, model):
         step = TrainingStep(model.train_on, model, context, None, False, Repeated)
         training._steps.append(step)
-        for part in training.passes():
-            learn(part, step)
+        for epoch in training.epochs():
+            learn(epoch, step)
     assert len(Repeated.captured) == opened[0].training.epochs
 
 
@@ -197,9 +197,9 @@ def test_a_loop_that_names_no_step_is_refused_if_it_is_to_be_captured(
     config, data = opened
     with Training(data, config.replaced(capture="on"), context) as training:
         training.shard()
-        part = next(training.passes())
+        epoch = next(training.epochs())
         with pytest.raises(UserError, match="no step of the pass was captured"):
-            learn(part)
+            learn(epoch)
 
 
 def test_a_step_before_the_model_is_a_clear_error(
@@ -252,9 +252,9 @@ def test_a_step_that_cannot_be_captured_is_refused_if_that_is_required(
             model(batch).backward()
 
         step = TrainingStep(half if function == "half" else model.train_on, model, context, None, True, graph)
-        part = next(training.passes())
+        epoch = next(training.epochs())
         with pytest.raises(UserError, match=message):
-            learn(part, step)
+            learn(epoch, step)
 
 
 def test_an_optimizer_that_computes_with_the_rate_on_the_host_is_refused(

@@ -215,11 +215,11 @@ def test_a_training_with_them_learns_the_same(data: tuple[Config, Data], context
             model = training.shard()
             if on_device:
                 training.input_pipeline.on_device = DeviceBatches(data[1].loader.dataset, CPU)
-            for part in training.passes():
-                for batch in part:
+            for epoch in training.epochs():
+                for batch in epoch:
                     assert isinstance(batch, DeviceInput) == on_device
                     model.train_on(batch)
-                part.end(training.validate())
+                training.save(training.validate())
             run = training.finish()
         losses.append([*(epoch.train_loss for epoch in run.epochs), run.test["rmse"]])
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
@@ -275,7 +275,7 @@ def test_a_model_computes_in_the_precision_of_the_script(
     with Training(data[1], data[0], context) as training:
         model = training.shard()
         model.head.mlp.register_forward_hook(lambda module, given, output: found.append(output.dtype))
-        batch = next(iter(next(training.passes())))
+        batch = next(iter(next(training.epochs())))
         model.output(batch)
         with torch.autocast("cpu", torch.bfloat16):
             model.output(batch)

@@ -26,7 +26,7 @@ print("has", *sorted(set(sys.argv[2:]) & set(sys.modules)))
 print(anonymous())
 """
 # Arrow reads source files, pandas holds frames, TensorBoard is for its tracker, matplotlib for benchmarks.
-NEVER = ("pyarrow", "pandas", "tensorboard", "matplotlib", "recsuite.datasets.tables.proposal")
+NEVER = ("pyarrow", "pandas", "tensorboard", "matplotlib", "recsuite.extras.guess.proposal")
 # Of these numba takes 60, with the loops of the tables on a CPU.
 MOST_MIB = 80
 

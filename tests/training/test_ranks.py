@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.config.sections import TOP
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import NEVER_FOUND
+from recsuite.datasets.metrics import NEVER_FOUND, TOP
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun

@@ -33,8 +33,8 @@ from recsuite.config.sections import (
     StreamConfig,
     TablesConfig,
     TrainingConfig,
-    require,
 )
+from recsuite.errors import require
 from recsuite.files import local
 from recsuite.remote import folder_at, is_remote
 
@@ -267,7 +267,7 @@ class Config:
 
 @functools.cache
 def sections() -> Mapping[str, type[Section]]:
-    """The sections by their names, in the order of --help."""
+    """The sections by their names, in the order of --help_all."""
     return {name: type(section) for name, section in vars(Config()).items()}
 
 

@@ -16,6 +16,11 @@ from recsuite.config.sections import NEWEST, Section, check_given_flags
 from recsuite.errors import UserError, script_name
 from recsuite.files import PATHS
 
+# Flags that --help shows, in this order; --help_all shows every flag.
+FIRST = (
+    *("dataset", "data_path", "task", "split", "epochs", "batch_size", "num_workers"),
+    *("dump", "inc_dump", "resume", "load", "save_dir", "report_dir"),
+)
 # Flags that have a second, longer name.
 LONG_NAMES = {"inc_dump": "incremental_dump"}
 # Names of flags in other programs, and options of the launcher that are not flags here.
@@ -41,7 +46,7 @@ def parse_args(argv: list[str] | None = None) -> Config:
 def parse_given(argv: list[str] | None = None, unread: Collection[str] = ()) -> tuple[Config, frozenset[str]]:
     """Parse as `parse_args`; return also the names of the given flags, even those with their default value.
 
-    unread: unused flags, which --help omits.
+    unread: unused flags, which the help omits.
 
     Raises:
         UserError: see `parse_args`.
@@ -51,7 +56,7 @@ def parse_given(argv: list[str] | None = None, unread: Collection[str] = ()) -> 
     found, unknown = build_parser(unread).parse_known_args(argv)
     if unknown:
         raise UserError(
-            f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help for every flag."
+            f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help_all for every flag."
         )
     values = vars(found)
     config = with_preset(Config.of(**values), values)
@@ -64,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises instead of printing, so that one rank can print for all."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message[0].upper()}{message[1:]}; see --help for every flag.")
+        raise UserError(f"{message[0].upper()}{message[1:]}; see --help_all for every flag.")
 
 
 def unread_flags(names: Collection[str]) -> frozenset[str]:
@@ -88,8 +93,20 @@ def check_read(argv: Sequence[str], unread: Collection[str]) -> None:
             raise UserError(f"{name} is not a flag of this script. Fix: leave it out, or run example.py.")
 
 
-def build_parser(unread: Collection[str] = ()) -> argparse.ArgumentParser:
-    """Return a parser with a group of flags for each section. unread: see `parse_given`."""
+class _HelpAll(argparse.Action):
+    """Prints the help text with every flag, and ends the program."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> NoReturn:
+        build_parser(self.const, shows_all=True).print_help()
+        parser.exit()
+
+
+def build_parser(unread: Collection[str] = (), shows_all: bool = False) -> argparse.ArgumentParser:
+    """Return a parser of all flags.
+
+    unread: see `parse_given`; shows_all: the help text has every flag, by section, and the presets; else it
+    has the first ones.
+    """
     parser = _Parser(
         prog=script_name(),
         # One line instead of all flags twice.
@@ -100,18 +117,25 @@ def build_parser(unread: Collection[str] = ()) -> argparse.ArgumentParser:
         # Only given flags are in the result; `Config` has the defaults of the others.
         argument_default=argparse.SUPPRESS,
     )
+    parser.add_argument(
+        "--help_all", action=_HelpAll, nargs=0, const=unread, help="show every flag, by subject, and exit"
+    )
     for name, section in sections().items():
         title = (inspect.getdoc(section) or "").splitlines()[0]
         # A group without flags would print its heading alone.
-        is_read = not unread_flags([name]) <= {*unread}
+        is_read = shows_all and not unread_flags([name]) <= {*unread}
         group = parser.add_argument_group(name, title) if is_read else parser
         for field in dataclasses.fields(section):
             _add(group, section, field)
-    for name, (sentence, flags) in () if "preset" in unread else PRESETS.items():
+    for name, (sentence, flags) in PRESETS.items() if shows_all and "preset" not in unread else ():
         parser.add_argument_group(f"--preset {name}", f"{sentence} {in_words(flags)}")
     for action in parser._actions:
-        if action.dest in unread:
+        if action.dest in unread or not (shows_all or action.dest in (*FIRST, "help", "help_all")):
             action.help = argparse.SUPPRESS
+    if not shows_all:
+        # In their order there, with the flags that show the help behind them.
+        places = {name: place for place, name in enumerate(FIRST)}
+        parser._optionals._group_actions.sort(key=lambda action: places.get(action.dest, len(places)))
     return parser
 
 

@@ -11,18 +11,8 @@ from os.path import exists
 from typing import Any
 
 from recsuite.config.presets import AUTO, NONE, PRESETS
-from recsuite.errors import UserError
+from recsuite.errors import require
 from recsuite.hooks import INITIAL_ROWS
-
-
-def require(condition: bool, sentence: str) -> None:
-    """Check a condition.
-
-    Raises:
-        UserError: the sentence.
-    """
-    if not condition:
-        raise UserError(f"{sentence}.")
 
 
 @dataclass(frozen=True)
@@ -575,13 +565,7 @@ class TablesConfig(Section):
         return found
 
 
-# The K of HR@K and NDCG@K. It is defined here because `datasets.metrics` and `models.tasks` both need it,
-# and may not import each other.
-TOP = 10
 MOST_CUTOFF = 1_000_000
-# Kinds of evaluation: predictions against labels, ranks of the chosen items, or probabilities against
-# binary labels.
-EVALUATIONS = ("predictions", "ranks", "answers")
 # Events of a batch whose items are in-batch negatives for each other, for ranking tasks. A step costs this
 # times the batch, in time and in memory. A multiple of 8.
 IN_BATCH_NEGATIVES = 256
@@ -589,9 +573,6 @@ IN_BATCH_NEGATIVES = 256
 EQUAL, LEARNED = HISTORY_WEIGHTS = ("equal", "learned")
 # Blocks of a sequence model, see `recsuite.models.sequences`.
 SAS, HSTU = BLOCKS = ("sas", "hstu")
-# Number of time buckets for the age of an item of a history, see `time_buckets_of`: the last one begins at 68
-# years.
-NUM_TIME_BUCKETS = 32
 # Limits of --mlp_dims.
 MAX_WIDTH, MAX_LAYERS = 2**14, 100
 MAX_EMBEDDING_DIM = 2**14
@@ -669,7 +650,7 @@ class ModelConfig(Section):
     preset: str = flag(
         AUTO,
         "Preset: a named group of values for flags that are not given, listed in docs/flags.md and at the "
-        "end of --help. auto uses the preset that fits --task and the given flags, if there is one, and "
+        "end of --help_all. auto uses the preset that fits --task and the given flags, if there is one, and "
         "prints it; none uses no preset. A checkpoint keeps its values.",
         choices=(AUTO, *PRESETS, NONE),
     )
@@ -873,7 +854,7 @@ class StreamConfig(Section):
     stream: bool | str = flag(
         False,
         "Train once on the ratings in the order of time: predict each --window, then train on it. With "
-        "kafka://HOST:PORT/TOPIC the ratings are the messages of this topic, see docs/kafka.md.",
+        "kafka://HOST:PORT/TOPIC the ratings are the messages of this topic, see docs/extras/kafka.md.",
     )
     window: str = flag(
         "1d",

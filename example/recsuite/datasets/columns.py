@@ -54,9 +54,18 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.config.sections import EVALUATIONS
 from recsuite.datasets.metrics import Metrics
-from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, UNKNOWN_ROW, USER, Feature, Schema, Table
+from recsuite.datasets.schema import (
+    ENTITIES,
+    EVALUATIONS,
+    HISTORY,
+    ITEM,
+    UNKNOWN_ROW,
+    USER,
+    Feature,
+    Schema,
+    Table,
+)
 from recsuite.errors import UserError, printable
 from recsuite.files import SEAL, FileEntry, check_file, parsed, reason_of, sealed, typed
 from recsuite.runtime.console import stage

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recsuite.config.sections import TOP
 from recsuite.datasets.spread import Spread
 
+# The K of HR@K and NDCG@K; --cutoffs adds others.
+TOP = 10
 # Name of a metric to its value, NaN if it is not defined.
 Metrics = dict[str, float]
+# A metric is an error, the smaller the better, if its name contains one of these; the others are scores.
+ERRORS = ("rmse", "mae", "loss")
 # Suffixes of a way of evaluation: on the events of users with a training event, and of those without.
 KNOWN, NEW = "/known", "/new"
 
@@ -51,7 +54,7 @@ class Measured(dict[str, float]):
     """Metrics, their number of cases, and the ends of the 95 % interval of each, over users.
 
     parts: KNOWN and NEW to the metrics of these cases alone, if there are both; segments: name to value to
-    the metrics of its cases, see `datasets.segments`. new_users, new_items: shares
+    the metrics of its cases, see --by. new_users, new_items: shares
     of the cases whose user, or item, has no training event. lists: of a ranking, the spread of the lists of
     TOP items. missed: of a ranking, number of cases whose item no list can hold, see `columns.listed_items`.
     """
@@ -310,3 +313,8 @@ def ranks_by_chance(candidates: np.ndarray) -> Measured:
 def _chunks(number: int) -> Iterator[slice]:
     for first in range(0, number, CHUNK):
         yield slice(first, first + CHUNK)
+
+
+def lower_is_better(name: str) -> bool:
+    """True if a metric of this name is an error."""
+    return any(word in name for word in ERRORS)

@@ -25,9 +25,9 @@ from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_user_tables, locate, look
-from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
-from recsuite.datasets.topic import COPY, COPY_DEADLINE, Topic
+from recsuite.datasets.streams import COPY, EMPTY_STREAM_STATE, StreamState
 from recsuite.errors import UserError, counted
+from recsuite.hooks import extra
 from recsuite.runtime.console import say
 from recsuite.runtime.process import (
     RuntimeContext,
@@ -54,7 +54,7 @@ class FileWatcher:
     """Polling of the files of a data set for new data. Every rank makes one before it reads the files.
 
     A file that is new or has grown is new data. A file that changed and kept its size is not. advance: looks
-    for messages of a topic and copies them, see `copy_topic`; None without a topic.
+    for messages of a topic and copies them; None without a topic.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FileWatcher:
             return False
         # A file that is still being written differs at the next look.
         if moving := {name for name, _ in now.items() ^ before.items()}:
-            self._report_after_a_while(f"{min(moving)} is written to without rest, and is read when it rests")
+            self._report_after_a_while(f"{min(moving)} is still being written; waiting until it rests")
             return False
         changed = [file for file in files if self.known.get(file.name) != file.size]
         if unfinished := [file.name for file in changed if not _ends_a_line(file)]:
@@ -125,23 +125,6 @@ def _ends_a_line(file: TableFile) -> bool:
     with file.open() as opened:
         opened.seek(-1, 2)
         return opened.read(1) == b"\n"
-
-
-def copy_topic(topic: Topic, context: RuntimeContext) -> None:
-    """Copy new messages of a topic to every machine, up to the same end offsets. Collective: every rank.
-
-    Raises:
-        UserError: see `Topic.offsets` and `Topic.copy`.
-    """
-    offsets: dict[int, tuple[int, int]] = broadcast_from_rank0(topic.offsets)
-    ends = {number: end for number, (_, end) in offsets.items()}
-    if ends == topic.ends:
-        return
-    work, fix = f"copy the messages of {topic.address}", "start again, and it continues where it was"
-    notes = once_per_node(context, lambda: topic.copy(offsets), COPY_DEADLINE, work, fix)[0]
-    topic.ends = ends
-    for note in notes:
-        context.say(note)
 
 
 # Flags that may differ between machines: paths of data, workers, and monitoring.
@@ -197,8 +180,9 @@ def open_data(
     with contextlib.ExitStack() as stack:
         topic, advance = None, None
         if config.stream.topic:
-            topic = stack.enter_context(contextlib.closing(Topic(config)))
-            advance = functools.partial(copy_topic, topic, context)
+            kafka = extra("kafka")
+            topic = stack.enter_context(contextlib.closing(kafka.Topic(config)))
+            advance = functools.partial(kafka.copy_topic, topic, context)
             advance()
         # Before the files are read: later changes are new data.
         following = FileWatcher(config, context.say, advance) if config.stream.follow_data else None
@@ -355,7 +339,7 @@ def check_task(schema: Schema, task: str) -> None:
     fitting = TASKS[schema.label_kind]
     if task not in fitting:
         raise UserError(
-            f"--task {task} cannot be learned of {schema.labels}, which are of the kind {schema.label_kind}; "
+            f"--task {task} does not support labels of the kind {schema.label_kind}; "
             f"give --task {' or '.join(fitting)}."
         )
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas
 
+# Kinds of evaluation: predictions against labels, ranks of the chosen items, or probabilities against
+# binary labels.
+EVALUATIONS = ("predictions", "ranks", "answers")
 # In the folder of columns, and in every full checkpoint and export made from them.
 SCHEMA_FILE = "schema.json"
 # Row 0 of every table is the unknown row: for values that are in no training event.

@@ -18,6 +18,8 @@ from recsuite.errors import UserError
 HEAD = 1_000
 # Keys that are digested at once.
 AT_ONCE = 2**20
+# Folder in --data_path with the copied messages of a topic: the tables in it are the events.
+COPY = "events"
 SECONDS_PER_DAY = 86_400
 # At most one event in LONE is held back as of a wrong clock, if it lies LONE_GAP seconds after all others.
 LONE, LONE_GAP = 100, 30 * SECONDS_PER_DAY

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from recsuite.config.sections import NUM_TIME_BUCKETS
+from recsuite.time_buckets import NUM_TIME_BUCKETS
 
 
 def make_mlp(widths: Sequence[int]) -> nn.Sequential:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding_bag
 
-from recsuite.config.sections import require
+from recsuite.errors import require
 from recsuite.models.layers import DistinctRows, Members, means, padded_means, scaled
 
 # Weight of all values, or of each value, float32 [V].

@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from recsuite.config.sections import NUM_TIME_BUCKETS
 from recsuite.datasets.schema import HISTORY, Feature
 from recsuite.models.heads import SCALE, ProductHead
 from recsuite.models.layers import LEAST_SUM, MOST_LOG_WEIGHT, DistinctRows, make_mlp, repeated
 from recsuite.models.rows import FeatureRows, Inputs, LookedUp
+from recsuite.time_buckets import NUM_TIME_BUCKETS
 
 # Odd constants with mixed bits, as int32: 2^32 over the golden ratio, and one of xxHash's primes.
 MULTIPLIERS = (-1640531535, -2048144789)

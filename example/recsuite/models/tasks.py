@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from recsuite.config.sections import HSTU, MAX_EMBEDDING_DIM, ModelConfig, require
+from recsuite.config.sections import HSTU, MAX_EMBEDDING_DIM, ModelConfig
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, Feature, Schema
+from recsuite.errors import require
 from recsuite.models.heads import Head, Interaction, Response, TwoTower
 from recsuite.models.losses import Decayed, LogLoss, SampledSoftmax, SquaredError
 

@@ -159,7 +159,7 @@ def open_store(launch: Launch, timeout: int) -> dist.Store:
 
 
 def _store_folder() -> str:
-    """Return the rendezvous folder that recsuite.launcher made for one machine; "" under other launchers."""
+    """Return the rendezvous folder of `run.sh` on one machine; "" under other launchers."""
     folder = os.environ.get(STORE_FOLDER, "")
     # A process that the launcher started may call torchrun, which passes the variable on.
     return folder if Path(folder).name == os.environ.get("TORCHELASTIC_RUN_ID", "") else ""

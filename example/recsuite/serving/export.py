@@ -33,6 +33,7 @@ from recsuite.config.sections import CheckpointConfig, ServingConfig
 from recsuite.datasets.schema import HISTORY, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, plain, replacing
+from recsuite.hooks import extra
 from recsuite.models.tasks import ModelMaker
 from recsuite.remote import folder_at
 from recsuite.runtime.console import say
@@ -88,9 +89,7 @@ def write_export(
             making.mkdir(parents=True)
             graph = []
             if wanted.format != "library":
-                from recsuite.serving.graph import write_graph
-
-                graph = [flushed(write_graph(making, snapshot, wanted.format))]
+                graph = [flushed(extra("graph").write_graph(making, snapshot, wanted.format))]
             arrays = _arrays_of(snapshot, wanted.row_type)
             files = (*_write_files(making, snapshot, arrays), *graph)
             index = write_lists(making, lists) if lists else {}

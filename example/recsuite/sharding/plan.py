@@ -35,10 +35,10 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
-from recsuite.config.sections import UVM, UVM_CACHING, TablesConfig, TrainingConfig, require, size_of
+from recsuite.config.sections import UVM, UVM_CACHING, TablesConfig, TrainingConfig, size_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import HISTORY, UNKNOWN_ROW, Table
-from recsuite.errors import UserError, counted
+from recsuite.errors import UserError, counted, require
 from recsuite.files import explained
 from recsuite.models.tasks import ModelMaker, widths_of
 from recsuite.runtime.host import allowed_memory, shown_bytes

@@ -23,9 +23,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recsuite.config.config import Config
-from recsuite.config.sections import ModelConfig, require
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.columns import Columns
-from recsuite.errors import UserError
+from recsuite.errors import UserError, require
 from recsuite.models.heads import TwoSided
 from recsuite.models.layers import Members
 from recsuite.models.rows import FeatureRows, JoinedRows, LookedUp, with_row_scale

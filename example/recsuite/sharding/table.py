@@ -1,4 +1,4 @@
-"""Embedding tables as everything but a training step sees them: export and import of rows.
+"""Interface of embedding tables outside the training step: export and import of rows.
 
 A table has one of two storages. `StaticTable`: rows by number, which a vocabulary gives to values before the
 training. `DynamicTable` in `dynamic.py`: rows by 64-bit id, inserted and evicted during the training. The

@@ -28,7 +28,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 
-from recsuite.config.sections import require
+from recsuite.errors import require
 
 # Global batch at which a rule uses exactly its `lr`, and the smallest one for which a rate falls.
 REFERENCE_BATCH, LEAST_RATED_BATCH = 4096, 512

@@ -12,10 +12,9 @@ import numpy as np
 
 from recsuite.checkpoint.recorded import checked_flags
 from recsuite.config.config import Config
-from recsuite.config.sections import TOP
 from recsuite.datasets.batching import history_prefix
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import Metrics, measure_ranks
+from recsuite.datasets.metrics import TOP, Metrics, measure_ranks
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import HISTORY, ITEM, USER, RawData
 from recsuite.errors import UserError

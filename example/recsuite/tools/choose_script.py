@@ -11,6 +11,7 @@ from recsuite.config.parser import parse_given
 from recsuite.config.presets import with_preset
 from recsuite.config.sections import DataConfig
 from recsuite.errors import UserError
+from recsuite.hooks import extra
 from recsuite.tools.script import exit_status, fitted_to_data
 
 # Scripts of tasks for which example.py, whose own model predicts ratings, uses a model of the library.
@@ -44,9 +45,7 @@ def fitting_command(argv: list[str]) -> list[str]:
     if config.checkpoint.reads:
         return ["example.py", *argv]
     if config.stream.topic:
-        from recsuite.datasets.topic import Topic
-
-        with contextlib.closing(Topic(config)) as topic:
+        with contextlib.closing(extra("kafka").Topic(config)) as topic:
             topic.copy(topic.offsets())
     fitted, name = fitted_to_data(config, given)
     # Impossible flags are refused here, so that the error names the flags that were given.

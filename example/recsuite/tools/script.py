@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from recsuite.config.config import ALONE, TRAINING, Config
 from recsuite.config.parser import check_read, parse_given, unread_flags
 from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
-from recsuite.config.sections import DataConfig, require
-from recsuite.errors import BrokenLaunchError, UserError
+from recsuite.config.sections import DataConfig
+from recsuite.errors import BrokenLaunchError, UserError, require
+from recsuite.hooks import extra
 from recsuite.remote import folder_at
 from recsuite.runtime.console import end_when_pipe_closes, say, showing_progress, stage
 from recsuite.runtime.ending import (
@@ -43,8 +44,9 @@ from recsuite.workers.pool import WorkerError
 if TYPE_CHECKING:
     from recsuite.datasets.opening import Data
     from recsuite.models.tasks import ModelMaker
-    from recsuite.monitoring.callbacks import Observers
-    from recsuite.training.callbacks import CheckpointerProtocol, Run
+    from recsuite.training.callbacks import Callback, CheckpointerProtocol, Tracker
+    from recsuite.training.loop import Training
+    from recsuite.training.observers import Observers
     from recsuite.training.progress import Progress
     from recsuite.training.state import ShardedModel
 
@@ -130,7 +132,7 @@ def run_modes(
     needs an optimizer); model: makes the model of a script, for "compact" and the modes of a single process;
     defaults: flags before those of the command line, which override them; after: work of a script after the
     modes. It needs a checkpoint: if no flag writes or reads one, deltas are written, and with --train alone
-    it is skipped; unread: unused flags, or sections of them: --help omits them, and they are refused.
+    it is skipped; unread: unused flags, or sections of them: the help omits them, and they are refused.
 
     Raises:
         UserError: for a flag that cannot be, and whatever a mode raises.
@@ -223,14 +225,11 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
         return 0
     # Before `check_machine`: the doctor prints its errors as lines, beside the other lines.
     if config.monitoring.doctor:
-        from recsuite.tools.doctor import diagnose
-
-        return diagnose(config)
+        status: int = extra("doctor").diagnose(config)
+        return status
     # Needs none of the packages that are checked.
     if config.data.schema:
-        from recsuite.datasets.tables.proposal import propose
-
-        propose(config.data.schema).show()
+        extra("guess").propose(config.data.schema).show()
         return 0
     check_machine()
     with showing_progress():
@@ -275,14 +274,14 @@ def _agree_on_flags(
 ) -> Config:
     """Return the same configuration on every rank, except flags of one machine. Collective: every rank."""
     # This imports torch, which a data worker must not do.
-    from recsuite.datasets.opening import check_same_flags, copy_topic, fitted_to_tables, with_machine_flags
-    from recsuite.datasets.topic import Topic
+    from recsuite.datasets.opening import check_same_flags, fitted_to_tables, with_machine_flags
 
     check_same_flags(config)
     if config.stream.topic:
         # The flags are fitted to its messages.
-        with contextlib.closing(Topic(config)) as topic:
-            copy_topic(topic, context)
+        kafka = extra("kafka")
+        with contextlib.closing(kafka.Topic(config)) as topic:
+            kafka.copy_topic(topic, context)
 
     def decided() -> Config:
         if not config.checkpoint.reads:
@@ -385,9 +384,6 @@ def checkpointing(
 
     Raises:
         UserError: when another training writes there, and when the last checkpoint failed.
-
-        with rs.checkpointing(data, args, runtime, observers) as checkpoints:
-            training = rs.begin_training(data, args, runtime, checkpoints)
     """
     # The workers start while this imports TorchRec.
     with observers.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
@@ -399,20 +395,45 @@ def checkpointing(
         yield checkpointer
 
 
-def report(result: Run, config: Config, context: RuntimeContext, observers: Observers) -> None:
-    """Print the results of a training, and write its report if --report_dir is given. Not collective.
+@contextlib.contextmanager
+def session(
+    config: Config,
+    context: RuntimeContext,
+    build: Callable[..., Any],
+    callbacks: Sequence[Callback] = (),
+    trackers: Sequence[Tracker] = (),
+) -> Iterator[Training]:
+    """Open a training: its data and workers, its checkpoints, and what observes it. A context manager; on
+    exit the last checkpoint is written and the workers end. Collective: every rank.
 
-    result: of `Training.finish`; config, context: flags and process; observers: see `observing`.
+    config, context: flags and process; build: makes the loader, see `build_dataloader`; callbacks, trackers:
+    your own, beside those of the flags.
 
     Raises:
-        UserError: when the report cannot be written.
+        UserError: when the data cannot be read, differ between machines, or results could not be written.
 
-        result = training.finish()
-        rs.report(result, args, runtime, observers)
+        with rs.session(args, runtime, rs.build_dataloader) as training:
+            model = training.shard(make_model)
+            step = training.step(model.train_on)
+            for epoch in training.epochs():
+                for batch in epoch:
+                    step(batch)
+                training.save(training.validate())
+            result = training.finish()
+        training.report(result)
     """
-    from recsuite.monitoring.report import report_run
+    from recsuite.training.observers import observing
 
-    report_run(result, observers.split(), config, context)
+    with (
+        observing(config, context, callbacks, trackers) as observers,
+        open_data(config, context, build, observers) as data,
+        checkpointing(data, config, context, observers) as checkpoints,
+    ):
+        from recsuite.training.loop import begin_training
+
+        with begin_training(data, config, context, checkpoints, observers.callbacks) as training:
+            training.seconds = observers.split
+            yield training
 
 
 def restore(
@@ -460,9 +481,9 @@ def report_test(
         model, progress = rs.restore(data, args, runtime, make_model)
         rs.report_test(model, progress, data, args, runtime)
     """
-    from recsuite.monitoring.report import print_results, write_test
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import describe_step
+    from recsuite.training.results import print_results
     from recsuite.training.steps import InputPipeline
     from recsuite.training.stream import report_rest_of_stream
 
@@ -475,7 +496,7 @@ def report_test(
     print_results(describe_step(progress), test, data.columns, config, context)
     if context.rank == 0 and config.monitoring.report_dir:
         config = config.with_global_batch(data.columns.num_train, context.world_size)
-        write_test(test, data.columns, config)
+        extra("report").write_test(test, data.columns, config)
 
 
 def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:

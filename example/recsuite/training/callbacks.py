@@ -138,7 +138,7 @@ class Callback:
             def on_epoch(self, epoch):
                 print(epoch.number, epoch.train_loss)
 
-        with rs.observing(args, runtime, [Losses()]) as observers:
+        with rs.session(args, runtime, rs.build_dataloader, [Losses()]) as training:
             ...
     """
 
@@ -228,6 +228,35 @@ class CheckpointerProtocol(Protocol):
 
     def restore_best(self, train_state: ShardedModel) -> Progress | None:
         """Restore the best train state; return its progress, None if it was not saved."""
+
+
+class Tracker:
+    """Base of trackers: receives the flags and the metrics of a training, for a destination of your own. Give
+    it to `session`, which calls it on rank 0 only; the other ranks only construct it. Not collective.
+
+        class Print(rs.Tracker):
+            def log(self, metrics):
+                for step, values in metrics.items():
+                    print(step, values)
+
+        with rs.session(args, runtime, rs.build_dataloader, trackers=[Print()]) as training:
+            ...
+    """
+
+    def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
+        """Begin, before the first step. An exception ends the training here.
+
+        params: flags by name; run: the name of the training in its checkpoints, which a resumed one keeps;
+        step: the first step to run: logged values from this step on are replaced, because it runs again.
+        """
+
+    def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        """Log metrics, finite numbers by step and by name, such as "validation/rmse", after each epoch. If
+        this raises an exception, it is called again later with the same and newer metrics.
+        """
+
+    def end(self, status: str) -> None:
+        """End, with the status "finished", "failed" or, after a signal, "stopped"."""
 
 
 class Callbacks(Callback):

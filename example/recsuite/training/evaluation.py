@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recsuite.config.sections import TOP, ModelConfig, MonitoringConfig
+from recsuite.config.sections import ModelConfig, MonitoringConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import history_prefix, places_of
 from recsuite.datasets.columns import Columns
@@ -25,6 +25,7 @@ from recsuite.datasets.metrics import (
     KNOWN,
     NEVER_FOUND,
     NEW,
+    TOP,
     Calibration,
     Measured,
     Metrics,
@@ -34,9 +35,9 @@ from recsuite.datasets.metrics import (
     measure_ranks,
 )
 from recsuite.datasets.schema import HISTORY, ITEM, UNKNOWN_ROW, USER, YES_NO
-from recsuite.datasets.segments import segments_of
 from recsuite.datasets.spread import Spread, spread_of
 from recsuite.errors import UserError
+from recsuite.hooks import extra
 from recsuite.models.layers import repeated
 from recsuite.models.losses import parts_of
 from recsuite.models.retrieval import highest
@@ -104,7 +105,7 @@ class Users:
     """
 
     def __init__(self, columns: Columns, by: list[str]) -> None:
-        self._segments = segments_of(columns, "test", by)
+        self._segments = extra("segments").segments_of(columns, "test", by) if by else []
         has_trained = (columns.user_counts() > 0, columns.column("item_counts") > 0)
         self.of: dict[str, np.ndarray] = {}
         self._is_known: dict[str, list[np.ndarray]] = {}

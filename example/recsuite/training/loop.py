@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,6 +43,7 @@ from recsuite.training.callbacks import (
 from recsuite.training.captured import WARM_UP_STEPS, StepFunction, TrainingStep
 from recsuite.training.evaluation import PredictionEvaluator, make_evaluator
 from recsuite.training.progress import Progress, StreamProgress
+from recsuite.training.results import report_run
 from recsuite.training.state import (
     DenseOptimizer,
     Schedule,
@@ -73,10 +74,10 @@ class Training:
         with begin_training(data, config, context, checkpointer, callbacks) as training:
             model = training.shard()
             step = training.step(model.train_on)
-            for part in training.passes():
-                for batch in part:
+            for epoch in training.epochs():
+                for batch in epoch:
                     step(batch)
-                part.end(training.validate())
+                training.save(training.validate())
             run = training.finish()
 
     In epochs the model is validated after each, and tested at the end. Along a stream each window is first
@@ -101,9 +102,11 @@ class Training:
         self.unit = data.columns.schema.labels
         self.initial_rows_seconds = 0.0
         self.initial: Metrics = {}
-        self.part: TrainingPass
+        self.epoch: TrainingPass
         self._steps: list[TrainingStep] = []
-        self.epochs: list[Epoch] = []
+        self.results: list[Epoch] = []
+        # Seconds of the parts of the run up to now, for its report.
+        self.seconds: Callable[[], dict[str, float]] = dict
         bar = ProgressBar(self.columns.num_train, self.unit, config.training.epochs, context.rank != 0)
         self.callbacks = Callbacks([*callbacks, bar])
         self.input_pipeline = InputPipeline(data.loader, self.phase)
@@ -157,7 +160,8 @@ class Training:
             self.context.say(line)
         place_batches(self.input_pipeline, self.train_state, self.config, self.context)
         if initial_rows is None and self.config.model.initial_rows in INITIAL_ROWS:
-            initial_rows = extra(INITIAL_ROWS[self.config.model.initial_rows])
+            name, function = INITIAL_ROWS[self.config.model.initial_rows]
+            initial_rows = getattr(extra(name), function)
         what = "the initial rows"
         if initial_rows is None and begins_with_biases(self.train_state, self.columns, self.config):
             initial_rows, what = bias_rows, f"the biases of the {self.unit}"
@@ -232,9 +236,9 @@ class Training:
         with self:
             self.shard()
             step = self.step(self.train_state.train_on)
-            for part in self.passes():
-                learn(part, step)
-                part.end(self.validate())
+            for epoch in self.epochs():
+                learn(epoch, step)
+                self.save(self.validate())
             return self.finish()
 
     def __enter__(self) -> Self:
@@ -266,16 +270,16 @@ class Training:
         """Current window of the stream; None in a training by epochs."""
         return Window(self.stream.begin, self.stream.end) if self.windows else None
 
-    def passes(self) -> Iterator[TrainingPass]:
-        """Yield the remaining passes: epochs, or windows of a stream.
+    def epochs(self) -> Iterator[TrainingPass]:
+        """Yield the remaining epochs, or windows of a stream. Collective.
 
-        Ends the previous pass if it was not ended.
+        Each is a pass over its batches, to be followed by `save`, which is called here where it is missing.
         """
         while self._begin_pass():
-            part = TrainingPass(self)
-            yield part
-            if part.validation is None:
-                part.end(self.validate())
+            epoch = TrainingPass(self)
+            yield epoch
+            if epoch.validation is None:
+                self.save(self.validate())
         if self.windows is not None:
             self.close()
             self.print_counts()
@@ -367,7 +371,7 @@ class Training:
             run = Run(
                 self.columns,
                 self.plan,
-                self.epochs,
+                self.results,
                 overall,
                 number,
                 number,
@@ -392,7 +396,7 @@ class Training:
             run = Run(
                 self.columns,
                 self.plan,
-                self.epochs,
+                self.results,
                 test,
                 best.epoch,
                 number,
@@ -403,6 +407,20 @@ class Training:
         self.callbacks.on_end(run)
         return run
 
+    def report(self, run: Run) -> None:
+        """Print the results of a training, and write its report if --report_dir is given. Not collective.
+
+        run: the result of `finish`.
+
+        Raises:
+            UserError: when the report cannot be written.
+        """
+        report_run(run, self.seconds(), self.config, self.context)
+
+    def request_stop(self) -> None:
+        """End the training after the current step, with a checkpoint. Not collective."""
+        self.checkpointer.request_stop()
+
     def _overall(self) -> Metrics:
         return {**self.task.no_metrics(), **self.stream.overall()}
 
@@ -412,7 +430,7 @@ class Training:
 
     def _check_whole(self) -> None:
         """Refuse a pass that was not completely trained."""
-        if self.part.losses is None:
+        if self.epoch.losses is None:
             raise RuntimeError(
                 "The loop over the batches ended early. Fix: take every batch of a pass; for a shorter "
                 "training give --epochs."
@@ -420,7 +438,7 @@ class Training:
         if self.train_state.is_pending:
             raise RuntimeError(
                 "The dense part has not learned from the last batches. Fix: call model.step() after "
-                "loss.backward(); where gradients add up over batches, also when part.is_last."
+                "loss.backward(); where gradients add up over batches, also when epoch.is_last."
             )
 
     def _check_weights(self, changed: bool = False) -> None:
@@ -461,9 +479,15 @@ class Training:
         if self.windows is None:
             project_rows(self.train_state, self.columns)
 
-    def end_pass(self, part: TrainingPass, validation: Metrics) -> None:
-        """Save the results of a pass, and call the callbacks; see `TrainingPass.end`."""
+    def save(self, validation: Metrics) -> None:
+        """Save the model after an epoch: a checkpoint where flags request one, and the best weights.
+
+        Collective; it may end the process.
+
+        validation: the metrics of the epoch, by which the best one is chosen.
+        """
         self._check_whole()
+        part = self.epoch
         assert part.losses is not None
         part.validation, window = validation, self.window
         if self.windows is None:
@@ -488,11 +512,11 @@ class Training:
         if isinstance(epoch, TrainedWindow):
             self.lines.add(epoch)
             # An endless stream must not keep all losses.
-            self.epochs.append(dataclasses.replace(epoch, losses=epoch.losses[:0]))
+            self.results.append(dataclasses.replace(epoch, losses=epoch.losses[:0]))
         else:
             self.context.say(describe_epoch(epoch, self.task, self.unit, self.config.training))
             self.print_counts()
-            self.epochs.append(epoch)
+            self.results.append(epoch)
 
     def _judged(self, validation: Metrics) -> Progress:
         """Return the progress at the end of an epoch, with the result of its validation."""
@@ -541,7 +565,7 @@ class TrainingPass(Pass):
             training.context,
             lambda step: training.after_step(step, is_last=step.progress.samples == num_events),
         )
-        training.part, self.training, self.wait = self, training, 0.0
+        training.epoch, self.training, self.wait = self, training, 0.0
         self.validation: Metrics | None = None
 
     def __iter__(self) -> Iterator[ModelInput]:
@@ -549,13 +573,6 @@ class TrainingPass(Pass):
         with self.training.phase("steps"):
             yield from super().__iter__()
         self.training.trained(self)
-
-    def end(self, validation: Metrics) -> None:
-        """Save the results, and call the callbacks. Collective; it may end the process.
-
-        validation: the metrics of the pass, by which the best one is chosen.
-        """
-        self.training.end_pass(self, validation)
 
 
 def _largest(value: float, context: RuntimeContext) -> float:
@@ -622,13 +639,13 @@ def begin_training(
     data: see `open_data`; config, context: flags and process; checkpointer: see `checkpointing`, None keeps
     the best weights in memory; callbacks: observe the training.
 
-        with rs.begin_training(data, args, runtime, checkpoints) as training:
+        with begin_training(data, config, context, checkpointer) as training:
             model = training.shard(make_model)
             step = training.step(model.train_on)
-            for part in training.passes():
-                for batch in part:
+            for epoch in training.epochs():
+                for batch in epoch:
                     step(batch)
-                part.end(training.validate())
-            result = training.finish()
+                training.save(training.validate())
+            run = training.finish()
     """
     return Training(data, config, context, checkpointer, callbacks)

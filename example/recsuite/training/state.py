@@ -25,9 +25,9 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.config.config import Config
-from recsuite.config.sections import OptimizerConfig, TrainingConfig, require
+from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
-from recsuite.errors import UserError
+from recsuite.errors import UserError, require
 from recsuite.models.tasks import TASKS, ModelMaker, require_shape
 from recsuite.runtime.process import RuntimeContext, profiler_range
 from recsuite.sharding.plan import build_model, embedding_tables
@@ -305,7 +305,7 @@ def build_train_state(
     metrics: of predictions and labels, besides those of the task.
 
     Raises:
-        UserError: when the tables do not fit the memory of the ranks, or their optimizer is none there is.
+        UserError: when the tables do not fit the memory of the ranks, or the optimizer is unsupported.
     """
     is_tf32 = config.training.precision == "tf32"
     require(

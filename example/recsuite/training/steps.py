@@ -23,10 +23,11 @@ from torchrec.distributed.train_pipeline.utils import _wait_for_batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.config.config import Config
-from recsuite.config.sections import TrainingConfig, require
+from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.batching import Batch
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.schema import HISTORY
+from recsuite.errors import require
 from recsuite.models.layers import Members, repeated
 from recsuite.runtime.process import STEP, RuntimeContext, profiler_range
 from recsuite.sharding.cpu_tables import CpuTables

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.config.config import Config
-from recsuite.config.sections import ModelConfig, TrainingConfig, require
+from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.baselines import fit_biases
 from recsuite.datasets.schema import ITEM, UNKNOWN_ROW, USER
 from recsuite.datasets.source import PREPARATION_DEADLINE
-from recsuite.errors import UserError
+from recsuite.errors import UserError, require
 from recsuite.models.layers import VectorProjection
 from recsuite.runtime.host import free_memory, shown_bytes
 from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node
@@ -287,7 +287,7 @@ class InMemoryBest(CheckpointerProtocol):
         needed, free = max(sizes) * self._context.local_world_size, min(rooms)
         if needed > free * SHARE_OF_FREE:
             self._context.say(
-                f"the weights of the best epoch are not kept, but those of the last one: a copy takes "
+                f"the best epoch is not kept, so the test uses the last one: a copy needs "
                 f"{shown_bytes(needed)} on a machine, and {shown_bytes(free)} are free; --dump keeps "
                 "the best on disk"
             )

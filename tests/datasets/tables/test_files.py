@@ -9,7 +9,7 @@ import pytest
 
 from recsuite.datasets.tables.files import columns_of, find_tables
 from recsuite.datasets.tables.formats import first_rows
-from recsuite.datasets.tables.schema_file import Files
+from recsuite.datasets.tables.sections import Files
 from recsuite.errors import UserError
 from tests.support.tables import write
 

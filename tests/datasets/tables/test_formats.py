@@ -18,7 +18,8 @@ import pytest
 from recsuite.datasets.tables import formats
 from recsuite.datasets.tables.files import File, find_tables
 from recsuite.datasets.tables.formats import BadRow, ahead, batches, names_of, opened
-from recsuite.datasets.tables.schema_file import Files, tomllib
+from recsuite.datasets.tables.schema_file import tomllib
+from recsuite.datasets.tables.sections import Files
 from recsuite.errors import UserError
 from tests.support.tables import ENDS, encoded
 

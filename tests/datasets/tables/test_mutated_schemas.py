@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.datasets.tables.schema_file import parse_schema, read_schema, text_of, validate
+from recsuite.datasets.tables.schema_file import parse_schema, read_schema
+from recsuite.datasets.tables.validation import validate
 from recsuite.errors import UserError
+from recsuite.extras.guess.writer import text_of
 from tests.support.mutated_schemas import mutated_schemas
 
 NUMBER, SEED = 200, 14

@@ -20,7 +20,7 @@ from recsuite.datasets.schema import RawData
 from recsuite.datasets.tables import parts
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables
-from recsuite.datasets.tables.schema_file import (
+from recsuite.datasets.tables.sections import (
     FeatureColumn,
     ItemColumn,
     LabelColumn,

@@ -22,7 +22,7 @@ from recsuite.datasets.schema import Codes, Events, RawData
 from recsuite.datasets.tables import formats, parts
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables
-from recsuite.datasets.tables.schema_file import (
+from recsuite.datasets.tables.sections import (
     FeatureColumn,
     Files,
     ItemColumn,
@@ -31,9 +31,9 @@ from recsuite.datasets.tables.schema_file import (
     TimestampColumn,
     UserColumn,
     WeightColumn,
-    write_schema,
 )
 from recsuite.errors import UserError
+from recsuite.extras.guess.writer import write_schema
 from tests.support.tables import ENDS, write
 
 DAY = 1_795_132_800

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from recsuite.datasets.schema import EVENT, ITEM, USER, Feature
-from recsuite.datasets.tables.schema_file import (
-    MOST_BYTES,
+from recsuite.datasets.tables.schema_file import MOST_BYTES, parse_schema, read_schema
+from recsuite.datasets.tables.sections import (
     FeatureColumn,
     Files,
     ItemColumn,
@@ -20,12 +20,10 @@ from recsuite.datasets.tables.schema_file import (
     TimestampColumn,
     UserColumn,
     WeightColumn,
-    parse_schema,
-    read_schema,
-    text_of,
-    validate,
 )
+from recsuite.datasets.tables.validation import validate
 from recsuite.errors import UserError
+from recsuite.extras.guess.writer import text_of
 
 # Every section and every key.
 WHOLE = """

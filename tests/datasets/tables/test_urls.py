@@ -15,7 +15,7 @@ from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables
-from recsuite.datasets.tables.schema_file import ItemColumn, LabelColumn, TableSchema, UserColumn
+from recsuite.datasets.tables.sections import ItemColumn, LabelColumn, TableSchema, UserColumn
 from recsuite.errors import UserError
 from recsuite.remote import shown
 from tests.support.launch import PATIENCE

@@ -31,7 +31,8 @@ import numpy as np
 from recsuite.config.sections import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.schema import ITEM, RawData
 from recsuite.datasets.tables.files import File, find_tables
-from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn, Files, read_schema
+from recsuite.datasets.tables.schema_file import read_schema
+from recsuite.datasets.tables.sections import CATEGORY, FeatureColumn, Files
 from recsuite.datasets.tables.source import TableFile, TableSource
 from recsuite.errors import UserError, printable
 from recsuite.files import DATA_ROOT, explained, locked, remove, replacing

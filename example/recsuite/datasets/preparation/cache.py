@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
-from recsuite.config.sections import TOP, DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
+from recsuite.datasets.metrics import TOP
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, with_flags
-from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
-from recsuite.datasets.topic import COPY
+from recsuite.datasets.streams import COPY, EMPTY_STREAM_STATE, StreamState
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes, explained, locked, place_for, remove, replace_file, replacing
 from recsuite.remote import ObjectPath, folder_at, is_remote
@@ -158,7 +158,7 @@ def _with_lock(
         fetched = _fetched(store, folder, source)
         if fetched is not None:
             return fetched
-    say(f"reading {source.folder}; its columns will lie in {folder}")
+    say(f"reading {source.folder}; writing columns to {folder}")
     # Imported here: with existing columns a rank needs no compiler of loops, and no Arrow.
     from recsuite.datasets.preparation.making import make_columns
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.config.sections import EVALUATIONS, DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import MANIFEST, Columns, listed_items
 from recsuite.datasets.leakage import leakage_of_item, leakage_of_label
 from recsuite.datasets.metrics import Metrics, finite
@@ -35,7 +35,7 @@ from recsuite.datasets.preparation.vocabulary import (
     write_features,
     write_vocabulary,
 )
-from recsuite.datasets.schema import ITEM, SCHEMA_FILE, USER, RawData, Schema, Table, record_of
+from recsuite.datasets.schema import EVALUATIONS, ITEM, SCHEMA_FILE, USER, RawData, Schema, Table, record_of
 from recsuite.datasets.streams import HEAD, StreamState, digests_of, keys_of
 from recsuite.errors import UserError, escaped
 from recsuite.files import digest_of, flush, flushed, flushing, plain, remove, sealed

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from recsuite.datasets.tables.schema_file import EVENTS, FILENAME, ITEMS, USERS, Files
+from recsuite.datasets.tables.sections import EVENTS, FILENAME, ITEMS, USERS, Files
 from recsuite.errors import UserError, printable
 from recsuite.files import check_name, digest_of, digest_of_bytes, digest_of_open, explained, place_for
 from recsuite.remote import RemoteFile, explained_remote, filesystem, is_remote, marks_of, shown

@@ -30,9 +30,10 @@ from pyarrow import json as arrow_json
 
 from recsuite.datasets.tables.derived import SECONDS_PER_DAY
 from recsuite.datasets.tables.files import JSON_BLOCK_BYTES, MISSING_PARTITION, File
-from recsuite.datasets.tables.headers import NAMED_ROWS, are_alike, is_data, lengths, suggested
+from recsuite.datasets.tables.headers import NAMED_ROWS, are_alike, is_data, lengths
 from recsuite.datasets.tables.values import EXACT, near
 from recsuite.errors import UserError, counted, printable
+from recsuite.hooks import extra
 from recsuite.remote import RemoteFile, is_remote
 
 # Characters of a row in a message.
@@ -614,7 +615,7 @@ def _letters(names: Sequence[str]) -> list[str]:
 
 def _of_data(file: File, rows: Sequence[list[str]], mark: str) -> str:
     """Return the message for a file without a header, with suggested names for its columns."""
-    names, told = suggested([row for row in rows if len(row) == len(rows[0])])
+    names, told = extra("names").suggested([row for row in rows if len(row) == len(rows[0])])
     return (
         f"Line 1 of {file} looks like data, not like the names of columns: "
         f"{printable(mark.join(rows[0])[:CSV_SHOWN])!r}. Write the names of its {len(names)} columns in "

@@ -43,7 +43,8 @@ from recsuite.datasets.tables.formats import (
     names_of,
     opened,
 )
-from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, VECTOR, toml_of
+from recsuite.datasets.tables.schema_file import toml_of
+from recsuite.datasets.tables.sections import CATEGORY, LIST, NUMBER, VECTOR
 from recsuite.datasets.tables.values import (
     DATE,
     DROPPED,

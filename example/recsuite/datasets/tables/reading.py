@@ -39,16 +39,8 @@ from recsuite.datasets.tables.derived import (
 )
 from recsuite.datasets.tables.files import Tables, columns_of, split_part
 from recsuite.datasets.tables.parts import Part, kept, parts_of, same_type, together, unfinished
-from recsuite.datasets.tables.schema_file import (
-    CATEGORY,
-    COUNT,
-    EVENTS,
-    LIST,
-    NUMBER,
-    VECTOR,
-    LabelColumn,
-    TableSchema,
-)
+from recsuite.datasets.tables.schema_file import COUNT
+from recsuite.datasets.tables.sections import CATEGORY, EVENTS, LIST, NUMBER, VECTOR, LabelColumn, TableSchema
 from recsuite.datasets.tables.values import (
     DATE,
     DECIMAL,

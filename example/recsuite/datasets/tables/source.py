@@ -11,9 +11,12 @@ from typing import IO, Any
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData, Schema
 from recsuite.datasets.tables.files import File, Tables, columns_of, find_tables, schema_path
-from recsuite.datasets.tables.schema_file import IncompleteSchemaError, TableSchema, read_schema, validate
+from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_schema
+from recsuite.datasets.tables.sections import TableSchema
+from recsuite.datasets.tables.validation import validate
 from recsuite.errors import UserError, printable
 from recsuite.files import explained, locked
+from recsuite.hooks import extra
 from recsuite.remote import is_remote
 
 # Guessing a schema takes seconds; a longer wait means that a process hangs.
@@ -112,9 +115,7 @@ def locate(config: DataConfig, root: Path) -> TableSource:
             with locked(lock, f"writing {written}", SCHEMA_DEADLINE):
                 try:
                     if not _is_complete(written):
-                        from recsuite.datasets.tables.proposal import propose
-
-                        propose(path).show()
+                        extra("guess").propose(path).show()
                 finally:
                     # Only the schema stays beside the tables. A process that takes a new lock meanwhile
                     # writes the same schema, in one rename.

@@ -26,7 +26,7 @@ from pyarrow import types
 
 from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, RATING, USER, YES_NO
 from recsuite.datasets.tables.derived import SECONDS_PER_DAY, derived
-from recsuite.datasets.tables.schema_file import (
+from recsuite.datasets.tables.sections import (
     CATEGORY,
     DROP,
     EVENTS,

@@ -1,0 +1,503 @@
+"""Train a model on a table of events in one call, to score and recommend: in a notebook, or on many ranks.
+
+    import recsuite
+
+    model = recsuite.fit(events, epochs=5)            # a table in memory, or the path of tables
+    model.recommend(["8d1f..."], k=5, event={"device": "phone"})
+    model.score(events.head(3))
+    model.save("served")                              # a folder that ServedModel.open reads
+
+It does the same as the command line, with the same flags and names. Under torchrun every rank makes the same
+call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import re
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import numpy as np
+
+from recsuite.config.config import ALONE, TRAINING, Config, flag_names, sections
+from recsuite.config.parser import nearest_flag
+from recsuite.config.presets import with_preset
+from recsuite.datasets.schema import EVENT, ITEM, RATING, USER, Feature, RawData
+from recsuite.datasets.tables.derived import (
+    AGE_DAYS,
+    HOUR,
+    USER_DAY,
+    age_days,
+    dates_name,
+    derived,
+    hour,
+    user_days,
+    weekday,
+)
+from recsuite.datasets.tables.sections import CATEGORY, NUMBER
+from recsuite.datasets.tables.values import ID, TIME, ColumnSpec, frame_of, parsed, raw_values, typed
+from recsuite.errors import UserError, printable
+from recsuite.files import LARGEST, local
+from recsuite.files import typed as typed_value
+from recsuite.hooks import extra
+from recsuite.remote import folder_at
+from recsuite.runtime.console import LOGGER, say
+from recsuite.runtime.host import stat_fields
+from recsuite.runtime.process import launch_name, read_launch
+from recsuite.serving.export import write_export
+from recsuite.serving.recommend import TrainingFeatures
+from recsuite.serving.request import check_values, length_of, type_of
+from recsuite.serving.served import ServedModel
+from recsuite.serving.snapshot import Snapshot
+from recsuite.tools.script import joined_launch
+
+if TYPE_CHECKING:
+    import pandas
+    import torch
+    from typing_extensions import Unpack
+
+    from recsuite.datasets.metrics import Metrics
+    from recsuite.datasets.tables.sections import TableSchema
+    from recsuite.extras.flags import Flags
+
+
+class FittedModel(ServedModel):
+    """A `ServedModel` with the tables that it was trained on: features and histories of users and items.
+
+    snapshot: the weights; raw, tables: the tables and their schema, which `fit` takes again; history: the
+    maximum length of a history; metrics: on the test, by name. `fit` returns one.
+
+    Raises:
+        UserError: from its methods, for values of a wrong type and for features that the model lacks.
+
+        model = rs.fit(events, epochs=5)
+        model.recommend(["8d1f"], k=5)              # [[(item, score), ...]]: 5 pairs for one user
+        model.save("served")
+    """
+
+    _data: TrainingFeatures
+
+    def __init__(
+        self, snapshot: Snapshot, raw: RawData, tables: TableSchema, history: int, metrics: Metrics
+    ) -> None:
+        super().__init__(snapshot)
+        self.tables = tables
+        self.metrics = metrics
+        self._days = {
+            entity: {str(name): frame[name].to_numpy() for name in frame if derived(str(name))}
+            for entity, frame in ((USER, raw.users), (ITEM, raw.items))
+        }
+        self._data = TrainingFeatures(raw, snapshot.schema, history)
+        self.tell(self._data)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+        users, items = len(self._data.users.ids), len(self._data.items.ids)
+        return f"FittedModel({users:,} users, {items:,} items, test: {shown})"
+
+    def recommend(
+        self,
+        users: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+        k: int = 10,
+        *,
+        event: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[list[tuple[Any, float]]]:
+        """As `ServedModel.recommend`. Users given by id get all their features from the tables.
+
+        event: features of the coming event, such as {"device": "phone"}, the same for all users.
+        """
+        coming = self._coming(event)
+        if users is not None and not isinstance(users, Mapping):
+            length_of(self.snapshot.schema.user, users, self.snapshot.schema)
+            users = {self.snapshot.schema.user: self._ids([*users], USER)}
+        return super().recommend(_with(users, coming, options), k, **options)
+
+    def score(self, values: Any) -> torch.Tensor:
+        """As `ServedModel.score`; or of a table of events as `fit` takes it, with its columns.
+
+        Features of users and items come from the tables, those of the event from the frame. If the frame has
+        the column of times, a user's history ends strictly before the row's time. Without it, all events of
+        the user count, including the row's own event if it is in the tables, and features computed from times
+        are missing. The reported metrics use nothing of the test; here the user's earlier test events count.
+        Predicted ratings are on the scale of the labels.
+        """
+        if isinstance(values, Mapping):
+            return super().score(values)
+        schema, frame = self.snapshot.schema, frame_of(values, "values")
+        users, items = (self._ids(self._column(frame, entity), entity) for entity in (USER, ITEM))
+        time = self._times(frame)
+        told = self._data.of_users(users, self.snapshot, None if time is None else time.tolist())
+        told |= self._data.of_items(self.snapshot, items)
+        for feature in schema.features:
+            if feature.entity == EVENT and feature.column in frame:
+                told[feature.name] = self._event_values(feature, frame[feature.column])
+            elif feature.entity == EVENT and time is not None and derived(feature.column):
+                told[feature.name] = self._computed(feature, time, {USER: users, ITEM: items})
+        scores, is_rated = self._score(told), schema.label_kind == RATING
+        return scores.clamp(schema.lowest_label, schema.highest_label) if is_rated else scores
+
+    def _times(self, frame: pandas.DataFrame) -> np.ndarray | None:
+        """Return the times of the events, int64 [n] in seconds since 1970; None if the frame has none."""
+        timestamp = self.tables.timestamp
+        if timestamp is None or timestamp.column not in frame:
+            return None
+        return parsed(frame[timestamp.column], ColumnSpec(timestamp.column, TIME, EVENT, timestamp.format))
+
+    def _computed(self, feature: Feature, time: np.ndarray, ids: Mapping[str, list[Any]]) -> list[Any]:
+        """Return a feature that is computed from the times, users and items of events."""
+        call = derived(feature.column)
+        assert call is not None
+        if feature.column == USER_DAY:
+            return list(user_days(ids[USER], time))
+        if call.function != AGE_DAYS:
+            return list((hour if call.function == HOUR else weekday)(time).tolist())
+        known = self._data.users if call.of == USER else self._data.items
+        # An id that is not in the tables has no date.
+        days = np.append(self._days[call.of][dates_name(call.of, call.column)], np.nan)
+        ages = age_days(time, days[[known.places.get(each, -1) for each in ids[call.of]]])
+        return [None if np.isnan(age) else age for age in ages.tolist()]
+
+    def _coming(self, event: Any) -> dict[str, Any]:
+        """Return the features of the coming event, as the training represents such values."""
+        if event is not None and not isinstance(event, Mapping):
+            raise UserError(
+                'event takes features of the coming event by their names, such as {"device": "phone"}, and '
+                f"got {printable(repr(event))}."
+            )
+        features = {each.name: each for each in self.snapshot.schema.features if each.entity == EVENT}
+        return {
+            name: self._event_values(features[name], [value])[0] if name in features else value
+            for name, value in (event or {}).items()
+        }
+
+    def _event_values(self, feature: Feature, values: Any) -> list[Any]:
+        kind = NUMBER if feature.number else CATEGORY
+        is_held = feature in self.snapshot.features and not feature.number
+        known = self.snapshot.kind_of(feature.name) if is_held else None
+        return raw_values(values, typed(ColumnSpec(feature.column, kind, EVENT), self.tables), known)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model into a new folder, which `ServedModel.open` reads without the tables.
+
+        Raises:
+            UserError: when the folder is taken, or cannot be written.
+        """
+        write_export(self.snapshot, local(folder))
+
+    def _column(self, frame: pandas.DataFrame, entity: str) -> Any:
+        column = self.snapshot.schema.column_of(entity)
+        if column not in frame:
+            raise UserError(f"The events to score have no column {printable(column)}; add it.")
+        return frame[column]
+
+    def _ids(self, values: Any, entity: str) -> list[Any]:
+        """Return ids as the training represents them."""
+        schema, data = self.snapshot.schema, self._data
+        known = (data.users if entity == USER else data.items).places
+        # Arrow would treat them as a column of lists.
+        nested = [each for each in values if isinstance(each, (list, tuple, set, dict))]
+        check_values(schema.name_of(entity), nested, type_of(known))
+        return raw_values(values, ColumnSpec(schema.column_of(entity), ID, entity), type_of(known))
+
+
+def _with(
+    users: Mapping[str, Sequence[Any]] | None, coming: Mapping[str, Any], options: Mapping[str, Any]
+) -> Mapping[str, Sequence[Any]] | None:
+    """Return users by their features, or by the `events` of the options, with the coming event."""
+    given = next(iter((users or {}).values()), options.get("events"))
+    if not coming or given is None:
+        return users
+    return {**(users or {}), **{name: [value] * len(given) for name, value in coming.items()}}
+
+
+# A process has one process group, and one folder of its launch.
+FITTING = threading.Lock()
+# Prefix of the folder before the name of the launch, and the files that it may contain.
+PREFIX = "recsuite-fit-"
+CONTENT = {"data", "columns", "checkpoints"}
+# Flags that `fit` sets itself.
+DECIDED = ("data_path", "load", "compact", *TRAINING, *ALONE)
+
+
+def fit(
+    events: Any,
+    schema: str | Path | Mapping[str, Any] | TableSchema | None = None,
+    *,
+    users: Any = None,
+    items: Any = None,
+    **flags: Unpack[Flags],
+) -> FittedModel:
+    """Train a model on tables, and return it with its best weights; prints what the command line prints.
+    Works in any thread; a second call waits until the first has ended. Collective: every rank.
+
+    events: a table with a row for each event, of pandas, polars, pyarrow, DuckDB or anything else with
+    `__arrow_c_stream__`, or the path of tables as for --data_path. users, items: such tables with a row for
+    each, or None. schema: a schema.toml or its content, such as {"label": {"column": "stars"}}; the rest is
+    guessed from tables in memory, and found or guessed beside a path. flags: those of the command line by
+    their names, such as epochs=5. A `save_dir` keeps the checkpoints; several machines need one that all of
+    them share. With a path the columns are kept in `cache_dir` or beside the tables, as on the command line.
+
+    Raises:
+        UserError: for a flag that is not known, and whatever a training raises; rows of
+            tables are counted from 1.
+        KeyboardInterrupt: on Ctrl-C, in the main thread.
+
+        events = pandas.DataFrame({"user": [1, 1, 2], "item": [7, 8, 7], "rating": [4.0, 3.0, 5.0]})
+        model = rs.fit(events, epochs=5)
+        model.score(events)                                   # float32 [3]
+    """
+    config = _config_of(flags)
+    is_path = isinstance(events, (str, Path))
+    # All checks on every rank, before any of them writes: so all report the same error.
+    _check_launch()
+    if is_path and not schema is users is items is None:
+        raise UserError(
+            "A path of tables includes their schema.toml and the tables of users and items. Fix: do not "
+            "give schema, users and items."
+        )
+    tables = {} if is_path else _frames(events, users, items)
+    schema = _schema(schema)
+    # The folder of frames is made later; the temporary folder stands for it here.
+    path = str(events) if is_path else tempfile.gettempdir()
+    config = config.replaced(data_path=path, dump=True)
+    config = with_preset(config, flags)
+    with FITTING:
+        try:
+            with _folder_of_launch() as folder, ExitStack() as stack:
+                if not is_path:
+                    stack.enter_context(_of_arguments(folder))
+                    _write(folder / "data", tables, schema)
+                    columns = config.data.cache_dir or str(folder / "columns")
+                    config = config.replaced(data_path=str(folder / "data"), cache_dir=columns)
+                if "save_dir" not in flags:
+                    config = config.replaced(save_dir=str(folder / "checkpoints"))
+                return _fitted(config, frozenset(flags), folder)
+        finally:
+            # The objects of a training have reference cycles with its process groups and mapped columns.
+            # Their threads and descriptors would stay until Python's garbage collector runs.
+            gc.collect()
+
+
+def _config_of(flags: Mapping[str, Any]) -> Config:
+    for name in flags:
+        if name not in flag_names() or name in DECIDED:
+            near = nearest_flag(name)
+            meant = f" (did you mean {near}?)" if near and near not in DECIDED else ""
+            raise UserError(f"fit takes no flag {printable(name)}{meant}; see docs/flags.md for every flag.")
+    return Config.of(**{name: _value_of(name, value) for name, value in flags.items()})
+
+
+def _value_of(name: str, value: Any) -> Any:
+    """Return the value of a flag, checked against its type."""
+    kind = get_type_hints(sections()[flag_names()[name]])[name]
+    # A folder may be a Path, a number may be NumPy's, and widths may be a list.
+    plain = str(value) if isinstance(value, Path) else value.item() if hasattr(value, "item") else value
+    try:
+        # The value of a flag may be negative.
+        return typed_value(kind, [*plain] if isinstance(plain, tuple) else plain, name, least=-LARGEST)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"fit takes a value of type {getattr(kind, '__name__', kind)} for {name}, and got "
+            f"{printable(repr(value))}."
+        ) from None
+
+
+def _check_launch() -> None:
+    if read_launch().world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        raise UserError(
+            "fit on several ranks requires a common launcher to agree on a folder; start them with torchrun."
+        )
+
+
+def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
+    """Return the given tables by name."""
+    given = {"events": events, "users": users, "items": items}
+    return {
+        name: frame_of(table, name) for name, table in given.items() if table is not None or name == "events"
+    }
+
+
+def _schema(schema: Any) -> Path | TableSchema | str | None:
+    """Return the schema as the path of a file, the text of one, or whole, after a check."""
+    from recsuite.datasets.tables.schema_file import given_in, given_of
+    from recsuite.datasets.tables.sections import TableSchema
+
+    if isinstance(schema, Mapping):
+        for name, section in schema.items():
+            if not isinstance(section, (Mapping, list, tuple)):
+                raise UserError(
+                    f"The section {printable(name)} of schema must be a mapping, such as "
+                    f'{{"column": "NAME"}}, got {printable(repr(section))}.'
+                )
+        with suppress(AttributeError, TypeError, ValueError), _of_arguments(Path(PREFIX)):
+            text = extra("schema").text_of_sections(schema)
+            given_of(text, "schema")
+            return text
+    if isinstance(schema, (str, Path)):
+        if not Path(schema).is_file():
+            raise UserError(f"The schema {printable(schema)} is not a file; give the path of a schema.toml.")
+        given_in(Path(schema))
+        return Path(schema)
+    if schema is not None and not isinstance(schema, TableSchema):
+        raise UserError(
+            "schema must be the path of a schema.toml, its sections by their names, or a TableSchema, got "
+            f"{printable(repr(schema))}."
+        )
+    return schema
+
+
+@contextmanager
+def _folder_of_launch() -> Iterator[Path]:
+    """Make a folder of this launch. A failed fit removes it; otherwise the ranks remove it together."""
+    # The same on all ranks of a machine, which cannot communicate before they have joined.
+    folder = Path(tempfile.gettempdir(), f"{PREFIX}{launch_name()}")
+    if read_launch().local_rank == 0:
+        for leftover in filter(_is_leftover, folder.parent.glob(f"{PREFIX}*")):
+            shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        (folder / "data").mkdir(parents=True, exist_ok=True)
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _of_arguments(folder: Path) -> Iterator[None]:
+    """Name the arguments of `fit` in all lines and errors, in place of its temporary files."""
+
+    def reworded(record: logging.LogRecord) -> bool:
+        record.msg, record.args = in_arguments(record.getMessage(), folder), ()
+        return True
+
+    log = logging.getLogger(LOGGER)
+    log.addFilter(reworded)
+    try:
+        yield
+    except UserError as error:
+        raise UserError(in_arguments(str(error), folder)) from None
+    finally:
+        log.removeFilter(reworded)
+
+
+# Sections of a schema.toml in a message, with and without keys and values.
+KEY, DICT_KEY = re.compile(r' (\w+) = ("[^"]*"|\[[^\]]*\])'), r', "\1": \2'
+LINE = re.compile(rf"\[(\w+)\](?: and)?((?:{KEY.pattern})+)")
+SECTION = re.compile(r"\[(files|user|item|label|weight|timestamp|events|features)(?:\.(\w+))?\]")
+TOLD = (
+    (r"write (a schema\.toml beside the data with the lines|into schema\.toml[^:]*:) (?={)", "give schema="),
+    (r"}}, then {", "}, "),
+    (r"( of| is in) schema\.toml", ""),
+    (r"schema\.toml", "the argument schema"),
+    (r"correct the file", "correct it"),
+    (r"give --(\w+) (\w+)", r'give \1="\2"'),
+)
+
+
+def in_arguments(text: str, folder: Path) -> str:
+    """Return a message on the files of frames in a folder as one on the arguments of `fit`."""
+    root = re.escape(str(folder))
+    text = re.sub(rf"{root}/data/(\w+)\.parquet", r"the table \1", text)
+    text = re.sub(rf"{root}/data(/schema\.toml)?", lambda found: "schema" if found[1] else "the tables", text)
+    text = re.sub(rf"{root}[^\s;,]*", "a temporary folder", text)
+    text = LINE.sub(lambda line: f'{{"{line[1]}": {{{KEY.sub(DICT_KEY, line[2])[2:]}}}}}', text)
+    text = SECTION.sub(lambda found: f'schema["{found[1]}"]' + f'["{found[2]}"]' * bool(found[2]), text)
+    for pattern, words in TOLD:
+        text = re.sub(pattern, words, text)
+    return text
+
+
+def _is_leftover(path: Path) -> bool:
+    """True if a fit of this machine was killed, and could not remove its folder."""
+    host, _, process = path.name.removeprefix(PREFIX).rpartition("-")[0].rpartition("-")
+    began = path.name.rpartition("-")[2]
+    # Another machine may share this folder, and only that machine knows its processes.
+    is_of_here = host == socket.gethostname() and process.isdecimal() and began.isdecimal()
+    if not is_of_here or path.is_symlink() or not path.is_dir():
+        return False
+    with suppress(OSError):
+        found = {each.name for each in path.iterdir()}
+        return found <= CONTENT and stat_fields(int(process))[19:20] != [began]
+    return False
+
+
+def _write(
+    folder: Path, tables: Mapping[str, pandas.DataFrame], schema: Path | TableSchema | str | None
+) -> None:
+    import pyarrow
+
+    from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_schema
+
+    if read_launch().local_rank != 0:
+        return
+    for name, frame in tables.items():
+        try:
+            # A dictionary helps texts alone, and takes time in each of many columns of numbers.
+            texts = [str(column) for column, kind in frame.dtypes.items() if kind.kind not in "biufM"]
+            frame.to_parquet(folder / f"{name}.parquet", index=False, use_dictionary=texts)
+        except (pyarrow.ArrowException, TypeError, ValueError) as error:
+            raise UserError(
+                f"Cannot write {name} as a table: {printable(error)}. Fix: convert that column to texts, "
+                "numbers, truths or times."
+            ) from None
+    if isinstance(schema, (str, Path)):
+        text = schema if isinstance(schema, str) else schema.read_text("utf-8-sig")
+        (folder / "schema.toml").write_text(text, "utf-8")
+        with contextlib.suppress(IncompleteSchemaError):
+            read_schema(folder / "schema.toml")
+            return
+    elif schema is not None:
+        extra("schema").write_schema(schema, folder / "schema.toml")
+        return
+    proposal = extra("guess").propose(folder)
+    say(proposal.overview, tagged=False)
+    for note in proposal.notes:
+        say(note)
+    say(
+        "guessed from the first rows; where it is wrong, give schema, such as "
+        'schema={"user": {"column": "NAME"}}; the one of the model is its attribute tables'
+    )
+
+
+def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
+    from recsuite.checkpoint.checkpointer import checkpointing
+    from recsuite.datasets.opening import open_data
+    from recsuite.datasets.source import locate, read
+    from recsuite.runtime.process import raise_on_all
+    from recsuite.serving.reader import read_settled
+    from recsuite.training.loop import begin_training
+    from recsuite.training.observers import observing
+    from recsuite.training.results import report_run
+
+    with joined_launch(config, given) as (config, context), observing(config, context) as observers:
+        with ExitStack() as stack:
+            with observers.part("data"):
+                data = stack.enter_context(open_data(config, context))
+            config = config.with_global_batch(data.columns.num_train, context.world_size)
+            observers.flags.update(config.flags)
+            checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
+            run = begin_training(data, config, context, checkpointer, observers.callbacks).run()
+        # Prints the table of results, and writes the outputs that the flags request.
+        raise_on_all(lambda: report_run(run, observers.split(), config, context))
+
+        def known() -> tuple[Snapshot, RawData, TableSchema]:
+            source = locate(config.data, config.runtime.seed)
+            snapshot = read_settled(folder_at(config.checkpoint.save_dir))
+            return snapshot, read(source, config.data), source.table_schema
+
+        # On every rank, because each may be asked for scores. The folder is removed after all have read it,
+        # and before any of them makes another one.
+        snapshot, raw, tables = raise_on_all(known)
+        raise_on_all(lambda: shutil.rmtree(folder) if context.local_rank == 0 else None)
+    return FittedModel(snapshot, raw, tables, config.data.history, run.test)

@@ -1,0 +1,191 @@
+"""Comparison of runs on the same test, by their metrics.json, for `./run.sh report`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recsuite.datasets.metrics import lower_is_better
+from recsuite.errors import LINES, UserError, escaped, format_metric, markdown_table, printable
+from recsuite.files import reason_of
+from recsuite.remote import folder_at
+from recsuite.runtime.console import end_when_pipe_closes
+from recsuite.runtime.host import check_limits
+
+# Flags of what is written, which are no difference between models.
+REPORTED = ("report_dir", "save_dir", "by", "cutoffs")
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Run with its main metric; None is an undefined value.
+
+    title: of the table of its test; test_of: a key that is equal for all runs on the same test; interval: the
+    95 % interval of the test; segments: name to value to (events, metric), see --by; order: by which runs are
+    sorted, the best one first.
+    """
+
+    name: str
+    title: str
+    test_of: str
+    label: str
+    validation: float | None
+    test: float | None
+    interval: Sequence[float]
+    baselines: dict[str, float | None]
+    seconds: float
+    flags: dict[str, str]
+    segments: dict[str, dict[str, tuple[int, float | None]]]
+    order: tuple[bool, float]
+
+
+def find_runs(folders: Sequence[Path]) -> list[RunReport]:
+    """Return the runs in these folders or anywhere below them, each once.
+
+    Raises:
+        UserError: when a folder holds none, or a report cannot be read.
+    """
+    files: dict[Path, None] = {}
+    for folder in folders:
+        found = sorted(folder.rglob("metrics.json"))
+        if not found:
+            what = "holds no metrics.json" if folder.is_dir() else "is not a folder"
+            raise UserError(
+                f"{folder} {what}; give --report_dir folders of runs, or folders that contain them."
+            )
+        files |= dict.fromkeys(path.resolve() for path in found)
+    # The name of a run is the part of its path that differs from the others'.
+    shared = os.path.commonpath([str(path.parent.parent) for path in files])
+    return [read_report(path, os.path.relpath(str(path.parent), shared)) for path in files]
+
+
+def read_report(path: Path, name: str) -> RunReport:
+    """Read one metrics.json.
+
+    Raises:
+        UserError: when it cannot be read, or is not what a training writes.
+    """
+    try:
+        return _of_report(printable(name), json.loads(path.read_bytes()))
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {reason_of(error)}. Fix: leave its run out.") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        fault = f"{type(error).__name__}: {printable(error)}"
+        raise UserError(
+            f"Cannot read {path} as the report of a training: {fault}. Fix: leave its run out."
+        ) from error
+
+
+def _of_report(name: str, report: dict[str, Any]) -> RunReport:
+    metric, config, data = report["main_metric"], report["config"], report["data"]
+
+    def value_in(metrics: dict[str, Any]) -> float | None:
+        return None if metrics.get(metric) is None else float(metrics[metric])
+
+    # A resumed run may have tested weights of an epoch that is not in its report.
+    tested = [epoch for epoch in report["epochs"] if epoch["epoch"] == report["test_epoch"]]
+    validation = value_in(tested[0]["validation"] if tested else report.get("initial", {}))
+    events = f"{data['num_test']:,} {report['events']} in the test"
+    # Each event of a stream is predicted before the training on it.
+    test = "--stream" if config.get("stream") else f"--split {printable(config['split'])}, {events}"
+    # Runs with other features have the same test.
+    about = {name: value for name, value in data.items() if name not in ("tables", "notes")}
+    return RunReport(
+        name,
+        f"{printable(Path(data['source']).name)}, {test}",
+        # Baselines depend only on the data and the split, so they reveal other events under the same name.
+        json.dumps([about, report["baselines"], test, metric], sort_keys=True),
+        report["metrics"][metric],
+        validation,
+        value_in(report["test"]),
+        [float(end) for end in report.get("intervals", {}).get("test", {}).get(metric, ())],
+        {printable(name): value_in(values) for name, values in report["baselines"].items()},
+        sum(report["time"].values()),
+        {name: printable(value) for name, value in config.items() if name not in REPORTED},
+        {
+            printable(segments): {
+                printable(value): (found["cases"], value_in(found)) for value, found in of_values.items()
+            }
+            for segments, of_values in report.get("segments", {}).items()
+        },
+        (validation is None, (validation or 0.0) * (1 if lower_is_better(metric) else -1)),
+    )
+
+
+def compare(runs: Sequence[RunReport]) -> str:
+    """Return a table of runs on the same test, with the flags that differ and the baselines."""
+    runs = sorted(runs, key=lambda run: run.order)
+    names = dict.fromkeys(name for run in runs for name in run.flags)
+    differ = [name for name in names if len({run.flags.get(name) for run in runs}) > 1]
+    label = runs[0].label
+    rows = [["run", f"validation {label}", f"test {label}", "95 % interval", "seconds"]]
+    rows[0] += [f"--{name}" for name in differ]
+    for run in runs:
+        interval = " to ".join(map(format_metric, run.interval)) or "-"
+        metrics = format_metric(run.validation), format_metric(run.test)
+        row = [run.name, *metrics, interval, f"{run.seconds:.1f}"]
+        rows.append(row + [run.flags.get(name, "-") for name in differ])
+    for name, value in runs[0].baselines.items():
+        rows.append([name, "-", format_metric(value), "-", "-", *["-"] * len(differ)])
+    segments = dict.fromkeys(name for run in runs for name in run.segments)
+    tables = map(markdown_table, [rows, *(_segments_table(runs, name) for name in segments)])
+    return "\n\n".join([f"{result_of(runs[0])} ({runs[0].name})\n{runs[0].title}", *tables])
+
+
+def _segments_table(runs: Sequence[RunReport], name: str) -> list[list[str]]:
+    """Return the rows of a table of the test by segment, with a column for each run that has these."""
+    runs = [run for run in runs if name in run.segments]
+    rows = [[f"test {runs[0].label} by {name}", "number", *(run.name for run in runs)]]
+    for value in dict.fromkeys(value for run in runs for value in run.segments[name]):
+        found = [run.segments[name].get(value, (0, None)) for run in runs]
+        # Of a number the ranges are those of the training, which may differ from run to run.
+        numbers = {number for number, _ in found if number}
+        shown = " or ".join(f"{number:,}" for number in sorted(numbers))
+        rows.append([value, shown, *(format_metric(metric) for _, metric in found)])
+    return rows
+
+
+def result_of(run: RunReport) -> str:
+    """Return the test metric of a run beside the best baseline: "NDCG@10 0.1220, 4.9 times popularity"."""
+    said = f"{run.label} {format_metric(run.test)}"
+    known = [(value, name) for name, value in run.baselines.items() if value and name != "oracle"]
+    if not known or run.test is None:
+        return said
+    if lower_is_better(run.label.lower()):
+        value, name = min(known)
+        share = run.test / value - 1
+        return f"{said}, {abs(share):.1%} {'above' if share > 0 else 'below'} {name}"
+    value, name = max(known)
+    return f"{said}, {run.test / value:.1f} times {name}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the reports and print their table.
+
+    Raises:
+        UserError: when there is no run, or a report cannot be read.
+    """
+    parser = argparse.ArgumentParser(prog="report", description="Compare the reports of runs.")
+    parser.add_argument(
+        "runs", nargs="+", type=folder_at, metavar="RUN", help="--report_dir, or a folder of such"
+    )
+    groups: dict[str, list[RunReport]] = {}
+    for run in find_runs(parser.parse_args(arguments).runs):
+        groups.setdefault(run.test_of, []).append(run)
+    print(escaped("\n\n".join(map(compare, groups.values())), LINES))
+
+
+if __name__ == "__main__":
+    end_when_pipe_closes()
+    try:
+        check_limits()
+        main()
+    except UserError as error:
+        print(f"report: {error}", file=sys.stderr)
+        sys.exit(2)

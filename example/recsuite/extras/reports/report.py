@@ -1,0 +1,168 @@
+"""Report of a training in --report_dir: metrics.json, and test.json of a checkpoint. Computes no metric."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.metrics import Metrics, finite
+from recsuite.datasets.schema import ITEM, USER
+from recsuite.extras.reports.drift import drift_of
+from recsuite.files import digest_of_bytes, explained
+from recsuite.remote import folder_at, write_whole
+from recsuite.runtime.host import installed_versions
+from recsuite.runtime.process import RuntimeContext
+from recsuite.training.callbacks import Epoch, Run, TrainedWindow
+from recsuite.training.results import PAST_BIASES
+
+
+def make_report_dir(folder: Path) -> None:
+    """Make --report_dir before the work begins, so that a wrong one fails early. Call on rank 0.
+
+    Raises:
+        UserError: when the folder cannot be made or written.
+    """
+    with explained(f"Cannot write to --report_dir {folder}", "give another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        # A test write, because the file mode does not show that a disk is full or read-only.
+        write_whole(folder / ".writable", b"")
+        (folder / ".writable").unlink(missing_ok=True)
+
+
+def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
+    """Write metrics.json into --report_dir, as a whole. Call on rank 0.
+
+    Raises:
+        UserError: when the folder cannot be written.
+    """
+    folder = folder_at(config.monitoring.report_dir)
+    advice = "give another --report_dir; the training itself ended well"
+    with explained(f"Cannot write the report to {folder}", advice):
+        report = {**_report(run, config, context), "time": seconds}
+        write_whole(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
+
+
+def write_test(test: Metrics, columns: Columns, config: Config) -> None:
+    """Write the test of a checkpoint as test.json into --report_dir, as a whole. Call on rank 0.
+
+    Raises:
+        UserError: when the folder cannot be written.
+    """
+    from recsuite.models.tasks import TASKS
+
+    folder, main = folder_at(config.monitoring.report_dir), TASKS[config.model.task].main_metric
+    report = {
+        "config": config.flags,
+        "test_digest": digest_of_test(columns),
+        "main_metric": main,
+        **_measured(test),
+    }
+    with explained(f"Cannot write the report to {folder}", "give another --report_dir"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "test.json", json.dumps(report, indent=1, allow_nan=False).encode())
+
+
+def digest_of_test(columns: Columns) -> str:
+    """Return a digest of users, items and labels of the test events."""
+    events = columns.events("test")
+    return digest_of_bytes(*(np.ascontiguousarray(events[name]) for name in (USER, ITEM, "label")))
+
+
+def _measured(test: Metrics) -> dict[str, Any]:
+    """Return the test metrics with those of its segments and, of a ranking, of its lists."""
+    spread = getattr(test, "lists", None)
+    lists = {"coverage": spread.coverage, **dataclasses.asdict(spread)} if spread else {}
+    if missed := getattr(test, "missed", 0):
+        lists["missed"] = missed
+    return {
+        "test": finite(test),
+        "lists": lists,
+        "segments": {
+            name: {
+                value: {"cases": found.cases, **finite(found), "intervals": _intervals(found)}
+                for value, found in of_values.items()
+            }
+            for name, of_values in getattr(test, "segments", {}).items()
+        },
+    }
+
+
+def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    # Imported here: a task imports torch, which is slow, and the report's folder is checked before.
+    from recsuite.models.tasks import TASKS
+
+    columns, task, passes = run.columns, TASKS[config.model.task], [*map(epoch_report, run.epochs)]
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "config": config.flags,
+        "versions": installed_versions(),
+        "world_size": context.world_size,
+        "device": context.device.type,
+        "threads_per_rank": context.num_threads,
+        "data": {
+            "source": columns.source,
+            "num_train": columns.num_train,
+            "num_validation": columns.num_validation,
+            "num_test": columns.num_test,
+            "num_users": columns.num_users,
+            f"num_{columns.schema.items}": columns.num_items,
+            "tables": {table.name: table.rows for table in columns.tables if table.rows},
+            "notes": columns.notes,
+        },
+        "test_digest": digest_of_test(columns),
+        "drift": drift_of(columns) if config.data.split == "time" and not run.is_stream else {},
+        "plan": run.plan.splitlines(),
+        # Display names of the events and the metrics, for a table that imports no task.
+        "events": columns.schema.labels,
+        "metrics": task.labels_for(run.test),
+        "main_metric": task.main_metric,
+        "baselines": {
+            **{name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
+            **({PAST_BIASES: finite(run.biases)} if run.biases else {}),
+        },
+        **_measured(run.test),
+        "intervals": {"test": _intervals(run.test), "validation": _intervals(run.validation)},
+        "test_parts": {
+            part.strip("/"): {"cases": metrics.cases, **finite(metrics)}
+            for part, metrics in getattr(run.test, "parts", {}).items()
+        },
+        "test_epoch": run.test_epoch,
+        "stopped_early": run.stopped_early,
+        "initial_rows_seconds": run.initial_rows_seconds,
+        "initial": finite(run.initial),
+        "epochs": [] if run.is_stream else passes,
+        # With the number of empty windows, which were skipped.
+        **({"windows": passes, "num_empty": run.num_empty} if run.is_stream else {}),
+    }
+
+
+def _intervals(metrics: Metrics) -> dict[str, tuple[float, float]]:
+    """Return the 95 % intervals of the metrics that have one."""
+    found: dict[str, tuple[float, float]] = getattr(metrics, "intervals", {})
+    return {name: ends for name, ends in found.items() if np.isfinite(ends).all()}
+
+
+def epoch_report(epoch: Epoch) -> dict[str, Any]:
+    """Return the entry of one epoch in metrics.json."""
+    # The error of a window is that of predictions made before training on it.
+    metrics: dict[str, Any] = {"validation": finite(epoch.validation)}
+    if isinstance(epoch, TrainedWindow):
+        metrics = {"progressive": metrics["validation"], "of all windows": finite(epoch.overall)}
+        metrics[PAST_BIASES] = finite(epoch.biases)
+        metrics |= {"events": epoch.num_events, "time": epoch.last_time}
+    return {
+        "epoch": epoch.number,
+        "train_loss": epoch.train_loss,
+        **metrics,
+        "seconds": epoch.seconds,
+        "ratings_per_second": epoch.events_per_second,
+        "data_wait": epoch.data_wait,
+        "steps": len(epoch.losses),
+    }

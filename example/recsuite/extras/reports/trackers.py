@@ -1,0 +1,300 @@
+"""Trackers of a training: destinations of its flags and metrics, and the callback that sends them."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recsuite.datasets.metrics import finite
+from recsuite.errors import UserError, counted
+from recsuite.extras.reports.report import epoch_report
+from recsuite.files import explained
+from recsuite.training.callbacks import Callback, Epoch, Run, Step, Tracker
+from recsuite.training.progress import Progress
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+    from torch.utils.tensorboard import SummaryWriter
+
+# After a call a tracker is not called for ten times as long, so that a training waits little for it: windows
+# of a stream may come faster than a server answers. After a failure the pause is at least some seconds.
+PAUSE, PAUSE_AFTER_FAILURE = 10, 10.0
+# Maximum number of steps with metrics kept for a failing tracker; an endless stream must not keep all.
+MOST_WAITING = 100_000
+# MLflow's limits on a request and on the value of a parameter, and characters that a name may not have.
+PARAMS, METRICS, LONGEST_PARAM = 100, 1000, 6000
+NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]", re.ASCII)
+# By default a request is repeated for four minutes, in which other ranks time out. Metrics are sent again
+# anyway.
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+# Tag of an MLflow run for the name of the training in its checkpoints.
+TAG = "recsuite.run"
+
+
+class Tracking(Callback):
+    """Give a tracker each step's loss and learning rates, each epoch's part of metrics.json, and the test.
+
+    Losses are sent at the end of their epoch, after the device has finished anyway. A tracker that fails then
+    does not end the training: its metrics are kept, and a line is printed. say: prints a sentence.
+    """
+
+    def __init__(self, tracker: Tracker, flags: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        self.tracker, self.flags, self.say = tracker, flags, say
+        self._rates: dict[int, Mapping[str, float]] = {}
+        self._waiting: dict[int, dict[str, float]] = {}
+        self._num_dropped, self._paused_until, self._step = 0, 0.0, -1
+
+    def on_begin(self, progress: Progress, run: str) -> None:
+        """See `Callback`."""
+        self.tracker.begin(self.flags, run, progress.step + 1)
+        self._step = progress.step
+
+    def on_step(self, step: Step) -> None:
+        """Keep the learning rates of a step."""
+        self._rates[step.progress.step] = dict(step.rates)
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """See `Callback`."""
+        for (step, rates), loss in zip(self._rates.items(), epoch.losses, strict=True):
+            self._step = step
+            self._add({"loss": float(loss), "learning_rate": rates})
+        self._rates = {}
+        self._add(epoch_report(epoch))
+        if time.monotonic() >= self._paused_until:
+            self._give()
+
+    def on_end(self, run: Run) -> None:
+        """See `Callback`."""
+        # Also if there was nothing left to train: the training may have ended before its test.
+        self._add({"test": finite(run.test)})
+
+    def close(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Send the kept metrics, and end the tracker, if it was begun. kind: of the exception that ended the
+        training.
+        """
+        if self._step < 0:
+            return
+        if self._waiting:
+            self._give()
+        if missing := len(self._waiting) + self._num_dropped:
+            self.say(f"{self._name} has no metrics of {counted(missing, 'step')}")
+        is_signal = kind is not None and not issubclass(kind, Exception)
+        status = "finished" if kind is None else "stopped" if is_signal else "failed"
+        try:
+            self.tracker.end(status)
+        except Exception as failure:
+            self.say(
+                f"{self._name} failed at the end of the training, which has {status} ({_words(failure)})"
+            )
+
+    @property
+    def _name(self) -> str:
+        return type(self.tracker).__name__
+
+    def _add(self, report: Mapping[str, Any]) -> None:
+        # Metrics of an epoch are logged by step, not by epoch, so that a resumed training can hide them.
+        self._waiting.setdefault(self._step, {}).update(numbers(report))
+
+    def _give(self) -> None:
+        begin, least = time.monotonic(), 0.0
+        try:
+            self.tracker.log(self._waiting)
+            self._waiting = {}
+        # Any exception: a training is worth more than its curves.
+        except Exception as failure:
+            least, steps = PAUSE_AFTER_FAILURE, [*self._waiting]
+            self.say(
+                f"{self._name} did not take the metrics of {counted(len(steps), 'step')} "
+                f"({_words(failure)}); they are kept and given again with later ones, and the training "
+                "continues"
+            )
+            for step in steps[:-MOST_WAITING]:
+                del self._waiting[step]
+                self._num_dropped += 1
+        now = time.monotonic()
+        self._paused_until = now + max(least, PAUSE * (now - begin))
+
+
+def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of nested mappings by names like a path, "test/rmse"; null is skipped."""
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{before}{name}/")
+        # In Python a bool is an int.
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{before}{name}", value
+
+
+class TensorBoardTracker(Tracker):
+    """Write files for TensorBoard, with flags as a text. A resumed training continues its curves.
+
+    folder: the folder for `tensorboard --logdir`.
+
+    Raises:
+        UserError: when tensorboard is not installed.
+
+        rs.session(args, runtime, rs.build_dataloader, trackers=[rs.TensorBoardTracker("runs/first")])
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        _require("TensorBoardTracker", "tensorboard", "tensorboard")
+        self.folder = folder
+
+    def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
+        """See `Tracker`."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        with explained(f"Cannot write TensorBoard's files to {self.folder}", "give another folder"):
+            # Points of an earlier training from this step on are hidden: a resumed training continues its
+            # curves, a new one starts its own.
+            self._writer: SummaryWriter = SummaryWriter(str(self.folder), purge_step=step)
+        rows = [f"| --{name} | `{value}` |" for name, value in params.items()]
+        self._writer.add_text("config", "\n".join(["| flag | value |", "| --- | --- |", *rows]), step)
+
+    def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        """See `Tracker`."""
+        for step, values in metrics.items():
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def end(self, status: str) -> None:
+        """See `Tracker`."""
+        self._writer.close()
+
+
+class FileTracker(Tracker):
+    """Append one line with a JSON object for each begin, each step with metrics, and each end.
+
+    path: of the file. It may be read while it grows: every line with a newline is complete. A begin has the
+    step from which on earlier lines are obsolete, because a resumed training repeats these steps.
+
+    Raises:
+        UserError: from `begin`, when the file cannot be written.
+
+        rs.session(args, runtime, rs.build_dataloader, trackers=[rs.FileTracker("runs/track.jsonl")])
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
+        """See `Tracker`."""
+        with explained(f"Cannot write metrics to {self.path}", "give FileTracker another file"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab+") as file:
+                # A crash of the machine may have left half a line.
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            self._append([{"begin": run, "step": step, "params": params}])
+
+    def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        """See `Tracker`."""
+        self._append([{"step": step, **values} for step, values in metrics.items()])
+
+    def end(self, status: str) -> None:
+        """See `Tracker`."""
+        self._append([{"end": status}])
+
+    def _append(self, records: list[dict[str, Any]]) -> None:
+        lines = "".join(f"{json.dumps(record)}\n" for record in records).encode()
+        with self.path.open("ab", buffering=0) as file:
+            size = file.tell()
+            if file.write(lines) < len(lines):
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class MLflowTracker(Tracker):
+    """Log to MLflow: flags as parameters, metrics by step, and the final status. A resumed training continues
+    its run.
+
+    uri: of the tracking server, or of a folder; None for MLFLOW_TRACKING_URI; experiment: is created if it
+    does not exist; name: of the run; None for the first letters of that in its checkpoints.
+
+    Raises:
+        UserError: when mlflow is not installed, and from `begin`, before the first step, when MLflow refuses.
+
+        rs.session(args, runtime, rs.build_dataloader, trackers=[rs.MLflowTracker("http://127.0.0.1:5000")])
+    """
+
+    def __init__(self, uri: str | None = None, experiment: str = "recsuite", name: str | None = None) -> None:
+        _require("MLflowTracker", "mlflow", "mlflow-skinny")
+        self.uri, self.experiment, self.name = uri, experiment, name
+
+    def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
+        """See `Tracker`."""
+        for variable, value in PATIENCE.items():
+            os.environ.setdefault(variable, value)
+        try:
+            self._begin({name: str(value)[:LONGEST_PARAM] for name, value in params.items()}, run, step)
+        # Exceptions of MLflow, of its requests, or of the disk have no common class.
+        except Exception as error:
+            raise UserError(
+                f"Cannot begin a run of MLflow in the experiment {self.experiment}: {_words(error)}. "
+                "Fix: give it the uri of a server that runs, or of a folder that MLflow may use."
+            ) from error
+
+    def _begin(self, params: dict[str, str], run: str, step: int) -> None:
+        from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        self._client: MlflowClient = MlflowClient(self.uri)
+        experiment = self._client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            try:
+                self._client.create_experiment(self.experiment)
+            except MlflowException:
+                # Another training may have created it at the same time.
+                if self._client.get_experiment_by_name(self.experiment) is None:
+                    raise
+            experiment = self._client.get_experiment_by_name(self.experiment)
+        place = experiment.experiment_id
+        known = self._client.search_runs([place], f"tags.`{TAG}` = '{run}'", max_results=1)
+        name = self.name or run[:8]
+        found = known[0] if known else self._client.create_run(place, tags={TAG: run}, run_name=name)
+        self._id, before = found.info.run_id, found.data.params
+        self._client.update_run(self._id, status="RUNNING")
+        # MLflow does not allow a parameter to change.
+        for name in params.keys() & before.keys():
+            if params[name] != before[name]:
+                self._client.set_tag(self._id, f"{name} from step {step}", params[name])
+        new = [Param(name, value) for name, value in params.items() if name not in before]
+        for first in range(0, len(new), PARAMS):
+            self._client.log_batch(self._id, params=new[first : first + PARAMS])
+
+    def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
+        """See `Tracker`."""
+        from mlflow.entities import Metric
+
+        now = time.time_ns() // 1_000_000
+        found = [
+            Metric(NOT_IN_A_NAME.sub("_", name), value, now, step)
+            for step, values in metrics.items()
+            for name, value in values.items()
+        ]
+        for first in range(0, len(found), METRICS):
+            self._client.log_batch(self._id, metrics=found[first : first + METRICS])
+
+    def end(self, status: str) -> None:
+        """See `Tracker`."""
+        self._client.set_terminated(self._id, STATES[status])
+
+
+def _require(tracker: str, module: str, package: str) -> None:
+    """Check for a package without importing it, because every rank constructs a tracker."""
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"{tracker} requires {package}, which is not installed; run pip install {package}.")
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
