@@ -393,7 +393,7 @@ class Members(NamedTuple):
     reads: torch.Tensor
 
 
-# Factor of the weights of `OwnItems`, for the same reason. Chosen among 6, 20, 60 and 200 on drawn shops.
+# Factor of the weights of `OwnItems`, for the same reason. Chosen among 20, 60 and 200 on drawn shops.
 OWN_RATE = 60.0
 
 

@@ -42,7 +42,7 @@ from recsuite.config.sections import DataConfig
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables import parts
 from recsuite.datasets.tables.reading import read_tables
-from recsuite.datasets.tables.schema_file import ItemColumn, LabelColumn, TableSchema, UserColumn
+from recsuite.datasets.tables.sections import ItemColumn, LabelColumn, TableSchema, UserColumn
 
 parts._describe = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 schema = TableSchema(UserColumn("user"), ItemColumn("item"), LabelColumn("clicks"))

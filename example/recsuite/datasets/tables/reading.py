@@ -25,7 +25,7 @@ from pyarrow import types
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.arrays import chunks, counts_of, gather, release, temporary, where
-from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
+from recsuite.datasets.schema import COUNT, ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
     HOUR,
@@ -39,7 +39,6 @@ from recsuite.datasets.tables.derived import (
 )
 from recsuite.datasets.tables.files import Tables, columns_of, split_part
 from recsuite.datasets.tables.parts import Part, kept, parts_of, same_type, together, unfinished
-from recsuite.datasets.tables.schema_file import COUNT
 from recsuite.datasets.tables.sections import CATEGORY, EVENTS, LIST, NUMBER, VECTOR, LabelColumn, TableSchema
 from recsuite.datasets.tables.values import (
     DATE,
