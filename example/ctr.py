@@ -4,7 +4,7 @@
     python ctr.py --model dcn --data_path train.txt      DCN-v2, on a log of Criteo's
     torchrun --standalone --nproc_per_node=2 ctr.py --inc_dump
 
-The models, their loss and the loop are in this file. `python ctr.py --help` lists the flags.
+The models, their loss and the loop are in this file. `python ctr.py --help` lists the first flags.
 """
 
 from __future__ import annotations

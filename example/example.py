@@ -5,7 +5,7 @@
     torchrun --standalone --nproc_per_node=8 example.py --dataset ml-1m --num_workers 4
 
 The model, its loss, its optimizers and the loop are in this file; replace any of them with your own.
-`python example.py --help` lists the flags.
+`python example.py --help` lists the first flags, `--help_all` all of them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ class RatingModel(rs.TwoSided):
     to one vector, those of a movie's to another. The two vectors are separate methods, so the model can also
     recommend. A movie of the user history is weighted by its rating minus the mean.
     """
+
+    # The training of few ratings begins with solved biases, in number 0 of the rows.
+    has_biases = True
 
     def __init__(self, data: rs.ModelData, dim: int, hidden: Sequence[int]) -> None:
         super().__init__()

@@ -523,12 +523,13 @@ def test_the_validation_part_is_drawn_by_the_seed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fraction", "number", "line"),
     [
-        (AUTO, 800, "--validation_fraction auto: 800 ratings of 16,000 outside the test choose the epoch"),
+        (AUTO, 800, "800 ratings of 16,000 outside the test (--validation_fraction auto)"),
         (0.05, 800, None),
         (
             0.01,
             160,
-            "--validation_fraction 0.01: 160 ratings of 16,000 outside the test are too few",
+            "160 ratings of 16,000 outside the test (--validation_fraction 0.01), which are few; auto takes "
+            "800",
         ),
         (0.0, 0, None),
     ],
@@ -541,7 +542,7 @@ def test_the_share_of_validation_follows_the_number_of_ratings_and_few_are_repor
     assert found.num_validation == number
     lines = describe_validation(found, config.data)
     assert len(lines) == (line is not None)
-    assert all(each.startswith(str(line)) for each in lines)
+    assert all(each == f"the epoch is chosen by {line}" for each in lines)
 
 
 def write_csv(folder: Path, ratings: list[Rating]) -> Config:

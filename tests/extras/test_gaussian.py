@@ -238,7 +238,7 @@ def test_dynamic_tables_and_too_little_memory_are_refused(
     with pytest.raises(UserError, match="requires tables of a fixed size, and user is dynamic"):
         gaussian_rows(dynamic, ModelConfig(), seed=0)
     monkeypatch.setattr(gaussian, "free_memory", lambda: 10_000)
-    with pytest.raises(UserError, match=r"KiB of memory for 158 ratings, 60 users and items and \d+ rows"):
+    with pytest.raises(UserError, match=r"KiB of memory for 144 ratings, 60 users and items and \d+ rows"):
         gaussian_rows(open_columns(parse_args(flags)), ModelConfig(), seed=0)
 
 

@@ -381,6 +381,6 @@ def test_a_refused_export_leaves_nothing(
 def test_onnxscript_does_not_know_the_size_of_a_repeated_tensor() -> None:
     from onnxscript.function_libs.torch_lib.ops import core
 
-    # If this fails, `repeat_interleave` in serving/graph.py is no longer needed.
+    # If this fails, `repeat_interleave` in extras/graph.py is no longer needed.
     with pytest.raises(TypeError, match="output_size"):
         core.aten_repeat_interleave_Tensor(None, output_size=1)

@@ -367,6 +367,28 @@ def test_what_a_history_adds_counts_like_a_product_with_one_number_for_each_item
         assert one.abs().max() > 0.01
 
 
+def test_a_rank_beyond_the_global_batch_has_gradients_of_all_parts() -> None:
+    vectors, own = normal(2, 2, DIM).requires_grad_(), normal(3, seed=5).requires_grad_()
+    rows, ones = torch.tensor([1, 2]), torch.ones(2, dtype=torch.int32)
+    features = {
+        "movie": JaggedTensor(rows, lengths=ones),
+        HISTORY: JaggedTensor(torch.tensor([3, 1, 4]), lengths=torch.tensor([2, 1], dtype=torch.int32)),
+    }
+    batch: Any = SimpleNamespace(
+        features=features,
+        weights=torch.zeros(2),
+        seen_bits=torch.zeros(2, 1, dtype=torch.uint8),
+        # The batch of all ranks has two events, which are of another one.
+        first=2,
+        gathered=lambda each: each,
+    )
+    loss = loss_module.SampledSoftmax("movie", torch.linspace(0.1, 1, 10))
+    loss(loss_module.WithOwn(vectors, own), batch).backward()
+    assert vectors.grad is not None
+    assert own.grad is not None
+    assert own.grad.abs().max() == 0
+
+
 def test_masked_items_are_no_negatives() -> None:
     users, items, drawn = normal(2, DIM, seed=2), normal(2, DIM, seed=3), normal(4, DIM, seed=4)
     is_none = torch.tensor([[True, False, False, True], [False] * 4])

@@ -30,7 +30,7 @@ VALUES: dict[str, str] = {
     **{"dataset": "ml-100k", "load": "newest", "window": "2d", "mlp_dims": "8", "embedding_dim": "16"},
     **{"eviction": "lfu", "split": "random", "checkpoint": "latest", "task": "response", "preset": "none"},
     **{"batch_size": "100", "synthetic_ratings": "5000", "max_bad_rows": "0.5", "cutoffs": "5"},
-    **{"storage": "disk", "memory_budget": "2GB", "storage_dir": "data"},
+    **{"storage": "disk", "memory_budget": "2GB", "storage_dir": "data", "validation_fraction": "0.1"},
 }
 WITH = {
     **dict.fromkeys(("window", "follow_data"), "--stream"),

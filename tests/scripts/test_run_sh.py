@@ -380,7 +380,7 @@ def test_it_works_from_another_folder_and_keeps_that_folder(copy: Copy, tmp_path
     assert (copy.folder / ".venv").is_dir()
 
 
-@pytest.mark.parametrize("failing", ["", "-m codespell_lib", "-m pytest"])
+@pytest.mark.parametrize("failing", ["", "-m codespell_lib", "-m pytest --all"])
 def test_ci_lints_and_tests_from_any_folder_and_fails_with_either(
     copy: Copy, tmp_path: Path, failing: str
 ) -> None:

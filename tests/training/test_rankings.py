@@ -21,6 +21,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
+from recsuite.models import heads
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.export import write_export
 from recsuite.serving.served import ServedModel
@@ -127,6 +128,26 @@ def test_a_served_model_scores_as_the_trained_one(trained: Trained) -> None:
     # Ages say something.
     without = {name: given for name, given in values.items() if name != "history_ages"}
     assert (model.score(without) - found).abs().max() > 0.001
+
+
+def test_a_checkpoint_from_before_own_scores_is_continued_with_them(
+    synthetic_folder: Path, context: RuntimeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {**SMALL["ranking"], "seen": "allow", "data_path": str(synthetic_folder)}
+    first = Config.of(**flags, save_dir=str(tmp_path / "dumps"), inc_dump=True).replaced(epochs=1)
+    with open_data(first, context) as data:
+        with monkeypatch.context() as patched:
+            patched.setattr(heads, "OwnItems", lambda num_types: None)
+            with checkpointing(data.columns, first, context) as checkpointer:
+                Training(data, first, context, checkpointer).run()
+        assert ServedModel.open(tmp_path / "dumps").snapshot.head.own_items is None
+        # The second delta builds on a full checkpoint with all parameters.
+        second = first.replaced(resume=True, epochs=3)
+        with checkpointing(data.columns, second, context) as checkpointer:
+            run = Training(data, second, context, checkpointer).run()
+    assert [epoch.number for epoch in run.epochs] == [2, 3]
+    head = ServedModel.open(tmp_path / "dumps", "latest").snapshot.head
+    assert head.own_items.types.abs().max() > 0
 
 
 def test_an_export_scores_as_its_checkpoint(trained: Trained, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from recsuite.files import digest_of_bytes, typed
 ORIGIN = "model_class"
 # Digests of the models of scripts to the class of the library that computes the same: serve.py answers for
 # example.py. Keep the old digest when that model changes; a test compares the newest.
-TWINS = {"21a5e16136966b87c457b2eefdb949a0": "Interaction"}
+TWINS = dict.fromkeys(("21a5e16136966b87c457b2eefdb949a0", "728f416bf3eef2486763c1e89c9c35fb"), "Interaction")
 FIX = (
     "use the script that trained it, or give the function that makes it: ServedModel.open(folder, "
     "model=make_model), serve.main(model=make_model) or score.main(model=make_model)."

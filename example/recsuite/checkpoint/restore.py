@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
 from recsuite.checkpoint.chain import (
     CheckpointChain,
     chain_at,
@@ -20,7 +22,14 @@ from recsuite.checkpoint.folder import others_in
 from recsuite.checkpoint.format import CONFIG, DynamicRecord, Manifest
 from recsuite.checkpoint.origin import check_origin
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading, widths_in
-from recsuite.checkpoint.writer import dense_of, digest_of_vocabulary, features_of, shapes_of, tensors_of
+from recsuite.checkpoint.writer import (
+    dense_of,
+    digest_of_vocabulary,
+    features_of,
+    recorded_in,
+    shapes_of,
+    tensors_of,
+)
 from recsuite.config.sections import CheckpointConfig, ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted, printable
@@ -90,6 +99,7 @@ def _load(
         manifests: list[Manifest] = raise_on_all(lambda: check_whole(chain, context.rank, context.world_size))
     except UserError as error:
         raise _DamagedError(str(error), chain) from None
+    shapes = recorded_in(manifests[-1], shapes)
     accepts = train_state.accepts_changed_model
     line = raise_on_all(lambda: check_origin(chain.folder, manifests[-1], train_state.head, accepts))
     raise_on_all(lambda: check_fit(chain.folder, manifests[-1], shapes, columns, optimizer, widths))
@@ -97,7 +107,8 @@ def _load(
     raise_on_all(lambda: [*map(check_shard_files, chain.folders, manifests)])
     reader = RowReader(chain.folders, manifests)
     raise_on_all(lambda: check_tables(chain.folder, reader, tables))
-    everyones = all_gather_object(lambda: _read(chain, reader, train_state, tables))
+    dense = recorded_in(manifests[-1], dense_of(train_state))
+    everyones = all_gather_object(lambda: _read(chain, reader, train_state, tables, dense))
     for name in tables:
         dropped = sum(mine[name] for mine in everyones)
         if dropped:
@@ -149,7 +160,11 @@ def restore_chosen(
 
 
 def _read(
-    chain: CheckpointChain, reader: RowReader, train_state: ShardedModel, tables: Tables
+    chain: CheckpointChain,
+    reader: RowReader,
+    train_state: ShardedModel,
+    tables: Tables,
+    dense: Mapping[str, torch.Tensor],
 ) -> dict[str, int]:
     """Fill the dense part and this rank's rows; return the number of rows of each table without a place.
 
@@ -157,7 +172,7 @@ def _read(
     """
     with reading(chain.folder):
         # In place: the model and its optimizer hold these tensors.
-        reader.fill({name: value.detach() for name, value in dense_of(train_state).items()})
+        reader.fill({name: value.detach() for name, value in dense.items()})
         scale = float(train_state.row_scale)
         return {name: table.load(reader, scale) for name, table in tables.items()}
 

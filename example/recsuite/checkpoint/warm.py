@@ -28,7 +28,7 @@ from recsuite.checkpoint.folder import BEST
 from recsuite.checkpoint.format import VOCABULARY, Manifest
 from recsuite.checkpoint.origin import check_origin
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading
-from recsuite.checkpoint.writer import dense_of, features_of
+from recsuite.checkpoint.writer import dense_of, features_of, recorded_in
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import SCHEMA_FILE, UNKNOWN_ROW, schema_of
 from recsuite.errors import UserError, printable
@@ -96,7 +96,7 @@ def start_from(
     )
     manifests: list[Manifest] = raise_on_all(lambda: check_whole(chain, context.rank, context.world_size))
     manifest = manifests[-1]
-    dense = {name: value.detach() for name, value in dense_of(train_state).items()}
+    dense = {name: value.detach() for name, value in recorded_in(manifest, dense_of(train_state)).items()}
     tables = {name: table for name, table in train_state.tables.items() if name in manifest.features}
     accepts = train_state.accepts_changed_model
     line = raise_on_all(lambda: check_origin(chain.folder, manifest, train_state.head, accepts))

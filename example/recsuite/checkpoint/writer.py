@@ -78,6 +78,8 @@ from recsuite.training.state import ShardedModel
 
 # Bytes per second of the slowest disk that ranks wait for.
 SLOWEST_DISK = 5 * 10**6
+# Parameters that rankings of earlier versions lacked, see `models.layers.OwnItems`.
+ADDED_LATER = "dense.own_items."
 # Raw value of row 0 of a table whose raw values are whole numbers.
 UNKNOWN_NUMBER = np.iinfo(np.int64).min
 
@@ -95,6 +97,15 @@ def dense_of(train_state: ShardedModel) -> dict[str, torch.Tensor]:
         name: value if value.dim() else value.view(1)
         for name, value in found.items()
         if not isinstance(value, ShardedTensor)
+    }
+
+
+def recorded_in(manifest: Manifest, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors without those that checkpoints of earlier versions lack, and that begin at zero."""
+    return {
+        name: value
+        for name, value in tensors.items()
+        if name in manifest.tensors or not name.startswith(ADDED_LATER)
     }
 
 

@@ -45,7 +45,8 @@ class Flag:
             f"at least {self.least:,}" if self.most is None else f"between {self.least:,} and {self.most:,}"
         )
         words = f", or {choices}" if choices else ""
-        require(self.least <= value <= most, f"--{name} must be {limits}{words}, got {value}")
+        is_within = not isinstance(value, str) and self.least <= value <= most
+        require(is_within, f"--{name} must be {limits}{words}, got {value}")
 
 
 def flag(

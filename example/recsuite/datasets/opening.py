@@ -91,7 +91,7 @@ class FileWatcher:
             return False
         # A file that is still being written differs at the next look.
         if moving := {name for name, _ in now.items() ^ before.items()}:
-            self._report_after_a_while(f"{min(moving)} is still being written; waiting until it rests")
+            self._report_after_a_while(f"{min(moving)} is still being written; waiting")
             return False
         changed = [file for file in files if self.known.get(file.name) != file.size]
         if unfinished := [file.name for file in changed if not _ends_a_line(file)]:
@@ -210,28 +210,25 @@ def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> N
             f"{columns.num_train:,} {schema.labels} for training, {columns.num_validation:,} for validation, "
             f"{columns.num_test:,} for the test (--split {config.data.split})"
         )
-    of_validation = [] if config.stream.stream else describe_validation(columns, config.data)
+    measures = bool(config.stream.stream or config.checkpoint.load)
+    of_validation = [] if measures else describe_validation(columns, config.data)
     for line in (f"{columns.source}: {sizes}, {things}", *of_validation, *columns.notes):
         context.say(line)
 
 
 def describe_validation(columns: Columns, config: DataConfig) -> list[str]:
-    """Return a line on the validation if it is a larger share than of many events, or very small."""
+    """Return a line on the events that choose the epoch, if they are few, or a larger share than of many."""
     left, number = columns.num_train + columns.num_validation, columns.num_validation
     wanted = dataclasses.replace(config, validation_fraction=AUTO).num_validation(left)
-    took = f"{counted(number, columns.schema.label)} of {left:,} outside the test"
     # Not those that the files have.
     if not 0 < number <= config.num_validation(left):
         return []
-    if config.validation_fraction == AUTO:
-        is_more = wanted > round(left * SHARE_OF_VALIDATION)
-        return [f"--validation_fraction auto: {took} choose the epoch"] if is_more else []
-    if number >= min(FEW_VALIDATION, wanted):
-        return []
-    return [
-        f"--validation_fraction {config.validation_fraction}: {took} are too few to choose the epoch "
-        f"other than by chance; auto takes up to {wanted:,}"
-    ]
+    flag, is_auto = f"--validation_fraction {config.validation_fraction}", config.validation_fraction == AUTO
+    events = counted(number, columns.schema.label)
+    line = f"the epoch is chosen by {events} of {left:,} outside the test ({flag})"
+    if number < FEW_VALIDATION and (is_auto or number < wanted):
+        return [f"{line}, which are few{'' if is_auto else f'; auto takes {wanted:,}'}"]
+    return [line] if is_auto and number > round(left * SHARE_OF_VALIDATION) else []
 
 
 def open_same_columns(

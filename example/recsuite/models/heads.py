@@ -172,6 +172,8 @@ class Interaction(Head):
     which divides by the root of their number; the mean predicted better).
     """
 
+    has_biases = True
+
     def __init__(
         self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float
     ) -> None:

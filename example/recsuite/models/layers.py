@@ -393,7 +393,8 @@ class Members(NamedTuple):
     reads: torch.Tensor
 
 
-# Factor of the weights of `OwnItems`, for the same reason. Chosen among 20, 60 and 200 on drawn shops.
+# Factor of the weights of `OwnItems`, because AdamW moves each by about its rate in a step, and they go to
+# several. Chosen among 20, 60 and 200, by the tests of two drawn shops.
 OWN_RATE = 60.0
 
 
@@ -406,7 +407,7 @@ class OwnItems(nn.Module):
 
     def __init__(self, num_types: int = 1) -> None:
         super().__init__()
-        # Zero at first: an untrained model repeats nothing. An age that no training event had has the number
+        # Zero at first: an untrained model repeats nothing. An age without training events uses the number
         # of its type.
         self.types = nn.Parameter(torch.zeros(num_types))
         self.gaps = nn.Parameter(torch.zeros(num_types * NUM_TIME_BUCKETS))

@@ -131,6 +131,11 @@ class OwnScores:
             self.events = repeated(torch.arange(len(counts), device=counts.device), counts, len(self.items))
             self.ends = [0, *counts.cumsum(0).tolist()]
 
+    @property
+    def zero(self) -> torch.Tensor | float:
+        """A zero that is a function of `own`."""
+        return 0.0 if self.own is None else self.own[:0].sum()
+
     def of(self, part: slice, items: torch.Tensor) -> torch.Tensor | float:
         """Return what is added to the scores of M items for a part of the events, float32 [n, M]; or 0.
 
@@ -228,7 +233,8 @@ class SampledSoftmax(nn.Module):
             own = rows[part]
             is_none = unpack_bits(seen_bits[part], len(drawn)) | (own.unsqueeze(1) == drawn)
             more = added.of_each(part, own, drawn)
-            losses.append(drawn_softmax(users[part], items[part], negatives, is_none, log_number, *more))
+            found = drawn_softmax(users[part], items[part], negatives, is_none, log_number, *more)
+            losses.append(found + added.zero)
         return losses
 
     def _of_groups(
@@ -262,8 +268,9 @@ class SampledSoftmax(nn.Module):
             item, place = torch.cat([everyones[group], negatives]), first + own.start - begin
             log_shares = log_shares - added.of(own, competing)
             losses.append(sampled_softmax(users[own], item, competing, log_shares, is_real, seen, place))
-        # Zeros, but functions of all vectors: every rank takes part in the backward.
-        return [*losses, (users[end:] * 0).sum(dim=1) + everyones[:0].sum()]
+        # Zeros, but functions of all that the model returned: every rank takes part in the backward, and each
+        # parameter gets a gradient.
+        return [*losses, (users[end:] * 0).sum(dim=1) + everyones[:0].sum() + added.zero]
 
     def _log_expected(self, items: torch.Tensor, num_events: int, num_drawn: int) -> torch.Tensor:
         """Return the log of the expected number of each item among the negatives, up to a constant."""
@@ -299,13 +306,12 @@ def sampled_softmax(
 
     The softmax is over M items, of which those from `first` on belong to the n users.
 
-    Takes vectors [n, D] and [M, D] and, for each item, its table row, the logarithm of its expected
-    number, such as its share of the training events (also for each user, [n, M]), and True if it is not
-    padding, [M]; seen_bits: True
-    if a user had an item before, bool [n, M]. An item is a negative as often as it is popular; to correct
-    this, each score is lowered by that logarithm (Yi et al., "Sampling-bias-corrected neural modeling for
-    large corpus item recommendations", 2019). The user's own item is never a negative, nor is an item that
-    the user had before: no ranking shows it again.
+    Takes vectors [n, D] and [M, D] and, for each item, its table row, the logarithm of its expected number,
+    such as its share of the training events (also for each user, [n, M]), and True if it is not padding, [M];
+    seen_bits: True if a user had an item before, bool [n, M]. An item is a negative as often as it is
+    popular; to correct this, each score is lowered by that logarithm (Yi et al., "Sampling-bias-corrected
+    neural modeling for large corpus item recommendations", 2019). The user's own item is never a negative,
+    nor is an item that the user had before: no ranking shows it again.
     """
     # The items of the other users of the group represent all items: no item has to be drawn or looked up for
     # them.

@@ -193,8 +193,8 @@ class Items:
         Raises:
             UserError: see `nearest`.
         """
-        # Plus the largest number of excluded items of a user: these may be the best. Items with an addition
-        # are no matter of the index: all of them are compared.
+        # Plus the largest number of excluded items of a user: these may be the best. The index does not
+        # know additions, so items with one are always scored.
         apart = torch.cat([left_out, added.pairs], dim=1)
         more = int(apart[0].bincount().max()) if apart.numel() else 0
         places = mask_excluded(self.nearest.search(users, k + more, breadth), apart)

@@ -95,7 +95,7 @@ def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[R
     raws = [tell(model, data_path, str(model.snapshot.trained.parent)) for model in models]
     for split, part in (("validation", columns[0].num_validation), ("test", columns[0].num_test)):
         if part == 0:
-            raise UserError(f"There is no event for the {split}; give --validation_fraction 0.01, say.")
+            raise UserError(f"There is no event for the {split}; give --validation_fraction 0.1, say.")
         yield cases_of(columns[0], raws[-1], split, max(config.data.history for config in configs))
 
 

@@ -92,13 +92,13 @@ def observing(
         UserError: before anything is trained, when results could not be written.
 
     """
-    found = Observers(config.flags)
+    observers = Observers(config.flags)
     with contextlib.ExitStack() as stack:
         # The output of an epoch is the same on every rank, and each file in --report_dir needs one writer.
         if context.rank == 0:
-            found.callbacks += _asked_for(config, context, trackers, found.flags, stack)
-        found.callbacks += callbacks
-        yield found
+            observers.callbacks += _asked_for(config, context, trackers, observers.flags, stack)
+        observers.callbacks += callbacks
+        yield observers
 
 
 def _asked_for(
@@ -115,11 +115,11 @@ def _asked_for(
     if flags.profile:
         yield extra("profiler").Profile(flags.profile, Path(flags.report_dir or "."), context)
     if flags.tensorboard or trackers:
-        observing = extra("trackers")
+        of_trackers = extra("trackers")
         if flags.tensorboard:
-            trackers = [observing.TensorBoardTracker(Path(flags.report_dir, "tensorboard")), *trackers]
+            trackers = [of_trackers.TensorBoardTracker(Path(flags.report_dir, "tensorboard")), *trackers]
         for tracker in trackers:
-            tracking = observing.Tracking(tracker, all_flags, context.say)
+            tracking = of_trackers.Tracking(tracker, all_flags, context.say)
             # Also if the training fails: the tracker gets the values until then, and its end.
             stack.push(tracking.close)
             yield tracking

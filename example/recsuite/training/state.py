@@ -342,8 +342,8 @@ def stops_early(progress: Progress, config: TrainingConfig) -> bool:
     """Return True if the last --patience epochs were no better than an earlier one."""
     # Without any finite result there is no best epoch to restore, and no value to compare with.
     is_impatient = 0 < config.patience <= progress.epochs_since_best and progress.best is not None
-    # From good initial rows training may first get worse: an epoch after them is the first to compare with.
-    if config.patience > 1 and progress.epochs_since_best == progress.epoch:
+    # From good initial rows training may first get worse, so it has twice as many epochs to become better.
+    if config.patience > 1 and progress.epochs_since_best == progress.epoch < 2 * config.patience:
         return False
     # After the last epoch the training is over, and not stopped early.
     return is_impatient and progress.epoch < config.epochs

@@ -85,7 +85,7 @@ def fill_initial_rows(
         lambda: shapes() if context.rank == 0 else {},
         PREPARATION_DEADLINE,
         "make the initial rows of the tables",
-        "give --initial_rows random",
+        "give --preset none",
     )
     for name, shape in everyones[0].items():
         rows = found.get(name, torch.empty(shape)).to(context.device)
@@ -100,8 +100,8 @@ def begins_with_biases(train_state: ShardedModel, columns: Columns, config: Conf
         and config.model.initial_rows == "random"
         and not config.stream.stream
         and not config.checkpoint.warm_start
-        # Such a model adds number 0 of both vectors to it.
-        and hasattr(train_state.head, "mean_rating")
+        # The model says so: number 0 of its rows of users and items is a bias.
+        and getattr(train_state.head, "has_biases", False)
         and 0 < columns.num_train <= MOST_FOR_BIASES
         and columns.num_validation > 0
         and not any(table.feature.is_dynamic for table in columns.tables)
@@ -287,7 +287,7 @@ class InMemoryBest(CheckpointerProtocol):
         needed, free = max(sizes) * self._context.local_world_size, min(rooms)
         if needed > free * SHARE_OF_FREE:
             self._context.say(
-                f"the best epoch is not kept, so the test uses the last one: a copy needs "
+                f"the best weights are not kept, so the test uses the last ones: a copy needs "
                 f"{shown_bytes(needed)} on a machine, and {shown_bytes(free)} are free; --dump keeps "
                 "the best on disk"
             )

@@ -69,7 +69,7 @@ def test_a_file_that_grows_without_pause_is_reported(followed: Followed) -> None
     for _ in range(3):
         followed.write("b.csv", LINE)
         assert followed.looks(1) == [False]
-    assert followed.said == ["b.csv is still being written; waiting until it rests"]
+    assert followed.said == ["b.csv is still being written; waiting"]
 
 
 def test_a_removed_file_is_a_change(followed: Followed) -> None:

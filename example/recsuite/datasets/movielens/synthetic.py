@@ -1,7 +1,7 @@
 """Synthetic MovieLens in ml-1m's own format, drawn from planted parameters.
 
-Every user and movie has a bias and a few factors, partly explained by the user's demographics and by the
-movie's genres, year and popularity. A rating is their score plus noise, clipped and rounded to 1..5. The
+Every user and movie has a bias and one or a few factors, partly explained by the user's demographics and by
+the movie's genres, year and popularity. A rating is their score plus noise, clipped and rounded to 1..5. The
 parameters are known, and so is the best possible prediction: the files contain it as the oracle.
 
     folder/ratings.dat   UserID::MovieID::Rating::Timestamp, sorted by user
@@ -80,7 +80,7 @@ class Planted(NamedTuple):
 
 @dataclass(frozen=True)
 class World:
-    """Parameters of a stationary world, with as many users and movies as ml-1m.
+    """Parameters of a stationary world, by default with as many users and movies as ml-1m.
 
     noise_std: of a rating around its score, in stars; mean_score: of the ratings; bias_stds: of the biases of
     users and of movies; factor_stds: of the user's side of each planted factor; mean_ratings_per_user,

@@ -370,9 +370,9 @@ def _choose_validation(
 ) -> np.ndarray:
     """Mark the validation events, bool [events], in the order of time.
 
-    They are --validation_fraction of the events outside the test, drawn by the seed; for leave_one_out from
-    the newest remaining event of each user. For --split time they are not the newest: the newest events are
-    the most informative ones about the test.
+    As many as `DataConfig.num_validation` says are drawn by the seed from the events outside the test; for
+    leave_one_out from the newest remaining event of each user. For --split time they are not the newest: the
+    newest events are the most informative ones about the test.
     """
     among = where(~is_test)
     wanted = config.num_validation(len(among))
