@@ -26,7 +26,7 @@ def as_given(value: Any) -> str:
 # name: (sentence, {flag: value}).
 PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "rating": (
-        "Ratings: rows are drawn, and held by a decay in proportion to events.",
+        "Ratings: drawn rows, of few ratings with solved biases, held by a decay in proportion to events.",
         {
             "task": "rating",
             "lr": 0.25,

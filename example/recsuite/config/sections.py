@@ -643,8 +643,9 @@ class ModelConfig(Section):
     dropout: float = flag(0.2, "Dropout rate of the transformer.", requires=("task", "sequence"))
     initial_rows: str = flag(
         "random",
-        "Initial rows of the tables: drawn (random), or those of a Gaussian model of the training ratings, "
-        "which is solved before the first epoch (gaussian), for models that add up rows.",
+        "Initial rows of the tables: drawn (random; with solved biases if --preset rating has few), or "
+        "those of a Gaussian model of the training ratings, solved before the first epoch (gaussian), for "
+        "models that add up rows.",
         choices=("random", *INITIAL_ROWS),
         requires=("task", "rating"),
     )

@@ -201,7 +201,7 @@ class ModelChain:
             accepted_features(self.retriever, users), number, exclude=exclude, approximate=approximate
         )
         values = accepted_features(self.ranker, users)
-        vectors, items, of_history = self.ranker.parts_of(values)
+        vectors, items, of_history = self.ranker._parts_of(values)
         added, answers = items.added(values.get(HISTORY, ()), of_history), []
         for user, (vector, candidates) in enumerate(zip(vectors, found, strict=True)):
             known = [(items.places[item], item, score) for item, score in candidates if item in items.places]

@@ -261,7 +261,7 @@ class ServedModel:
         if data and had is None and schema.user in users and rule_of(exclude, schema) == SEEN:
             # The history of a model may be shorter than all the user's items.
             exclude = data.seen_items(users[schema.user])
-        vectors, items, of_history = self.parts_of(values)
+        vectors, items, of_history = self._parts_of(values)
         if candidates is not None:
             items = items.only(candidates)
         added = items.added(values.get(HISTORY, ()), of_history)
@@ -304,11 +304,11 @@ class ServedModel:
 
         values: as for `score`. A model without vectors returns positions, int64 [U], see `Pairs`.
         """
-        vectors, items, _ = self.parts_of(values)
+        vectors, items, _ = self._parts_of(values)
         return vectors, items
 
     @torch.inference_mode()
-    def parts_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items, torch.Tensor]:
+    def _parts_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items, torch.Tensor]:
         """Return what `vectors_of` does, and what each item of the histories adds to its own score.
 
         The latter is float32 [V], or [0] of a model that adds nothing.
