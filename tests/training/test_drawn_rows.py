@@ -96,7 +96,7 @@ def test_few_ratings_without_factors_are_predicted_as_by_biases_on_any_number_of
     for ranks in (1, 2):
         folder = tmp_path / f"report-{ranks}"
         printed = succeeded(torchrun(ranks, EXAMPLE, *flags, "--report_dir", folder, timeout=120))
-        assert "epoch 0, the biases of the ratings: validation RMSE" in printed
+        assert "epoch 0, the initial rows, with biases: validation RMSE" in printed
         reports.append(read_json(folder / "metrics.json"))
     one, two = reports
     assert one["data"]["num_validation"] == 120

@@ -164,7 +164,7 @@ class Training:
             initial_rows = getattr(extra(name), function)
         what = "the initial rows"
         if initial_rows is None and begins_with_biases(self.train_state, self.columns, self.config):
-            initial_rows, what = bias_rows, f"the biases of the {self.unit}"
+            initial_rows, what = bias_rows, "the initial rows, with biases"
         if initial_rows is not None and not self.checkpointer.is_resumed:
             begun = time.perf_counter()
             with self.phase("model"):
@@ -541,7 +541,9 @@ class Training:
         lost = f" that is still there; epoch {wanted} was better, but its checkpoint is gone"
         which = f"weights of epoch {best.epoch}" if best.epoch else "initial rows"
         lost = lost if best.epoch < wanted else ""
-        self.context.say(f"the test uses the {which}, the best on the validation {self.unit}{lost}")
+        is_short = best.epoch == 0 and not stops_early(progress, self.config.training)
+        more = "; no epoch is better yet, so give more --epochs" if is_short else ""
+        self.context.say(f"the test uses the {which}, the best on the validation {self.unit}{lost}{more}")
         return best
 
 
