@@ -83,12 +83,12 @@ def train(config: Config, context: RuntimeContext, order: ShuffleOrder) -> float
     import torch
 
     from recsuite.datasets.opening import open_data
-    from recsuite.training.loop import begin_training
+    from recsuite.training.loop import Training
 
     torch.manual_seed(config.runtime.seed)
     # The only place where batches look their order up; without workers they are made in this process.
     with mock.patch.object(batching, "shuffled", order), open_data(config, context) as data:
-        return begin_training(data, config, context).run().test["rmse"]
+        return Training(data, config, context).run().test["rmse"]
 
 
 def true_permutation(positions: np.ndarray, number: int, seed: int, epoch: int) -> np.ndarray:

@@ -119,7 +119,7 @@ def test_the_core_names_extras_in_its_table_of_hooks_alone() -> None:
     assert naming == {"recsuite.hooks"}
     for name in hooks.EXTRAS:
         assert subject_of(hooks.extra(name).__name__) is not None
-    for name, function in hooks.INITIAL_ROWS.values():
+    for name, function in hooks.INITIAL_ROWS.items():
         assert callable(getattr(hooks.extra(name), function))
 
 

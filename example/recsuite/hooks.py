@@ -21,8 +21,8 @@ EXTRAS: Mapping[str, str] = {
     "segments": "recsuite.extras.reports.segments",
     "trackers": "recsuite.extras.reports.trackers",
 }
-# --initial_rows to the extra and its function that makes the rows, see `Training.shard`.
-INITIAL_ROWS: Mapping[str, tuple[str, str]] = {"gaussian": ("gaussian", "gaussian_rows")}
+# --initial_rows, which is the name of an extra, to its function that makes the rows, see `Training.shard`.
+INITIAL_ROWS: Mapping[str, str] = {"gaussian": "gaussian_rows"}
 
 
 def extra(name: str) -> ModuleType:

@@ -337,7 +337,7 @@ def train_epoch_of_8_steps(
                 if step.progress.step == 8:
                     at_end(checkpointer)
 
-        training.begin_training(data, config, trained.context, checkpointer, [AtEnd()]).run()
+        training.Training(data, config, trained.context, checkpointer, [AtEnd()]).run()
 
 
 @pytest.mark.parametrize("increments", [False, True])

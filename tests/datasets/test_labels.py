@@ -25,7 +25,7 @@ from recsuite.extras.guess.proposal import propose
 from recsuite.extras.guess.writer import text_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.evaluation import make_evaluator
-from recsuite.training.loop import begin_training
+from recsuite.training.loop import Training
 from recsuite.training.steps import InputPipeline
 
 NUM_EVENTS = 400
@@ -166,7 +166,7 @@ class FirstLoss(nn.Module):
 
 
 def test_each_label_is_measured_on_the_events_that_have_it(config: Config, context: RuntimeContext) -> None:
-    with open_data(config, context) as data, begin_training(data, config, context) as training:
+    with open_data(config, context) as data, Training(data, config, context) as training:
         shapes = {"labels": lambda predictions, labels: float(predictions.shape[1] + labels.shape[1])}
         model = training.shard(ThreeOutputs, loss=FirstLoss(), metrics=shapes)
         evaluator: Any = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
@@ -191,7 +191,7 @@ def test_each_label_is_measured_on_the_events_that_have_it(config: Config, conte
 def test_a_model_of_the_first_label_alone_is_taken_and_reported(
     config: Config, context: RuntimeContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with open_data(config, context) as data, begin_training(data, config, context) as training:
+    with open_data(config, context) as data, Training(data, config, context) as training:
         model = training.shard()
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
         found = evaluator.test(model.model, 0)
@@ -204,7 +204,7 @@ def test_another_number_of_outputs_than_labels_is_refused(config: Config, contex
         def predictions(self, output: torch.Tensor) -> torch.Tensor:
             return output[:, :2]
 
-    with open_data(config, context) as data, begin_training(data, config, context) as training:
+    with open_data(config, context) as data, Training(data, config, context) as training:
         model = training.shard(Two, loss=FirstLoss())
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
         with pytest.raises(
@@ -219,7 +219,7 @@ def test_labels_of_several_kinds_require_a_model_that_names_its_labels(
     class Silent(ThreeOutputs):
         predictions = None  # type: ignore[assignment]
 
-    with open_data(config, context) as data, begin_training(data, config, context) as training:
+    with open_data(config, context) as data, Training(data, config, context) as training:
         model = training.shard(Silent, loss=FirstLoss())
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
         with pytest.raises(ValueError, match=r"labels of several kinds .rating, yes_no. must say"):

@@ -24,7 +24,7 @@ from recsuite.datasets.schema import BUCKETS, DENSE, UNKNOWN_ROW
 from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.loop import begin_training
+from recsuite.training.loop import Training
 from tests.support.batches import lists_of
 from tests.support.launch import EXAMPLE, read_json, succeeded, torchrun
 
@@ -400,7 +400,7 @@ def test_ranks_train_the_same_model_of_events_features_and_numbers(
     flags: dict[str, Any] = {"data_path": str(folder), "epochs": 1, "lr": 0.1, "preset": "none"}
     config = Config.of(**flags, batch_size=192)
     with open_data(config, context) as data:
-        run = begin_training(data, config, context).run()
+        run = Training(data, config, context).run()
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     succeeded(torchrun(2, EXAMPLE, *words, "--batch_size", 192, "--report_dir", tmp_path))
     found = read_json(tmp_path / "metrics.json")

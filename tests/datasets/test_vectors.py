@@ -216,7 +216,7 @@ def test_a_projection_changes_predictions_of_new_items_alone(
     config = parse_args([*write(tmp_path, items()), "--epochs", "1", "--batch_size", "256"])
     with monkeypatch.context() as without:
         without.setattr(loop, "project_rows", lambda *_: None)
-        with open_data(config, context) as data, loop.begin_training(data, config, context) as training:
+        with open_data(config, context) as data, loop.Training(data, config, context) as training:
             model = training.shard(initial_rows=gaussian_rows)
             evaluate = training.evaluator.validate, training.evaluator.test
             before = [each(model.model, 0)["rmse"] for each in evaluate]

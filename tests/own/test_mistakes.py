@@ -22,7 +22,7 @@ from recsuite.datasets.schema import ITEM, USER, Feature, Schema
 from recsuite.models.tasks import TASKS, predictions_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Step
-from recsuite.training.loop import Training, begin_training
+from recsuite.training.loop import Training
 from recsuite.training.state import make_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -75,7 +75,7 @@ def library_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
 def training(synthetic_folder: Path, context: RuntimeContext) -> Iterator[Training]:
     flags = {"batch_size": 2_048, "history": 0, "embedding_dim": 4, "epochs": 1}
     config = Config.of(data_path=str(synthetic_folder), **flags)
-    with open_data(config, context) as data, begin_training(data, config, context) as found:
+    with open_data(config, context) as data, Training(data, config, context) as found:
         yield found
 
 
@@ -206,7 +206,7 @@ def test_a_model_without_vectors_is_refused_for_a_ranking(
     synthetic_folder: Path, context: RuntimeContext
 ) -> None:
     config = Config.of(data_path=str(synthetic_folder), task="ranking", history=0)
-    with open_data(config, context) as data, begin_training(data, config, context) as training:
+    with open_data(config, context) as data, Training(data, config, context) as training:
         with pytest.raises(rs.UserError, match=r"--task ranking requires a TwoSided, got Small"):
             training.shard(small())
         with pytest.raises(rs.UserError, match=r"--task ranking .* ranks"):
@@ -245,7 +245,7 @@ class Vectors(rs.TwoSided):
 def test_items_are_ranked_by_vectors_of_any_width(synthetic_folder: Path, context: RuntimeContext) -> None:
     flags = {"data_path": str(synthetic_folder), "task": "ranking", "history": 0, "epochs": 1}
     config = Config.of(**flags, embedding_dim=4, batch_size=2_048)
-    with open_data(config, context) as data, begin_training(data, config, context) as training:
+    with open_data(config, context) as data, Training(data, config, context) as training:
         with pytest.raises(rs.UserError, match=r"requires a forward that returns the vectors of both sides"):
             training.shard(lambda data, args: rs.TwoSided())
         run = trained(training, maker=lambda data, args: Vectors())

@@ -126,7 +126,7 @@ def train_kept(
         found = train(folder, config, context, **modes, keep=1)
     else:
         with open_data(config, context) as data:
-            run = training.begin_training(data, config, context).run()
+            run = training.Training(data, config, context).run()
             found = {"test": run.test, "test_epoch": run.test_epoch}
     links = {link.name: link.resolve().name for link in folder.glob("*") if link.is_symlink()}
     return {**found, "said": [line for line in said if "weights" in line], "links": links}

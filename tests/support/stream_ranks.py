@@ -62,7 +62,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
     from recsuite.checkpoint.stream_state import reopen_data
     from recsuite.checkpoint.writer import named_tensors
     from recsuite.training.callbacks import Callback, Epoch, Step
-    from recsuite.training.loop import begin_training
+    from recsuite.training.loop import Training
 
     windows: list[dict[str, Any]] = []
 
@@ -83,7 +83,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
             reopen_data(config, context, trains=True) as data,
             checkpointing(data.columns, config, context) as checkpointer,
         ):
-            run = begin_training(data, config, context, checkpointer, [Noting()]).run()
+            run = Training(data, config, context, checkpointer, [Noting()]).run()
             found["test"], found["num_train"] = run.test, run.columns.num_train
             found["tensors"] = digests(named_tensors(checkpointer.writer.tables, checkpointer.dense), context)
     except SystemExit as ended:

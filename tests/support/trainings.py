@@ -51,7 +51,7 @@ def train(
         with open_data(config, context) as data, checkpointing(data.columns, config, context) as checkpointer:
             checkpointer.__class__ = EndingCheckpointer
             with noting(data.loader.dataset, taken):
-                begun = training.begin_training(data, config, context, checkpointer)
+                begun = training.Training(data, config, context, checkpointer)
                 begun.shard = functools.partial(begun.shard, maker, tables=rule)  # type: ignore[method-assign]
                 run = begun.run()
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]

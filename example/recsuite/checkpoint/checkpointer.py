@@ -40,7 +40,7 @@ from recsuite.checkpoint.format import CONFIG, Manifest, read_manifest
 from recsuite.checkpoint.recorded import LEARNING_FLAGS, TABLE_FLAGS, read_recorded
 from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.warm import start_from
-from recsuite.checkpoint.writer import CheckpointWriter, dense_of, recorded_in
+from recsuite.checkpoint.writer import CheckpointWriter
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.streams import check_prefix
@@ -107,20 +107,14 @@ class Checkpointer:
         deltas to build on.
         """
         self.rates = train_state.rates
-        is_older = False
         if self.resumed is not None:
-            manifest = restore(self.resumed, train_state, self.columns, self.context)
-            dense = dense_of(train_state)
-            is_older = len(recorded_in(manifest, dense)) < len(dense)
+            restore(self.resumed, train_state, self.columns, self.context)
         elif folder := self.config.checkpoint.warm_start:
             task = TASKS[self.config.model.task]
             start_from(folder_at(folder), train_state, self.columns, task, self.context)
         self.writer = CheckpointWriter(
             train_state, self.run, self.resumed, self.columns, self.config, self.context
         )
-        if is_older:
-            # No delta can build on one with fewer parameters.
-            self.writer.link = None
         # Any delta needs a full checkpoint to build on. A resumed training has one, and continues its chain:
         # a server that follows it need not notice that the trainer was restarted.
         if self.resumed is None and (self.config.checkpoint.inc_dump or progress.is_best):

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -59,6 +59,8 @@ TYPES = {
     "F64": "float64",
 }
 MOST_DIMENSIONS = 8
+# Parameters that rankings of earlier versions lacked, see `models.layers.OwnItems`.
+ADDED_LATER = "dense.own_items."
 # The fix for a checkpoint that cannot be read.
 OTHER_CHECKPOINT = "give another checkpoint"
 # In bytes: a manifest is read into memory before any check.
@@ -247,6 +249,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     with parsing(f"{path}"):
         config: dict[str, Any] = typed(dict, parsed(content), CONFIG)
     return config
+
+
+def recorded_in(manifest: Manifest, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors without those that checkpoints of earlier versions lack, and that begin at zero."""
+    return {
+        name: value
+        for name, value in tensors.items()
+        if name in manifest.tensors or not name.startswith(ADDED_LATER)
+    }
 
 
 def link_after(folder: Path) -> ParentLink:

@@ -19,14 +19,13 @@ from recsuite.checkpoint.chain import (
     with_suggestion,
 )
 from recsuite.checkpoint.folder import others_in
-from recsuite.checkpoint.format import CONFIG, DynamicRecord, Manifest
+from recsuite.checkpoint.format import CONFIG, DynamicRecord, Manifest, recorded_in
 from recsuite.checkpoint.origin import check_origin
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading, widths_in
 from recsuite.checkpoint.writer import (
     dense_of,
     digest_of_vocabulary,
     features_of,
-    recorded_in,
     shapes_of,
     tensors_of,
 )

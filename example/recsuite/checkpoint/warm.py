@@ -25,10 +25,10 @@ from recsuite.checkpoint.chain import (
     with_suggestion,
 )
 from recsuite.checkpoint.folder import BEST
-from recsuite.checkpoint.format import VOCABULARY, Manifest
+from recsuite.checkpoint.format import VOCABULARY, Manifest, recorded_in
 from recsuite.checkpoint.origin import check_origin
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading
-from recsuite.checkpoint.writer import dense_of, features_of, recorded_in
+from recsuite.checkpoint.writer import dense_of, features_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import SCHEMA_FILE, UNKNOWN_ROW, schema_of
 from recsuite.errors import UserError, printable

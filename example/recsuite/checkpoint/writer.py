@@ -78,8 +78,6 @@ from recsuite.training.state import ShardedModel
 
 # Bytes per second of the slowest disk that ranks wait for.
 SLOWEST_DISK = 5 * 10**6
-# Parameters that rankings of earlier versions lacked, see `models.layers.OwnItems`.
-ADDED_LATER = "dense.own_items."
 # Raw value of row 0 of a table whose raw values are whole numbers.
 UNKNOWN_NUMBER = np.iinfo(np.int64).min
 
@@ -97,15 +95,6 @@ def dense_of(train_state: ShardedModel) -> dict[str, torch.Tensor]:
         name: value if value.dim() else value.view(1)
         for name, value in found.items()
         if not isinstance(value, ShardedTensor)
-    }
-
-
-def recorded_in(manifest: Manifest, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors without those that checkpoints of earlier versions lack, and that begin at zero."""
-    return {
-        name: value
-        for name, value in tensors.items()
-        if name in manifest.tensors or not name.startswith(ADDED_LATER)
     }
 
 
@@ -280,7 +269,9 @@ class CheckpointWriter:
             # Only if deltas are written: the marks take a byte for each row, and are set in every lookup.
             track_changes(train_state.model, self.tables)
             self.raw_values = RawValues(Path(columns.folder) / VOCABULARY, columns.schema)
-            self.link = None if chain is None else link_after(chain.folder)
+            # No delta can build on a checkpoint with fewer tensors, of an earlier version.
+            if chain is not None and self.shapes.keys() <= read_manifest(chain.folder).tensors.keys():
+                self.link = link_after(chain.folder)
 
     def _add_texts(self, columns: Columns, chain: CheckpointChain | None = None) -> None:
         """Add the texts of ids in the data, and in the checkpoint that the training continues from.

@@ -184,22 +184,18 @@ def nearest_flag(name: str) -> str:
     return SYNONYMS.get(name) or next(iter([*like, *sorted(longer, key=len)]), "")
 
 
-def _number_or_auto(text: str) -> int | str:
-    if text == AUTO:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor auto") from None
+def _or_auto(kind: type[int] | type[float], noun: str) -> Callable[[str], float | str]:
+    """Return the conversion of a number or the word auto. noun: for the number, with its article."""
 
+    def convert(text: str) -> float | str:
+        if text == AUTO:
+            return text
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is neither {noun} nor auto") from None
 
-def _share_or_auto(text: str) -> float | str:
-    if text == AUTO:
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from None
+    return convert
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -222,8 +218,8 @@ def _folder(text: str) -> str:
 
 # Conversions from the text of a flag to its value, if the type of its default does not define one.
 KINDS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("batch_size", "num_workers"), _number_or_auto),
-    "validation_fraction": _share_or_auto,
+    **dict.fromkeys(("batch_size", "num_workers"), _or_auto(int, "a whole number")),
+    "validation_fraction": _or_auto(float, "a number"),
     **dict.fromkeys(("mlp_dims", "cutoffs"), _numbers),
     **dict.fromkeys(PATHS, _folder),
 }

@@ -210,8 +210,8 @@ def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> N
             f"{columns.num_train:,} {schema.labels} for training, {columns.num_validation:,} for validation, "
             f"{columns.num_test:,} for the test (--split {config.data.split})"
         )
-    measures = bool(config.stream.stream or config.checkpoint.load)
-    of_validation = [] if measures else describe_validation(columns, config.data)
+    chooses = not (config.stream.stream or config.checkpoint.load)
+    of_validation = describe_validation(columns, config.data) if chooses else []
     for line in (f"{columns.source}: {sizes}, {things}", *of_validation, *columns.notes):
         context.say(line)
 

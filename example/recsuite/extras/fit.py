@@ -59,7 +59,7 @@ from recsuite.serving.recommend import TrainingFeatures
 from recsuite.serving.request import check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
-from recsuite.tools.script import joined_launch
+from recsuite.tools.script import joined_launch, session
 
 if TYPE_CHECKING:
     import pandas
@@ -471,25 +471,16 @@ def _write(
 
 
 def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
-    from recsuite.checkpoint.checkpointer import checkpointing
-    from recsuite.datasets.opening import open_data
+    from recsuite.datasets.loader import build_dataloader
     from recsuite.datasets.source import locate, read
     from recsuite.runtime.process import raise_on_all
     from recsuite.serving.reader import read_settled
-    from recsuite.training.loop import begin_training
-    from recsuite.training.observers import observing
-    from recsuite.training.results import report_run
 
-    with joined_launch(config, given) as (config, context), observing(config, context) as observers:
-        with ExitStack() as stack:
-            with observers.part("data"):
-                data = stack.enter_context(open_data(config, context))
-            config = config.with_global_batch(data.columns.num_train, context.world_size)
-            observers.flags.update(config.flags)
-            checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
-            run = begin_training(data, config, context, checkpointer, observers.callbacks).run()
+    with joined_launch(config, given) as (config, context):
+        with session(config, context, build_dataloader) as training:
+            run = training.run()
         # Prints the table of results, and writes the outputs that the flags request.
-        raise_on_all(lambda: report_run(run, observers.split(), config, context))
+        raise_on_all(lambda: training.report(run))
 
         def known() -> tuple[Snapshot, RawData, TableSchema]:
             source = locate(config.data, config.runtime.seed)

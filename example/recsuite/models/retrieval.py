@@ -39,7 +39,7 @@ class InnerProduct:
 class Added(NamedTuple):
     """Numbers added to the scores of some pairs, such as those of the items of a user's history.
 
-    pairs: positions of users and of items, int64 [2, E], each pair once, in order; numbers: float32 [E].
+    pairs: positions of users, ascending, and of items, int64 [2, E]; numbers: [E], of the type of the scores.
     """
 
     pairs: torch.Tensor
@@ -47,8 +47,18 @@ class Added(NamedTuple):
 
     def of_users(self, begin: int, end: int) -> Added:
         """Return those of some users, which are counted from the first of them."""
-        here = (self.pairs[0] >= begin) & (self.pairs[0] < end)
+        ends = self.pairs.new_tensor([begin, end])
+        here = slice(*torch.searchsorted(self.pairs[0].contiguous(), ends).tolist())
         return Added(self.pairs[:, here] - self.pairs.new_tensor([[begin], [0]]), self.numbers[here])
+
+    def into(self, scores: torch.Tensor, first: int) -> torch.Tensor:
+        """Add the numbers to the scores of a block of items in place, and return these, [U, m].
+
+        first: position of the first item of the block.
+        """
+        user, item = self.pairs[0], self.pairs[1] - first
+        here = (item >= 0) & (item < scores.shape[1])
+        return scores.index_put_((user[here], item[here]), self.numbers[here], accumulate=True)
 
     def places(self, num_users: int) -> torch.Tensor:
         """Return the places of the items of each user, int64 [U, most of a user], -1 for none."""
@@ -107,13 +117,10 @@ def _top_items(
     added: Added,
 ) -> torch.Tensor:
     user, item = excluded
-    added_user, added_item = added.pairs
     best, places = users.new_zeros(len(users), 0), torch.zeros(len(users), 0, dtype=torch.int64)
     step = max(1, PAIRS // len(users))
     for begin in range(0, len(items), step):
-        scores = scorer.score_all(users, items[begin : begin + step])
-        here = (added_item >= begin) & (added_item < begin + step)
-        scores[added_user[here], added_item[here] - begin] += added.numbers[here]
+        scores = added.into(scorer.score_all(users, items[begin : begin + step]), begin)
         here = (item >= begin) & (item < begin + step)
         scores[user[here], item[here] - begin] = -torch.inf
         numbers = torch.arange(begin, begin + scores.shape[1]).expand_as(scores)

@@ -25,6 +25,7 @@ from recsuite.checkpoint.chain import (
 )
 from recsuite.checkpoint.folder import BEST
 from recsuite.checkpoint.format import (
+    ADDED_LATER,
     CONFIG,
     FEATURES_FILE,
     MANIFEST,
@@ -334,7 +335,9 @@ def checked_head(
     """Return a head on "meta", after a check that its tensors are those of a folder."""
     config, _ = model_of(folder, manifest)
     # A checkpoint from before there were such scores has none, and is served without them.
-    if getattr(empty, "own_items", None) and f"{DENSE}own_items.types" not in manifest.tensors:
+    if getattr(empty, "own_items", None) and not any(
+        name.startswith(ADDED_LATER) for name in manifest.tensors
+    ):
         empty.register_module("own_items", None)
     tables = [feature.name for feature in with_tables(features, config.reads_order)]
     recorded = widths_in(manifest)

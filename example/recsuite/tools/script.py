@@ -429,10 +429,10 @@ def session(
         open_data(config, context, build, observers) as data,
         checkpointing(data, config, context, observers) as checkpoints,
     ):
-        from recsuite.training.loop import begin_training
+        from recsuite.training.loop import Training
 
-        with begin_training(data, config, context, checkpoints, observers.callbacks) as training:
-            training.seconds = observers.split
+        observed = (observers.callbacks, observers.split)
+        with Training(data, config, context, checkpoints, *observed) as training:
             yield training
 
 

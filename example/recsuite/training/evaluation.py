@@ -40,7 +40,7 @@ from recsuite.errors import UserError
 from recsuite.hooks import extra
 from recsuite.models.layers import repeated
 from recsuite.models.losses import parts_of
-from recsuite.models.retrieval import highest
+from recsuite.models.retrieval import Added, highest
 from recsuite.models.tasks import TASKS, ResponseTask, WorkerTask, first_label, predictions_of
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext
@@ -394,25 +394,19 @@ class AddedScores:
         self._parts.append((cases[is_there], self.positions[found[is_there]], numbers[is_there].double()))
 
     @functools.cached_property
-    def _all(self) -> list[torch.Tensor]:
-        return [torch.cat(each) for each in zip(*self._parts, strict=True)]
+    def _added(self) -> Added:
+        cases, positions, numbers = (torch.cat(each) for each in zip(*self._parts, strict=True))
+        return Added(torch.stack([cases, positions]), numbers)
 
     def onto(self, scores: torch.Tensor, part: slice, first: int) -> torch.Tensor:
         """Return the scores of some cases, float64 [n, m], with the numbers of m items from one on added."""
-        if self._parts:
-            cases, positions, numbers = self._all
-            begin, end = torch.searchsorted(cases, cases.new_tensor([part.start, part.stop])).tolist()
-            case, item = cases[begin:end] - part.start, positions[begin:end] - first
-            inside = (item >= 0) & (item < scores.shape[1])
-            cells = case[inside], item[inside]
-            scores.index_put_(cells, numbers[begin:end][inside], accumulate=True)
-        return scores
+        return self._added.of_users(part.start, part.stop).into(scores, first) if self._parts else scores
 
     def of_items(self, items: torch.Tensor) -> torch.Tensor:
         """Return what is added to the score of one item of each case, float64 [n]. items: positions, [n]."""
         found = torch.zeros(len(items), dtype=torch.float64, device=items.device)
         if self._parts:
-            cases, positions, numbers = self._all
+            (cases, positions), numbers = self._added
             is_own = positions == items[cases]
             found.index_add_(0, cases[is_own], numbers[is_own])
         return found

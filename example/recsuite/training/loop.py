@@ -71,7 +71,7 @@ from recsuite.training.weights import (
 class Training:
     """Training that begins where its checkpointer says, in passes: epochs, or windows of a stream.
 
-        with begin_training(data, config, context, checkpointer, callbacks) as training:
+        with Training(data, config, context, checkpointer, callbacks) as training:
             model = training.shard()
             step = training.step(model.train_on)
             for epoch in training.epochs():
@@ -82,6 +82,10 @@ class Training:
 
     In epochs the model is validated after each, and tested at the end. Along a stream each window is first
     predicted, then learned once. Collective: every rank makes one, and makes the same calls.
+
+    data: see `open_data`; config, context: flags and process; checkpointer: see `checkpointing`, None keeps
+    the best weights in memory; callbacks: observe the training; seconds: returns those of the parts of the
+    run up to now, for its report.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Training:
         context: RuntimeContext,
         checkpointer: CheckpointerProtocol | None = None,
         callbacks: Sequence[Callback] = (),
+        seconds: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self.config = config = config.with_global_batch(data.columns.num_train, context.world_size)
         self.context = context
@@ -105,8 +110,7 @@ class Training:
         self.epoch: TrainingPass
         self._steps: list[TrainingStep] = []
         self.results: list[Epoch] = []
-        # Seconds of the parts of the run up to now, for its report.
-        self.seconds: Callable[[], dict[str, float]] = dict
+        self._seconds = seconds
         bar = ProgressBar(self.columns.num_train, self.unit, config.training.epochs, context.rank != 0)
         self.callbacks = Callbacks([*callbacks, bar])
         self.input_pipeline = InputPipeline(data.loader, self.phase)
@@ -160,8 +164,8 @@ class Training:
             self.context.say(line)
         place_batches(self.input_pipeline, self.train_state, self.config, self.context)
         if initial_rows is None and self.config.model.initial_rows in INITIAL_ROWS:
-            name, function = INITIAL_ROWS[self.config.model.initial_rows]
-            initial_rows = getattr(extra(name), function)
+            name = self.config.model.initial_rows
+            initial_rows = getattr(extra(name), INITIAL_ROWS[name])
         what = "the initial rows"
         if initial_rows is None and begins_with_biases(self.train_state, self.columns, self.config):
             initial_rows, what = bias_rows, "the initial rows, with biases"
@@ -415,7 +419,7 @@ class Training:
         Raises:
             UserError: when the report cannot be written.
         """
-        report_run(run, self.seconds(), self.config, self.context)
+        report_run(run, self._seconds(), self.config, self.context)
 
     def request_stop(self) -> None:
         """End the training after the current step, with a checkpoint. Not collective."""
@@ -462,20 +466,20 @@ class Training:
             with self.phase(self.checkpointer.phase):
                 self.checkpointer.on_step(step)
 
-    def trained(self, part: TrainingPass) -> None:
+    def trained(self, epoch: TrainingPass) -> None:
         """Handle a pass with all of its steps made."""
-        assert part.losses is not None
+        assert epoch.losses is not None
         if self.config.training.capture == "on" and not any(step.has_captured for step in self._steps):
             raise UserError(
                 "--capture on: no step of the pass was captured; name the step by @training.step, and have "
                 f"more than {counted(WARM_UP_STEPS, 'step')} in a pass, or give auto or off."
             )
         # First of all: the next steps would validate, compare and save a broken model.
-        check_finite(part.losses, self.progress.step, self.train_state.rates)
+        check_finite(epoch.losses, self.progress.step, self.train_state.rates)
         # The wait of the rank that waited most: in every step all ranks wait for it.
-        part.wait = _largest(self.input_pipeline.seconds_waited / part.seconds, self.context)
-        step, epoch = self.progress.step + len(part.losses), self.progress.epoch + 1
-        self.progress = dataclasses.replace(self.progress, step=step, epoch=epoch, samples=0)
+        epoch.wait = _largest(self.input_pipeline.seconds_waited / epoch.seconds, self.context)
+        step, number = self.progress.step + len(epoch.losses), self.progress.epoch + 1
+        self.progress = dataclasses.replace(self.progress, step=step, epoch=number, samples=0)
         if self.windows is None:
             project_rows(self.train_state, self.columns)
 
@@ -487,9 +491,9 @@ class Training:
         validation: the metrics of the epoch, by which the best one is chosen.
         """
         self._check_whole()
-        part = self.epoch
-        assert part.losses is not None
-        part.validation, window = validation, self.window
+        epoch = self.epoch
+        assert epoch.losses is not None
+        epoch.validation, window = validation, self.window
         if self.windows is None:
             self.progress = self._judged(validation)
         else:
@@ -497,26 +501,26 @@ class Training:
             self._check_weights(self.checkpointer.saves_changes)
             self.stream = self.stream.done()
         # Steps are of different sizes, so their losses are weighted with their events.
-        train_loss = float(np.average(part.losses, weights=part.step_sizes))
-        rate = sum(part.step_sizes) / part.seconds
-        results = self.progress, part.losses, train_loss, validation, part.seconds, rate, part.wait
-        epoch = Epoch(*results)
+        train_loss = float(np.average(epoch.losses, weights=epoch.step_sizes))
+        rate = sum(epoch.step_sizes) / epoch.seconds
+        results = self.progress, epoch.losses, train_loss, validation, epoch.seconds, rate, epoch.wait
+        result = Epoch(*results)
         if self.windows is not None and window is not None:
             times, overall = self.windows.times_of(window), self._overall()
-            epoch = TrainedWindow(*results, len(window), *times, overall, self.stream.overall_biases())
+            result = TrainedWindow(*results, len(window), *times, overall, self.stream.overall_biases())
         # Before the callbacks, for it may end the process; and after the checks, because it replaces good
         # checkpoints.
         with self.phase(self.checkpointer.phase):
-            self.checkpointer.on_epoch(epoch)
-        self.callbacks.on_epoch(epoch)
-        if isinstance(epoch, TrainedWindow):
-            self.lines.add(epoch)
+            self.checkpointer.on_epoch(result)
+        self.callbacks.on_epoch(result)
+        if isinstance(result, TrainedWindow):
+            self.lines.add(result)
             # An endless stream must not keep all losses.
-            self.results.append(dataclasses.replace(epoch, losses=epoch.losses[:0]))
+            self.results.append(dataclasses.replace(result, losses=result.losses[:0]))
         else:
-            self.context.say(describe_epoch(epoch, self.task, self.unit, self.config.training))
+            self.context.say(describe_epoch(result, self.task, self.unit, self.config.training))
             self.print_counts()
-            self.results.append(epoch)
+            self.results.append(result)
 
     def _judged(self, validation: Metrics) -> Progress:
         """Return the progress at the end of an epoch, with the result of its validation."""
@@ -624,30 +628,3 @@ def describe_early_stop(progress: Progress, task: WorkerTask, config: TrainingCo
         f"{counted(progress.epochs_since_best, 'epoch')} without a better "
         f"validation {task.main_label} than {progress.best:.4f} (--patience {config.patience})"
     )
-
-
-def begin_training(
-    data: Data,
-    config: Config,
-    context: RuntimeContext,
-    checkpointer: CheckpointerProtocol | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Training:
-    """Return a training and start its workers. Collective: every rank.
-
-    In epochs it is validated after each and tested at the end. Along a stream each window is predicted before
-    it is learned.
-
-    data: see `open_data`; config, context: flags and process; checkpointer: see `checkpointing`, None keeps
-    the best weights in memory; callbacks: observe the training.
-
-        with begin_training(data, config, context, checkpointer) as training:
-            model = training.shard(make_model)
-            step = training.step(model.train_on)
-            for epoch in training.epochs():
-                for batch in epoch:
-                    step(batch)
-                training.save(training.validate())
-            run = training.finish()
-    """
-    return Training(data, config, context, checkpointer, callbacks)

@@ -7,17 +7,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recsuite.config.config import Config
 from recsuite.hooks import extra
 from recsuite.remote import folder_at
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.callbacks import PHASES, Callback
+from recsuite.training.callbacks import PHASES, Callback, Tracker
 from recsuite.training.progress import Progress
-
-if TYPE_CHECKING:
-    from recsuite.training.callbacks import Tracker
 
 # In the order of a run. "other" is the time outside of all parts: the report, the end of the workers.
 PARTS = ("imports", "data", *PHASES, "other")
@@ -90,7 +87,6 @@ def observing(
 
     Raises:
         UserError: before anything is trained, when results could not be written.
-
     """
     observers = Observers(config.flags)
     with contextlib.ExitStack() as stack:

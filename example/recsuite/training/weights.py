@@ -85,7 +85,7 @@ def fill_initial_rows(
         lambda: shapes() if context.rank == 0 else {},
         PREPARATION_DEADLINE,
         "make the initial rows of the tables",
-        "give --preset none",
+        "give --preset none" if config.model.initial_rows == "random" else "give --initial_rows random",
     )
     for name, shape in everyones[0].items():
         rows = found.get(name, torch.empty(shape)).to(context.device)
