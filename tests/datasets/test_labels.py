@@ -184,7 +184,7 @@ def test_each_label_is_measured_on_the_events_that_have_it(config: Config, conte
     assert found["stars_rmse"] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-6)
     assert found["stars_mae"] == pytest.approx(errors.abs().mean(), rel=1e-6)
     assert found["auc"] == measure_probabilities(predictions[:, 0], rows["bought"].to_numpy() == 1)["auc"]
-    assert {"clicked_auc", "stars_rmse"} <= validated.keys()
+    assert {"clicked_auc", "stars_rmse"} <= validated.values.keys()
     assert found["labels"] == 6
 
 
@@ -196,7 +196,7 @@ def test_a_model_of_the_first_label_alone_is_taken_and_reported(
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
         found = evaluator.test(model.model, 0)
     assert "the model predicts bought alone, so clicked, stars is not measured" in capsys.readouterr().out
-    assert not {name for name in found if name.startswith(("clicked", "stars"))}
+    assert not {name for name in found.values if name.startswith(("clicked", "stars"))}
 
 
 def test_another_number_of_outputs_than_labels_is_refused(config: Config, context: RuntimeContext) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 import subprocess
@@ -288,13 +289,13 @@ def test_known_and_new_users_are_compared_with_the_baselines_separately() -> Non
         "ranks/new": baselines_of_ranks(0.1, 0.25),
     }
     columns: Any = SimpleNamespace(schema=SCHEMA, baselines=baselines)
-    test = ranked(0.3)
-    test.parts = {"/known": ranked(0.35, 80), "/new": ranked(0.15, 20)}
+    parts = {"/known": ranked(0.35, 80), "/new": ranked(0.15, 20)}
+    test = dataclasses.replace(ranked(0.3), parts=parts)
     assert describe_better_baselines(columns, TASKS["ranking"], test) == [
         "users with training ratings (80 ratings): its test NDCG@10 is 0.3500, better than all baselines",
         "other users (20 ratings): its test NDCG@10 is 0.1500, worse than popularity (0.2500)",
     ]
-    test.parts["/new"] = ranked(0.26, 20)
+    parts["/new"] = ranked(0.26, 20)
     assert describe_better_baselines(columns, TASKS["ranking"], test) == []
 
 
@@ -306,7 +307,7 @@ def test_a_difference_of_validation_and_test_beyond_chance_is_printed_with_the_r
     assert [*describe_difference(columns, task, test, validation, "random")] == [differ]
     assert [*describe_difference(columns, task, test, validation, "time")] == [f"{differ}: {time}"]
     assert [*describe_difference(columns, task, test, ranked(0.14, 4, 0.1), "time")] == []
-    test.new_users, test.new_items = 0.4, 0.05
+    test = dataclasses.replace(test, new_users=0.4, new_items=0.05)
     (said,) = describe_difference(columns, task, test, ranked(0.14, 4, 0.1), "random")
     assert said == (
         "validation NDCG@10 0.1400 and test NDCG@10 0.2320 are of different kinds of events: 40% of the test "

@@ -150,7 +150,7 @@ def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any
         found = make_evaluator(input_pipeline, columns, config.model, context).test(train_state.model, 0)
     # The ends of the intervals too.
     ends = {f"{name} {end}": found.intervals[name][end] for name in found.intervals for end in (0, 1)}
-    return {**found, **ends}
+    return {**found.values, **ends}
 
 
 def train_all(
@@ -169,7 +169,7 @@ def train_all(
             position = Progress(0, epoch)
             found = train_epoch(train_state, input_pipeline, position, config.training, context)
             losses.append(found.tolist())
-            metrics = evaluator.test(train_state.model, epoch)
+            metrics = evaluator.test(train_state.model, epoch).values
     return losses, metrics, optimizer_sums(train_state)
 
 

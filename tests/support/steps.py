@@ -10,12 +10,15 @@ def tell(checkpointer: Any, progress: Any, loss: float = 0.5) -> None:
     import numpy as np
     import torch
 
+    from recsuite.datasets.metrics import Measured
     from recsuite.training.callbacks import Epoch, Step
 
     if progress.samples:
         checkpointer.on_step(Step(progress, torch.tensor(loss), {}))
     else:
-        checkpointer.on_epoch(Epoch(progress, np.array([loss], np.float32), loss, {}, 0.0, 0.0, 0.0))
+        checkpointer.on_epoch(
+            Epoch(progress, np.array([loss], np.float32), loss, Measured({}), 0.0, 0.0, 0.0)
+        )
 
 
 def train_epoch(

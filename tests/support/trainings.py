@@ -55,7 +55,7 @@ def train(
                 begun.shard = functools.partial(begun.shard, maker, tables=rule)  # type: ignore[method-assign]
                 run = begun.run()
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
-            found["test"] = run.test
+            found["test"] = run.test.values
             found["tensors"] = digests(named_tensors(checkpointer.writer.tables, checkpointer.dense), context)
     except SystemExit as ended:
         found["status"] = int(str(ended.code))
@@ -91,7 +91,7 @@ def evaluate(train_state: Any, columns: Any, config: Config, context: RuntimeCon
     from recsuite.training.evaluation import make_evaluator
 
     evaluator = make_evaluator(input_pipeline_of(columns, config, context), columns, config.model, context)
-    return evaluator.test(train_state.model, 0)
+    return evaluator.test(train_state.model, 0).values
 
 
 def advance(

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from typing_extensions import override
+
 from recsuite.runtime.console import stage
 from recsuite.training.progress import Progress
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from recsuite.datasets.columns import Columns
-    from recsuite.datasets.metrics import Metrics
+    from recsuite.datasets.metrics import Measured, Metrics
     from recsuite.training.state import ShardedModel
 
 # Names of the parts of a training, for `Callback.phase`: building the model; waiting for a batch; the rest of
@@ -61,7 +63,7 @@ class Epoch:
     progress: Progress
     losses: np.ndarray
     train_loss: float
-    validation: Metrics
+    validation: Measured
     seconds: float
     events_per_second: float
     data_wait: float
@@ -109,22 +111,22 @@ class Run:
     columns: Columns
     plan: str
     epochs: Sequence[Epoch]
-    test: Metrics
+    test: Measured
     test_epoch: int
     num_epochs: int
     stopped_early: bool
     is_stream: bool = False
     num_empty: int = 0
     initial_rows_seconds: float = 0.0
-    initial: Metrics = field(default_factory=dict)
+    initial: Measured | None = None
     biases: Metrics = field(default_factory=dict)
 
     @property
-    def validation(self) -> Metrics:
-        """Validation metrics of the tested weights; empty if another process had them."""
+    def validation(self) -> Measured | None:
+        """Validation metrics of the tested weights; None if another process had them."""
         if self.test_epoch == 0:
             return self.initial
-        return next((each.validation for each in self.epochs if each.number == self.test_epoch), {})
+        return next((epoch.validation for epoch in self.epochs if epoch.number == self.test_epoch), None)
 
 
 class Callback:
@@ -265,9 +267,9 @@ class Callbacks(Callback):
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)
 
+    @override
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
-        """See `Callback`."""
         # Closed in the opposite order, each of them also when another one raises.
         with contextlib.ExitStack() as stack:
             # The first one is outermost, so the stopwatch includes the time of the others.
@@ -275,23 +277,23 @@ class Callbacks(Callback):
                 stack.enter_context(callback.phase(name, progress))
             yield
 
+    @override
     def on_begin(self, progress: Progress, run: str) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_begin(progress, run)
 
+    @override
     def on_step(self, step: Step) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_step(step)
 
+    @override
     def on_epoch(self, epoch: Epoch) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_epoch(epoch)
 
+    @override
     def on_end(self, run: Run) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_end(run)
 
@@ -305,9 +307,9 @@ class ProgressBar(Callback):
     def __init__(self, num_events: int, unit: str, num_epochs: int, quiet: bool) -> None:
         self.num_events, self.unit, self.num_epochs, self.quiet = num_events, unit, num_epochs, quiet
 
+    @override
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
-        """See `Callback`."""
         # Waiting for a batch is a phase within the steps, and must not begin a second bar. Other phases have
         # no events to count.
         if name != "steps":
@@ -320,6 +322,6 @@ class ProgressBar(Callback):
         with stage(title, number, self.unit, done=progress.samples, quiet=self.quiet) as self._reached:
             yield
 
+    @override
     def on_step(self, step: Step) -> None:
-        """See `Callback`."""
         self._reached(step.progress.samples)

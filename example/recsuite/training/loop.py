@@ -12,12 +12,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM, TrainingConfig
 from recsuite.datasets.batches import EventBatches
-from recsuite.datasets.metrics import Metrics
+from recsuite.datasets.metrics import Measured, Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import Window
 from recsuite.errors import UserError, counted, format_metric
@@ -106,7 +106,7 @@ class Training:
         self.progress = self.checkpointer.start
         self.unit = data.columns.schema.labels
         self.initial_rows_seconds = 0.0
-        self.initial: Metrics = {}
+        self.initial: Measured | None = None
         self.epoch: TrainingPass
         self._steps: list[TrainingStep] = []
         self.results: list[Epoch] = []
@@ -350,7 +350,7 @@ class Training:
         self.context.say(describe_growth(before, self.columns))
         windows.drop_columns()
 
-    def validate(self) -> Metrics:
+    def validate(self) -> Measured:
         """Return the metrics of the trained pass.
 
         They are on the validation events, or of a window's predictions, which were made before it was
@@ -358,7 +358,8 @@ class Training:
         """
         self._check_whole()
         if self.windows is not None:
-            return {**self.task.no_metrics(), **self.stream.predicted}
+            number = self.stream.end - self.stream.begin
+            return Measured({**self.task.no_metrics(), **self.stream.predicted}, number)
         with self.phase("evaluation"):
             # Also after a finite loss: a model may be broken and still give one.
             self._check_weights()
@@ -370,7 +371,7 @@ class Training:
             self.context.say(line)
         number = self.progress.epoch
         if self.windows is not None:
-            overall, empty = self._overall(), self.windows.num_empty(self.stream)
+            overall, empty = Measured(self._overall(), self.stream.end), self.windows.num_empty(self.stream)
             biases = self.stream.overall_biases()
             run = Run(
                 self.columns,
@@ -483,7 +484,7 @@ class Training:
         if self.windows is None:
             project_rows(self.train_state, self.columns)
 
-    def save(self, validation: Metrics) -> None:
+    def save(self, validation: Measured | Mapping[str, float]) -> None:
         """Save the model after an epoch: a checkpoint where flags request one, and the best weights.
 
         Collective; it may end the process.
@@ -493,6 +494,8 @@ class Training:
         self._check_whole()
         epoch = self.epoch
         assert epoch.losses is not None
+        if not isinstance(validation, Measured):
+            validation = Measured(dict(validation))
         epoch.validation, window = validation, self.window
         if self.windows is None:
             self.progress = self._judged(validation)
@@ -522,7 +525,7 @@ class Training:
             self.print_counts()
             self.results.append(result)
 
-    def _judged(self, validation: Metrics) -> Progress:
+    def _judged(self, validation: Measured) -> Progress:
         """Return the progress at the end of an epoch, with the result of its validation."""
         value = validation[self.task.main_metric]
         # Only one rank decides: other machines may round differently.
@@ -572,10 +575,10 @@ class TrainingPass(Pass):
             lambda step: training.after_step(step, is_last=step.progress.samples == num_events),
         )
         training.epoch, self.training, self.wait = self, training, 0.0
-        self.validation: Metrics | None = None
+        self.validation: Measured | None = None
 
+    @override
     def __iter__(self) -> Iterator[ModelInput]:
-        """See `Pass`."""
         with self.training.phase("steps"):
             yield from super().__iter__()
         self.training.trained(self)
@@ -610,11 +613,11 @@ def describe_epoch(epoch: Epoch, task: WorkerTask, unit: str, config: TrainingCo
     )
 
 
-def describe_validation(metrics: Metrics, task: WorkerTask) -> str:
+def describe_validation(validation: Measured, task: WorkerTask) -> str:
     """Describe the metrics of a validation that are shown after each epoch."""
     shown = (
-        f"{label} {format_metric(metrics[name])}"
-        for name, label in task.labels_for(metrics).items()
+        f"{label} {format_metric(validation[name])}"
+        for name, label in task.labels_for(validation.values).items()
         if name in task.epoch_metrics or name not in task.metrics
     )
     return f"validation {', '.join(shown)}"

@@ -21,6 +21,7 @@ from torch import nn
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.utils import _wait_for_batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from typing_extensions import override
 
 from recsuite.config.config import Config
 from recsuite.config.sections import TrainingConfig
@@ -148,7 +149,7 @@ def place_batches(
     reason = why_not_on_device(dataset, config, torch.cuda.mem_get_info(device)[0])
     if reason is None:
         tables = [module for module in model.model.modules() if isinstance(module, OneRankTables)]
-        batches = DeviceBatches(dataset, device, [name for each in tables for name in each.feature_names])
+        batches = DeviceBatches(dataset, device, [name for module in tables for name in module.feature_names])
         reason = why_not_padded(model, batches)
     inputs.why_on_host = reason or ""
     if reason is None:
@@ -169,16 +170,16 @@ def with_histories(
     """
     of_keys = lengths.view(len(keys), -1)
     parts = dict(zip(keys, values.split(of_keys.sum(dim=1).tolist()), strict=True))
-    found = dict(zip(keys, of_keys, strict=True))
-    counts = found[HISTORY].long()
+    lengths_by_key = dict(zip(keys, of_keys, strict=True))
+    counts = lengths_by_key[HISTORY].long()
     # One item for each event, followed by its history.
     own = counts.cumsum(0) - counts + torch.arange(len(counts))
     joined = values.new_empty(len(counts) + len(parts[HISTORY]))
     joined[own] = parts[item]
     rows = repeated(torch.arange(len(counts)), counts, len(parts[HISTORY]))
     joined[torch.arange(len(rows)) + rows + 1] = parts.pop(HISTORY)
-    parts[item], found[item] = joined, found.pop(HISTORY) + 1
-    return [*parts], torch.cat([*parts.values()]), torch.cat([*found.values()])
+    parts[item], lengths_by_key[item] = joined, lengths_by_key.pop(HISTORY) + 1
+    return [*parts], torch.cat([*parts.values()]), torch.cat([*lengths_by_key.values()])
 
 
 def copied(source: Iterator[ModelInput], device: torch.device) -> Iterator[ModelInput]:
@@ -248,8 +249,8 @@ class Overlap(TrainPipelineSparseDist):
 class Prefetch(PrefetchTrainPipelineSparseDist, Overlap):
     """`Overlap` that also loads the rows of the next batch into the cache on the GPU."""
 
+    @override
     def device_batches(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
-        """See `Overlap`."""
         while True:
             if not self._model_attached:
                 self.attach(self._model)

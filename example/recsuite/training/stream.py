@@ -163,8 +163,8 @@ class StreamWindows:
         # Users and items may have other positions now.
         self._learn_biases(stream)
         # A rule that excluded no event need not be saved: later events are under a later rule.
-        found_late = columns.num_late > before.num_late
-        return self._noted(stream, stream_state.rules(columns.events_per_file) if found_late else stream.late)
+        has_late = columns.num_late > before.num_late
+        return self._noted(stream, stream_state.rules(columns.events_per_file) if has_late else stream.late)
 
     def load(self) -> BatchLoader:
         """Return a loader of the current columns; the one before ends."""
