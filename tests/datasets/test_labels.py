@@ -195,7 +195,7 @@ def test_a_model_of_the_first_label_alone_is_taken_and_reported(
         model = training.shard()
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
         found = evaluator.test(model.model, 0)
-    assert "the model predicts bought alone, so clicked, stars is not measured" in capsys.readouterr().out
+    assert "the model predicts only bought: clicked, stars not evaluated" in capsys.readouterr().out
     assert not {name for name in found.values if name.startswith(("clicked", "stars"))}
 
 

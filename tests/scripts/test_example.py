@@ -246,10 +246,9 @@ def test_a_resume_with_fewer_epochs_than_are_done_prints_a_line() -> None:
         result: Any = SimpleNamespace(num_epochs=done, stopped_early=stopped)
         said.append(describe_no_epochs_left(result, TrainingConfig(epochs=2)))
     assert said == [
-        "nothing is left to train: the checkpoint has done 6 epochs, and --epochs 2 asks for fewer; give "
-        "more",
-        "nothing is left to train: 2 of 2 epochs are done",
-        "nothing is left to train: 1 of 2 epochs are done, and --patience stopped it there",
+        "nothing left to train: the checkpoint has 6 epochs, and --epochs is 2; give a larger --epochs",
+        "nothing left to train: 2 of 2 epochs are done",
+        "nothing left to train: 1 of 2 epochs are done, stopped early by --patience",
     ]
 
 

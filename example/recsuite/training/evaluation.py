@@ -92,7 +92,7 @@ def make_evaluator(
     task = TASKS[config.task]
     if task.evaluation == "ranks":
         if columns.schema.more_labels:
-            context.say(f"a ranking measures no {' and no '.join(columns.schema.label_names[1:])}")
+            context.say(f"a ranking is not evaluated on {', '.join(columns.schema.label_names[1:])}")
         cutoffs = sorted({TOP, *monitoring.cutoffs})
         return RankingEvaluator(input_pipeline, columns, context, users, cutoffs)
     if monitoring.cutoffs:
@@ -186,8 +186,8 @@ class PredictionEvaluator(Evaluator):
 
         if predictions.ndim < labels.ndim:
             self.context.say(
-                f"the model predicts {self.schema.label_names[0]} alone, so "
-                f"{', '.join(self.schema.label_names[1:])} is not measured"
+                f"the model predicts only {self.schema.label_names[0]}: "
+                f"{', '.join(self.schema.label_names[1:])} not evaluated"
             )
         return self.users.with_parts(of_some)
 

@@ -442,8 +442,8 @@ class Training:
             )
         if self.train_state.is_pending:
             raise RuntimeError(
-                "The dense part has not learned from the last batches. Fix: call model.step() after "
-                "loss.backward(); where gradients add up over batches, also when epoch.is_last."
+                "Gradients of the last batches were not applied to the dense part. Fix: call model.step() "
+                "after loss.backward(); with gradient accumulation, also when epoch.is_last."
             )
 
     def _check_weights(self, changed: bool = False) -> None:
@@ -472,8 +472,8 @@ class Training:
         assert epoch.losses is not None
         if self.config.training.capture == "on" and not any(step.has_captured for step in self._steps):
             raise UserError(
-                "--capture on: no step of the pass was captured; name the step by @training.step, and have "
-                f"more than {counted(WARM_UP_STEPS, 'step')} in a pass, or give auto or off."
+                "--capture on: no step of the epoch was captured. Fix: decorate the step with @training.step "
+                f"and train more than {counted(WARM_UP_STEPS, 'step')} an epoch, or give auto or off."
             )
         # First of all: the next steps would validate, compare and save a broken model.
         check_finite(epoch.losses, self.progress.step, self.train_state.rates)

@@ -77,8 +77,8 @@ def print_results(
         number = f"{columns.num_items - spread.ranked:,} of {columns.num_items:,} {columns.schema.items}"
         missed = f"{test.missed:,} of {columns.num_test:,} test {columns.schema.labels}"
         context.say(
-            f"{number} have no row in the model, because training had none of them: no list holds them, and "
-            f"{missed} are of these, each a miss"
+            f"{number} have no training event, so the model has no row of them and never recommends them; "
+            f"{missed} are of these items and count as misses"
         )
     for sentence in (
         *describe_better_baselines(columns, task, test),
@@ -91,10 +91,9 @@ def print_stream_results(run: Run, config: ModelConfig, context: RuntimeContext)
     """Print the metrics of a stream's predictions, each made before training on its window."""
     task, unit, number = TASKS[config.task], run.columns.schema.labels, run.num_epochs
     empty = counted(run.num_empty, f"window without {unit} was", f"windows without {unit} were")
-    passed = f"; {empty} skipped" if run.num_empty else ""
-    learned = counted(number, "window of the stream is", "windows of the stream are")
-    context.say(f"{learned} learned{passed}")
-    name = f"predicted before learned, {counted(number, 'window')}"
+    skipped = f"; {empty} skipped" if run.num_empty else ""
+    context.say(f"trained on {counted(number, 'window')} of the stream{skipped}")
+    name = f"predicted before training, {counted(number, 'window')}"
     context.say(results_table(run.columns, task, name, run.test, "stream", biases=run.biases), tagged=False)
 
 
@@ -102,8 +101,8 @@ def describe_leaks(columns: Columns) -> list[str]:
     """Return sentences on features with leakage of the label, to print above metrics."""
     return [
         f"the feature {name} of the event reveals {share:.0%} of the information on the "
-        f"{columns.schema.label} (leakage): unless it is known before that, the metrics below are too good; "
-        f"remove [features.{name}] from schema.toml"
+        f"{columns.schema.label} (leakage): unless it is known beforehand, the metrics below are too "
+        f"optimistic; remove [features.{name}] from schema.toml"
         for name, share in columns.label_leakage.items()
         if share > MOST_LABEL_LEAKAGE
     ]
@@ -115,11 +114,11 @@ def describe_no_epochs_left(result: Run, config: TrainingConfig) -> str:
     if result.num_epochs > epochs:
         done = counted(result.num_epochs, "epoch")
         return (
-            f"nothing is left to train: the checkpoint has done {done}, and --epochs {epochs} asks "
-            "for fewer; give more"
+            f"nothing left to train: the checkpoint has {done}, and --epochs is {epochs}; "
+            "give a larger --epochs"
         )
-    stopped = ", and --patience stopped it there" if result.stopped_early else ""
-    return f"nothing is left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
+    stopped = ", stopped early by --patience" if result.stopped_early else ""
+    return f"nothing left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
 
 
 def results_table(

@@ -405,7 +405,7 @@ class Pass:
         loss, self.model.loss = self.model.loss, None
         if loss is None:
             raise RuntimeError(
-                "A batch was taken and no loss computed of it. Fix: call model(batch), or with a loss of "
+                "No loss was computed for a batch. Fix: call model(batch), or with a loss of "
                 "your own model.step(loss), or set model.loss = loss.detach() where the step comes later."
             )
         return loss

@@ -71,12 +71,12 @@ def fill_initial_rows(
             shape = [*initial[name].shape]
             require(
                 len(shape) == 2 and shape[0] == sizes.get(name) and shape[1] <= widths[name],
-                f"initial_rows must return all rows of tables, and returned {shape} for {name}; the tables "
-                f"have {', '.join(f'{table} [{size}, {widths[table]}]' for table, size in sizes.items())}",
+                f"initial_rows must return all rows of a table, got {shape} for {name}; the tables are "
+                f"{', '.join(f'{table} [{size}, {widths[table]}]' for table, size in sizes.items())}",
             )
             require(
                 bool(initial[name].isfinite().all()),
-                f"initial_rows returned a number for {name} that is not finite",
+                f"initial_rows must return finite numbers, got others for {name}",
             )
         return {name: (*rows.shape,) for name, rows in initial.items()}
 
@@ -288,9 +288,8 @@ class InMemoryBest(CheckpointerProtocol):
         needed, free = max(sizes) * self._context.local_world_size, min(rooms)
         if needed > free * SHARE_OF_FREE:
             self._context.say(
-                f"the best weights are not kept, so the test uses the last ones: a copy needs "
-                f"{shown_bytes(needed)} on a machine, and {shown_bytes(free)} are free; --dump keeps "
-                "the best on disk"
+                f"best weights not kept: needs {shown_bytes(needed)} per machine, {shown_bytes(free)} free; "
+                "the test uses the last weights; --dump keeps the best on disk"
             )
         return needed <= free * SHARE_OF_FREE
 
@@ -305,7 +304,7 @@ class InMemoryBest(CheckpointerProtocol):
 
 
 # A script may have optimizers of its own, which read no flag.
-SMALLER_RATES = "give smaller ones, by --lr and --dense_lr where the script reads these"
+SMALLER_RATES = "lower them, with --lr and --dense_lr where the script reads these"
 
 
 def check_finite(losses: np.ndarray, step: int, rates: str) -> None:
@@ -337,5 +336,5 @@ def check_no_invalid_weights(faults: Sequence[str], step: int, rates: str) -> No
         raise UserError(
             f"After step {step:,} {fault}, and a trained model has only finite numbers and no weight beyond "
             f"{LARGEST_WEIGHT:,.0f}: the training diverged with {rates}; {SMALLER_RATES}. "
-            "Earlier checkpoints are as they were."
+            "Earlier checkpoints are unchanged."
         )
