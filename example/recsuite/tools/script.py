@@ -403,15 +403,24 @@ def session(
     callbacks: Sequence[Callback] = (),
     trackers: Sequence[Tracker] = (),
 ) -> Iterator[Training]:
-    """Open a training: its data and workers, its checkpoints, and what observes it. A context manager; on
-    exit the last checkpoint is written and the workers end. Collective: every rank.
+    """Open a training: its data and workers, its checkpoints, and what observes it. Collective: every rank.
 
-    config, context: flags and process; build: makes the loader, see `build_dataloader`; callbacks, trackers:
-    your own, beside those of the flags.
+    A context manager; on exit the last checkpoint is written and the workers end.
+
+    Args:
+        config: Flags.
+        context: This process.
+        build: Function that makes the loader, see `build_dataloader`.
+        callbacks: Callbacks of your own, beside those of the flags.
+        trackers: Trackers of your own, beside those of the flags.
+
+    Yields:
+        The training, with its data, checkpoints, observers and loop.
 
     Raises:
         UserError: when the data cannot be read, differ between machines, or results could not be written.
 
+    Example:
         with rs.session(args, runtime, rs.build_dataloader) as training:
             model = training.shard(make_model)
             step = training.step(model.train_on)

@@ -71,6 +71,18 @@ from recsuite.training.weights import (
 class Training:
     """Training that begins where its checkpointer says, in passes: epochs, or windows of a stream.
 
+    In epochs the model is validated after each, and tested at the end. Along a stream each window is first
+    predicted, then trained on once. Collective: every rank makes one, and makes the same calls.
+
+    Args:
+        data: Data, from `open_data`.
+        config: Flags.
+        context: This process.
+        checkpointer: Checkpointer, see `checkpointing`; None keeps the best weights in memory.
+        callbacks: Callbacks that observe the training.
+        seconds: Function that returns the seconds of the parts of the run up to now, for its report.
+
+    Example:
         with Training(data, config, context, checkpointer, callbacks) as training:
             model = training.shard()
             step = training.step(model.train_on)
@@ -79,13 +91,6 @@ class Training:
                     step(batch)
                 training.save(training.validate())
             run = training.finish()
-
-    In epochs the model is validated after each, and tested at the end. Along a stream each window is first
-    predicted, then learned once. Collective: every rank makes one, and makes the same calls.
-
-    data: see `open_data`; config, context: flags and process; checkpointer: see `checkpointing`, None keeps
-    the best weights in memory; callbacks: observe the training; seconds: returns those of the parts of the
-    run up to now, for its report.
     """
 
     def __init__(
@@ -139,20 +144,26 @@ class Training:
     ) -> ShardedModel:
         """Build the model, shard its tables, and load the state at which the checkpointer begins. Collective.
 
-        maker: makes the model from the columns and the flags of the model, and its attribute `embedding_dims`
-        gives the tables that it names another width than --embedding_dim; loss: called with the output of the
-        model and the batch, returns the mean over the batch; tables, dense: the optimizers. None stands for
-        that of the task and the flags. metrics: a name to a function of predictions and labels, numpy float32
-        [n], which returns a number; shown with those of the task. One with the name of the main metric
-        replaces it, and chooses the best epoch. initial_rows: called on rank 0, unless the training is
-        resumed, with the columns, the flags of the model and the seed; returns rows of tables, by their
-        names, float32 [rows, at most D]. The other numbers and tables stay as drawn. In epochs they count as
-        epoch 0: they are validated as by `validate`, and the test uses them if no epoch is better; not
-        without validation events or with dynamic tables, which are still empty.
+        Args:
+            maker: Function that makes the model from the columns and the flags of the model. The attribute
+                `embedding_dims` of the model gives tables another width than --embedding_dim.
+            loss: Called with the output of the model and the batch; returns the mean over the batch.
+            tables: Optimizer of the tables; None for that of the task and the flags, as for all of these.
+            dense: Function that makes the optimizer of the dense part from its parameters.
+            metrics: Name to a function of predictions and labels, numpy float32 [n], that returns a number.
+                They are shown with those of the task. One with the name of the main metric replaces it, and
+                chooses the best epoch.
+            initial_rows: Function of the columns, the flags of the model and the seed that returns rows by
+                table, float32 [rows, at most D]; the other numbers and tables stay as drawn. It is called on
+                rank 0, unless the training is resumed. The rows count as epoch 0: they are validated, and
+                tested if no epoch is better; not without validation events or with dynamic tables.
+
+        Returns:
+            The model, called with a batch of `epochs`.
 
         Raises:
-            UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
-                damaged or of another model.
+            UserError: when the tables do not fit, the optimizer is unsupported, or a checkpoint is damaged or
+                of another model.
         """
         self._make_evaluator()
         with self.phase("model"), stage("building the model", quiet=self.context.rank != 0):
@@ -202,12 +213,17 @@ class Training:
         only in eager steps, and numbers that it computes are those of the capture until the next pass. See
         --capture. Collective, like the function.
 
-        function: makes a whole step of a batch: forward, backward and `model.step()`. Tensors in the tuple,
-        list or dictionary that it returns are copied, without a gradient.
+        Args:
+            function: Makes a whole step of a batch: forward, backward and `model.step()`. Tensors in the
+                tuple, list or dictionary that it returns are copied, without a gradient.
+
+        Returns:
+            The function, to be called with each batch of an epoch.
 
         Raises:
             UserError: for --capture on, when steps cannot be captured.
 
+        Example:
             @training.step
             def step(batch):
                 loss = model(batch)
@@ -232,6 +248,9 @@ class Training:
 
     def run(self) -> Run:
         """Train with the model of the task. Collective: every rank.
+
+        Returns:
+            The results.
 
         Raises:
             UserError: when the tables do not fit, the training diverges, or data that grow cannot be read.
@@ -277,7 +296,8 @@ class Training:
     def epochs(self) -> Iterator[TrainingPass]:
         """Yield the remaining epochs, or windows of a stream. Collective.
 
-        Each is a pass over its batches, to be followed by `save`, which is called here where it is missing.
+        Yields:
+            A pass over its batches on the device, to be followed by `save`, which is called here if missing.
         """
         while self._begin_pass():
             epoch = TrainingPass(self)
@@ -351,10 +371,10 @@ class Training:
         windows.drop_columns()
 
     def validate(self) -> Measured:
-        """Return the metrics of the trained pass.
+        """Return the metrics of the trained pass. Collective.
 
-        They are on the validation events, or of a window's predictions, which were made before it was
-        learned.
+        Returns:
+            Metrics on the validation events; of a window those of its predictions before training on it.
         """
         self._check_whole()
         if self.windows is not None:
@@ -366,7 +386,11 @@ class Training:
             return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
 
     def finish(self) -> Run:
-        """Test the best weights, and call the callbacks at the end; for a stream without a test."""
+        """Test the best weights, and end the training; a stream has no test. Collective.
+
+        Returns:
+            The results, the same on every rank.
+        """
         for line in describe_storage(self.train_state.tables):
             self.context.say(line)
         number = self.progress.epoch
@@ -415,7 +439,8 @@ class Training:
     def report(self, run: Run) -> None:
         """Print the results of a training, and write its report if --report_dir is given. Not collective.
 
-        run: the result of `finish`.
+        Args:
+            run: Results, from `finish`.
 
         Raises:
             UserError: when the report cannot be written.
@@ -489,7 +514,9 @@ class Training:
 
         Collective; it may end the process.
 
-        validation: the metrics of the epoch, by which the best one is chosen.
+        Args:
+            validation: Metrics of the epoch, by which the best one is chosen: those of `validate`, or your
+                own by name, on the same scale.
         """
         self._check_whole()
         epoch = self.epoch
