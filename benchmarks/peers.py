@@ -372,7 +372,7 @@ def judged_cases(columns: Columns, split: str, score: Callable[[slice], np.ndarr
     known = clicks_before(columns, split)
     parts = [slice(begin, begin + CASES_AT_ONCE) for begin in range(0, len(items), CASES_AT_ONCE)]
     ranks = [ranks_of(score(part), items[part], known[users[part]]) for part in parts]
-    return measure_ranks(np.concatenate(ranks) if ranks else np.zeros(0, np.int64))
+    return measure_ranks(np.concatenate(ranks) if ranks else np.zeros(0, np.int64)).values
 
 
 def choose(columns: Columns, seed: int) -> tuple[SquaresSettings, dict[SquaresSettings, float]]:

@@ -41,7 +41,7 @@ def train_worker(
                     step(batch)
                 metrics = training.validate()
                 training.save(metrics)
-                report(dict(metrics))
+                report(dict(metrics.values))
             result = training.finish()
         training.report(result)
 

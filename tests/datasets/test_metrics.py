@@ -39,7 +39,7 @@ NO_CALIBRATION = Calibration(float("nan"), float("nan"))
 
 
 def measured(predictions: np.ndarray, labels: np.ndarray, link: Calibration = NO_CALIBRATION) -> Metrics:
-    return measure(predictions, labels, labels >= LIKED, link)
+    return measure(predictions, labels, labels >= LIKED, link).values
 
 
 def test_rmse_and_mae_have_the_values_worked_out_by_hand() -> None:
@@ -223,7 +223,7 @@ def test_intervals_change_no_metric_and_are_the_same_again() -> None:
     link, liked = fit_calibration(predictions, labels >= LIKED), labels >= LIKED
     users = draw.integers(0, 2_000, 500)
     found = [measure(predictions, labels, liked, link, given) for given in (users, users, None)]
-    assert found[0] == found[1] == found[2] == {**found[2]}
+    assert found[0].values == found[1].values == found[2].values
     assert found[0].intervals == found[1].intervals
     assert found[0].cases == 500
     for name, (low, high) in found[0].intervals.items():

@@ -404,7 +404,7 @@ def test_ranks_train_the_same_model_of_events_features_and_numbers(
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     succeeded(torchrun(2, EXAMPLE, *words, "--batch_size", 192, "--report_dir", tmp_path))
     found = read_json(tmp_path / "metrics.json")
-    assert found["test"] == pytest.approx(finite(run.test), abs=1e-4)
+    assert found["test"] == pytest.approx(finite(run.test.values), abs=1e-4)
     assert found["epochs"][0]["train_loss"] == pytest.approx(run.epochs[0].train_loss, abs=1e-4)
 
 

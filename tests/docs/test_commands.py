@@ -120,7 +120,7 @@ def trains_shortly(lines: Lines, clone: Path) -> None:
 def follows_a_stream(lines: Lines, clone: Path) -> None:
     output = succeeded(shell(lines, clone))
     assert re.search(r"dynamic tables: user \d+ rows", output)
-    assert re.search(r"\| predicted before learned, \d+ windows", output)
+    assert re.search(r"\| predicted before training, \d+ windows", output)
 
 
 def learns_and_serves_a_stream(lines: Lines, clone: Path) -> None:
@@ -148,7 +148,7 @@ def learns_from_a_topic(lines: Lines, clone: Path) -> None:
         line = lines[1].replace("kafka://localhost:9092/ratings", kafka.address("ratings"))
         output = succeeded(shell((line.replace("FOLDER", str(data)),), clone))
     assert "a stream of 1,500 ratings" in output
-    assert re.search(r"\| predicted before learned, \d+ windows", output)
+    assert re.search(r"\| predicted before training, \d+ windows", output)
 
 
 def meets_other_machines(lines: Lines, clone: Path) -> None:

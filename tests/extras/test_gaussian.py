@@ -262,9 +262,9 @@ def test_a_function_gives_initial_rows_and_the_others_stay_as_drawn(
     assert all(torch.equal(rows[name], drawn[name]) for name in drawn if name != "user")
     wide, bad = np.zeros((41, 5)), np.full((41, 3), np.nan)
     for wrong in ({"user": mine[:-1]}, {"nobody": mine}, {"user": wide}, {"user": mine[:, 0]}):
-        with pytest.raises(UserError, match="initial_rows must return all rows of tables, and returned"):
+        with pytest.raises(UserError, match="initial_rows must return all rows of a table, got"):
             begun(flags, context, initial_rows=lambda columns, config, seed, wrong=wrong: wrong)
-    with pytest.raises(UserError, match="initial_rows returned a number for user that is not finite"):
+    with pytest.raises(UserError, match="initial_rows must return finite numbers, got others for user"):
         begun(flags, context, initial_rows=lambda columns, config, seed: {"user": bad})
 
 

@@ -31,5 +31,5 @@ def test_each_choice_of_task_stands_in_the_table_and_shows_metrics_that_it_has(t
 def test_the_metrics_of_a_task_are_those_that_are_measured() -> None:
     nothing = metrics.fit_calibration(np.zeros(0), np.zeros(0, bool))
     measured = metrics.measure(np.array([3.0]), np.array([4.0]), np.array([True]), nothing)
-    assert list(RATING.metrics) == list(measured)
-    assert list(RANKING.metrics) == list(metrics.measure_ranks(np.array([1])))
+    assert list(RATING.metrics) == list(measured.values)
+    assert list(RANKING.metrics) == list(metrics.measure_ranks(np.array([1])).values)

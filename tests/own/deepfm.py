@@ -51,10 +51,10 @@ class Lines(rs.Callback):
     path = Path("lines.jsonl")
 
     def on_epoch(self, epoch: rs.Epoch) -> None:
-        self.write(epoch=epoch.number, loss=epoch.train_loss, **epoch.validation)
+        self.write(epoch=epoch.number, loss=epoch.train_loss, **epoch.validation.values)
 
     def on_end(self, run: rs.Run) -> None:
-        self.write(test_epoch=run.test_epoch, **run.test)
+        self.write(test_epoch=run.test_epoch, **run.test.values)
 
     def write(self, **numbers: float) -> None:
         with self.path.open("a") as file:

@@ -326,7 +326,7 @@ def test_a_training_that_diverges_names_the_rates_that_it_has(
             return super().forward(*inputs) * math.inf
 
     own = dense and (lambda weights: dense(weights, lr=0.002))
-    with pytest.raises(rs.UserError, match=rf"diverged with learning rates of {rates}; give"):
+    with pytest.raises(rs.UserError, match=rf"diverged with learning rates of {rates}; lower"):
         trained(training, maker=small(), loss=Infinite(), tables=rule, dense=own)
 
 

@@ -16,6 +16,7 @@ import torch
 
 import recsuite as rs
 from recsuite.config.sections import CheckpointConfig
+from recsuite.datasets.metrics import Measured
 from recsuite.serving.export import export
 from recsuite.tools.cases import cases_of_models
 from recsuite.training.observers import observing
@@ -254,7 +255,8 @@ def test_a_tracker_of_ten_lines_logs_to_another_service(monkeypatch: pytest.Monk
         for callback in observers.callbacks:
             callback.on_begin(Progress(4), "name")
             callback.on_step(rs.Step(Progress(5), torch.tensor(0.5), {"dense": 0.25}))
-            callback.on_epoch(rs.Epoch(Progress(5, 1), np.array([0.5]), 0.5, {"rmse": 0.75}, 1.0, 9.0, 0.0))
+            validation = Measured({"rmse": 0.75})
+            callback.on_epoch(rs.Epoch(Progress(5, 1), np.array([0.5]), 0.5, validation, 1.0, 9.0, 0.0))
     assert calls[0] == ("name", 8)
     assert calls[1][0] == 5
     assert calls[1][1].items() >= {"loss": 0.5, "learning_rate/dense": 0.25, "validation/rmse": 0.75}.items()

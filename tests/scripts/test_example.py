@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 import subprocess
@@ -245,10 +246,9 @@ def test_a_resume_with_fewer_epochs_than_are_done_prints_a_line() -> None:
         result: Any = SimpleNamespace(num_epochs=done, stopped_early=stopped)
         said.append(describe_no_epochs_left(result, TrainingConfig(epochs=2)))
     assert said == [
-        "nothing is left to train: the checkpoint has done 6 epochs, and --epochs 2 asks for fewer; give "
-        "more",
-        "nothing is left to train: 2 of 2 epochs are done",
-        "nothing is left to train: 1 of 2 epochs are done, and --patience stopped it there",
+        "nothing left to train: the checkpoint has 6 epochs, and --epochs is 2; give a larger --epochs",
+        "nothing left to train: 2 of 2 epochs are done",
+        "nothing left to train: 1 of 2 epochs are done, stopped early by --patience",
     ]
 
 
@@ -288,13 +288,13 @@ def test_known_and_new_users_are_compared_with_the_baselines_separately() -> Non
         "ranks/new": baselines_of_ranks(0.1, 0.25),
     }
     columns: Any = SimpleNamespace(schema=SCHEMA, baselines=baselines)
-    test = ranked(0.3)
-    test.parts = {"/known": ranked(0.35, 80), "/new": ranked(0.15, 20)}
+    parts = {"/known": ranked(0.35, 80), "/new": ranked(0.15, 20)}
+    test = dataclasses.replace(ranked(0.3), parts=parts)
     assert describe_better_baselines(columns, TASKS["ranking"], test) == [
         "users with training ratings (80 ratings): its test NDCG@10 is 0.3500, better than all baselines",
         "other users (20 ratings): its test NDCG@10 is 0.1500, worse than popularity (0.2500)",
     ]
-    test.parts["/new"] = ranked(0.26, 20)
+    parts["/new"] = ranked(0.26, 20)
     assert describe_better_baselines(columns, TASKS["ranking"], test) == []
 
 
@@ -306,7 +306,7 @@ def test_a_difference_of_validation_and_test_beyond_chance_is_printed_with_the_r
     assert [*describe_difference(columns, task, test, validation, "random")] == [differ]
     assert [*describe_difference(columns, task, test, validation, "time")] == [f"{differ}: {time}"]
     assert [*describe_difference(columns, task, test, ranked(0.14, 4, 0.1), "time")] == []
-    test.new_users, test.new_items = 0.4, 0.05
+    test = dataclasses.replace(test, new_users=0.4, new_items=0.05)
     (said,) = describe_difference(columns, task, test, ranked(0.14, 4, 0.1), "random")
     assert said == (
         "validation NDCG@10 0.1400 and test NDCG@10 0.2320 are of different kinds of events: 40% of the test "

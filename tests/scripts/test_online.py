@@ -28,7 +28,7 @@ def test_a_server_follows_a_stream_and_a_training_that_continues_is_better_than_
     assert int(ages[-1][0]) == 12
     assert all(float(age) >= 0 for _, age, _ in ages)
     trained = re.findall(r"without training after window \d+, beside (\S+) with it:", output)
-    others = re.findall(r"none of them learned, predicted with RMSE (\S+)", output)
+    others = re.findall(r"not trained on, predicted with RMSE (\S+)", output)
     assert len(trained) == 2
     assert len(others) >= 1
     assert float(trained[0]) < float(others[0])

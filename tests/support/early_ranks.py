@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 from recsuite.config.config import Config
+from recsuite.datasets.metrics import Measured
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
 from tests.support.trainings import gather, train
 
@@ -35,13 +36,15 @@ class PlantedEvaluator:
         self.planted = planted
         self.seen: dict[int, list[str]] = {}
 
-    def validate(self, model: Any, epoch: int) -> dict[str, float]:
+    def validate(self, model: Any, epoch: int) -> Measured:
         self.seen[epoch + 1] = weights_of(model, self.context)
-        return {"rmse": self.planted[epoch] if self.context.rank == 0 else -epoch}
+        return Measured({"rmse": self.planted[epoch] if self.context.rank == 0 else -epoch})
 
-    def test(self, model: Any, epoch: int) -> dict[str, Any]:
+    def test(self, model: Any, epoch: int) -> Measured:
         now = weights_of(model, self.context)
-        return {"rmse": float(epoch), "weights_of": [key for key, seen in self.seen.items() if seen == now]}
+        metrics: Any = {"rmse": float(epoch)}
+        metrics["weights_of"] = [key for key, seen in self.seen.items() if seen == now]
+        return Measured(metrics)
 
 
 def weights_of(model: Any, context: RuntimeContext) -> list[str]:
@@ -127,7 +130,7 @@ def train_kept(
     else:
         with open_data(config, context) as data:
             run = training.Training(data, config, context).run()
-            found = {"test": run.test, "test_epoch": run.test_epoch}
+            found = {"test": run.test.values, "test_epoch": run.test_epoch}
     links = {link.name: link.resolve().name for link in folder.glob("*") if link.is_symlink()}
     return {**found, "said": [line for line in said if "weights" in line], "links": links}
 

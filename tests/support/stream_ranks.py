@@ -84,7 +84,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
             checkpointing(data.columns, config, context) as checkpointer,
         ):
             run = Training(data, config, context, checkpointer, [Noting()]).run()
-            found["test"], found["num_train"] = run.test, run.columns.num_train
+            found["test"], found["num_train"] = run.test.values, run.columns.num_train
             found["tensors"] = digests(named_tensors(checkpointer.writer.tables, checkpointer.dense), context)
     except SystemExit as ended:
         found["status"] = int(str(ended.code))

@@ -128,7 +128,7 @@ def test_without_room_for_the_best_weights_or_without_validation_those_of_the_la
     for name in ("no memory", "the last is the best", "no validation"):
         assert kept[name]["test"] == {"rmse": 3, "weights_of": [3]}
     refusal, last = kept["no memory"]["said"]
-    assert refusal.startswith("the best weights are not kept, so the test uses the last ones: a copy needs")
+    assert refusal.startswith("best weights not kept: needs")
     assert last == "the test uses the last weights, of epoch 3: no better ones were kept"
     assert kept["no validation"]["said"] == []
 

@@ -66,14 +66,12 @@ def test_a_load_prints_the_error_of_a_model_on_events_that_it_has_not_learned(
     ratings: Path, dumps: Path
 ) -> None:
     output = succeeded(example(ratings, dumps, "--load"))
-    assert "has learned all 1,500 ratings of the stream, and none is left to predict" in output
+    assert "all 1,500 ratings of the stream: none is left to predict" in output
     middle = deltas_in(dumps)[5]
     stream = read_manifest(middle).progress.stream
     assert stream is not None
     output = succeeded(example(ratings, dumps, "--load", "--until", step_of(middle)))
-    said = re.search(
-        r"step \d+: (\S+) ratings after it, none of them learned, predicted with RMSE (\S+)", output
-    )
+    said = re.search(r"step \d+: (\S+) ratings after it, not trained on, predicted with RMSE (\S+)", output)
     assert said is not None
     assert int(said[1].replace(",", "")) == NUM_RATINGS - stream.end
     assert 0.8 < float(said[2]) < 1.5
@@ -107,7 +105,7 @@ def test_a_stream_continues_after_its_deltas_were_compacted(
     assert not deltas_in(copy)
     assert stream_in(copy) == stream_in(dumps)
     assert "none is left to predict" in succeeded(example(ratings, copy, "--load"))
-    assert f"{number} windows of the stream are learned" in succeeded(example(ratings, copy, "--resume"))
+    assert f"trained on {number} windows of the stream" in succeeded(example(ratings, copy, "--resume"))
 
 
 @pytest.mark.parametrize(

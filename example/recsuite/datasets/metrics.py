@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -50,26 +50,29 @@ NEVER_FOUND = 2**40
 CHUNK = 2**20
 
 
-class Measured(dict[str, float]):
-    """Metrics, their number of cases, and the ends of the 95 % interval of each, over users.
+@dataclass(frozen=True)
+class Measured:
+    """Metrics of a split; `measured["rmse"]` is one of the values.
 
+    values: by name; cases: number of events; intervals: ends of the 95 % interval of each metric, over users.
     parts: KNOWN and NEW to the metrics of these cases alone, if there are both; segments: name to value to
-    the metrics of its cases, see --by. new_users, new_items: shares
-    of the cases whose user, or item, has no training event. lists: of a ranking, the spread of the lists of
-    TOP items. missed: of a ranking, number of cases whose item no list can hold, see `columns.listed_items`.
+    the metrics of its cases, see --by. new_users, new_items: shares of the cases whose user, or item, has no
+    training event. lists: of a ranking, the spread of the lists of TOP items. missed: of a ranking, number of
+    cases whose item no list can hold, see `columns.listed_items`.
     """
 
-    new_users = new_items = 0.0
-    missed = 0
+    values: Metrics
+    cases: int = 0
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    parts: Mapping[str, Measured] = field(default_factory=dict)
+    segments: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
+    new_users: float = 0.0
+    new_items: float = 0.0
+    lists: Spread | None = None
+    missed: int = 0
 
-    def __init__(
-        self, metrics: Metrics, cases: int, intervals: Mapping[str, tuple[float, float]] | None = None
-    ) -> None:
-        super().__init__(metrics)
-        self.cases, self.intervals = cases, dict(intervals or {})
-        self.parts: dict[str, Measured] = {}
-        self.segments: dict[str, dict[str, Measured]] = {}
-        self.lists: Spread | None = None
+    def __getitem__(self, name: str) -> float:
+        return self.values[name]
 
 
 def finite(metrics: Metrics) -> dict[str, float | None]:
@@ -138,15 +141,15 @@ def measure(
         return np.square(errors), np.abs(errors), losses
 
     names = ("rmse", "mae", "log_loss")
-    found = _means(len(predictions), names, values_of, users)
-    found = _with_auc(found, predictions, liked, users)
-    intervals = found.intervals
+    means = _means(len(predictions), names, values_of, users)
+    measured = _with_auc(means, predictions, liked, users)
+    intervals = dict(measured.intervals)
     if "rmse" in intervals:
         low, high = intervals["rmse"]
         intervals["rmse"] = math.sqrt(low), math.sqrt(high)
-    rmse = float(np.sqrt(found["rmse"]))
-    in_order = {"rmse": rmse, "mae": found["mae"], "auc": found["auc"], "log_loss": found["log_loss"]}
-    return Measured(in_order, found.cases, intervals)
+    in_order = {name: measured[name] for name in ("rmse", "mae", "auc", "log_loss")}
+    in_order["rmse"] = float(np.sqrt(in_order["rmse"]))
+    return replace(measured, values=in_order, intervals=intervals)
 
 
 def measure_probabilities(
@@ -162,11 +165,11 @@ def measure_probabilities(
         right = np.where(is_yes[part], predictions[part], 1 - predictions[part].astype(np.float64))
         return (-np.log(np.maximum(right, LEAST_PROBABILITY)),)
 
-    found = _means(len(predictions), ("log_loss",), values_of, users)
-    found = _with_auc(found, predictions, is_yes, users)
+    means = _means(len(predictions), ("log_loss",), values_of, users)
+    measured = _with_auc(means, predictions, is_yes, users)
     num_yes = np.count_nonzero(is_yes)
-    found["calibration"] = float(predictions.sum(dtype=np.float64) / num_yes) if num_yes else math.nan
-    return found
+    calibration = float(predictions.sum(dtype=np.float64) / num_yes) if num_yes else math.nan
+    return replace(measured, values={**measured.values, "calibration": calibration})
 
 
 def _means(
@@ -203,17 +206,18 @@ def _means(
 
 
 def _with_auc(
-    found: Measured, scores: np.ndarray, positive: np.ndarray, users: np.ndarray | None
+    measured: Measured, scores: np.ndarray, positive: np.ndarray, users: np.ndarray | None
 ) -> Measured:
-    """Add the AUC, and its interval if users are given.
+    """Return the metrics with the AUC, and its interval if users are given.
 
     The AUC is a mean over cases of their shares of the pairs in order with cases of the other answer. The
     cases of a user are alike, so the variance is that of the sums of users (Obuchowski, "Nonparametric
     analysis of clustered ROC curve data", 1997).
     """
-    found["auc"] = value = auc(scores, positive)
+    value = auc(scores, positive)
+    measured = replace(measured, values={**measured.values, "auc": value})
     if users is None or math.isnan(value):
-        return found
+        return measured
     # Some of the cases that a case with an answer of no, and of yes, is compared with, in order.
     compared = [
         np.sort(given[:: 1 + len(given) // MOST_COMPARED]) for given in (scores[positive], scores[~positive])
@@ -234,8 +238,8 @@ def _with_auc(
     # A few users say nothing about others.
     error = math.sqrt(np.square(sums).sum() * number / (number - 1)) if number >= LEAST_GROUPS else math.nan
     low, high = value - NORMAL_95 * error, value + NORMAL_95 * error
-    found.intervals["auc"] = float(np.clip(low, 0, 1)), float(np.clip(high, 0, 1))
-    return found
+    ends = float(np.clip(low, 0, 1)), float(np.clip(high, 0, 1))
+    return replace(measured, intervals={**measured.intervals, "auc": ends})
 
 
 def _group_of(users: np.ndarray) -> np.ndarray:
@@ -297,7 +301,7 @@ def measure_ranks(
     return _means(len(ranks), names, values_of, users)
 
 
-def ranks_by_chance(candidates: np.ndarray) -> Measured:
+def ranks_by_chance(candidates: np.ndarray) -> Metrics:
     """Expected metrics of `measure_ranks` for a random order of the candidates.
 
     candidates: number of items that are ranked in each case, int [n]; 0 if the item of the case is not.
@@ -306,8 +310,8 @@ def ranks_by_chance(candidates: np.ndarray) -> Measured:
     places = np.arange(1, TOP + 1)
     # Sums over the first items, of each metric of a hit at a place.
     sums = (np.cumsum([0.0, *each]) for each in (np.ones(TOP), 1 / np.log2(1 + places), 1 / places))
-    found = [float((each[shown] / np.maximum(candidates, 1)).mean()) for each in sums]
-    return Measured(dict(zip(("hr_at_10", "ndcg_at_10", "mrr_at_10"), found, strict=True)), len(candidates))
+    means = (float((each[shown] / np.maximum(candidates, 1)).mean()) for each in sums)
+    return dict(zip(("hr_at_10", "ndcg_at_10", "mrr_at_10"), means, strict=True))
 
 
 def _chunks(number: int) -> Iterator[slice]:

@@ -491,4 +491,4 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
         # and before any of them makes another one.
         snapshot, raw, tables = raise_on_all(known)
         raise_on_all(lambda: shutil.rmtree(folder) if context.local_rank == 0 else None)
-    return FittedModel(snapshot, raw, tables, config.data.history, run.test)
+    return FittedModel(snapshot, raw, tables, config.data.history, run.test.values)

@@ -55,7 +55,7 @@ class RequestCases:
                 ids = [each for each, _ in best]
                 # A missing item gets a rank outside of the top items.
                 ranks.append(1 + ids.index(item) if item in ids else 1 + TOP)
-        return measure_ranks(np.array(ranks))
+        return measure_ranks(np.array(ranks)).values
 
 
 def latencies(cases: RequestCases, recommend: Recommender, clients: int, answers: int) -> list[float]:

@@ -403,15 +403,24 @@ def session(
     callbacks: Sequence[Callback] = (),
     trackers: Sequence[Tracker] = (),
 ) -> Iterator[Training]:
-    """Open a training: its data and workers, its checkpoints, and what observes it. A context manager; on
-    exit the last checkpoint is written and the workers end. Collective: every rank.
+    """Open a training: its data and workers, its checkpoints, and what observes it. Collective: every rank.
 
-    config, context: flags and process; build: makes the loader, see `build_dataloader`; callbacks, trackers:
-    your own, beside those of the flags.
+    A context manager; on exit the last checkpoint is written and the workers end.
+
+    Args:
+        config: Flags.
+        context: This process.
+        build: Function that makes the loader, see `build_dataloader`.
+        callbacks: Callbacks of your own, beside those of the flags.
+        trackers: Trackers of your own, beside those of the flags.
+
+    Yields:
+        The training, with its data, checkpoints, observers and loop.
 
     Raises:
         UserError: when the data cannot be read, differ between machines, or results could not be written.
 
+    Example:
         with rs.session(args, runtime, rs.build_dataloader) as training:
             model = training.shard(make_model)
             step = training.step(model.train_on)
@@ -484,11 +493,11 @@ def report_test(
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import describe_step
     from recsuite.training.results import print_results
-    from recsuite.training.steps import InputPipeline
+    from recsuite.training.steps import BatchFeed
     from recsuite.training.stream import report_rest_of_stream
 
-    pipeline = InputPipeline(data.loader)
-    evaluator = make_evaluator(pipeline, data.columns, config.model, context, config.monitoring)
+    feed = BatchFeed(data.loader)
+    evaluator = make_evaluator(feed, data.columns, config.model, context, config.monitoring)
     if config.stream.stream:
         report_rest_of_stream(evaluator, model.model, progress, data.columns, context)
         return

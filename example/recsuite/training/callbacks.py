@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from typing_extensions import override
+
 from recsuite.runtime.console import stage
 from recsuite.training.progress import Progress
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from recsuite.datasets.columns import Columns
-    from recsuite.datasets.metrics import Metrics
+    from recsuite.datasets.metrics import Measured, Metrics
     from recsuite.training.state import ShardedModel
 
 # Names of the parts of a training, for `Callback.phase`: building the model; waiting for a batch; the rest of
@@ -34,9 +36,12 @@ PHASES = ("model", "feed", "steps", "evaluation", "dumps")
 class Step:
     """A finished step; on a device it may still be computing.
 
-    progress: of the training after it; loss: of this rank's rows, float32 [], on the device, so that reading
-    it waits for the step; rates: the scheduled learning rates of "tables" and "dense".
+    Attributes:
+        progress: Progress of the training after the step.
+        loss: Loss of this rank's rows, float32 [], on the device; reading it waits for the step.
+        rates: Scheduled learning rates of "tables" and "dense".
 
+    Example:
         def on_step(self, step: rs.Step) -> None:
             print(step.progress.step, step.rates["dense"])
     """
@@ -50,10 +55,16 @@ class Step:
 class Epoch:
     """Results of one pass over the training events, the same on every rank.
 
-    progress: of the training after it; losses: mean loss of each step's global batch, float32 [steps];
-    train_loss: their mean, over events; validation: metrics by name; seconds: of the pass; events_per_second:
-    in it; data_wait: share of the pass spent waiting for batches, on the rank that waited most.
+    Attributes:
+        progress: Progress of the training after the epoch.
+        losses: Mean loss of each step's global batch, float32 [steps].
+        train_loss: Mean of the losses, over events.
+        validation: Validation metrics: `validation["rmse"]`, or `validation.values`, a dictionary of all.
+        seconds: Duration of the pass.
+        events_per_second: Training events per second of the pass, of all ranks.
+        data_wait: Share of the pass spent waiting for batches, from 0 to 1, on the rank that waited most.
 
+    Example:
         def on_epoch(self, epoch: rs.Epoch) -> None:
             print(epoch.number, epoch.train_loss, epoch.validation["rmse"])
     """
@@ -61,7 +72,7 @@ class Epoch:
     progress: Progress
     losses: np.ndarray
     train_loss: float
-    validation: Metrics
+    validation: Measured
     seconds: float
     events_per_second: float
     data_wait: float
@@ -77,10 +88,15 @@ class Epoch:
 class TrainedWindow(Epoch):
     """Results of one window of a stream, the same on every rank.
 
-    `validation` is of its predictions, which were made before the window was learned. num_events: of the
-    window; first_time, last_time: of its events, in seconds since 1970; overall: the metrics of all windows
-    up to it; biases: those of the baseline, which predicts from all earlier events, too. The losses of a
+    `validation` has the metrics of its predictions, made before training on the window. The losses of a
     resumed window are those of the steps since it was resumed.
+
+    Attributes:
+        num_events: Number of events of the window.
+        first_time: Time of its first event, in seconds since 1970.
+        last_time: Time of its last event, in seconds since 1970.
+        overall: Metrics of all windows up to this one, by name.
+        biases: The same of the baseline, which predicts from all earlier events.
     """
 
     num_events: int
@@ -94,14 +110,21 @@ class TrainedWindow(Epoch):
 class Run:
     """Results of a training, the same on every rank.
 
-    columns: of its data; plan: of its tables, in lines; epochs: those of this process, empty if the training
-    was already complete; test: of the weights after epoch `test_epoch`, the best one by validation;
-    num_epochs: finished epochs; stopped_early: true if --patience ended it; is_stream: true for a stream: its
-    epochs are windows, and the test is that of all their predictions; num_empty: windows without events,
-    which were skipped; initial_rows_seconds, initial: the time to make the initial rows of the tables, and
-    their validation metrics, see `Training.shard`; 0 and {} where there are none; biases: metrics of the
-    baseline of a stream.
+    Attributes:
+        columns: Columns of its data.
+        plan: Plan of its tables, in lines.
+        epochs: Epochs of this process, or windows of a stream; empty if the training was already complete.
+        test: Test metrics, as `Epoch.validation`; of a stream those of the predictions of all windows.
+        test_epoch: Epoch whose weights were tested, the best one by validation.
+        num_epochs: Number of finished epochs.
+        stopped_early: True if --patience ended the training.
+        is_stream: True for a stream.
+        num_empty: Number of windows without events, which were skipped.
+        initial_rows_seconds: Time to make the initial rows of the tables, see `Training.shard`; 0 for none.
+        initial: Validation metrics of the initial rows; None if there are none.
+        biases: Metrics of the baseline of a stream, by name.
 
+    Example:
         def on_end(self, run: rs.Run) -> None:
             print(run.test_epoch, run.test["rmse"])
     """
@@ -109,31 +132,31 @@ class Run:
     columns: Columns
     plan: str
     epochs: Sequence[Epoch]
-    test: Metrics
+    test: Measured
     test_epoch: int
     num_epochs: int
     stopped_early: bool
     is_stream: bool = False
     num_empty: int = 0
     initial_rows_seconds: float = 0.0
-    initial: Metrics = field(default_factory=dict)
+    initial: Measured | None = None
     biases: Metrics = field(default_factory=dict)
 
     @property
-    def validation(self) -> Metrics:
-        """Validation metrics of the tested weights; empty if another process had them."""
+    def validation(self) -> Measured | None:
+        """Validation metrics of the tested weights; None if another process had them."""
         if self.test_epoch == 0:
             return self.initial
-        return next((each.validation for each in self.epochs if each.number == self.test_epoch), {})
+        return next((epoch.validation for epoch in self.epochs if epoch.number == self.test_epoch), None)
 
 
 class Callback:
     """Base of callbacks: observes a training without taking part in it, such as a log.
 
-    Not collective: each rank has its own, or none.
+    Override the methods of interest; the others do nothing. An exception ends the training. Not collective:
+    each rank has its own, or none.
 
-    Override the methods of interest; the others do nothing. An exception ends the training.
-
+    Example:
         class Losses(rs.Callback):
             def on_epoch(self, epoch):
                 print(epoch.number, epoch.train_loss)
@@ -143,14 +166,20 @@ class Callback:
     """
 
     def phase(self, name: str, progress: Progress) -> AbstractContextManager[Any]:
-        """Return a context around one of `PHASES`, which begins at this progress; phases may be nested."""
+        """Return a context around a phase of the training; phases may be nested.
+
+        Args:
+            name: One of `PHASES`.
+            progress: Progress at the begin of the phase.
+        """
         return contextlib.nullcontext()
 
     def on_begin(self, progress: Progress, run: str) -> None:
         """Handle the beginning of the training, after the model is built.
 
-        progress: where it begins or is resumed; run: its name in its checkpoints, which a resumed training
-        keeps.
+        Args:
+            progress: Progress where it begins or is resumed.
+            run: Name of the training in its checkpoints, which a resumed training keeps.
         """
 
     def on_step(self, step: Step) -> None:
@@ -231,9 +260,11 @@ class CheckpointerProtocol(Protocol):
 
 
 class Tracker:
-    """Base of trackers: receives the flags and the metrics of a training, for a destination of your own. Give
-    it to `session`, which calls it on rank 0 only; the other ranks only construct it. Not collective.
+    """Base of trackers: receives the flags and the metrics of a training, for a destination of your own.
 
+    Give it to `session`, which calls it on rank 0 only; the other ranks only construct it. Not collective.
+
+    Example:
         class Print(rs.Tracker):
             def log(self, metrics):
                 for step, values in metrics.items():
@@ -246,17 +277,25 @@ class Tracker:
     def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
         """Begin, before the first step. An exception ends the training here.
 
-        params: flags by name; run: the name of the training in its checkpoints, which a resumed one keeps;
-        step: the first step to run: logged values from this step on are replaced, because it runs again.
+        Args:
+            params: Flags by name.
+            run: Name of the training in its checkpoints, which a resumed training keeps.
+            step: First step to run; values logged for it or later are replaced, because it runs again.
         """
 
     def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        """Log metrics, finite numbers by step and by name, such as "validation/rmse", after each epoch. If
-        this raises an exception, it is called again later with the same and newer metrics.
+        """Log metrics after each epoch. After an exception it is called again with the same and newer ones.
+
+        Args:
+            metrics: Finite numbers by step and by name, such as "validation/rmse".
         """
 
     def end(self, status: str) -> None:
-        """End, with the status "finished", "failed" or, after a signal, "stopped"."""
+        """End.
+
+        Args:
+            status: "finished", "failed" or, after a signal, "stopped".
+        """
 
 
 class Callbacks(Callback):
@@ -265,9 +304,9 @@ class Callbacks(Callback):
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)
 
+    @override
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
-        """See `Callback`."""
         # Closed in the opposite order, each of them also when another one raises.
         with contextlib.ExitStack() as stack:
             # The first one is outermost, so the stopwatch includes the time of the others.
@@ -275,23 +314,23 @@ class Callbacks(Callback):
                 stack.enter_context(callback.phase(name, progress))
             yield
 
+    @override
     def on_begin(self, progress: Progress, run: str) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_begin(progress, run)
 
+    @override
     def on_step(self, step: Step) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_step(step)
 
+    @override
     def on_epoch(self, epoch: Epoch) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_epoch(epoch)
 
+    @override
     def on_end(self, run: Run) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_end(run)
 
@@ -305,9 +344,9 @@ class ProgressBar(Callback):
     def __init__(self, num_events: int, unit: str, num_epochs: int, quiet: bool) -> None:
         self.num_events, self.unit, self.num_epochs, self.quiet = num_events, unit, num_epochs, quiet
 
+    @override
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
-        """See `Callback`."""
         # Waiting for a batch is a phase within the steps, and must not begin a second bar. Other phases have
         # no events to count.
         if name != "steps":
@@ -320,6 +359,6 @@ class ProgressBar(Callback):
         with stage(title, number, self.unit, done=progress.samples, quiet=self.quiet) as self._reached:
             yield
 
+    @override
     def on_step(self, step: Step) -> None:
-        """See `Callback`."""
         self._reached(step.progress.samples)

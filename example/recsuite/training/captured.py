@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch.utils._pytree import tree_map
+from typing_extensions import override
 
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
@@ -215,20 +216,20 @@ def fixed_settings(model: ShardedModel) -> list[dict[str, Any]]:
         for group in model.dense_optimizer.param_groups
     ]
     modes = [module.training for module in model.head.modules()]
-    return [*groups, {"modes": modes, "learns": [each.requires_grad for each in model.head.parameters()]}]
+    return [*groups, {"modes": modes, "learns": [value.requires_grad for value in model.head.parameters()]}]
 
 
 def numbers_of(model: ShardedModel) -> list[Number]:
     """Return the numbers that change from step to step."""
     numbers = [
-        Number(f"the rate of group {place} of the dense part", "<d", *_entry(group, "lr"))
-        for place, group in enumerate(model.dense_optimizer.param_groups)
+        Number(f"the rate of group {index} of the dense part", "<d", *_entry(group, "lr"))
+        for index, group in enumerate(model.dense_optimizer.param_groups)
     ]
-    for place, kernel in enumerate(kernels_of(model.optimizer)):
+    for index, kernel in enumerate(kernels_of(model.optimizer)):
         rate, count = kernel.learning_rate_tensor, kernel.iter_cpu
-        numbers.append(Number(f"the rate of tables {place}", "<f", rate.item, rate.fill_))
+        numbers.append(Number(f"the rate of tables {index}", "<f", rate.item, rate.fill_))
         if kernel.optimizer in COUNTING:
-            numbers.append(Number(f"the step of tables {place}", "<q", *_count(count)))
+            numbers.append(Number(f"the step of tables {index}", "<q", *_count(count)))
     return numbers
 
 
@@ -256,12 +257,12 @@ def markers_of(numbers: Sequence[Number]) -> list[bytes]:
     """Return bytes for each number that stand for it during the capture; no two are equal."""
     # Steps of two keep the markers odd.
     return [
-        (MARKERS[number.kind] + 2 * place).to_bytes(struct.calcsize(number.kind), "little")
-        for place, number in enumerate(numbers)
+        (MARKERS[number.kind] + 2 * index).to_bytes(struct.calcsize(number.kind), "little")
+        for index, number in enumerate(numbers)
     ]
 
 
-class CudaGraph:
+class CudaGraph(StepGraph):
     """CUDA graph whose kernels get the numbers of each step."""
 
     def __init__(self) -> None:
@@ -270,12 +271,8 @@ class CudaGraph:
         self.numbers: Sequence[Number] = ()
         self.result: Any = None
 
+    @override
     def capture(self, run: Callable[[], Any], numbers: Sequence[Number]) -> None:
-        """See `StepGraph`.
-
-        Raises:
-            RuntimeError: also when a number is in no kernel: a replay would repeat that of the capture.
-        """
         from cuda.bindings import driver
 
         self.numbers, markers = numbers, markers_of(numbers)
@@ -301,21 +298,22 @@ class CudaGraph:
         self.graph.instantiate()
         self.handle = driver.CUgraphExec(self.graph.raw_cuda_graph_exec())
         self.nodes = _nodes_with(driver, markers, self.graph.raw_cuda_graph())
-        found = {number for node in self.nodes for number, _, _ in node.places}
-        for place, number in enumerate(numbers):
-            if place not in found:
+        taken = {index for node in self.nodes for index, _, _ in node.arguments_with_numbers}
+        for index, number in enumerate(numbers):
+            # A replay would repeat the number of the capture.
+            if index not in taken:
                 raise RuntimeError(f"no kernel of the step takes {number.name}")
 
+    @override
     def replay(self) -> Any:
-        """See `StepGraph`."""
         values = [struct.pack(number.kind, number.read()) for number in self.numbers]
         for node in self.nodes:
             node.set(self.handle, values)
         self.graph.replay()
         return self.result
 
+    @override
     def close(self) -> None:
-        """See `StepGraph`."""
         self.result, self.nodes = None, []
         self.graph.reset()
 
@@ -324,7 +322,7 @@ class _Node:
     """Kernel of a graph with numbers among its arguments.
 
     driver: the module of `cuda-bindings`, here and below; parameters: of the kernel, for the driver;
-    arguments: the bytes of each; places: number, argument and offset in it.
+    arguments: the bytes of each; arguments_with_numbers: number, argument and offset in it.
     """
 
     def __init__(
@@ -333,20 +331,20 @@ class _Node:
         node: Any,
         parameters: Any,
         arguments: list[Any],
-        places: list[tuple[int, int, int]],
+        arguments_with_numbers: list[tuple[int, int, int]],
     ) -> None:
         self.driver, self.node, self.parameters = driver, node, parameters
-        self.arguments, self.places = arguments, places
+        self.arguments, self.arguments_with_numbers = arguments, arguments_with_numbers
         self._pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         parameters.kernelParams = ctypes.addressof(self._pointers)
         self._last: list[bytes] = []
 
     def set(self, handle: Any, values: Sequence[bytes]) -> None:
-        """Write the numbers, by their place, into the arguments for all later replays."""
-        mine = [values[number] for number, _, _ in self.places]
+        """Write the numbers, by their index, into the arguments for all later replays."""
+        mine = [values[number] for number, _, _ in self.arguments_with_numbers]
         if mine == self._last:
             return
-        for value, (_, argument, offset) in zip(mine, self.places, strict=True):
+        for value, (_, argument, offset) in zip(mine, self.arguments_with_numbers, strict=True):
             ctypes.memmove(ctypes.addressof(self.arguments[argument]) + offset, value, len(value))
         _checked(self.driver.cuGraphExecKernelNodeSetParams(handle, self.node, self.parameters))
         self._last = mine
@@ -354,7 +352,7 @@ class _Node:
 
 def _nodes_with(driver: Any, markers: Sequence[bytes], graph: int) -> list[_Node]:
     """Return the kernels of a graph that have markers among their arguments."""
-    raw, found = driver.CUgraph(graph), []
+    raw, with_numbers = driver.CUgraph(graph), []
     _, count = _checked(driver.cuGraphGetNodes(raw, 0))
     nodes, _ = _checked(driver.cuGraphGetNodes(raw, count))
     for node in nodes:
@@ -363,16 +361,16 @@ def _nodes_with(driver: Any, markers: Sequence[bytes], graph: int) -> list[_Node
             continue
         (parameters,) = _checked(driver.cuGraphKernelNodeGetParams(node))
         arguments = _arguments_of(driver, parameters)
-        places = [
-            (number, place, offset)
+        marked = [
+            (number, index, offset)
             for number, marker in enumerate(markers)
-            for place, argument in enumerate(arguments)
+            for index, argument in enumerate(arguments)
             for offset in range(0, len(argument.raw) - len(marker) + 1, len(marker))
             if argument.raw[offset : offset + len(marker)] == marker
         ]
-        if places:
-            found.append(_Node(driver, node, parameters, arguments, places))
-    return found
+        if marked:
+            with_numbers.append(_Node(driver, node, parameters, arguments, marked))
+    return with_numbers
 
 
 def _arguments_of(driver: Any, parameters: Any) -> list[Any]:

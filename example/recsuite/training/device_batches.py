@@ -145,9 +145,9 @@ class Records:
 
     def take(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the fields of some records, [B, width] each; one kernel."""
-        found = self.values.index_select(0, rows)
+        records = self.values.index_select(0, rows)
         return {
-            name: found[:, begin : begin + width].view(dtype)
+            name: records[:, begin : begin + width].view(dtype)
             for name, (begin, width, dtype) in self.fields.items()
         }
 
@@ -172,21 +172,22 @@ class DeviceBatches:
         self.lists: dict[str, tuple[int, torch.Tensor, int]] = {}
         for entity, name in enumerate(map(dataset.schema.name_of, ENTITIES)):
             record = column(f"{name}_features")
-            parts: dict[str, Any] = {each: (record[each], 0) for each in ("features", "numbers")}
+            parts: dict[str, Any] = {part: (record[part], 0) for part in ("features", "numbers")}
             of_entity = [
                 table for table in tables if table.feature.multi and table.feature.entity == ENTITIES[entity]
             ]
-            for place, table in enumerate(each for each in of_entity if each.name != HISTORY):
+            for place, table in enumerate(table for table in of_entity if table.name != HISTORY):
                 values = column(f"{table.name}_values")
                 parts[table.name] = _list_parts(record["lists"][:, place], len(values))
                 # Behind the values is that of empty lists.
                 held = torch.from_numpy(np.append(values, np.int32(UNKNOWN_ROW))).to(device)
                 self.lists[table.name] = entity, held, table.longest
             self.entities.append(Records(parts, device))
-        singles = [each.fields["features"][1] for each in (*self.entities, self.events)]
+        singles = [records.fields["features"][1] for records in (*self.entities, self.events)]
         self.num_single, self.first_of_event = sum(singles), sum(singles[:-1])
         self.single_names = names[: self.num_single]
-        slots = dict.fromkeys(self.single_names, 1) | {name: each[2] for name, each in self.lists.items()}
+        slots = dict.fromkeys(self.single_names, 1)
+        slots |= {name: longest for name, (_, _, longest) in self.lists.items()}
         self.histories: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.history_slots = 0
         if has_histories:
@@ -214,10 +215,10 @@ class DeviceBatches:
     @property
     def nbytes(self) -> int:
         """Bytes of the columns on the device."""
-        held = [self.events.values, *(each.values for each in self.entities)]
-        held += [each[1] for each in self.lists.values()]
-        held += [each for both in self.histories.values() for each in both]
-        return sum(each.nbytes for each in held)
+        held = [self.events.values, *(records.values for records in self.entities)]
+        held += [values for _, values, _ in self.lists.values()]
+        held += [tensor for both in self.histories.values() for tensor in both]
+        return sum(tensor.nbytes for tensor in held)
 
     def batches(self, split: str, epoch: int, first: int = 0) -> Iterator[DeviceInput]:
         """Yield the batches of a pass over a split from event number `first` on."""
@@ -250,7 +251,7 @@ class DeviceBatches:
                 others = slice((MASKED_EVERY // 2 - begin) % MASKED_EVERY, number, MASKED_EVERY)
                 hidden[self.first_of_event :, others] = True
                 hides_numbers[others] = True
-            made = (torch.from_numpy(each).to(self.device) for each in (weights, hidden, hides_numbers))
+            made = (torch.from_numpy(mask).to(self.device) for mask in (weights, hidden, hides_numbers))
             self._masks[key] = StepMasks(*made)
         return self._masks[key]
 
@@ -258,14 +259,14 @@ class DeviceBatches:
         """Return the positions of events by their numbers in a pass, int32, and padding up to a batch."""
         size, positions = self.dataset.batch_size, self.dataset.positions_of(split)
         shape, padding = (-(-len(numbers) // size) * size,), len(self.events.values) - 1
-        found = torch.full(shape, padding, dtype=torch.int32, device=self.device)
+        order = torch.full(shape, padding, dtype=torch.int32, device=self.device)
         for begin in range(numbers.start, numbers.stop, SHUFFLED_AT_ONCE):
             end = min(begin + SHUFFLED_AT_ONCE, numbers.stop)
             part = torch.arange(begin, end, device=self.device)
             if split == "train":
                 part = shuffled(part, len(positions), self.dataset.seed, epoch)
-            found[begin - numbers.start : end - numbers.start] = part + positions.start
-        return found
+            order[begin - numbers.start : end - numbers.start] = part + positions.start
+        return order
 
     def make(self, inputs: StepInputs) -> dict[str, Any]:
         """Return the fields of a `ModelInput` for the input of a step. Waits for no kernel."""
@@ -282,8 +283,8 @@ class DeviceBatches:
         parts, counts = dict(zip(self.single_names, single, strict=True)), {}
         for name, (entity, values, slots) in self.lists.items():
             starts, lasts, lengths = records[entity][name].unbind(1)
-            places = torch.minimum(starts.unsqueeze(1) + self.slots[:slots], lasts.unsqueeze(1))
-            parts[name], counts[name] = values.index_select(0, places.view(-1)), lengths
+            slot_positions = torch.minimum(starts.unsqueeze(1) + self.slots[:slots], lasts.unsqueeze(1))
+            parts[name], counts[name] = values.index_select(0, slot_positions.view(-1)), lengths
         members = self.no_members
         if self.history_slots:
             parts[HISTORY], labels, counts[HISTORY] = self._histories(of_events, entities[0], inputs.split)
@@ -318,10 +319,10 @@ class DeviceBatches:
         records, begins = self.histories[history_prefix(split)]
         lasts = events[f"{HISTORY}_last"]
         starts = torch.maximum(begins.index_select(0, users).unsqueeze(1), lasts - (self.history_slots - 1))
-        places = torch.minimum(starts + self.slots[: self.history_slots], lasts)
+        positions = torch.minimum(starts + self.slots[: self.history_slots], lasts)
         # Before the begin: the history is empty.
-        places = torch.where(lasts < starts, len(records) - 1, places)
-        items, labels = records.index_select(0, places.view(-1)).unbind(1)
+        positions = torch.where(lasts < starts, len(records) - 1, positions)
+        items, labels = records.index_select(0, positions.view(-1)).unbind(1)
         return items, labels.view(torch.float32), (lasts - starts + 1).squeeze(1)
 
     def _labels(
@@ -339,7 +340,7 @@ class DeviceBatches:
             if (name := f"weight_{place + 2}") in events:
                 more[1][-1] = more[1][-1] * events[name].squeeze(1).nan_to_num()
         nothing = self.no_bits.to(torch.float32)
-        return labels, weights, *(torch.stack(each, dim=1) if each else nothing for each in more)
+        return labels, weights, *(torch.stack(columns, dim=1) if columns else nothing for columns in more)
 
 
 # Types of the fields of `Members`.
@@ -354,14 +355,14 @@ def _event_parts(dataset: EventBatches, has_histories: bool) -> dict[str, tuple[
         entity: len(dataset.features.column(f"{dataset.schema.name_of(entity)}_features"))
         for entity in ENTITIES
     }
-    found: dict[str, tuple[np.ndarray, Any]] = {}
+    parts: dict[str, tuple[np.ndarray, Any]] = {}
     for name in rows.dtype.names or ():
         if name == f"{HISTORY}_end":
             if has_histories:
-                found[f"{HISTORY}_last"] = rows[name] - np.int32(1), -1
+                parts[f"{HISTORY}_last"] = rows[name] - np.int32(1), -1
         elif name != "lists":
-            found[name] = rows[name], last.get(name, 0)
-    return found
+            parts[name] = rows[name], last.get(name, 0)
+    return parts
 
 
 def _list_parts(lists: np.ndarray, number: int) -> tuple[np.ndarray, Any]:
@@ -371,9 +372,9 @@ def _list_parts(lists: np.ndarray, number: int) -> tuple[np.ndarray, Any]:
     """
     starts, counts = lists.T
     begins = np.where(counts > 0, starts, number)
-    found = np.stack([begins, begins + np.maximum(counts, 1) - 1, counts], axis=1).astype(np.int32)
+    lasts = begins + np.maximum(counts, 1) - 1
     # The loader pads a batch with one unknown value.
-    return found, (number, number, 1)
+    return np.stack([begins, lasts, counts], axis=1).astype(np.int32), (number, number, 1)
 
 
 def shuffled(positions: torch.Tensor, number: int, *draws: int) -> torch.Tensor:
@@ -442,7 +443,9 @@ def _column_names(dataset: EventBatches) -> list[str]:
 def _prefixes(dataset: EventBatches) -> list[str]:
     """Return the prefixes of the columns with user histories, of splits with events."""
     has_histories = any(table.name == HISTORY for table in dataset.tables)
-    return [*dict.fromkeys(history_prefix(each) for each in SPLITS if has_histories and dataset.ranges[each])]
+    return [
+        *dict.fromkeys(history_prefix(split) for split in SPLITS if has_histories and dataset.ranges[split])
+    ]
 
 
 def why_not_on_device(dataset: EventBatches, config: Config, free_bytes: int) -> str | None:

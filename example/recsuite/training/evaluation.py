@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from typing_extensions import override
 
 from recsuite.config.sections import ModelConfig, MonitoringConfig
 from recsuite.datasets.batches import EventBatches
@@ -46,7 +48,7 @@ from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.dynamic_ranks import have_rows
 from recsuite.sharding.recommender import ModelInput
-from recsuite.training.steps import InputPipeline
+from recsuite.training.steps import BatchFeed
 
 # Users times items to score at once: 32 MiB as float64.
 SCORES_AT_ONCE = 2**22
@@ -64,7 +66,7 @@ class Evaluator(Protocol):
     The batches do not depend on the epoch, which is only for messages of failures.
     """
 
-    def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+    def validate(self, model: DistributedModelParallel, epoch: int) -> Measured:
         """Return the metrics on the validation events, all NaN if there are none."""
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
@@ -72,7 +74,7 @@ class Evaluator(Protocol):
 
 
 def make_evaluator(
-    input_pipeline: InputPipeline,
+    feed: BatchFeed,
     columns: Columns,
     config: ModelConfig,
     context: RuntimeContext,
@@ -90,12 +92,12 @@ def make_evaluator(
     task = TASKS[config.task]
     if task.evaluation == "ranks":
         if columns.schema.more_labels:
-            context.say(f"a ranking measures no {' and no '.join(columns.schema.label_names[1:])}")
+            context.say(f"a ranking is not evaluated on {', '.join(columns.schema.label_names[1:])}")
         cutoffs = sorted({TOP, *monitoring.cutoffs})
-        return RankingEvaluator(input_pipeline, columns, context, users, cutoffs)
+        return RankingEvaluator(feed, columns, context, users, cutoffs)
     if monitoring.cutoffs:
         raise UserError(f"--cutoffs requires a task that ranks, got --task {config.task}; leave it out.")
-    return PredictionEvaluator(task, input_pipeline, columns, context, users)
+    return PredictionEvaluator(task, feed, columns, context, users)
 
 
 class Users:
@@ -117,39 +119,41 @@ class Users:
                 known[events[entity]] for known, entity in zip(has_trained, (USER, ITEM), strict=True)
             ]
 
-    def described(self, found: Measured, split: str) -> Measured:
+    def described(self, measured: Measured, split: str) -> Measured:
         """Return the metrics of a split, with the shares of its new users and items."""
-        found.new_users, found.new_items = (float(1 - known.mean()) for known in self._is_known[split])
-        return found
+        new_users, new_items = (float(1 - known.mean()) for known in self._is_known[split])
+        return replace(measured, new_users=new_users, new_items=new_items)
 
     def with_parts(self, of_some: Callable[[Any], Measured]) -> Measured:
         """Return the metrics of the test, of its segments, and of users with and without a training event.
 
         of_some: the metrics of some of the cases, bool [cases] or a slice.
         """
-        found, is_known = self.described(of_some(slice(None)), "test"), self._is_known["test"][0]
-        if is_known.any() and not is_known.all():
-            found.parts = {KNOWN: of_some(is_known), NEW: of_some(~is_known)}
-        found.segments = {
-            segments.name: {value: of_some(mask) for value, mask in segments.masks().items()}
-            for segments in self._segments
-        }
-        return found
+        test, is_known = self.described(of_some(slice(None)), "test"), self._is_known["test"][0]
+        has_both = is_known.any() and not is_known.all()
+        return replace(
+            test,
+            parts={KNOWN: of_some(is_known), NEW: of_some(~is_known)} if has_both else {},
+            segments={
+                segments.name: {value: of_some(mask) for value, mask in segments.masks().items()}
+                for segments in self._segments
+            },
+        )
 
 
-class PredictionEvaluator:
+class PredictionEvaluator(Evaluator):
     """Evaluator of predicted labels."""
 
     def __init__(
         self,
         task: WorkerTask,
-        input_pipeline: InputPipeline,
+        feed: BatchFeed,
         columns: Columns,
         context: RuntimeContext,
         users: Users,
     ) -> None:
         self.task = task
-        self.input_pipeline = input_pipeline
+        self.feed = feed
         self.context = context
         self.schema = columns.schema
         # float32 [n], or [n, L] of L labels.
@@ -159,17 +163,18 @@ class PredictionEvaluator:
         }
         self.users = users
 
-    def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
-        """See `Evaluator`."""
+    @override
+    def validate(self, model: DistributedModelParallel, epoch: int) -> Measured:
         predictions, labels = self.predict(model, "validation", epoch), self.labels["validation"]
         if len(labels) == 0:
-            return self.task.no_metrics()
+            return Measured(self.task.no_metrics())
         calibration = self._calibration(predictions, labels)
-        found = self._measure(model, predictions, labels, calibration, self.users.of["validation"])
-        return self.users.described(found, "validation")
+        measured = self._measure(model, predictions, labels, calibration, self.users.of["validation"])
+        return self.users.described(measured, "validation")
 
+    @override
     def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
-        """See `Evaluator`; probabilities come from the calibration on the validation events."""
+        # Probabilities come from the calibration on the validation events.
         # Predicted again: the test uses the weights of the best epoch, and the last validation may have used
         # others.
         calibration = self._calibration(self.predict(model, "validation", epoch), self.labels["validation"])
@@ -181,8 +186,8 @@ class PredictionEvaluator:
 
         if predictions.ndim < labels.ndim:
             self.context.say(
-                f"the model predicts {self.schema.label_names[0]} alone, so "
-                f"{', '.join(self.schema.label_names[1:])} is not measured"
+                f"the model predicts only {self.schema.label_names[0]}: "
+                f"{', '.join(self.schema.label_names[1:])} not evaluated"
             )
         return self.users.with_parts(of_some)
 
@@ -203,7 +208,7 @@ class PredictionEvaluator:
 
         predictions: of the model or of a baseline; labels: float [n] both.
         """
-        return self._measure(model, predictions, labels, UNCALIBRATED)
+        return self._measure(model, predictions, labels, UNCALIBRATED).values
 
     def _measure(
         self,
@@ -219,22 +224,28 @@ class PredictionEvaluator:
         liked = its_labels >= self.schema.liked_label
         if self.task.evaluation == "answers":
             # The probabilities as they are: served predictions are not calibrated again.
-            found = measure_probabilities(first, liked, users)
+            measured = measure_probabilities(first, liked, users)
         else:
-            found = measure(first, its_labels, liked, calibration, users)
+            measured = measure(first, its_labels, liked, calibration, users)
+        metrics, intervals = dict(measured.values), dict(measured.intervals)
         if labels.ndim == 2:
-            self._add_more(found, predictions, labels, users)
+            self._add_more(metrics, intervals, predictions, labels, users)
         for name, metric in model.module.metrics.items():
             value = np.asarray(metric(predictions, labels))
             if value.ndim:
                 raise ValueError(f"The metric {name} must return one number, got the shape {[*value.shape]}.")
-            found[name] = float(value)
+            metrics[name] = float(value)
             # Intervals of a metric that a user's metric replaces.
-            found.intervals.pop(name, None)
-        return found
+            intervals.pop(name, None)
+        return replace(measured, values=metrics, intervals=intervals)
 
     def _add_more(
-        self, found: Measured, predictions: np.ndarray, labels: np.ndarray, users: np.ndarray | None
+        self,
+        metrics: Metrics,
+        intervals: dict[str, tuple[float, float]],
+        predictions: np.ndarray,
+        labels: np.ndarray,
+        users: np.ndarray | None,
     ) -> None:
         """Add the metrics of the labels after the first, by the name of the label and of the metric.
 
@@ -251,9 +262,9 @@ class PredictionEvaluator:
             else:
                 measured = measure(predicted, values, values > 0, UNCALIBRATED, users_of)
             for name in names:
-                found[f"{label.name}_{name}"] = measured[name]
+                metrics[f"{label.name}_{name}"] = measured[name]
                 if name in measured.intervals:
-                    found.intervals[f"{label.name}_{name}"] = measured.intervals[name]
+                    intervals[f"{label.name}_{name}"] = measured.intervals[name]
 
     def _calibration(self, predictions: np.ndarray, labels: np.ndarray) -> Calibration:
         liked = first_label(labels) >= self.schema.liked_label
@@ -270,33 +281,33 @@ class PredictionEvaluator:
         # Not only for layers: in this mode the tracker of a delta marks no row as changed.
         model.eval()
         # Allocated once: tensors of each step, between temporaries, would leave holes in the heap.
-        dataset = self.input_pipeline.loader.dataset
+        dataset = self.feed.loader.dataset
         shape = dataset.num_steps(split, window=window), dataset.local_batch_size
         mine = torch.empty(*shape, device=self.context.device)
-        batches = batches_with_progress(self.input_pipeline, split, epoch, self.context, window)
+        batches = batches_with_progress(self.feed, split, epoch, self.context, window)
         for step, batch in enumerate(batches):
             output = model(batch.to(self.context.device, non_blocking=True)).output
-            found = predictions_of(model.module.recommender.head, self.task, output, self.schema)
-            if mine.shape[2:] != found.shape[1:]:
-                mine = torch.empty(*shape, *found.shape[1:], device=self.context.device)
-            mine[step] = found
+            predictions = predictions_of(model.module.recommender.head, self.task, output, self.schema)
+            if mine.shape[2:] != predictions.shape[1:]:
+                mine = torch.empty(*shape, *predictions.shape[1:], device=self.context.device)
+            mine[step] = predictions
         return in_order(mine, len(dataset.positions_of(split, window)), dataset.batch_size, self.context)
 
 
 def batches_with_progress(
-    input_pipeline: InputPipeline,
+    feed: BatchFeed,
     split: str,
     epoch: int,
     context: RuntimeContext,
     window: tuple[int, int] | None = None,
 ) -> Iterator[ModelInput]:
     """Yield the batches of a pass, and show its progress. Not collective."""
-    sizes, done = input_pipeline.loader.dataset.step_sizes(split, window=window), 0
-    schema, quiet = input_pipeline.loader.dataset.schema, context.rank != 0
+    sizes, done = feed.loader.dataset.step_sizes(split, window=window), 0
+    schema, quiet = feed.loader.dataset.schema, context.rank != 0
     unit = schema.items if split == "catalogue" else schema.labels
     title = f"evaluation, {split}" if window is None else f"predicting window {epoch + 1}"
     with stage(title, sum(sizes), unit, quiet=quiet) as reached:
-        batches = input_pipeline.batches(split, epoch, window=window)
+        batches = feed.batches(split, epoch, window=window)
         for size, batch in zip(sizes, batches, strict=True):
             yield batch
             done += size
@@ -324,16 +335,12 @@ def _cells(rows: np.ndarray, columns: np.ndarray, number: int) -> tuple[torch.Te
     return torch.from_numpy(rows[inside]), torch.from_numpy(columns[inside])
 
 
-def _add_to_lists(best: torch.Tensor, places: torch.Tensor, scores: torch.Tensor, first: int) -> None:
-    """Put the highest scores of a block of items into lists. Of equal scores the earlier item counts.
-
-    best, places: scores and items of the lists so far, [n, TOP]; scores: of the block, float32 [n, m]; first:
-    position of its first item.
-    """
+def _add_to_lists(best: torch.Tensor, items: torch.Tensor, scores: torch.Tensor, first: int) -> None:
+    """Merge the scores of a block of items, float32 [n, m], into lists [n, TOP]; ties go to earlier items."""
     rows = (scores > best[:, -1:]).any(dim=1).nonzero().squeeze(1)
     numbers = torch.arange(first, first + scores.shape[1], device=scores.device).expand(len(rows), -1)
-    best[rows], places[rows] = highest(
-        torch.cat([best[rows], scores[rows]], dim=1), torch.cat([places[rows], numbers], dim=1), TOP
+    best[rows], items[rows] = highest(
+        torch.cat([best[rows], scores[rows]], dim=1), torch.cat([items[rows], numbers], dim=1), TOP
     )
 
 
@@ -349,9 +356,9 @@ class RankedCases:
         positions, self.sizes = columns.range_of(split), dataset.local_sizes(split)
         rows = columns.column("rows").take(positions.start + dataset.numbers_of(split))
         self.shape = len(self.sizes), dataset.local_batch_size
-        # Places of the cases in the rows of all batches; the others are padding.
+        # Positions of the cases in the rows of all batches; the others are padding.
         steps = np.arange(len(self.sizes))
-        self.places = torch.from_numpy(places_of(steps * dataset.local_batch_size, self.sizes))
+        self.positions = torch.from_numpy(places_of(steps * dataset.local_batch_size, self.sizes))
         self.number, self.batch_size = len(positions), dataset.batch_size
         self.items = rows[ITEM].astype(np.int64)
         self._users = rows[USER].astype(np.int64)
@@ -389,13 +396,13 @@ class AddedScores:
         """Take the numbers of the next cases: ascending numbers of cases, rows or ids, and float32, [V]."""
         if not len(self.keys):
             return
-        found = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
-        is_there = self.keys[found] == keys
-        self._parts.append((cases[is_there], self.positions[found[is_there]], numbers[is_there].double()))
+        nearest = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
+        is_there = self.keys[nearest] == keys
+        self._parts.append((cases[is_there], self.positions[nearest[is_there]], numbers[is_there].double()))
 
     @functools.cached_property
     def _added(self) -> Added:
-        cases, positions, numbers = (torch.cat(each) for each in zip(*self._parts, strict=True))
+        cases, positions, numbers = (torch.cat(parts) for parts in zip(*self._parts, strict=True))
         return Added(torch.stack([cases, positions]), numbers)
 
     def onto(self, scores: torch.Tensor, part: slice, first: int) -> torch.Tensor:
@@ -404,15 +411,15 @@ class AddedScores:
 
     def of_items(self, items: torch.Tensor) -> torch.Tensor:
         """Return what is added to the score of one item of each case, float64 [n]. items: positions, [n]."""
-        found = torch.zeros(len(items), dtype=torch.float64, device=items.device)
+        added = torch.zeros(len(items), dtype=torch.float64, device=items.device)
         if self._parts:
             (cases, positions), numbers = self._added
             is_own = positions == items[cases]
-            found.index_add_(0, cases[is_own], numbers[is_own])
-        return found
+            added.index_add_(0, cases[is_own], numbers[is_own])
+        return added
 
 
-class RankingEvaluator:
+class RankingEvaluator(Evaluator):
     """Evaluator that ranks the item of each event among all items that may be recommended to its user.
 
     These are the items that have a row, see `columns.listed_items`, and that the user has not seen. An event
@@ -425,19 +432,18 @@ class RankingEvaluator:
 
     def __init__(
         self,
-        input_pipeline: InputPipeline,
+        feed: BatchFeed,
         columns: Columns,
         context: RuntimeContext,
         users: Users,
         cutoffs: Sequence[int] = (TOP,),
     ) -> None:
         self.cutoffs = cutoffs
-        self.input_pipeline = input_pipeline
+        self.feed = feed
         self.context = context
         # Both splits now: the training may outlive the files.
         self.cases = {
-            split: RankedCases(columns, input_pipeline.loader.dataset, split)
-            for split in ("validation", "test")
+            split: RankedCases(columns, feed.loader.dataset, split) for split in ("validation", "test")
         }
         self.users, self._has_row, self._ids = users, columns.listed_items(), columns.item_ids()
         self._had = columns.column("item_counts")
@@ -449,26 +455,25 @@ class RankingEvaluator:
         self._vocabulary = np.memmap(Path(columns.folder) / "vocabulary.json", np.uint8, "r")
         self._item = columns.schema.item
 
-    def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
-        """See `Evaluator`."""
+    @override
+    def validate(self, model: DistributedModelParallel, epoch: int) -> Measured:
         ranks = self.ranks(model, "validation", epoch)
-        found = measure_ranks(ranks, self.users.of["validation"])
-        return self.users.described(found, "validation") if len(ranks) else found
+        measured = measure_ranks(ranks, self.users.of["validation"])
+        return self.users.described(measured, "validation") if len(ranks) else measured
 
+    @override
     def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
-        """See `Evaluator`."""
         listed, users = np.zeros(len(self._rows), np.int64), self.users.of["test"]
         ranks = self.ranks(model, "test", epoch, listed)
-        found = self.users.with_parts(lambda some: measure_ranks(ranks[some], users[some], self.cutoffs))
+        test = self.users.with_parts(lambda some: measure_ranks(ranks[some], users[some], self.cutoffs))
         is_ranked = self.is_ranked(model).cpu().numpy()
-        found.missed = int(np.count_nonzero(~is_ranked[self._tested]))
-        if self.context.rank == 0:
-            found.lists = self._spread_of(listed, is_ranked)
-        return found
+        missed = int(np.count_nonzero(~is_ranked[self._tested]))
+        spread = self._spread_of(listed, is_ranked) if self.context.rank == 0 else None
+        return replace(test, missed=missed, lists=spread)
 
     def _spread_of(self, listed: np.ndarray, is_ranked: np.ndarray) -> Spread | None:
         ids = ["unknown", *json.loads(bytes(self._vocabulary))[self._item]]
-        return spread_of(listed, self._had, is_ranked, lambda place: ids[int(self._rows[place])])
+        return spread_of(listed, self._had, is_ranked, lambda item: ids[int(self._rows[item])])
 
     def is_ranked(self, model: DistributedModelParallel) -> torch.Tensor:
         """Return a mask of the items that have a row in a model, bool [items], the same on every rank."""
@@ -501,7 +506,7 @@ class RankingEvaluator:
         mine = torch.ones(len(cases.items), dtype=torch.int64, device=self.context.device)
         # The lists so far: scores, the highest first, and positions of items.
         best = users.new_full((0 if listed is None else len(mine), TOP), -torch.inf)
-        places = torch.zeros_like(best, dtype=torch.int64)
+        best_items = torch.zeros_like(best, dtype=torch.int64)
         # Items outside, cases inside: every rank takes part in gathering each block, but ranks have different
         # cases.
         for first, items in self._catalogue(model, epoch):
@@ -520,15 +525,15 @@ class RankingEvaluator:
                 mine[part] += is_above.sum(dim=1)
                 mine[part][torch.from_numpy(case[own_item[case] == item])] = NEVER_FOUND
                 if listed is not None:
-                    _add_to_lists(best[part], places[part], scores, first)
+                    _add_to_lists(best[part], best_items[part], scores, first)
         mine[~is_ranked[torch.from_numpy(cases.items).to(mine.device)]] = NEVER_FOUND
         if listed is not None:
-            counts = torch.bincount(places[best > -torch.inf], minlength=len(self._rows))
+            counts = torch.bincount(best_items[best > -torch.inf], minlength=len(self._rows))
             dist.all_reduce(counts)
             listed += counts.cpu().numpy()
-        found = mine.new_zeros(cases.shape)
-        found.view(-1)[cases.places.to(mine.device)] = mine
-        return in_order(found, cases.number, cases.batch_size, self.context)
+        padded = mine.new_zeros(cases.shape)
+        padded.view(-1)[cases.positions.to(mine.device)] = mine
+        return in_order(padded, cases.number, cases.batch_size, self.context)
 
     def _embed(
         self, model: DistributedModelParallel, split: str, epoch: int
@@ -541,7 +546,7 @@ class RankingEvaluator:
         users, end = torch.empty(0), 0
         scores = torch.empty(len(cases.items), dtype=torch.float64, device=device)
         added = AddedScores(self._keys, self._rows != UNKNOWN_ROW, device)
-        batches = batches_with_progress(self.input_pipeline, split, epoch, self.context)
+        batches = batches_with_progress(self.feed, split, epoch, self.context)
         for size, batch in zip(cases.sizes.tolist(), batches, strict=True):
             batch = batch.to(device, non_blocking=True)
             vectors, of_history = parts_of(model(batch).output)
@@ -563,10 +568,10 @@ class RankingEvaluator:
 
     def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield all items in blocks: the position of the first, and their vectors, float64 [m, D]."""
-        dataset = self.input_pipeline.loader.dataset
+        dataset = self.feed.loader.dataset
         first = 0
         sizes = dataset.step_sizes("catalogue")
-        batches = batches_with_progress(self.input_pipeline, "catalogue", epoch, self.context)
+        batches = batches_with_progress(self.feed, "catalogue", epoch, self.context)
         for size, batch in zip(sizes, batches, strict=True):
             vectors, _ = parts_of(model(batch.to(self.context.device, non_blocking=True)).output)
             # A strided view of a larger tensor, which a collective does not accept.

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM, TrainingConfig
 from recsuite.datasets.batches import EventBatches
-from recsuite.datasets.metrics import Metrics
+from recsuite.datasets.metrics import Measured, Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import Window
 from recsuite.errors import UserError, counted, format_metric
@@ -52,7 +52,7 @@ from recsuite.training.state import (
     has_epochs_left,
     stops_early,
 )
-from recsuite.training.steps import InputPipeline, Pass, learn, place_batches, start_clock
+from recsuite.training.steps import BatchFeed, Pass, learn, place_batches, start_clock
 from recsuite.training.stream import StreamWindows, WindowLog, describe_growth
 from recsuite.training.weights import (
     InitialRows,
@@ -71,6 +71,18 @@ from recsuite.training.weights import (
 class Training:
     """Training that begins where its checkpointer says, in passes: epochs, or windows of a stream.
 
+    In epochs the model is validated after each, and tested at the end. Along a stream each window is first
+    predicted, then trained on once. Collective: every rank makes one, and makes the same calls.
+
+    Args:
+        data: Data, from `open_data`.
+        config: Flags.
+        context: This process.
+        checkpointer: Checkpointer, see `checkpointing`; None keeps the best weights in memory.
+        callbacks: Callbacks that observe the training.
+        seconds: Function that returns the seconds of the parts of the run up to now, for its report.
+
+    Example:
         with Training(data, config, context, checkpointer, callbacks) as training:
             model = training.shard()
             step = training.step(model.train_on)
@@ -79,13 +91,6 @@ class Training:
                     step(batch)
                 training.save(training.validate())
             run = training.finish()
-
-    In epochs the model is validated after each, and tested at the end. Along a stream each window is first
-    predicted, then learned once. Collective: every rank makes one, and makes the same calls.
-
-    data: see `open_data`; config, context: flags and process; checkpointer: see `checkpointing`, None keeps
-    the best weights in memory; callbacks: observe the training; seconds: returns those of the parts of the
-    run up to now, for its report.
     """
 
     def __init__(
@@ -106,14 +111,14 @@ class Training:
         self.progress = self.checkpointer.start
         self.unit = data.columns.schema.labels
         self.initial_rows_seconds = 0.0
-        self.initial: Metrics = {}
+        self.initial: Measured | None = None
         self.epoch: TrainingPass
         self._steps: list[TrainingStep] = []
         self.results: list[Epoch] = []
         self._seconds = seconds
         bar = ProgressBar(self.columns.num_train, self.unit, config.training.epochs, context.rank != 0)
         self.callbacks = Callbacks([*callbacks, bar])
-        self.input_pipeline = InputPipeline(data.loader, self.phase)
+        self.feed = BatchFeed(data.loader, self.phase)
         self.windows: StreamWindows | None = None
         if config.stream.stream:
             self.windows = StreamWindows(data, config, context)
@@ -126,7 +131,7 @@ class Training:
         )
         if has_more:
             context.say(describe_batch(data.loader.dataset, self.unit, is_stream=self.windows is not None))
-            self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples, self.window)
+            self.feed.prepare("train", self.progress.epoch, self.progress.samples, self.window)
 
     def shard(
         self,
@@ -139,20 +144,26 @@ class Training:
     ) -> ShardedModel:
         """Build the model, shard its tables, and load the state at which the checkpointer begins. Collective.
 
-        maker: makes the model from the columns and the flags of the model, and its attribute `embedding_dims`
-        gives the tables that it names another width than --embedding_dim; loss: called with the output of the
-        model and the batch, returns the mean over the batch; tables, dense: the optimizers. None stands for
-        that of the task and the flags. metrics: a name to a function of predictions and labels, numpy float32
-        [n], which returns a number; shown with those of the task. One with the name of the main metric
-        replaces it, and chooses the best epoch. initial_rows: called on rank 0, unless the training is
-        resumed, with the columns, the flags of the model and the seed; returns rows of tables, by their
-        names, float32 [rows, at most D]. The other numbers and tables stay as drawn. In epochs they count as
-        epoch 0: they are validated as by `validate`, and the test uses them if no epoch is better; not
-        without validation events or with dynamic tables, which are still empty.
+        Args:
+            maker: Function that makes the model from the columns and the flags of the model. The attribute
+                `embedding_dims` of the model gives tables another width than --embedding_dim.
+            loss: Called with the output of the model and the batch; returns the mean over the batch.
+            tables: Optimizer of the tables; None for that of the task and the flags, as for all of these.
+            dense: Function that makes the optimizer of the dense part from its parameters.
+            metrics: Name to a function of predictions and labels, numpy float32 [n], that returns a number.
+                They are shown with those of the task. One with the name of the main metric replaces it, and
+                chooses the best epoch.
+            initial_rows: Function of the columns, the flags of the model and the seed that returns rows by
+                table, float32 [rows, at most D]; the other numbers and tables stay as drawn. It is called on
+                rank 0, unless the training is resumed. The rows count as epoch 0: they are validated, and
+                tested if no epoch is better; not without validation events or with dynamic tables.
+
+        Returns:
+            The model, called with a batch of `epochs`.
 
         Raises:
-            UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
-                damaged or of another model.
+            UserError: when the tables do not fit, the optimizer is unsupported, or a checkpoint is damaged or
+                of another model.
         """
         self._make_evaluator()
         with self.phase("model"), stage("building the model", quiet=self.context.rank != 0):
@@ -162,7 +173,7 @@ class Training:
         self.plan = describe_plan(self.train_state.model, self.columns)
         for line in self.plan.splitlines():
             self.context.say(line)
-        place_batches(self.input_pipeline, self.train_state, self.config, self.context)
+        place_batches(self.feed, self.train_state, self.config, self.context)
         if initial_rows is None and self.config.model.initial_rows in INITIAL_ROWS:
             name = self.config.model.initial_rows
             initial_rows = getattr(extra(name), INITIAL_ROWS[name])
@@ -202,12 +213,17 @@ class Training:
         only in eager steps, and numbers that it computes are those of the capture until the next pass. See
         --capture. Collective, like the function.
 
-        function: makes a whole step of a batch: forward, backward and `model.step()`. Tensors in the tuple,
-        list or dictionary that it returns are copied, without a gradient.
+        Args:
+            function: Makes a whole step of a batch: forward, backward and `model.step()`. Tensors in the
+                tuple, list or dictionary that it returns are copied, without a gradient.
+
+        Returns:
+            The function, to be called with each batch of an epoch.
 
         Raises:
             UserError: for --capture on, when steps cannot be captured.
 
+        Example:
             @training.step
             def step(batch):
                 loss = model(batch)
@@ -222,8 +238,8 @@ class Training:
             return function
         if self.context.device.type != "cuda":
             reason = "there is no GPU"
-        elif self.input_pipeline.on_device is None:
-            reason = f"batches are made on the host: {self.input_pipeline.why_on_host}"
+        elif self.feed.on_device is None:
+            reason = f"batches are made on the host: {self.feed.why_on_host}"
         elif self.config.tables.storage == UVM:
             reason = f"--storage is {UVM}"
         step = TrainingStep(function, self.train_state, self.context, reason, config.capture == "on")
@@ -232,6 +248,9 @@ class Training:
 
     def run(self) -> Run:
         """Train with the model of the task. Collective: every rank.
+
+        Returns:
+            The results.
 
         Raises:
             UserError: when the tables do not fit, the training diverges, or data that grow cannot be read.
@@ -277,7 +296,8 @@ class Training:
     def epochs(self) -> Iterator[TrainingPass]:
         """Yield the remaining epochs, or windows of a stream. Collective.
 
-        Each is a pass over its batches, to be followed by `save`, which is called here where it is missing.
+        Yields:
+            A pass over its batches on the device, to be followed by `save`, which is called here if missing.
         """
         while self._begin_pass():
             epoch = TrainingPass(self)
@@ -291,7 +311,7 @@ class Training:
     def _make_evaluator(self) -> None:
         # It maps its columns now: like the loader, it does not need the files later.
         self.evaluator = make_evaluator(
-            self.input_pipeline, self.columns, self.config.model, self.context, self.config.monitoring
+            self.feed, self.columns, self.config.model, self.context, self.config.monitoring
         )
 
     def _begin_pass(self) -> bool:
@@ -342,35 +362,40 @@ class Training:
         if stream is None:
             return
         self.stream, self.columns = stream, windows.columns
-        self.input_pipeline.loader.close()
-        self.input_pipeline = InputPipeline(windows.load(), self.phase)
+        self.feed.loader.close()
+        self.feed = BatchFeed(windows.load(), self.phase)
         self._make_evaluator()
         with self.phase(self.checkpointer.phase):
             self.checkpointer.on_growth(self.columns)
         self.context.say(describe_growth(before, self.columns))
         windows.drop_columns()
 
-    def validate(self) -> Metrics:
-        """Return the metrics of the trained pass.
+    def validate(self) -> Measured:
+        """Return the metrics of the trained pass. Collective.
 
-        They are on the validation events, or of a window's predictions, which were made before it was
-        learned.
+        Returns:
+            Metrics on the validation events; of a window those of its predictions before training on it.
         """
         self._check_whole()
         if self.windows is not None:
-            return {**self.task.no_metrics(), **self.stream.predicted}
+            number = self.stream.end - self.stream.begin
+            return Measured({**self.task.no_metrics(), **self.stream.predicted}, number)
         with self.phase("evaluation"):
             # Also after a finite loss: a model may be broken and still give one.
             self._check_weights()
             return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
 
     def finish(self) -> Run:
-        """Test the best weights, and call the callbacks at the end; for a stream without a test."""
+        """Test the best weights, and end the training; a stream has no test. Collective.
+
+        Returns:
+            The results, the same on every rank.
+        """
         for line in describe_storage(self.train_state.tables):
             self.context.say(line)
         number = self.progress.epoch
         if self.windows is not None:
-            overall, empty = self._overall(), self.windows.num_empty(self.stream)
+            overall, empty = Measured(self._overall(), self.stream.end), self.windows.num_empty(self.stream)
             biases = self.stream.overall_biases()
             run = Run(
                 self.columns,
@@ -414,7 +439,8 @@ class Training:
     def report(self, run: Run) -> None:
         """Print the results of a training, and write its report if --report_dir is given. Not collective.
 
-        run: the result of `finish`.
+        Args:
+            run: Results, from `finish`.
 
         Raises:
             UserError: when the report cannot be written.
@@ -441,8 +467,8 @@ class Training:
             )
         if self.train_state.is_pending:
             raise RuntimeError(
-                "The dense part has not learned from the last batches. Fix: call model.step() after "
-                "loss.backward(); where gradients add up over batches, also when epoch.is_last."
+                "Gradients of the last batches were not applied to the dense part. Fix: call model.step() "
+                "after loss.backward(); with gradient accumulation, also when epoch.is_last."
             )
 
     def _check_weights(self, changed: bool = False) -> None:
@@ -471,28 +497,32 @@ class Training:
         assert epoch.losses is not None
         if self.config.training.capture == "on" and not any(step.has_captured for step in self._steps):
             raise UserError(
-                "--capture on: no step of the pass was captured; name the step by @training.step, and have "
-                f"more than {counted(WARM_UP_STEPS, 'step')} in a pass, or give auto or off."
+                "--capture on: no step of the epoch was captured. Fix: decorate the step with @training.step "
+                f"and train more than {counted(WARM_UP_STEPS, 'step')} an epoch, or give auto or off."
             )
         # First of all: the next steps would validate, compare and save a broken model.
         check_finite(epoch.losses, self.progress.step, self.train_state.rates)
         # The wait of the rank that waited most: in every step all ranks wait for it.
-        epoch.wait = _largest(self.input_pipeline.seconds_waited / epoch.seconds, self.context)
+        epoch.wait = _largest(self.feed.seconds_waited / epoch.seconds, self.context)
         step, number = self.progress.step + len(epoch.losses), self.progress.epoch + 1
         self.progress = dataclasses.replace(self.progress, step=step, epoch=number, samples=0)
         if self.windows is None:
             project_rows(self.train_state, self.columns)
 
-    def save(self, validation: Metrics) -> None:
+    def save(self, validation: Measured | Mapping[str, float]) -> None:
         """Save the model after an epoch: a checkpoint where flags request one, and the best weights.
 
         Collective; it may end the process.
 
-        validation: the metrics of the epoch, by which the best one is chosen.
+        Args:
+            validation: Metrics of the epoch, by which the best one is chosen: those of `validate`, or your
+                own by name, on the same scale.
         """
         self._check_whole()
         epoch = self.epoch
         assert epoch.losses is not None
+        if not isinstance(validation, Measured):
+            validation = Measured(dict(validation))
         epoch.validation, window = validation, self.window
         if self.windows is None:
             self.progress = self._judged(validation)
@@ -522,7 +552,7 @@ class Training:
             self.print_counts()
             self.results.append(result)
 
-    def _judged(self, validation: Metrics) -> Progress:
+    def _judged(self, validation: Measured) -> Progress:
         """Return the progress at the end of an epoch, with the result of its validation."""
         value = validation[self.task.main_metric]
         # Only one rank decides: other machines may round differently.
@@ -562,7 +592,7 @@ class TrainingPass(Pass):
         num_events = num_train if window is None else len(window)
         super().__init__(
             training.train_state,
-            training.input_pipeline,
+            training.feed,
             training.progress,
             Schedule(num_train, config.epochs, training.config.optimizer.decay_power)
             if window is None
@@ -572,10 +602,10 @@ class TrainingPass(Pass):
             lambda step: training.after_step(step, is_last=step.progress.samples == num_events),
         )
         training.epoch, self.training, self.wait = self, training, 0.0
-        self.validation: Metrics | None = None
+        self.validation: Measured | None = None
 
+    @override
     def __iter__(self) -> Iterator[ModelInput]:
-        """See `Pass`."""
         with self.training.phase("steps"):
             yield from super().__iter__()
         self.training.trained(self)
@@ -610,11 +640,11 @@ def describe_epoch(epoch: Epoch, task: WorkerTask, unit: str, config: TrainingCo
     )
 
 
-def describe_validation(metrics: Metrics, task: WorkerTask) -> str:
+def describe_validation(validation: Measured, task: WorkerTask) -> str:
     """Describe the metrics of a validation that are shown after each epoch."""
     shown = (
-        f"{label} {format_metric(metrics[name])}"
-        for name, label in task.labels_for(metrics).items()
+        f"{label} {format_metric(validation[name])}"
+        for name, label in task.labels_for(validation.values).items()
         if name in task.epoch_metrics or name not in task.metrics
     )
     return f"validation {', '.join(shown)}"

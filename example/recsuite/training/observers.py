@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from recsuite.config.config import Config
 from recsuite.hooks import extra
 from recsuite.remote import folder_at
@@ -33,8 +35,8 @@ class Stopwatch(Callback):
         self._part = parts[-1]
         self._since = time.perf_counter()
 
+    @override
     def phase(self, name: str, progress: Progress) -> AbstractContextManager[None]:
-        """See `Callback`: each phase of a training is a part."""
         return self.part(name)
 
     @contextlib.contextmanager

@@ -53,11 +53,11 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
 
 def print_results(
     when: str,
-    test: Metrics,
+    test: Measured,
     columns: Columns,
     config: Config,
     context: RuntimeContext,
-    validation: Metrics | None = None,
+    validation: Measured | None = None,
 ) -> None:
     """Print a model beside the baselines, the better baselines, and the difference between validation and
     test. when: the epoch or step of the model.
@@ -68,21 +68,21 @@ def print_results(
     context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
     for sentence in describe_share_of_best(columns, task, test):
         context.say(sentence)
-    for name, segments in getattr(test, "segments", {}).items():
+    for name, segments in test.segments.items():
         context.say(segments_table(columns, task, name, segments), tagged=False)
-    if spread := getattr(test, "lists", None):
+    if spread := test.lists:
         schema = columns.schema
         context.say(f"lists of {TOP} for each of the test {schema.labels}: {spread.described(schema.items)}")
     if spread and spread.ranked < columns.num_items:
         number = f"{columns.num_items - spread.ranked:,} of {columns.num_items:,} {columns.schema.items}"
-        missed = f"{getattr(test, 'missed', 0):,} of {columns.num_test:,} test {columns.schema.labels}"
+        missed = f"{test.missed:,} of {columns.num_test:,} test {columns.schema.labels}"
         context.say(
-            f"{number} have no row in the model, because training had none of them: no list holds them, and "
-            f"{missed} are of these, each a miss"
+            f"{number} have no training event, so the model has no row of them and never recommends them; "
+            f"{missed} are of these items and count as misses"
         )
     for sentence in (
         *describe_better_baselines(columns, task, test),
-        *describe_difference(columns, task, test, validation or {}, config.data.split),
+        *describe_difference(columns, task, test, validation, config.data.split),
     ):
         context.say(sentence)
 
@@ -91,10 +91,9 @@ def print_stream_results(run: Run, config: ModelConfig, context: RuntimeContext)
     """Print the metrics of a stream's predictions, each made before training on its window."""
     task, unit, number = TASKS[config.task], run.columns.schema.labels, run.num_epochs
     empty = counted(run.num_empty, f"window without {unit} was", f"windows without {unit} were")
-    passed = f"; {empty} skipped" if run.num_empty else ""
-    learned = counted(number, "window of the stream is", "windows of the stream are")
-    context.say(f"{learned} learned{passed}")
-    name = f"predicted before learned, {counted(number, 'window')}"
+    skipped = f"; {empty} skipped" if run.num_empty else ""
+    context.say(f"trained on {counted(number, 'window')} of the stream{skipped}")
+    name = f"predicted before training, {counted(number, 'window')}"
     context.say(results_table(run.columns, task, name, run.test, "stream", biases=run.biases), tagged=False)
 
 
@@ -102,8 +101,8 @@ def describe_leaks(columns: Columns) -> list[str]:
     """Return sentences on features with leakage of the label, to print above metrics."""
     return [
         f"the feature {name} of the event reveals {share:.0%} of the information on the "
-        f"{columns.schema.label} (leakage): unless it is known before that, the metrics below are too good; "
-        f"remove [features.{name}] from schema.toml"
+        f"{columns.schema.label} (leakage): unless it is known beforehand, the metrics below are too "
+        f"optimistic; remove [features.{name}] from schema.toml"
         for name, share in columns.label_leakage.items()
         if share > MOST_LABEL_LEAKAGE
     ]
@@ -115,20 +114,20 @@ def describe_no_epochs_left(result: Run, config: TrainingConfig) -> str:
     if result.num_epochs > epochs:
         done = counted(result.num_epochs, "epoch")
         return (
-            f"nothing is left to train: the checkpoint has done {done}, and --epochs {epochs} asks "
-            "for fewer; give more"
+            f"nothing left to train: the checkpoint has {done}, and --epochs is {epochs}; "
+            "give a larger --epochs"
         )
-    stopped = ", and --patience stopped it there" if result.stopped_early else ""
-    return f"nothing is left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
+    stopped = ", stopped early by --patience" if result.stopped_early else ""
+    return f"nothing left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
 
 
 def results_table(
     columns: Columns,
     task: WorkerTask,
     name: str,
-    test: Metrics,
+    test: Measured,
     of: str = "test",
-    validation: Metrics | None = None,
+    validation: Measured | None = None,
     biases: Metrics | None = None,
 ) -> str:
     """Return a table of a model and its baselines on the test ratings; "-" is an undefined metric.
@@ -139,16 +138,16 @@ def results_table(
     if biases:
         baselines[PAST_BIASES] = biases
     oracle = baselines.pop("oracle", None)
-    labels = task.labels_for(test)
+    labels = task.labels_for(test.values)
     rows = {name: _shown(labels, metrics) for name, metrics in baselines.items()}
-    rows[name] = _shown(labels, test)
-    for before, metrics in (("", test), ("validation: ", validation)):
+    rows[name] = _shown(labels, test.values)
+    for before, measured in (("", test), ("validation: ", validation)):
         # A load without a validation, and a stream, have none.
-        if isinstance(metrics, Measured) and metrics.intervals:
+        if measured and measured.intervals:
             if before:
-                rows["its validation"] = _shown(labels, metrics)
-            which = f"{before}95 % interval, {counted(metrics.cases, columns.schema.label)}"
-            rows[which] = [_interval(metrics, key) for key in labels]
+                rows["its validation"] = _shown(labels, measured.values)
+            which = f"{before}95 % interval, {counted(measured.cases, columns.schema.label)}"
+            rows[which] = [_interval(measured, key) for key in labels]
     # The oracle comes last, because it is a bound, not a baseline.
     if oracle is not None:
         rows["oracle (knows the true parameters)"] = _shown(labels, oracle)
@@ -158,13 +157,13 @@ def results_table(
 
 def segments_table(columns: Columns, task: WorkerTask, name: str, segments: Mapping[str, Measured]) -> str:
     """Return a table of the test metrics of segments. name: of the segments."""
-    measured = {metric: value for found in segments.values() for metric, value in found.items()}
-    labels, main = task.labels_for(measured), task.main_metric
+    metrics = {metric: value for segment in segments.values() for metric, value in segment.values.items()}
+    labels, main = task.labels_for(metrics), task.main_metric
     heading = [f"test {columns.schema.labels} by {name}", "number", *labels.values()]
     heading.append(f"{task.main_label}, 95 % interval")
     rows = [
-        [value, f"{found.cases:,}", *_shown(labels, found), _interval(found, main)]
-        for value, found in segments.items()
+        [value, f"{segment.cases:,}", *_shown(labels, segment.values), _interval(segment, main)]
+        for value, segment in segments.items()
     ]
     return markdown_table([heading, *rows])
 
@@ -173,19 +172,19 @@ def _shown(labels: Mapping[str, str], metrics: Metrics) -> list[str]:
     return [format_metric(metrics.get(key)) for key in labels]
 
 
-def _interval(metrics: Measured, key: str) -> str:
-    low, high = map(format_metric, metrics.intervals.get(key, (float("nan"), float("nan"))))
+def _interval(measured: Measured, key: str) -> str:
+    low, high = map(format_metric, measured.intervals.get(key, (float("nan"), float("nan"))))
     return "-" if low == "-" else f"{low} to {high}"
 
 
-def describe_share_of_best(columns: Columns, task: WorkerTask, test: Metrics) -> Iterator[str]:
+def describe_share_of_best(columns: Columns, task: WorkerTask, test: Measured) -> Iterator[str]:
     """Yield a line on the test of a model between the best baseline and the oracle, if there is one."""
     name, baselines = task.main_metric, dict(columns.baselines[task.evaluation])
     best = baselines.pop("oracle", {}).get(name)
     known = {baseline: metrics[name] for baseline, metrics in baselines.items() if metrics[name] is not None}
     if best is None or not known:
         return
-    baseline = (min if task.lower_is_better else max)(known, key=lambda each: known[each])
+    baseline = (min if task.lower_is_better else max)(known, key=known.__getitem__)
     yield from share_of_best(task.main_label, test[name], baseline, known[baseline], best)
 
 
@@ -203,7 +202,7 @@ def share_of_best(label: str, value: float, name: str, baseline: float, best: fl
     )
 
 
-def describe_better_baselines(columns: Columns, task: WorkerTask, test: Metrics) -> list[str]:
+def describe_better_baselines(columns: Columns, task: WorkerTask, test: Measured) -> list[str]:
     """Return lines on the baselines that predict the test better than a model; also for users with and
     without training events. Empty if the model is better than all of them.
     """
@@ -211,23 +210,22 @@ def describe_better_baselines(columns: Columns, task: WorkerTask, test: Metrics)
     whole = _better(columns.baselines[task.evaluation], task, test, labels)
     value = format_metric(test[task.main_metric])
     lines = [f"this model is worse than {whole}: its test {label} is {value}"] if whole else []
-    parts: Mapping[str, Measured] = getattr(test, "parts", {})
     of_parts = {
-        part: _better(columns.baselines.get(task.evaluation + part, {}), task, metrics, labels)
-        for part, metrics in parts.items()
+        part: _better(columns.baselines.get(task.evaluation + part, {}), task, measured, labels)
+        for part, measured in test.parts.items()
     }
     if not whole and not any(of_parts.values()):
         return []
     of_whom = {KNOWN: f"users with training {labels}", NEW: "other users"}
     for part, better in of_parts.items():
-        value = format_metric(parts[part][task.main_metric])
-        cases = counted(parts[part].cases, columns.schema.label)
+        value = format_metric(test.parts[part][task.main_metric])
+        cases = counted(test.parts[part].cases, columns.schema.label)
         worse = f"worse than {better}" if better else "better than all baselines"
         lines.append(f"{of_whom[part]} ({cases}): its test {label} is {value}, {worse}")
     return lines
 
 
-def _better(baselines: Mapping[str, Metrics], task: WorkerTask, found: Metrics, labels: str) -> str:
+def _better(baselines: Mapping[str, Metrics], task: WorkerTask, measured: Measured, labels: str) -> str:
     """Return the better baselines, with their values; "" if there are none."""
     name, sign = task.main_metric, 1 if task.lower_is_better else -1
     names = {"global mean": f"the mean of all {labels}", "share of yes": "the share of yes"}
@@ -237,18 +235,19 @@ def _better(baselines: Mapping[str, Metrics], task: WorkerTask, found: Metrics, 
         for known, metrics in baselines.items()
         if known != "oracle"
         and math.isfinite(metrics[name])
-        and not sign * (found[name] - metrics[name]) <= 0
+        and not sign * (measured[name] - metrics[name]) <= 0
     )
 
 
 def describe_difference(
-    columns: Columns, task: WorkerTask, test: Metrics, validation: Metrics, split: str
+    columns: Columns, task: WorkerTask, test: Measured, validation: Measured | None, split: str
 ) -> Iterator[str]:
     """Yield lines if validation and test differ beyond chance, or in the share of new users and items."""
-    if not (isinstance(test, Measured) and isinstance(validation, Measured)):
+    if validation is None or not validation.cases:
         return
     name, schema = task.main_metric, columns.schema
-    ends = [each.intervals.get(name, (float("nan"), float("nan"))) for each in (test, validation)]
+    nothing = float("nan"), float("nan")
+    ends = [measured.intervals.get(name, nothing) for measured in (test, validation)]
     differs = ends[0][0] > ends[1][1] or ends[1][0] > ends[0][1]
     shares = {
         schema.user: (test.new_users, validation.new_users),
@@ -265,8 +264,8 @@ def describe_difference(
     if split in DIFFERENCES:
         reasons.insert(0, DIFFERENCES[split].format(labels=schema.labels, label=schema.label))
     values = " and ".join(
-        f"{which} {task.main_label} {format_metric(each[name])}"
-        for which, each in (("validation", validation), ("test", test))
+        f"{which} {task.main_label} {format_metric(measured[name])}"
+        for which, measured in (("validation", validation), ("test", test))
     )
     how = "differ by more than chance" if differs else "are of different kinds of events"
     yield f"{values} {how}" + (f": {'; '.join(reasons)}" if reasons else "")

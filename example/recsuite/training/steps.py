@@ -21,6 +21,7 @@ from torch import nn
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.utils import _wait_for_batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from typing_extensions import override
 
 from recsuite.config.config import Config
 from recsuite.config.sections import TrainingConfig
@@ -43,7 +44,7 @@ from recsuite.training.progress import Progress
 from recsuite.training.state import RowScale, Schedule, ShardedModel, scheduled_rates, set_rates
 
 
-class InputPipeline:
+class BatchFeed:
     """Batches of all passes; each pass is a new iterator.
 
     TorchRec's pipeline recognises an exhausted iterator by its identity, so a second pass with the same
@@ -133,9 +134,7 @@ class InputPipeline:
         )
 
 
-def place_batches(
-    inputs: InputPipeline, model: ShardedModel, config: Config, context: RuntimeContext
-) -> None:
+def place_batches(inputs: BatchFeed, model: ShardedModel, config: Config, context: RuntimeContext) -> None:
     """Make batches on the device if --data_device and the model allow it, and say so. Collective: every rank.
 
     Raises:
@@ -148,7 +147,7 @@ def place_batches(
     reason = why_not_on_device(dataset, config, torch.cuda.mem_get_info(device)[0])
     if reason is None:
         tables = [module for module in model.model.modules() if isinstance(module, OneRankTables)]
-        batches = DeviceBatches(dataset, device, [name for each in tables for name in each.feature_names])
+        batches = DeviceBatches(dataset, device, [name for module in tables for name in module.feature_names])
         reason = why_not_padded(model, batches)
     inputs.why_on_host = reason or ""
     if reason is None:
@@ -169,16 +168,16 @@ def with_histories(
     """
     of_keys = lengths.view(len(keys), -1)
     parts = dict(zip(keys, values.split(of_keys.sum(dim=1).tolist()), strict=True))
-    found = dict(zip(keys, of_keys, strict=True))
-    counts = found[HISTORY].long()
+    lengths_by_key = dict(zip(keys, of_keys, strict=True))
+    counts = lengths_by_key[HISTORY].long()
     # One item for each event, followed by its history.
     own = counts.cumsum(0) - counts + torch.arange(len(counts))
     joined = values.new_empty(len(counts) + len(parts[HISTORY]))
     joined[own] = parts[item]
     rows = repeated(torch.arange(len(counts)), counts, len(parts[HISTORY]))
     joined[torch.arange(len(rows)) + rows + 1] = parts.pop(HISTORY)
-    parts[item], found[item] = joined, found.pop(HISTORY) + 1
-    return [*parts], torch.cat([*parts.values()]), torch.cat([*found.values()])
+    parts[item], lengths_by_key[item] = joined, lengths_by_key.pop(HISTORY) + 1
+    return [*parts], torch.cat([*parts.values()]), torch.cat([*lengths_by_key.values()])
 
 
 def copied(source: Iterator[ModelInput], device: torch.device) -> Iterator[ModelInput]:
@@ -248,8 +247,8 @@ class Overlap(TrainPipelineSparseDist):
 class Prefetch(PrefetchTrainPipelineSparseDist, Overlap):
     """`Overlap` that also loads the rows of the next batch into the cache on the GPU."""
 
+    @override
     def device_batches(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
-        """See `Overlap`."""
         while True:
             if not self._model_attached:
                 self.attach(self._model)
@@ -299,7 +298,7 @@ def load_ahead(model: nn.Module, batches: Iterator[ModelInput]) -> Iterator[Mode
 class Pass:
     """Batches of the rest of an epoch, or of a window of a stream; to be iterated over once.
 
-        for batch in part:
+        for batch in epoch:
             loss = model(batch)
             loss.backward()
             model.step()
@@ -315,14 +314,14 @@ class Pass:
     def __init__(
         self,
         model: ShardedModel,
-        input_pipeline: InputPipeline,
+        feed: BatchFeed,
         progress: Progress,
         schedule: Schedule,
         config: TrainingConfig,
         context: RuntimeContext,
         on_step: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        self.model, self.input_pipeline = model, input_pipeline
+        self.model, self.feed = model, feed
         self.begin = self.progress = progress
         self.schedule, self.context, self.on_step = schedule, context, on_step
         exchanges = context.device.type == "cuda" and context.world_size > 1
@@ -332,7 +331,7 @@ class Pass:
         self.prefetches = is_auto and any(isinstance(rows, RowsInHostMemory) for rows in held)
         self.overlaps = exchanges or self.prefetches if is_auto else config.pipeline == "sparse_dist"
         self.window = (progress.stream.begin, progress.stream.end) if progress.stream else None
-        self.step_sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples, self.window)
+        self.step_sizes = feed.loader.dataset.step_sizes("train", progress.samples, self.window)
         self.losses: np.ndarray | None = None
         self.seconds = 0.0
 
@@ -345,9 +344,9 @@ class Pass:
         # waits.
         scale = RowScale(model.row_scale, model.weight_decay)
         losses = torch.zeros(len(self.step_sizes), device=device)
-        full = self.input_pipeline.loader.dataset.batch_size
-        source = self.input_pipeline.batches("train", progress.epoch, progress.samples, self.window)
-        if self.input_pipeline.on_device is not None:
+        full = self.feed.loader.dataset.batch_size
+        source = self.feed.batches("train", progress.epoch, progress.samples, self.window)
+        if self.feed.on_device is not None:
             batches = source
         else:
             batches = self._overlapped(source) if self.overlaps else copied(source, device)
@@ -404,22 +403,22 @@ class Pass:
         loss, self.model.loss = self.model.loss, None
         if loss is None:
             raise RuntimeError(
-                "A batch was taken and no loss computed of it. Fix: call model(batch), or with a loss of "
+                "No loss was computed for a batch. Fix: call model(batch), or with a loss of "
                 "your own model.step(loss), or set model.loss = loss.detach() where the step comes later."
             )
         return loss
 
 
-def learn(part: Pass, step: Callable[[ModelInput], Any] | None = None) -> np.ndarray:
+def learn(epoch: Pass, step: Callable[[ModelInput], Any] | None = None) -> np.ndarray:
     """Train on all batches of a pass; return the losses, float32 [steps]. Collective: every rank.
 
     step: makes one, see `Training.step`; None for an eager one.
     """
-    step = step or part.model.train_on
-    for batch in part:
+    step = step or epoch.model.train_on
+    for batch in epoch:
         step(batch)
-    assert part.losses is not None
-    return part.losses
+    assert epoch.losses is not None
+    return epoch.losses
 
 
 def start_clock(tables: Mapping[str, EmbeddingTable], progress: Progress, scale: float = 1.0) -> None:

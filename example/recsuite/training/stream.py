@@ -135,7 +135,7 @@ class StreamWindows:
         if number == 0:
             return said
         some = counted(number, unit[:-1], unit)
-        return f"{said}; {some} will be learned when the window of the first is over"
+        return f"{said}; {some} held until their window ends"
 
     def grow(self, stream: StreamProgress) -> StreamProgress | None:
         """Switch to columns of the files as they are now; None if they cannot be read yet. Then `load`.
@@ -163,8 +163,8 @@ class StreamWindows:
         # Users and items may have other positions now.
         self._learn_biases(stream)
         # A rule that excluded no event need not be saved: later events are under a later rule.
-        found_late = columns.num_late > before.num_late
-        return self._noted(stream, stream_state.rules(columns.events_per_file) if found_late else stream.late)
+        has_late = columns.num_late > before.num_late
+        return self._noted(stream, stream_state.rules(columns.events_per_file) if has_late else stream.late)
 
     def load(self) -> BatchLoader:
         """Return a loader of the current columns; the one before ends."""
@@ -288,10 +288,10 @@ def report_rest_of_stream(
     begin = stream.begin + progress.samples
     step, unit = describe_step(progress), columns.schema.labels
     if begin == end:
-        context.say(f"{step} has learned all {end:,} {unit} of the stream, and none is left to predict")
+        context.say(f"{step} was trained on all {end:,} {unit} of the stream: none is left to predict")
         return
     labels = np.asarray(columns.column("rating")[begin:end])
     metrics = evaluator.window(model, progress.epoch, (begin, end), labels)
     name, label = evaluator.task.main_metric, evaluator.task.main_label
     many, error = counted(end - begin, unit[:-1], unit), format_metric(metrics[name])
-    context.say(f"{step}: {many} after it, none of them learned, predicted with {label} {error}")
+    context.say(f"{step}: {many} after it, not trained on, predicted with {label} {error}")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from typing_extensions import override
 
 from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, TrainingConfig
@@ -62,22 +63,22 @@ def fill_initial_rows(
     sizes = {table.name: table.rows for table in columns.tables if table.rows}
     # No row is wider than its table.
     flags = dataclasses.replace(config.model, embedding_dim=min(widths.values()))
-    found: dict[str, torch.Tensor] = {}
+    initial: dict[str, torch.Tensor] = {}
 
     def shapes() -> dict[str, tuple[int, ...]]:
         for name, rows in make(columns, flags, config.runtime.seed).items():
-            found[name] = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
-            shape = [*found[name].shape]
+            initial[name] = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
+            shape = [*initial[name].shape]
             require(
                 len(shape) == 2 and shape[0] == sizes.get(name) and shape[1] <= widths[name],
-                f"initial_rows must return all rows of tables, and returned {shape} for {name}; the tables "
-                f"have {', '.join(f'{each} [{size}, {widths[each]}]' for each, size in sizes.items())}",
+                f"initial_rows must return all rows of a table, got {shape} for {name}; the tables are "
+                f"{', '.join(f'{table} [{size}, {widths[table]}]' for table, size in sizes.items())}",
             )
             require(
-                bool(found[name].isfinite().all()),
-                f"initial_rows returned a number for {name} that is not finite",
+                bool(initial[name].isfinite().all()),
+                f"initial_rows must return finite numbers, got others for {name}",
             )
-        return {name: (*rows.shape,) for name, rows in found.items()}
+        return {name: (*rows.shape,) for name, rows in initial.items()}
 
     # Only the shapes: each rank would get as many copies of gathered rows as there are ranks.
     everyones = once_per_node(
@@ -88,7 +89,7 @@ def fill_initial_rows(
         "give --preset none" if config.model.initial_rows == "random" else "give --initial_rows random",
     )
     for name, shape in everyones[0].items():
-        rows = found.get(name, torch.empty(shape)).to(context.device)
+        rows = initial.get(name, torch.empty(shape)).to(context.device)
         dist.broadcast(rows, src=0)
         train_state.tables[name].set_rows(rows)
 
@@ -116,16 +117,16 @@ def bias_rows(columns: Columns, model: ModelConfig, seed: int) -> dict[str, np.n
     own = columns.events("train")
     sizes = columns.num_users, columns.num_items
     (fitted,) = fit_biases(own[USER], own[ITEM], own["label"], sizes, [len(own)])
-    found = {}
+    by_table = {}
     for entity, biases in ((USER, fitted.user), (ITEM, fitted.item)):
         name = columns.schema.name_of(entity)
         rows = next(table.rows for table in columns.tables if table.name == name)
-        found[name] = np.zeros((rows, 1), np.float32)
-        places = columns.column(f"{name}_features")["features"][:, columns.place_of(entity)]
-        found[name][places, 0] = biases
+        by_table[name] = np.zeros((rows, 1), np.float32)
+        own_rows = columns.column(f"{name}_features")["features"][:, columns.place_of(entity)]
+        by_table[name][own_rows, 0] = biases
         # Several items have the unknown row.
-        found[name][UNKNOWN_ROW] = 0
-    return found
+        by_table[name][UNKNOWN_ROW] = 0
+    return by_table
 
 
 # Events that weigh as much as the rows of other items in `project_rows`, and weight of a zero projection.
@@ -158,9 +159,9 @@ def project_rows(train_state: ShardedModel, columns: Columns) -> None:
         products = weighed[:, table.first : table.first + len(rows)] @ scaled
         dist.all_reduce(products)
         ridge = RIDGE * torch.eye(len(products), dtype=torch.float64, device=weight.device)
-        found = torch.linalg.solve(weighed @ vectors + ridge, products)
-        table.subtract((mine @ found / train_state.row_scale).float())
-        weight.add_(found.t().float())
+        change = torch.linalg.solve(weighed @ vectors + ridge, products)
+        table.subtract((mine @ change / train_state.row_scale).float())
+        weight.add_(change.t().float())
 
 
 def _vectors_of_rows(columns: Columns, projection: VectorProjection) -> tuple[torch.Tensor, torch.Tensor]:
@@ -244,8 +245,8 @@ class InMemoryBest(CheckpointerProtocol):
         """Return the dense weights, without optimizer state."""
         return self._dense
 
+    @override
     def begin(self, train_state: ShardedModel, progress: Progress) -> None:
-        """See `CheckpointerProtocol`."""
         state = train_state.model.state_dict()
         # The tensors themselves.
         self._dense = {name: value for name, value in state.items() if not isinstance(value, ShardedTensor)}
@@ -287,14 +288,13 @@ class InMemoryBest(CheckpointerProtocol):
         needed, free = max(sizes) * self._context.local_world_size, min(rooms)
         if needed > free * SHARE_OF_FREE:
             self._context.say(
-                f"the best weights are not kept, so the test uses the last ones: a copy needs "
-                f"{shown_bytes(needed)} on a machine, and {shown_bytes(free)} are free; --dump keeps "
-                "the best on disk"
+                f"best weights not kept: needs {shown_bytes(needed)} per machine, {shown_bytes(free)} free; "
+                "the test uses the last weights; --dump keeps the best on disk"
             )
         return needed <= free * SHARE_OF_FREE
 
+    @override
     def restore_best(self, train_state: ShardedModel) -> Progress | None:
-        """See `CheckpointerProtocol`."""
         if self._copies and self._best:
             for name, value in self._dense.items():
                 value.copy_(self._copies[DENSE][name])
@@ -304,7 +304,7 @@ class InMemoryBest(CheckpointerProtocol):
 
 
 # A script may have optimizers of its own, which read no flag.
-SMALLER_RATES = "give smaller ones, by --lr and --dense_lr where the script reads these"
+SMALLER_RATES = "lower them, with --lr and --dense_lr where the script reads these"
 
 
 def check_finite(losses: np.ndarray, step: int, rates: str) -> None:
@@ -336,5 +336,5 @@ def check_no_invalid_weights(faults: Sequence[str], step: int, rates: str) -> No
         raise UserError(
             f"After step {step:,} {fault}, and a trained model has only finite numbers and no weight beyond "
             f"{LARGEST_WEIGHT:,.0f}: the training diverged with {rates}; {SMALLER_RATES}. "
-            "Earlier checkpoints are as they were."
+            "Earlier checkpoints are unchanged."
         )

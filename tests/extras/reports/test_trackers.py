@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from recsuite.config.config import Config
 from recsuite.config.presets import PRESETS
+from recsuite.datasets.metrics import Measured
 from recsuite.errors import UserError
 from recsuite.extras.reports import trackers
 from recsuite.extras.reports.trackers import (
@@ -83,7 +84,7 @@ def track(
     tracking = Tracking(tracker, Config().flags, say)
     tracking.on_begin(Progress(first_step - 1), run)
     give(tracking, first_step, loss)
-    tracking.on_end(SimpleNamespace(test=test, epochs=[1]))  # type: ignore[arg-type]
+    tracking.on_end(SimpleNamespace(test=Measured(test), epochs=[1]))  # type: ignore[arg-type]
     return tracking
 
 
@@ -91,7 +92,7 @@ def give(tracking: Tracking, first_step: int, loss: float) -> None:
     rates = {"tables": 0.5, "dense": 0.25}
     for number in (first_step, first_step + 1):
         tracking.on_step(Step(Progress(number), torch.tensor(loss), rates))
-    validation = {"rmse": 0.9, "mae": 0.7, "hr@10": 0.25, "auc": float("nan")}
+    validation = Measured({"rmse": 0.9, "mae": 0.7, "hr@10": 0.25, "auc": float("nan")})
     progress = Progress(first_step + 1, 1)
     tracking.on_epoch(Epoch(progress, np.full(2, loss), loss, validation, 1.0, 100.0, 0.5))
 

@@ -114,10 +114,10 @@ def baselines_of(
         of_labels, of_answers = _measured(stored, sizes, fitted, oracle.labels, schema.liked_label, some)
         of_ranks: dict[str, Metrics] = {
             "a random order": ranks_by_chance(candidates[some]),
-            "popularity": measure_ranks(ranks[some]),
+            "popularity": measure_ranks(ranks[some]).values,
         }
         if oracle.ranks is not None:
-            of_ranks["oracle"] = measure_ranks(oracle.ranks[some])
+            of_ranks["oracle"] = measure_ranks(oracle.ranks[some]).values
         ways = {"predictions": of_labels, "ranks": of_ranks, "answers": of_answers}
         found |= {way + part: of_part for way, of_part in ways.items()}
     return found
@@ -156,7 +156,7 @@ def _measured(
     def measured(name: str) -> Metrics:
         on_validation, on_test = predictions[name]
         calibration = fit_calibration(on_validation, liked_before)
-        return measure(on_test[some], label[test][some], liked[some], calibration)
+        return measure(on_test[some], label[test][some], liked[some], calibration).values
 
     of_labels = {name: measured(name) for name in predictions}
     of_answers = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import Metrics, finite
+from recsuite.datasets.metrics import Measured, finite
 from recsuite.datasets.schema import ITEM, USER
 from recsuite.extras.reports.drift import drift_of
 from recsuite.files import digest_of_bytes, explained
@@ -49,7 +49,7 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
         write_whole(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
 
 
-def write_test(test: Metrics, columns: Columns, config: Config) -> None:
+def write_test(test: Measured, columns: Columns, config: Config) -> None:
     """Write the test of a checkpoint as test.json into --report_dir, as a whole. Call on rank 0.
 
     Raises:
@@ -75,21 +75,20 @@ def digest_of_test(columns: Columns) -> str:
     return digest_of_bytes(*(np.ascontiguousarray(events[name]) for name in (USER, ITEM, "label")))
 
 
-def _measured(test: Metrics) -> dict[str, Any]:
+def _measured(test: Measured) -> dict[str, Any]:
     """Return the test metrics with those of its segments and, of a ranking, of its lists."""
-    spread = getattr(test, "lists", None)
-    lists = {"coverage": spread.coverage, **dataclasses.asdict(spread)} if spread else {}
-    if missed := getattr(test, "missed", 0):
-        lists["missed"] = missed
+    lists = {"coverage": test.lists.coverage, **dataclasses.asdict(test.lists)} if test.lists else {}
+    if test.missed:
+        lists["missed"] = test.missed
     return {
-        "test": finite(test),
+        "test": finite(test.values),
         "lists": lists,
         "segments": {
             name: {
-                value: {"cases": found.cases, **finite(found), "intervals": _intervals(found)}
-                for value, found in of_values.items()
+                value: {"cases": segment.cases, **finite(segment.values), "intervals": _intervals(segment)}
+                for value, segment in segments.items()
             }
-            for name, of_values in getattr(test, "segments", {}).items()
+            for name, segments in test.segments.items()
         },
     }
 
@@ -121,7 +120,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "plan": run.plan.splitlines(),
         # Display names of the events and the metrics, for a table that imports no task.
         "events": columns.schema.labels,
-        "metrics": task.labels_for(run.test),
+        "metrics": task.labels_for(run.test.values),
         "main_metric": task.main_metric,
         "baselines": {
             **{name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
@@ -130,29 +129,29 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         **_measured(run.test),
         "intervals": {"test": _intervals(run.test), "validation": _intervals(run.validation)},
         "test_parts": {
-            part.strip("/"): {"cases": metrics.cases, **finite(metrics)}
-            for part, metrics in getattr(run.test, "parts", {}).items()
+            part.strip("/"): {"cases": measured.cases, **finite(measured.values)}
+            for part, measured in run.test.parts.items()
         },
         "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,
         "initial_rows_seconds": run.initial_rows_seconds,
-        "initial": finite(run.initial),
+        "initial": finite(run.initial.values) if run.initial else {},
         "epochs": [] if run.is_stream else passes,
         # With the number of empty windows, which were skipped.
         **({"windows": passes, "num_empty": run.num_empty} if run.is_stream else {}),
     }
 
 
-def _intervals(metrics: Metrics) -> dict[str, tuple[float, float]]:
+def _intervals(measured: Measured | None) -> dict[str, tuple[float, float]]:
     """Return the 95 % intervals of the metrics that have one."""
-    found: dict[str, tuple[float, float]] = getattr(metrics, "intervals", {})
-    return {name: ends for name, ends in found.items() if np.isfinite(ends).all()}
+    intervals = measured.intervals if measured else {}
+    return {name: ends for name, ends in intervals.items() if np.isfinite(ends).all()}
 
 
 def epoch_report(epoch: Epoch) -> dict[str, Any]:
     """Return the entry of one epoch in metrics.json."""
     # The error of a window is that of predictions made before training on it.
-    metrics: dict[str, Any] = {"validation": finite(epoch.validation)}
+    metrics: dict[str, Any] = {"validation": finite(epoch.validation.values)}
     if isinstance(epoch, TrainedWindow):
         metrics = {"progressive": metrics["validation"], "of all windows": finite(epoch.overall)}
         metrics[PAST_BIASES] = finite(epoch.biases)

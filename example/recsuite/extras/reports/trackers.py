@@ -74,7 +74,7 @@ class Tracking(Callback):
     def on_end(self, run: Run) -> None:
         """See `Callback`."""
         # Also if there was nothing left to train: the training may have ended before its test.
-        self._add({"test": finite(run.test)})
+        self._add({"test": finite(run.test.values)})
 
     def close(self, kind: type[BaseException] | None, *error: object) -> None:
         """Send the kept metrics, and end the tracker, if it was begun. kind: of the exception that ended the
