@@ -152,6 +152,25 @@ def test_no_imports_are_circular() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
+# Packages in which modules still import each other.
+CIRCULAR = ("config", "serving", "datasets")
+
+
+@pytest.mark.parametrize("package", sorted({module.split(".")[1] for module in MODULES if "." in module}))
+def test_modules_of_a_package_do_not_import_each_other(package: str) -> None:
+    # Also inside functions and for annotations, and an import of the package itself.
+    graph = {
+        name: {other for other in imported(ast.walk(ast.parse(path.read_text()))) if is_within(other, package)}
+        for name, path in MODULES.items()
+        if is_within(name, package)
+    }
+    if package in CIRCULAR:
+        with pytest.raises(graphlib.CycleError):
+            graphlib.TopologicalSorter(graph).prepare()
+    else:
+        graphlib.TopologicalSorter(graph).prepare()
+
+
 def test_only_one_folder_of_the_library_mentions_movies() -> None:
     found = {
         module
