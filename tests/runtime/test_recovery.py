@@ -22,7 +22,7 @@ LATE = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for r
 
 @pytest.mark.parametrize(
     ("error", "first"),
-    [(CLOSED, GONE), (LATE, f"a rank has shown no sign of life for --timeout 300 seconds: {GONE}")],
+    [(CLOSED, GONE), (LATE, f"a rank has not responded for --timeout 300 seconds: {GONE}")],
 )
 def test_an_error_of_a_collective_names_the_lost_rank(
     error: str, first: str, monkeypatch: pytest.MonkeyPatch
