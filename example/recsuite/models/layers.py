@@ -295,11 +295,9 @@ def with_slow_bias(vectors: torch.Tensor, rate: float = BIAS_RATE) -> torch.Tens
 
 
 class _WeightedSums(torch.autograd.Function):
-    """Sum of each list of rows times weights, float32 [B, D]. weights: of each of H parts of a row, [H, V].
+    """Sum of each list of rows times weights, float32 [B, D]; weights: of H parts of each row, [H, V]."""
 
-    A function of its own: on a CPU it takes a twentieth of the time of torch.segment_reduce, and of the
-    backward of embedding_bag.
-    """
+    # On a CPU this takes a twentieth of the time of torch.segment_reduce, and of embedding_bag's backward.
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -199,11 +199,7 @@ class FeatureRows:
 
 
 def _of_one_width(names: Sequence[str], rows: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the rows of features, float32 [B, D] each.
-
-    Raises:
-        UserError: when they have different widths.
-    """
+    """Return rows of features, float32 [B, D] each, if all have the same width."""
     widths = ", ".join(f"{name} {each.size(1)}" for name, each in zip(names, rows, strict=True))
     require(
         len({each.size(1) for each in rows}) == 1,
@@ -298,12 +294,11 @@ class _FeatureSum(torch.autograd.Function):
 
 
 class _SummedRows(torch.autograd.Function):
-    """Distinct rows for `_FeatureSum`; the backward adds the gradients of all sums up, row by row.
+    """Distinct rows for `_FeatureSum`; the backward adds the gradients of all sums up, row by row."""
 
-    In the order of the rows, which the exchange of ids knows already. A backward for each sum, or for each
-    feature, would write as many arrays of all rows. So the gradient of a sum is in no result of
-    `torch.autograd.grad` for the rows.
-    """
+    # In the order of the rows, which the exchange of ids knows already. A backward for each sum, or for each
+    # feature, would write as many arrays of all rows. So the gradient of a sum is in no result of
+    # `torch.autograd.grad` for the rows.
 
     @staticmethod
     def forward(

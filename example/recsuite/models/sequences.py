@@ -329,10 +329,7 @@ class SequenceHead(ProductHead):
         return self._sums(rows, window) + self.out(self.norm(items))
 
     def _sums(self, rows: torch.Tensor, window: AttentionWindow) -> torch.Tensor:
-        """Return for each item the weighted sum of it and those before it, float32 [V, D].
-
-        The sum is divided by the root of the weights.
-        """
+        """Return weighted sums of each item and those before it, over the root of the weights, [V, D]."""
         weights = self.nearness(window).clamp(max=MOST_LOG_WEIGHT).exp() * window.is_seen.unsqueeze(1)
         weights = weights * (weights.sum(dim=3, keepdim=True) + LEAST_SUM).rsqrt()
         keys = window.keys(rows)

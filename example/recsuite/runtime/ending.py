@@ -219,11 +219,9 @@ def exit_status_of_signal(number: int) -> int:
 
 @contextlib.contextmanager
 def _ending_on_second_ctrl_c(speaks: bool) -> Iterator[None]:
-    """End this process at once on any signal to end after a Ctrl-C, even inside a blocking call.
-
-    Python runs a handler between two of its own instructions, so never while a call into a library waits.
-    But it writes the number of the signal to a pipe at once, and a thread reads that.
-    """
+    """End this process at once on any signal to end after a Ctrl-C, even inside a blocking call."""
+    # Python runs a handler between two of its own instructions, so never while a call into a library waits.
+    # But it writes the number of the signal to a pipe at once, and a thread reads that.
     reader, writer = os.pipe()
     # `set_wakeup_fd` requires this: a signal must not wait for room in a pipe.
     os.set_blocking(writer, False)

@@ -196,11 +196,7 @@ class Peers:
 
 
 def _own_address(master: str) -> tuple[socket.AddressFamily, str]:
-    """Return the address from which this machine reaches another one; nothing is sent.
-
-    Raises:
-        OSError: when there is no way there.
-    """
+    """Return the address from which this machine reaches another one, without sending anything."""
     error = OSError(f"{master} has no address")
     for family, *_, where in socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -339,10 +339,7 @@ def distinct(keys: torch.Tensor) -> Distinct:
 def _summed(
     rows: torch.Tensor, gradients: torch.Tensor, pieces: Sequence[slice]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the distinct rows of some pieces, int64 [n], and the sums of their gradients, float32 [n, D].
-
-    Several ranks may request the same row, and an optimizer needs the sum of their gradients.
-    """
+    """Return the distinct rows of some pieces, int64 [n], and the sums of their gradients, float32 [n, D]."""
     requested = distinct(torch.cat([rows[piece] for piece in pieces]))
     indices = torch.cat([torch.arange(piece.start, piece.stop, dtype=torch.int32) for piece in pieces])
     order = indices.index_select(0, requested.order)
@@ -482,12 +479,9 @@ def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> RowRequests:
 def _by_rank(
     ids: torch.Tensor, placement: BucketPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Group ids by rank.
-
-    Returns the distinct ids, int64, by rank, ascending within a rank; their number for each rank; for each id
-    its index among them, followed by the index of the unknown id, which is the first of all.
-    """
-    # Requested in every step: it is too late to ask again when it is known which ids have no row.
+    """Return distinct ids by rank, ascending, their number for each rank, and the index of each given id."""
+    # The unknown id is the first of all, and its index the last one. It is requested in every step, because
+    # only the owners know which ids have no row.
     with_unknown = torch.cat([ids, ids.new_full((1,), UNKNOWN_ID)])
     requested, inverse, _, _ = distinct(with_unknown)
     if placement.world_size == 1:
@@ -502,10 +496,7 @@ def _by_rank(
 
 
 def _moved(index: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Turn indices in the requests of a part into indices in the message.
-
-    starts: of each rank's piece of the part.
-    """
+    """Turn indices in a part's requests into indices in the message; starts: of each rank's piece."""
     shifts = starts - (counts.cumsum(0) - counts)
     if len(shifts) == 1:
         shift = int(shifts)

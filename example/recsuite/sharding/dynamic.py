@@ -494,10 +494,8 @@ class BucketPlaces:
         return places, live, late
 
     def _rounds(self, home: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
-        """Yield indices of ids to serve together, each after the earlier ids of its bucket.
-
-        With each it yields True if their buckets are distinct.
-        """
+        """Yield indices of ids to serve together, and True if their buckets are distinct."""
+        # An id comes after the earlier ids of its bucket.
         left = torch.arange(len(home), device=home.device)
         # After so many rounds all places of a bucket that still has unserved ids are pinned.
         for _ in range(self.width):
@@ -517,10 +515,7 @@ class BucketPlaces:
         return self._first.index_select(0, home) == index
 
     def _choose(self, home: torch.Tensor, distinct: bool, horizon: int) -> torch.Tensor:
-        """Return the place to evict first in the bucket of each id.
-
-        Several ids of a bucket get one place after the other.
-        """
+        """Return the place to evict first for each id; several ids of a bucket get different places."""
         if not distinct:
             return self._shared_out(home, horizon)
         seen = self.seen.index_select(0, home)

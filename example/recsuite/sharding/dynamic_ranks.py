@@ -119,10 +119,7 @@ def _check_memory(
 
 
 def _shares(tables: Sequence[Table], is_stream: bool) -> dict[str, float]:
-    """Return each table's share of the memory, in proportion to its ids.
-
-    In a stream the ids are unknown, and the shares are equal.
-    """
+    """Return each table's share of the memory: in proportion to its ids, or equal for a stream."""
     numbers = {table.name: 1 if is_stream else table.rows for table in tables}
     return {name: number / sum(numbers.values()) for name, number in numbers.items()}
 
@@ -146,10 +143,7 @@ def _places(
     bytes_of_a_place: Mapping[str, int],
     memory: int,
 ) -> dict[str, int]:
-    """Return the places of each table, in whole buckets.
-
-    At least one bucket; at most the places that fit its memory share.
-    """
+    """Return the places of each table, in whole buckets, at least one."""
     places = {}
     for table in tables:
         value = wanted.get(table.name, wanted[""])

@@ -307,10 +307,7 @@ def map_buffers(group: Any) -> tuple[list[torch.Tensor | None], list[int], list[
 
 
 def _make_file(name: str, stack: contextlib.ExitStack) -> str:
-    """Return the path of the file for this rank's buffer; "" if it cannot be made.
-
-    The path is valid until the stack ends.
-    """
+    """Return the path of the file for this rank's buffer until the stack ends; "" if it cannot be made."""
     try:
         # An anonymous file, because /dev/shm may be small, and no file remains when a rank is killed.
         file = os.memfd_create(name)
@@ -416,10 +413,7 @@ class SharedExchange(Exchange):
         return wait
 
     def _starts(self, outgoing: OutgoingMessage) -> list[int]:
-        """Return the index of this rank's first row in the rows of each rank, when all have published.
-
-        Waits for this rank too, which costs one poll.
-        """
+        """Wait until all have published; return the index of this rank's first row in those of each."""
         return [self._wait_for(rank, outgoing) for rank in range(self.world_size)]
 
     def _publish(self, outgoing: OutgoingMessage, num_out: list[int]) -> None:
@@ -436,13 +430,7 @@ class SharedExchange(Exchange):
         return data_of(self.buffers[rank], outgoing.slot, shape, outgoing.rows.dtype)[first:]
 
     def _wait_for(self, rank: int, outgoing: OutgoingMessage) -> int:
-        """Wait until a rank has published its rows of this step.
-
-        Returns the index of the first row for this rank.
-
-        Raises:
-            LostPeerError: when the rank has ended, or took longer than the timeout.
-        """
+        """Wait until a rank has published its rows; return the index of the first one for this rank."""
         header = self.headers[rank][outgoing.slot]
         begin = time.monotonic()
         # Another process writes it; numpy reads the memory each time.

@@ -318,11 +318,7 @@ class RowsOnDisk(TableRows):
         return copy
 
     def _slots(self, rows: torch.Tensor, is_new: bool = False) -> torch.Tensor:
-        """Return the slots of distinct rows, which are in memory until the next call.
-
-        Raises:
-            UserError: when they do not fit.
-        """
+        """Return the slots of distinct rows, which are in memory until the next call."""
         slots, loaded, newest = self._place(rows, is_new=is_new)
         self._wait(self._started if loaded else newest)
         return slots
@@ -330,12 +326,8 @@ class RowsOnDisk(TableRows):
     def _place(
         self, rows: torch.Tensor, must: bool = True, is_new: bool = False
     ) -> tuple[torch.Tensor, int, int]:
-        """Find slots for rows, and begin to load those that are not in memory.
-
-        must: evict rows of the newest batches if no others are left; otherwise skip rows without room.
-        Returns the slots, int64 [k], the number of rows in the last transfer, which begins here, and the
-        number of the last one before it that fills any of the slots.
-        """
+        """Begin to load rows; return slots, rows in this transfer, and the last earlier one to wait for."""
+        # `must`: evict rows of the newest batches if no others are left; otherwise skip rows without room.
         # Not at the top: numba takes 60 MiB, and this module is imported on a GPU too.
         from recsuite.sharding.kernels import evict, find_slots
 

@@ -152,10 +152,7 @@ class TorchRecTables(ShardedEmbeddingCollection):
             share.complete_step = self.unknown.settle
 
     def _local_tables(self) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
-        """Yield this rank's part of each table: the tensors themselves.
-
-        Each is FBGEMM's kernel, its name in TorchRec, rows, float32 [n, D], and optimizer state, float32 [n].
-        """
+        """Yield kernel, TorchRec's name, rows [n, D] and state [n] of this rank's part of each table."""
         for lookup in self._lookups:
             for group in lookup._emb_modules:
                 kernel = group.emb_module

@@ -70,10 +70,7 @@ def fitting_command(argv: list[str]) -> list[str]:
 
 
 def _script_of_labels(config: DataConfig) -> str:
-    """Return the script for several binary labels, or for a log without users like Criteo's; "" for others.
-
-    Such a log has 40 columns without names, or a schema that gives all events the same user.
-    """
+    """Return the script for several binary labels, or for a log without users like Criteo's, or ""."""
     from recsuite.datasets.source import is_user_tables
     from recsuite.datasets.tables.files import find_tables, schema_path
     from recsuite.datasets.tables.formats import TextFile
@@ -87,10 +84,11 @@ def _script_of_labels(config: DataConfig) -> str:
         labels = [given.get("label", {}), *given.get("more_labels", ())]
         if any(label.get("kind") != "yes_no" for label in labels):
             return ""
+        # A schema that gives all events the same user.
         constants = given.get("files", {}).get("constants", ())
         has_no_users = any(constant.startswith("user=") for constant in constants)
         return "multitask.py" if len(labels) > 1 else "ctr.py" if has_no_users else ""
-    # The guess of the schema reports errors in the tables.
+    # Criteo's logs have 40 columns without names. The guess of the schema reports errors in the tables.
     with contextlib.suppress(UserError):
         lines = (TextFile(file).head.splitlines()[0] for file in find_tables(config.data_path).events)
         return "ctr.py" if all(re.fullmatch(rb"[01](\t[^\t]*){39}", line) for line in lines) else ""

@@ -231,10 +231,7 @@ def start_workers(
 
 @contextlib.contextmanager
 def _without_main_script(source: BatchSource) -> Iterator[None]:
-    """Start workers without the script of this process, which may import torch.
-
-    Only if the data set needs nothing that the script defines.
-    """
+    """Start workers without this process's script, which may import torch, unless the data set needs it."""
     if b"__main__" in pickle.dumps(source):
         yield
         return
