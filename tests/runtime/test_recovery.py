@@ -84,7 +84,7 @@ def test_a_launch_continues_from_an_existing_checkpoint_or_is_restarted_by_torch
     assert after_lost_peer(config) == f"What to do: {there}."
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    again = "torchrun tries to start the ranks again (restart 2 of 3)"
+    again = "torchrun restarts the ranks (restart 2 of 3)"
     assert after_lost_peer(config) == f"{again}; without --resume they start from the beginning."
     assert after_lost_peer(config.replaced(resume=True)) == f"{again}."
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")

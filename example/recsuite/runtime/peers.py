@@ -101,7 +101,7 @@ class RemoteRank:
 
 
 class Peers:
-    """The ranks of a launch, as one of them sees them. This rank answers the others until it is closed.
+    """Connections from one rank to all others, which it answers until it is closed.
 
     Waits for all of them. store: the store of this attempt's ranks alone; master: the name of the machine
     that all can reach; spans_machines: true if they are on several. Collective: every rank.
@@ -298,7 +298,7 @@ class Heartbeat:
             self._over.wait()
 
     def stop(self) -> None:
-        """End the thread; harmless twice."""
+        """End the thread; safe to call twice."""
         self._end.set()
         self._thread.join()
 

@@ -188,16 +188,16 @@ def after_lost_peer(config: Config) -> str:
     done = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     most = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     if done < most:
-        anew = "" if config.checkpoint.resume else "; without --resume they start from the beginning"
-        return f"torchrun tries to start the ranks again (restart {done + 1} of {most}){anew}."
+        where = "" if config.checkpoint.resume else "; without --resume they start from the beginning"
+        return f"torchrun restarts the ranks (restart {done + 1} of {most}){where}."
     return f"What to do: {recovery_advice(config, MACHINES if read_launch().spans_machines else '')}."
 
 
 # The heartbeat of this process, between `init_runtime` and `cleanup_runtime`.
 RUNNING: list[Heartbeat] = []
-# The context in which its threads spin only briefly, likewise.
+# The context in which its threads spin only briefly, in the same time.
 RUNNING_SPINS = contextlib.ExitStack()
-# True in it while the process group is that of `init_runtime`.
+# Contains True while the process group is that of `init_runtime`.
 OWN_GROUP: list[bool] = []
 
 

@@ -310,7 +310,7 @@ def constraints_of(
     chooses: splitting them has no benefit, and costs an exchange with all ranks. So does a table of one rank:
     two kinds of sharding are two lookups.
 
-    Tables on a disk are split too, and the others then are not: their storage goes by the kind of sharding.
+    With tables on a disk these are split, and no others: the kind of sharding decides the storage.
 
     num_rows: of each table; kernels: those to choose from, of tables that may have another than the fused
     one; cache: of a kernel in the host's memory.
