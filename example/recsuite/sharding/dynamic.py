@@ -710,7 +710,7 @@ class DynamicTable(EmbeddingTable):
         num_waiting = num_buckets if spec.admit > 1 else 0
         self.waiting = BucketPlaces(num_waiting, BUCKET_WIDTH, eviction_order_of_waiting(), *where)
         self.admitted = self.evicted = self.expired = self.unplaced = self.unadmitted = 0
-        # Work of the backend after a backward; the same for all tables of a module; a second call does nothing.
+        # Work of the backend after a backward, the same for all tables of a module; safe to call twice.
         self.complete_step: Callable[[], None] = lambda: None
 
     @property
