@@ -135,7 +135,7 @@ def test_rows_that_were_expected_give_way_to_those_of_a_step(tmp_path: Path) -> 
 
 
 def test_a_budget_below_the_index_of_the_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--memory_budget has 1\.1 KiB for 300 rows .* give a larger one"):
+    with pytest.raises(UserError, match=r"--memory_budget has 1\.1 KiB for 300 rows "):
         on_disk(tmp_path, RowWiseAdagrad(0.1), -1)
 
 
