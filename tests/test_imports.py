@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import graphlib
 import re
 import sys
@@ -150,6 +151,22 @@ def test_no_imports_are_circular() -> None:
     graph = {name: imported(iter(ast.parse(path.read_text()).body)) for name, path in MODULES.items()}
     # Raises an exception that names the circle.
     graphlib.TopologicalSorter(graph).prepare()
+
+
+# Packages in which modules still import each other.
+CIRCULAR = ("config", "serving", "datasets")
+
+
+@pytest.mark.parametrize("package", sorted({module.split(".")[1] for module in MODULES if "." in module}))
+def test_modules_of_a_package_do_not_import_each_other(package: str) -> None:
+    # Imports inside functions and for annotations count too.
+    modules = {name: path for name, path in MODULES.items() if is_within(name, package)}
+    graph = {
+        name: imported(ast.walk(ast.parse(path.read_text()))) & modules.keys()
+        for name, path in modules.items()
+    }
+    with pytest.raises(graphlib.CycleError) if package in CIRCULAR else contextlib.nullcontext():
+        graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_only_one_folder_of_the_library_mentions_movies() -> None:

@@ -86,7 +86,7 @@ def test_survivors_end_in_time_name_the_lost_rank_and_can_continue(
         assert re.search(said, sentence), rank.text()
         assert sentence.endswith(way_on), rank.text()
         # It is nobody's programming error.
-        assert not re.search("Traceback|This rank is here", rank.text()), rank.text()
+        assert not re.search("Traceback|Ending this rank", rank.text()), rank.text()
     if fault == "cut":
         # Who is cut off ends too, and says whom it misses.
         training.ends(training.ranks[1:], machines[1])

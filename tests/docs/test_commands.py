@@ -440,7 +440,7 @@ def trains_on_a_disk(lines: Lines, clone: Path) -> None:
     small = " --batch_size 32 --memory_budget 150kB"
     output = succeeded(shell((f"{lines[0]}{SHORT}{small}",), clone))
     assert models(output)
-    shown = r"on disk: .*user.*; .* requested rows were in memory, .* came before their step; .* written back"
+    shown = r"on disk: .*user.*; .* requested rows were in memory, .* were loaded ahead; .* written back"
     assert re.search(shown, output)
 
 

@@ -194,9 +194,5 @@ def test_a_capacity_beyond_the_memory_is_refused_before_anything_is_made_of_it(
 ) -> None:
     monkeypatch.setattr(sharding, "_room_per_rank", lambda config, context: 2**30)
     tried = config.replaced(vocabulary="dynamic", history=5, capacity=str(2**38))
-    with pytest.raises(
-        UserError,
-        match=r"^--capacity 274877906944 asks for [\d,]+ places, which --max_load_factor may make 8 times as "
-        r"many, and [\d,.]+ GiB, and all ranks together have 870.4 MiB for tables; give a smaller --capacity",
-    ):
+    with pytest.raises(UserError, match=r"^--capacity 274877906944 .* 8 times .* GiB.* 870.4 MiB"):
         build_train_state(open_columns(tried), tried, context)

@@ -97,7 +97,7 @@ def test_an_item_sees_the_items_before_it_of_its_own_list_and_itself() -> None:
     assert found == {place_in_window(*pair) for pair in pairs()}
     for query, key in pairs():
         _, row, column = place_in_window(query, key)
-        assert int(window.places[row, column]) == query - key
+        assert int(window.distances[row, column]) == query - key
 
 
 def test_the_bucket_of_each_pair_is_that_of_the_seconds_to_the_event_that_follows() -> None:

@@ -334,5 +334,5 @@ def _is_free(port: int) -> bool:
 
 def test_too_little_virtual_memory_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.resource, "getrlimit", lambda kind: (1_500_000 * 1024, -1))
-    with pytest.raises(UserError, match=r"may have 1\.4 GiB of virtual memory .* needs 4\.0 GiB at least"):
+    with pytest.raises(UserError, match=r"ulimit -v\).* 4\.0 GiB, got 1\.4 GiB"):
         host.check_limits()

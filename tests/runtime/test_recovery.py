@@ -22,7 +22,7 @@ LATE = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for r
 
 @pytest.mark.parametrize(
     ("error", "first"),
-    [(CLOSED, GONE), (LATE, f"a rank has shown no sign of life for --timeout 300 seconds: {GONE}")],
+    [(CLOSED, GONE), (LATE, f"a rank has not responded for --timeout 300 seconds: {GONE}")],
 )
 def test_an_error_of_a_collective_names_the_lost_rank(
     error: str, first: str, monkeypatch: pytest.MonkeyPatch
@@ -84,7 +84,7 @@ def test_a_launch_continues_from_an_existing_checkpoint_or_is_restarted_by_torch
     assert after_lost_peer(config) == f"What to do: {there}."
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    again = "torchrun tries to start the ranks again (restart 2 of 3)"
+    again = "torchrun restarts the ranks (restart 2 of 3)"
     assert after_lost_peer(config) == f"{again}; without --resume they start from the beginning."
     assert after_lost_peer(config.replaced(resume=True)) == f"{again}."
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")

@@ -107,8 +107,8 @@ def test_the_advice_on_a_cuda_wheel_installs_a_cuda_wheel(install: Install) -> N
 def test_the_build_for_cuda_is_refused_without_a_driver(install: Install) -> None:
     install({"torch": "2.14.1", "torchrec": "1.9.2", "fbgemm-gpu": "1.9.0"}, has_driver=False)
     assert refusal() == (
-        "Found torch 2.14.1, torchrec 1.9.2, fbgemm-gpu 1.9.0, the build for CUDA, which needs NVIDIA's "
-        "driver, and there is no libnvidia-ml.so.1; install the driver, or the build for CPUs with: "
+        "Found torch 2.14.1, torchrec 1.9.2, fbgemm-gpu 1.9.0, the build for CUDA, which requires "
+        "NVIDIA's driver, and there is no libnvidia-ml.so.1; install the driver, or the build for CPUs with: "
         f"{UNINSTALL} && {PIP} install --no-deps torch==2.14.1 torchrec==1.9.2 fbgemm-gpu-cpu==1.9.0"
     )
 

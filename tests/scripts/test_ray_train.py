@@ -113,9 +113,7 @@ def test_ranks_of_several_machines_need_the_number_of_each(monkeypatch: pytest.M
     for name, value in launch.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    with pytest.raises(
-        UserError, match="LOCAL_RANK 0 and RANK 1 are of several machines; set LOCAL_WORLD_SIZE"
-    ):
+    with pytest.raises(UserError, match=r"LOCAL_RANK 0 .*RANK 1 .*LOCAL_WORLD_SIZE"):
         read_launch()
 
 

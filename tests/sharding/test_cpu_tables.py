@@ -136,7 +136,7 @@ def test_one_rank_finds_features_in_the_order_of_its_lookup_and_sends_that_order
         feature_names=["c", "a"],
         _lookups=[lambda features: features.values().float().repeat_interleave(2)],
         _embedding_dim=2,
-        _places=None,
+        _positions=None,
         post_lookup_tracker_fn=None,
     )
     with mock.patch.object(torch, "tensor", wraps=torch.tensor) as made:
@@ -203,7 +203,7 @@ def test_an_optimizer_with_more_state_needs_more_memory_in_the_plan(
     room = int(2 * rows * config.model.embedding_dim * 4 / (1 - plan.RESERVED_FOR_DENSE))
     monkeypatch.setattr(plan, "_room_per_rank", lambda config, context: room)
     build_train_state(columns, config, context)
-    with pytest.raises(UserError, match="and room for their optimizer and for batches, and 1 rank of"):
+    with pytest.raises(UserError, match=r"--embedding_dim\.$"):
         build_train_state(columns, config, context, tables=Adam(0.01))
 
 
@@ -214,7 +214,7 @@ def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeCo
     model = build_train_state(columns, config, context).model
     for row in (columns.tables[0].rows, -1):
         batch.features.values()[7] = row
-        with pytest.raises(IndexError, match=f"user: rows .*{row}.* are asked for, and there are "):
+        with pytest.raises(IndexError, match=f"user: rows .*{row}"):
             model(batch)
 
 

@@ -118,7 +118,7 @@ def test_popular_rows_stay_in_memory(tmp_path: Path) -> None:
 
 def test_a_step_that_does_not_fit_the_budget_ends_with_one_sentence(tmp_path: Path) -> None:
     there, _ = on_disk(tmp_path, RowWiseAdagrad(0.1), 30)
-    with pytest.raises(UserError, match=r"requests 31 rows at once.* room for 30; give a larger one"):
+    with pytest.raises(UserError, match=r"31 rows .*--memory_budget .* 30\."):
         there.look_up(torch.arange(31), torch.empty(31, DIM))
 
 
@@ -135,7 +135,7 @@ def test_rows_that_were_expected_give_way_to_those_of_a_step(tmp_path: Path) -> 
 
 
 def test_a_budget_below_the_index_of_the_rows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--memory_budget has 1\.1 KiB for 300 rows .* give a larger one"):
+    with pytest.raises(UserError, match=r"--memory_budget has 1\.1 KiB for 300 rows "):
         on_disk(tmp_path, RowWiseAdagrad(0.1), -1)
 
 
@@ -242,7 +242,7 @@ def test_the_cache_on_a_gpu_has_the_share_of_the_flag_and_is_filled_ahead_by_the
         ("cpu", {"storage": "uvm"}, "--storage uvm requires a GPU"),
         ("cuda", {"storage": "disk"}, "--storage disk requires a CPU and --cpu_tables vectorised"),
         ("cpu", {"storage": "disk", "cpu_tables": "torchrec"}, "--storage disk requires a CPU and --cpu"),
-        ("cuda", {"storage": "uvm_caching", "vocabulary": "dynamic"}, "cannot be used with dynamic tables"),
+        ("cuda", {"storage": "uvm_caching", "vocabulary": "dynamic"}, "does not support dynamic tables"),
         ("cpu", {"storage": "shop"}, "--storage must be memory, disk, or some of the tables user, "),
         (
             "cpu",

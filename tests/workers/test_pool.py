@@ -192,13 +192,13 @@ def test_the_memory_of_the_ring_is_freed_with_the_last_batch() -> None:
 
 
 def test_a_pool_without_workers_is_refused() -> None:
-    with pytest.raises(ValueError, match="a pool of 0 workers makes no batch"):
+    with pytest.raises(ValueError, match=r"num_workers .*got 0"):
         make_pool(Numbers(), 0)
 
 
 def test_more_tasks_than_a_pipe_holds_are_refused() -> None:
     assert LoaderConfig.flag("prefetch_factor").most == MAX_PREFETCH_FACTOR
-    with pytest.raises(ValueError, match="prefetch_factor 65 is above 64"):
+    with pytest.raises(ValueError, match=r"prefetch_factor .* 64, got 65"):
         make_pool(Numbers(), prefetch_factor=MAX_PREFETCH_FACTOR + 1)
     pool = make_pool(Numbers(), prefetch_factor=MAX_PREFETCH_FACTOR, mp_context="forkserver")
     assert numbers(pool.batches(range(300))) == list(range(300))
@@ -328,7 +328,7 @@ def test_a_data_set_that_cannot_be_sent_is_refused() -> None:
     before = set(multiprocessing.active_children())
     with pytest.raises(UserError, match=r"Cannot send Unpicklable to a data worker: .* Fix: "):
         make_pool(Unpicklable())
-    with pytest.raises(UserError, match=r"Heavy pickles to 80,\d+ bytes, .* 65,536 is the limit"):
+    with pytest.raises(UserError, match=r"Heavy .* 65,536 bytes.* got 80,\d+"):
         make_pool(Heavy())
     assert set(multiprocessing.active_children()) == before
 

@@ -28,8 +28,13 @@ from recsuite.time_buckets import NUM_TIME_BUCKETS
 def make_mlp(widths: Sequence[int]) -> nn.Sequential:
     """Return linear layers from each width to the next, with ReLU between them; the last one stays linear.
 
-    widths: of the input, the hidden layers and the output.
+    Args:
+        widths: Of the input, the hidden layers and the output.
 
+    Returns:
+        A module from float32 [B, first width] to float32 [B, last width].
+
+    Example:
         mlp = rs.make_mlp([96, 64, 1])
         mlp(vectors)                                          # float32 [B, 1], of float32 [B, 96]
     """
@@ -51,10 +56,15 @@ def zero_last(layers: nn.Sequential) -> None:
 class PairMLP(nn.Sequential):
     """MLP of the factors of a user, an item and their product. Number 0 of a vector, its bias, is unused.
 
-    embedding_dim: D numbers in a vector; hidden: widths of the hidden layers.
+    Its output is zero at first.
 
+    Args:
+        embedding_dim: D, the numbers in a vector.
+        hidden: Widths of the hidden layers.
+
+    Example:
         mlp = rs.PairMLP(32, (64, 32))
-        mlp(users, items)                                     # float32 [B], of float32 [B, 32] both
+        mlp(users, items, users * items)                      # float32 [B], of float32 [B, 32] each
         mlp.for_all(users, items)                             # float32 [U, N]
     """
 
@@ -66,7 +76,16 @@ class PairMLP(nn.Sequential):
     def forward(  # type: ignore[override]
         self, users: torch.Tensor, items: torch.Tensor, product: torch.Tensor
     ) -> torch.Tensor:
-        """Return a number for each pair of a user and an item, float32 [B]; product: of their vectors."""
+        """Return a number for each pair of a user and an item.
+
+        Args:
+            users: Vectors, float32 [B, D].
+            items: Vectors, float32 [B, D].
+            product: users * items, float32 [B, D].
+
+        Returns:
+            float32 [B].
+        """
         bias, (of_user, of_item, of_product), others = self._parts()
         hidden = torch.addmm(bias, users, of_user.t())
         hidden = torch.addmm(hidden, items, of_item.t())
@@ -76,9 +95,16 @@ class PairMLP(nn.Sequential):
         return hidden.squeeze(1)
 
     def for_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return a number for each user with each item, float32 [U, N].
+        """Return a number for each user with each item.
 
         Needs memory for U * N * the widest layer.
+
+        Args:
+            users: Vectors, float32 [U, D].
+            items: Vectors, float32 [N, D].
+
+        Returns:
+            float32 [U, N].
         """
         bias, (of_user, of_item, of_product), others = self._parts()
         # The weights times a user are a matrix for all items, so no product of two vectors is stored. The
@@ -91,15 +117,10 @@ class PairMLP(nn.Sequential):
         return hidden.squeeze(2)
 
     def _parts(self) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], list[nn.Module]]:
-        """Return the first layer's bias, its weights for user, item and product, and the other layers.
-
-        The weights have the shape [width, D] each.
-
-        Zero weights for the biases cost less than copies of the vectors without their biases.
-        """
+        """Return the first layer's bias, its weights [width, D] for each input, and the other layers."""
         first, *others = self
         assert isinstance(first, nn.Linear)
-        # A zero in front of each third, at the position of a vector's bias.
+        # A zero weight for the bias of each vector costs less than copies of the vectors without it.
         weights = nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0))
         # By unbind, and not by indices: each index has a gradient of the size of all.
         return first.bias, weights.unbind(1), others
@@ -108,19 +129,24 @@ class PairMLP(nn.Sequential):
 def biased_products(
     users: torch.Tensor, items: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the sum of biases and of products of factors, float32 [B], all products, and squares.
+    """Return the scores of pairs by biases and factors, as in matrix factorization, and parts of them.
 
-    users, items: vectors, float32 [B, D], of which number 0 is the bias and the others are the factors. Also
-    returned are all products, float32 [B, D], and the sum of the squares of both vectors, float32 [B], for a
-    decay, see `WithSquares`.
+    Args:
+        users: Vectors, float32 [B, D]: number 0 is the bias, the others are the factors.
+        items: Vectors of the same form, float32 [B, D].
 
+    Returns:
+        Both biases plus the product of the factors, float32 [B]; the products of all numbers, float32 [B, D];
+        the sum of the squares of both vectors, float32 [B], for a decay, see `WithSquares`.
+
+    Example:
         score, products, squares = rs.biased_products(users, items)
     """
     return _BiasedProducts.apply(users, items)
 
 
 class _BiasedProducts(torch.autograd.Function):
-    """See `biased_products`; autograd would write an array of all numbers for the gradient of each column."""
+    """`biased_products`, without the array of all numbers that autograd writes for each column's gradient."""
 
     @staticmethod
     def forward(ctx: Any, users: torch.Tensor, items: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -167,22 +193,24 @@ def _has_loop(ctx: Any, users: torch.Tensor, items: torch.Tensor) -> bool:
 
 
 class NumberLayers(nn.Module):
-    """Layers from the dense numbers of B users or items to a vector, which counts like one of their rows.
+    """Layers from dense numbers of B users or items to a vector, which is added to their rows.
 
     After the bottom MLP of Naumov et al., "Deep Learning Recommendation Model for Personalization and
     Recommendation Systems", 2019; each number has another input that tells if it is missing.
+
+    columns: of the numbers among all dense numbers.
     """
 
-    def __init__(self, places: Sequence[int], embedding_dim: int) -> None:
+    def __init__(self, columns: Sequence[int], embedding_dim: int) -> None:
         super().__init__()
-        self.places = list(places)
-        self.layers = make_mlp([2 * len(self.places), embedding_dim, embedding_dim])
+        self.columns = list(columns)
+        self.layers = make_mlp([2 * len(self.columns), embedding_dim, embedding_dim])
         zero_last(self.layers)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return float32 [B, D], of all dense numbers, float32 [B, numbers], NaN for a missing one."""
         # Column by column: a list of indices would be copied to the device, with a wait, in each step.
-        mine = torch.stack([numbers[:, place] for place in self.places], dim=1)
+        mine = torch.stack([numbers[:, column] for column in self.columns], dim=1)
         is_missing = mine.isnan()
         inputs = torch.cat([mine.masked_fill(is_missing, 0.0), is_missing.to(mine.dtype)], dim=1)
         return self.layers(inputs)
@@ -191,19 +219,19 @@ class NumberLayers(nn.Module):
 class VectorProjection(nn.Module):
     """Linear projection of the vectors of B users or items, such as embeddings of images, to D numbers.
 
-    places: of the numbers of the vectors among all dense numbers; entity: USER or ITEM. It is zero at first;
+    columns: of the numbers of the vectors among all dense numbers; entity: USER or ITEM. It is zero at first;
     see `training.weights.project_rows` for how it learns.
     """
 
-    def __init__(self, places: Sequence[int], embedding_dim: int, entity: str) -> None:
+    def __init__(self, columns: Sequence[int], embedding_dim: int, entity: str) -> None:
         super().__init__()
-        self.places, self.entity = list(places), entity
-        self.linear = nn.Linear(len(places), embedding_dim, bias=False)
+        self.columns, self.entity = list(columns), entity
+        self.linear = nn.Linear(len(columns), embedding_dim, bias=False)
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return float32 [B, D], of all dense numbers, float32 [B, numbers]; zero for a missing vector."""
-        return self.linear(numbers[:, self.places[0] : self.places[-1] + 1].nan_to_num())
+        return self.linear(numbers[:, self.columns[0] : self.columns[-1] + 1].nan_to_num())
 
 
 def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -228,14 +256,6 @@ def padded_means(rows: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor
     return sums / counts.clamp(min=1)
 
 
-def summed(
-    rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor
-) -> torch.Tensor:
-    """Return the weighted sum of each list of rows, float32 [lists, D]; places: of rows, list after list."""
-    offsets = lengths.cumsum(0) - lengths
-    return torch.nn.functional.embedding_bag(places, rows, offsets, mode="sum", per_sample_weights=weights)
-
-
 def repeated(values: torch.Tensor, lengths: torch.Tensor, total: int) -> torch.Tensor:
     """Repeat each value as often as its list is long, [total, ...]; total: the sum of the lengths."""
     # With the total, the device need not be asked for it.
@@ -245,9 +265,8 @@ def repeated(values: torch.Tensor, lengths: torch.Tensor, total: int) -> torch.T
 def scaled(held: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return rows from the contents of the tables; the gradient stays that of the rows.
 
-    The derivative would be the gradient times the scale. Here the gradient is passed on unscaled. So row-wise
-    Adagrad sums the same squares for any scale, as if the rows themselves had decayed. The learning rate,
-    which `training/state.py` divides by the scale, makes its step one of the rows.
+    The gradient is passed on unscaled. So row-wise Adagrad sums the same squares for any scale, as if the
+    rows themselves had decayed. `training/state.py` divides the learning rate by the scale instead.
     """
     return _Scale.apply(held, scale)
 
@@ -262,19 +281,23 @@ def with_slow_bias(vectors: torch.Tensor, rate: float = BIAS_RATE) -> torch.Tens
     Row-wise Adagrad divides all numbers of a row by one root. The gradient of a bias is the error itself,
     many times that of a factor, so without this a bias takes large steps, and the factors take small ones.
 
-    vectors: float32 [B, D]; rate: the share of its gradient that the bias gets. The values do not change.
+    Args:
+        vectors: float32 [B, D].
+        rate: Share of its gradient that the bias gets.
 
+    Returns:
+        The same values, float32 [B, D].
+
+    Example:
         users = rs.with_slow_bias(rows.sum(["user", "age"]))
     """
     return _SlowBias.apply(vectors, rate)
 
 
 class _WeightedSums(torch.autograd.Function):
-    """Sum of each list of rows times weights, float32 [B, D]. weights: of each of H parts of a row, [H, V].
+    """Sum of each list of rows times weights, float32 [B, D]; weights: of H parts of each row, [H, V]."""
 
-    A function of its own: on a CPU it takes a twentieth of the time of torch.segment_reduce, and of the
-    backward of embedding_bag.
-    """
+    # On a CPU this takes a twentieth of the time of torch.segment_reduce, and of embedding_bag's backward.
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -283,11 +306,15 @@ class _WeightedSums(torch.autograd.Function):
         # Each row as H rows of a part of the width: neither they nor their products are copied. The rows are
         # looked up already: embedding_bag is only a fast sum over lists of row 0, 1, 2, ...
         num_parts, width = len(weights), rows.size(1) // len(weights)
-        places = torch.arange(rows.size(0), device=rows.device)
+        index = torch.arange(rows.size(0), device=rows.device)
         if num_parts > 1:
-            places = torch.cat([num_parts * places + part for part in range(num_parts)])
+            index = torch.cat([num_parts * index + part for part in range(num_parts)])
         parts = rows.reshape(num_parts * rows.size(0), width)
-        sums = summed(parts, places, weights.reshape(-1), lengths.expand(num_parts, -1).reshape(-1))
+        all_lengths = lengths.expand(num_parts, -1).reshape(-1)
+        offsets = all_lengths.cumsum(0) - all_lengths
+        sums = nn.functional.embedding_bag(
+            index, parts, offsets, mode="sum", per_sample_weights=weights.reshape(-1)
+        )
         return sums.view(num_parts, lengths.size(0), width).transpose(0, 1).flatten(1)
 
     @staticmethod
@@ -296,13 +323,13 @@ class _WeightedSums(torch.autograd.Function):
         (num_parts, num_rows), dim = weights.shape, gradient.size(1)
         # Numbers and not -1: a batch may have no lists.
         shape = num_rows, num_parts, dim // num_parts
-        each = repeated(gradient, lengths, num_rows).view(shape)
-        of_weights = None if rows is None else (each * rows.view(shape)).sum(dim=2).t()
-        return each.mul_(weights.t().unsqueeze(2)).view(num_rows, dim), of_weights, None
+        gradients = repeated(gradient, lengths, num_rows).view(shape)
+        of_weights = None if rows is None else (gradients * rows.view(shape)).sum(dim=2).t()
+        return gradients.mul_(weights.t().unsqueeze(2)).view(num_rows, dim), of_weights, None
 
 
 class _SlowBias(torch.autograd.Function):
-    """See `with_slow_bias`."""
+    """Identity whose gradient of number 0 is multiplied by a rate."""
 
     @staticmethod
     def forward(ctx: Any, vectors: torch.Tensor, rate: float) -> torch.Tensor:
@@ -317,7 +344,7 @@ class _SlowBias(torch.autograd.Function):
 
 
 class _Scale(torch.autograd.Function):
-    """See `scaled`: its gradient is not that of its output."""
+    """Product with a scale that the gradient does not contain."""
 
     @staticmethod
     def forward(ctx: Any, held: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -401,8 +428,8 @@ OWN_RATE = 60.0
 class OwnItems(nn.Module):
     """Number that each item of a history adds to the score of this item itself, by its type and its age.
 
-    Without it, each pair of rows, of a history and of an item, learns alone that what was just put into the
-    cart is bought. num_types: see `Recency`.
+    Without it, each pair of an item in a history and the same item as a candidate has to learn alone that an
+    item in the cart is often bought. num_types: see `Recency`.
     """
 
     def __init__(self, num_types: int = 1) -> None:
@@ -445,13 +472,13 @@ class Recency(nn.Module):
     def forward(self, rows: torch.Tensor, lengths: torch.Tensor, members: Members) -> torch.Tensor:
         """Return float32 [B, D]. rows: of all histories, float32 [V, D]; lengths: of the histories, [B]."""
         lengths = lengths.to(torch.int64)
-        places = members.places.clamp(max=self.places.size(1) - 1)
+        distances = members.places.clamp(max=self.places.size(1) - 1)
         gaps = typed_gaps(members, self.num_types)
         event = repeated(torch.arange(lengths.size(0), device=rows.device), lengths, rows.size(0))
         weights, sums = [], []
         # Half by half: on a CPU a sum by an index takes many times as long for two-dimensional tensors.
         for of_place, of_gap in zip(self.places, self.gaps, strict=True):
-            weight = of_place.index_select(0, places) + self.rate * of_gap.index_select(0, gaps)
+            weight = of_place.index_select(0, distances) + self.rate * of_gap.index_select(0, gaps)
             weights.append(weight.clamp(max=MOST_LOG_WEIGHT).exp())
             sums.append(rows.new_zeros(lengths.size(0)).index_add(0, event, weights[-1]))
         halves: torch.Tensor = _WeightedSums.apply(rows, torch.stack(weights), lengths)

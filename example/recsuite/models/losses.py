@@ -42,16 +42,23 @@ class Labelled(Protocol):
 
 
 class SquaredError(nn.Module):
-    """Weighted mean squared error of predicted labels.
+    """Weighted mean squared error of predicted labels. Padding has the weight 0 and adds nothing.
 
-    Padding has the weight 0 and adds nothing.
-
+    Example:
         model = training.shard(make_model, loss=rs.SquaredError())
         loss = rs.SquaredError()(predictions, batch)          # float32 [], of float32 [B]
     """
 
     def forward(self, predictions: torch.Tensor, batch: Labelled) -> torch.Tensor:
-        """Return the loss, float32 [], of predictions float32 [B]."""
+        """Return the loss.
+
+        Args:
+            predictions: float32 [B].
+            batch: With labels and weights, float32 [B] both.
+
+        Returns:
+            float32 [].
+        """
         # Padding has the weight 0.
         return (batch.weights * (predictions - batch.labels) ** 2).mean()
 
@@ -68,9 +75,13 @@ class LogLoss(nn.Module):
 class WithSquares(NamedTuple):
     """Output of a model for a loss with a decay.
 
-    predictions: of B events, float32 [B]; squares: of the numbers of the two vectors of each, float32 [B]. A
-    model that returns it has a method `predictions(output)`, which returns the first.
+    A model that returns it has a method `predictions(output)`, which returns the first.
 
+    Args:
+        predictions: Of B events, float32 [B].
+        squares: Sums of the squares of the numbers of both vectors of each event, float32 [B].
+
+    Example:
         score, _, squares = rs.biased_products(users, items)
         return rs.WithSquares(score, squares)
     """
@@ -86,7 +97,7 @@ class Decayed(nn.Module):
     the decay of a row grows with its events as its gradient does. Source: Koren, Bell and Volinsky, "Matrix
     factorization techniques for recommender systems", 2009.
 
-    loss: of predictions and a batch. Another output than `WithSquares` has no decay, which a warning says.
+    loss: of predictions and a batch. Another output than `WithSquares` has no decay, with a warning.
     """
 
     def __init__(self, loss: nn.Module, l2: float) -> None:
@@ -144,15 +155,15 @@ class OwnScores:
         if self.own is None:
             return 0.0
         members = slice(self.ends[part.start], self.ends[part.stop])
-        distinct, places = items.unique(return_inverse=True)
-        found = torch.searchsorted(distinct, self.items[members]).clamp(max=len(distinct) - 1)
-        is_there = distinct[found] == self.items[members]
+        distinct, inverse = items.unique(return_inverse=True)
+        column = torch.searchsorted(distinct, self.items[members]).clamp(max=len(distinct) - 1)
+        is_there = distinct[column] == self.items[members]
         event = self.events[members] - part.start
         added = self.own.new_zeros(part.stop - part.start, len(distinct))
         added = added.index_put(
-            (event, found), torch.where(is_there, self.own[members], 0.0), accumulate=True
+            (event, column), torch.where(is_there, self.own[members], 0.0), accumulate=True
         )
-        return added.index_select(1, places)
+        return added.index_select(1, inverse)
 
     def of_each(self, part: slice, own: torch.Tensor, drawn: torch.Tensor) -> tuple[Any, Any]:
         """Return what is added for the own item of each event, float32 [n], and for drawn items, [n, N]."""
@@ -163,16 +174,18 @@ class OwnScores:
 
 
 class SampledSoftmax(nn.Module):
-    """Softmax loss of the chosen item against items of other events of a group and drawn negatives. A group
-    is a part of the global batch, so the loss does not depend on the number of processes.
+    """Softmax loss of the chosen item against items of other events of a group and drawn negatives.
 
-    Source: Yang et al., "Mixed negative sampling for learning two-tower neural networks in recommendations",
-    2020.
+    A group is a part of the global batch, so the loss does not depend on the number of processes. Source:
+    Yang et al., "Mixed negative sampling for learning two-tower neural networks in recommendations", 2020.
 
-    item: the feature with the ids of items; item_shares: of the training events, float32 [rows of its table],
-    none of them 0; item_ids: for batches with ids instead of rows, int64, the id of each share, the unknown
-    id first, whose share is also that of all others.
+    Args:
+        item: The feature with the ids of items.
+        item_shares: Shares of the training events, float32 [rows of the item table], none of them 0.
+        item_ids: For batches with ids instead of rows: the id of each share, int64, the unknown id first. Its
+            share is also that of all other ids.
 
+    Example:
         loss = rs.SampledSoftmax("item", torch.as_tensor(data.columns.item_shares()))
         loss(vectors, batch)                  # float32 [], of users and items float32 [N + B, 2, D]
     """
@@ -191,17 +204,22 @@ class SampledSoftmax(nn.Module):
         self.register_buffer("log_shares", item_shares.log(), persistent=False)
 
     def forward(self, output: torch.Tensor | WithOwn, batch: Labelled) -> torch.Tensor:
-        """Return the weighted mean over B events, float32 [].
+        """Return the weighted mean over B events. Collective if there are in-batch negatives: every rank.
 
-        output: vectors of users and items, float32 [N + B, 2, D], those of the N drawn items first, or a
-        `WithOwn`. Collective where there are in-batch negatives.
+        Args:
+            output: Vectors of users and items, float32 [N + B, 2, D], those of the N drawn items first, or a
+                `WithOwn`.
+            batch: With weights, float32 [B], item ids of N + B events, and bits of the seen negatives.
+
+        Returns:
+            float32 [].
         """
         vectors, own = parts_of(output)
         num_drawn = len(vectors) - len(batch.weights)
         added = OwnScores(own, batch, num_drawn)
-        found = batch.features[self.item]
+        ids = batch.features[self.item]
         # An event's own item may be followed by its user's history.
-        rows = found.values() if len(found.values()) == len(vectors) else found.values()[found.offsets()[:-1]]
+        rows = ids.values() if len(ids.values()) == len(vectors) else ids.values()[ids.offsets()[:-1]]
         negatives, drawn = vectors[:num_drawn, 1], rows[:num_drawn]
         user, item = vectors[num_drawn:].unbind(dim=1)
         # Bits of the group's items, followed by a bit for each drawn item.
@@ -233,8 +251,8 @@ class SampledSoftmax(nn.Module):
             own = rows[part]
             is_none = unpack_bits(seen_bits[part], len(drawn)) | (own.unsqueeze(1) == drawn)
             more = added.of_each(part, own, drawn)
-            found = drawn_softmax(users[part], items[part], negatives, is_none, log_number, *more)
-            losses.append(found + added.zero)
+            loss = drawn_softmax(users[part], items[part], negatives, is_none, log_number, *more)
+            losses.append(loss + added.zero)
         return losses
 
     def _of_groups(
@@ -282,8 +300,8 @@ class SampledSoftmax(nn.Module):
     def _log_shares_of(self, items: torch.Tensor) -> torch.Tensor:
         if self.item_ids is None:
             return self.log_shares[items]
-        places = torch.searchsorted(self.item_ids, items).clamp(max=len(self.item_ids) - 1)
-        return self.log_shares[torch.where(self.item_ids[places] == items, places, 0)]
+        index = torch.searchsorted(self.item_ids, items).clamp(max=len(self.item_ids) - 1)
+        return self.log_shares[torch.where(self.item_ids[index] == items, index, 0)]
 
 
 def unpack_bits(packed: torch.Tensor, number: int) -> torch.Tensor:
@@ -305,7 +323,6 @@ def sampled_softmax(
     """Return minus the log probability of each user's item, float32 [n].
 
     The softmax is over M items, of which those from `first` on belong to the n users.
-
     Takes vectors [n, D] and [M, D] and, for each item, its table row, the logarithm of its expected number,
     such as its share of the training events (also for each user, [n, M]), and True if it is not padding, [M];
     seen_bits: True if a user had an item before, bool [n, M]. An item is a negative as often as it is
@@ -336,7 +353,6 @@ def drawn_softmax(
     """Return minus the log probability of each user's item, float32 [n].
 
     The softmax is over this item and N drawn items.
-
     Takes vectors [n, D] of users and of their items, and [N, D]; is_none: True if a drawn item is no negative
     of a user, bool [n, N]; log_number: the logarithm of the number of items that each drawn item represents;
     own_added, added: what is added to the scores of the users' items, float32 [n], and of the drawn ones,
@@ -349,9 +365,7 @@ def drawn_softmax(
 
 
 class _DrawnSoftmax(torch.autograd.Function):
-    """See `drawn_softmax`. The scores are replaced by probabilities in place, and the backward uses these:
-    autograd would keep many times as much memory.
-    """
+    """`drawn_softmax`, which keeps one array of scores for the backward, where autograd keeps many."""
 
     @staticmethod
     def forward(
@@ -368,6 +382,7 @@ class _DrawnSoftmax(torch.autograd.Function):
         if own_added is not None and added is not None:
             own, scores = own + own_added, scores.add_(added)
         scores.masked_fill_(is_none, -torch.inf)
+        # In place: the scores become the probabilities.
         highest = torch.maximum(scores.amax(dim=1), own)
         others = scores.sub_(highest.unsqueeze(1)).exp_()
         total = others.sum(dim=1) + (own - highest).exp()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import torch
+from typing_extensions import override
 
 # Scores in memory at once, and users that share a block of items.
 PAIRS = 2**16
@@ -24,15 +25,15 @@ class Scorer(Protocol):
         """Return float32 [U, N], of vectors [U, D] and [N, D]; equal to `score_pairs` except for rounding."""
 
 
-class InnerProduct:
+class InnerProduct(Scorer):
     """Scorer by inner products, such as cosines of vectors of length 1."""
 
+    @override
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """See `Scorer`."""
         return (users * items).sum(dim=1)
 
+    @override
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """See `Scorer`."""
         return users @ items.t()
 
 
@@ -61,19 +62,19 @@ class Added(NamedTuple):
         return scores.index_put_((user[here], item[here]), self.numbers[here], accumulate=True)
 
     def places(self, num_users: int) -> torch.Tensor:
-        """Return the places of the items of each user, int64 [U, most of a user], -1 for none."""
+        """Return the positions of the items of each user, int64 [U, most of a user], -1 for none."""
         user, item = self.pairs
         counts = user.bincount(minlength=num_users)
-        found = torch.full((num_users, int(counts.max()) if len(user) else 0), -1)
+        positions = torch.full((num_users, int(counts.max()) if len(user) else 0), -1)
         # The pairs are in the order of users.
         column = torch.arange(len(user)) - (counts.cumsum(0) - counts)[user]
-        found[user, column] = item
-        return found
+        positions[user, column] = item
+        return positions
 
-    def onto(self, scores: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the items at some places with the numbers added, float32 [U, k] all."""
+    def onto(self, scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the scores of items with the numbers added, float32 [U, k]; positions: int64 [U, k]."""
         user, item = self.pairs
-        pair, column = (places[user] == item.unsqueeze(1)).nonzero(as_tuple=True)
+        pair, column = (positions[user] == item.unsqueeze(1)).nonzero(as_tuple=True)
         return scores.index_put((user[pair], column), self.numbers[pair], accumulate=True)
 
 
@@ -81,9 +82,9 @@ NOTHING_ADDED = Added(torch.empty(2, 0, dtype=torch.int64), torch.empty(0))
 
 
 def sum_of_pairs(pairs: torch.Tensor, numbers: torch.Tensor) -> Added:
-    """Return the sum of the numbers of each pair, int64 [2, n] and float32 [n]."""
-    distinct, places = pairs.unique(dim=1, return_inverse=True)
-    return Added(distinct, numbers.new_zeros(distinct.size(1)).index_add(0, places, numbers))
+    """Return the sum of the numbers of each pair. pairs: int64 [2, n]; numbers: float32 [n]."""
+    distinct, inverse = pairs.unique(dim=1, return_inverse=True)
+    return Added(distinct, numbers.new_zeros(distinct.size(1)).index_add(0, inverse, numbers))
 
 
 def top_items(
@@ -117,7 +118,7 @@ def _top_items(
     added: Added,
 ) -> torch.Tensor:
     user, item = excluded
-    best, places = users.new_zeros(len(users), 0), torch.zeros(len(users), 0, dtype=torch.int64)
+    best, positions = users.new_zeros(len(users), 0), torch.zeros(len(users), 0, dtype=torch.int64)
     step = max(1, PAIRS // len(users))
     for begin in range(0, len(items), step):
         scores = added.into(scorer.score_all(users, items[begin : begin + step]), begin)
@@ -128,48 +129,48 @@ def _top_items(
             # Of equal scores the earlier item counts, so only a higher one, or NaN, can still come in.
             columns = (~(scores <= best[:, -1:])).any(dim=0).nonzero().squeeze(1)
             scores, numbers = scores[:, columns], numbers[:, columns]
-        # The best ones so far come first, because their places are lower.
-        best, places = highest(torch.cat([best, scores], dim=1), torch.cat([places, numbers], dim=1), k)
-    return places.masked_fill(best == -torch.inf, -1)
+        # The best ones so far come first, because their positions are lower.
+        best, positions = highest(torch.cat([best, scores], dim=1), torch.cat([positions, numbers], dim=1), k)
+    return positions.masked_fill(best == -torch.inf, -1)
 
 
-def highest(scores: torch.Tensor, places: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k highest scores of each row with their places, sorted; of equal scores the earlier ones."""
+def highest(scores: torch.Tensor, positions: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k highest scores of each row, sorted, with their items; of equal scores the earlier ones."""
     # `topk` is several times as fast as a sort of all, but takes any of the equal scores at its edge.
     if k < scores.shape[1]:
         is_high = scores >= scores.topk(k, dim=1).values[:, -1:]
         if bool((is_high.sum(dim=1) == k).all()):
             columns = is_high.nonzero()[:, 1].view(-1, k)
-            scores, places = scores.gather(1, columns), places.gather(1, columns)
+            scores, positions = scores.gather(1, columns), positions.gather(1, columns)
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    return scores.gather(1, order), places.gather(1, order)
+    return scores.gather(1, order), positions.gather(1, order)
 
 
 def ranked(
     scorer: Scorer,
     users: torch.Tensor,
     items: torch.Tensor,
-    places: torch.Tensor,
+    positions: torch.Tensor,
     added: Added = NOTHING_ADDED,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return places of items, int64 [U, k], and their scores, float32 [U, k], the highest first.
+    """Return positions of items, int64 [U, k], and their scores, float32 [U, k], the highest first.
 
-    Of equal scores the earlier item comes first. The place -1 is none; its score is minus infinity.
+    Of equal scores the earlier item comes first. The position -1 is none; its score is minus infinity.
     """
-    # Sorted by place first: the stable sort below keeps this order for equal scores.
-    places = places.sort(dim=1).values
-    user = users.repeat_interleave(places.shape[1], dim=0)
+    # Sorted by position first: the stable sort below keeps this order for equal scores.
+    positions = positions.sort(dim=1).values
+    user = users.repeat_interleave(positions.shape[1], dim=0)
     # Scored again, pair by pair: a product of matrices rounds differently from the score of a pair.
-    scores = scorer.score_pairs(user, items[places.flatten().clamp(min=0)]).view(places.shape)
-    scores = added.onto(scores, places)
-    scores, order = scores.masked_fill(places < 0, -torch.inf).sort(dim=1, descending=True, stable=True)
-    return places.gather(1, order), scores
+    scores = scorer.score_pairs(user, items[positions.flatten().clamp(min=0)]).view(positions.shape)
+    scores = added.onto(scores, positions)
+    scores, order = scores.masked_fill(positions < 0, -torch.inf).sort(dim=1, descending=True, stable=True)
+    return positions.gather(1, order), scores
 
 
-def mask_excluded(places: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
-    """Return places of items, int64 [U, k], with -1 for excluded pairs, int64 [2, E]."""
+def mask_excluded(positions: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
+    """Return positions of items, int64 [U, k], with -1 for excluded pairs, int64 [2, E]."""
     user, item = excluded
-    pair, column = (places[user] == item.unsqueeze(1)).nonzero(as_tuple=True)
-    places = places.clone()
-    places[user[pair], column] = -1
-    return places
+    pair, column = (positions[user] == item.unsqueeze(1)).nonzero(as_tuple=True)
+    positions = positions.clone()
+    positions[user[pair], column] = -1
+    return positions

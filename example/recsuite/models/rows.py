@@ -32,9 +32,13 @@ class LookedUp(Protocol):
 class Inputs(NamedTuple):
     """Input of a model besides its rows in serving: like a training batch, without labels.
 
-    members: of the histories; numbers: dense features, float32 [B, numbers], NaN for a missing one; is_own: 1
-    for an item of a history that is the event's own item, else 0, float32 [V], for models with `own_items`.
+    Args:
+        members: Items of the histories, V in all.
+        numbers: Dense features, float32 [B, numbers], NaN for a missing one.
+        is_own: 1 for an item of a history that is the event's own item, else 0, float32 [V]; for models with
+            `own_items`.
 
+    Example:
         def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
             ratings = batch.history_labels                    # float32 [V], of the items of all histories
             return rows.sum(["user", "history"], {"history": ratings})
@@ -63,14 +67,19 @@ class PaddedListError(RuntimeError):
 class FeatureRows:
     """Embedding rows of B events by the name of the feature.
 
-    found: the looked-up rows; scale: factor of all rows, float32 []; lists: the features with lists; all
-    others have one row for each event; counts: of the lists that are padded to one length, the number of
-    values of each event, int32 [B]. D is --embedding_dim. The attribute `embedding_dims` of the model
-    gives some tables another D, a multiple of 4: `embedding_dims = {"genres": 8}`.
+    D is --embedding_dim. The attribute `embedding_dims` of the model gives some tables another D, a multiple
+    of 4: `embedding_dims = {"genres": 8}`.
+
+    Args:
+        found: The looked-up rows by feature.
+        scale: Factor of all rows, float32 [].
+        lists: Features with lists; all others have one row for each event.
+        counts: Of the lists that are padded to one length, the number of values of each event, int32 [B].
 
     Raises:
-        UserError: from `sum` and `stack`, when rows have different widths.
+        UserError: From `sum` and `stack`, when rows have different widths.
 
+    Example:
         rows["user"]                                # float32 [B, D]: one row an event, or the mean of a list
         rows.sum(["user", "age"])                   # float32 [B, D]: their sum, in one pass over the rows
         rows.stack(["user", "age"])                 # float32 [B, 2, D]: each of them
@@ -95,34 +104,65 @@ class FeatureRows:
         return self.sum([name])
 
     def stack(self, names: Sequence[str]) -> torch.Tensor:
-        """Return the rows of F features side by side, float32 [B, F, D]; for a list the mean."""
+        """Return the rows of F features side by side; for a list the mean of its rows.
+
+        Args:
+            names: The features.
+
+        Returns:
+            float32 [B, F, D].
+
+        Raises:
+            UserError: When the rows have different widths.
+            KeyError: When a feature has no rows.
+        """
         self._check(names)
         shared = self._shared(names)
         if shared is not None and all(shared[name].is_single for name in names):
-            places = torch.stack([shared[name].places for name in names], dim=1)
-            return scaled(nn.functional.embedding(places, shared.rows), self.scale)
+            index = torch.stack([shared[name].places for name in names], dim=1)
+            return scaled(nn.functional.embedding(index, shared.rows), self.scale)
         return torch.stack(_of_one_width(names, [self[name] for name in names]), dim=1)
 
     def jagged(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the row of each value of a feature, float32 [V, D], and the lengths of lists, int64 [B]."""
+        """Return the row of each value of a feature, and the lengths of the lists.
+
+        Args:
+            name: The feature.
+
+        Returns:
+            Rows, float32 [V, D], and lengths, int64 [B].
+
+        Raises:
+            PaddedListError: When the list is padded.
+            KeyError: When the feature has no rows.
+        """
         self._check([name])
         if name in self.counts:
             raise PaddedListError(name)
-        found = self.found[name]
-        return scaled(found.values(), self.scale), found.lengths().to(torch.int64)
+        looked_up = self.found[name]
+        return scaled(looked_up.values(), self.scale), looked_up.lengths().to(torch.int64)
 
     def sum(self, names: Sequence[str], weights: Mapping[str, Weight] | None = None) -> torch.Tensor:
-        """Return the sum of features, float32 [B, D]; a list adds the mean of its rows.
+        """Return the sum of the rows of features; a list adds the mean of its rows.
 
-        weights: factors of the rows of features, 1 by default; they get no gradient.
+        Args:
+            names: The features.
+            weights: Factors by feature, a number or float32 [V], 1 by default; they get no gradient.
+
+        Returns:
+            float32 [B, D].
+
+        Raises:
+            UserError: When the rows have different widths.
+            KeyError: When a feature has no rows.
         """
         weights = weights or {}
         self._check(names or [""])
         is_plain = all(isinstance(weights.get(name), torch.Tensor | None) for name in names)
         shared = None if self.counts.keys() & {*names} else self._shared(names)
         if shared is not None and is_plain:
-            found: torch.Tensor = _FeatureSum.apply(shared.rows, shared, names, dict(weights))
-            return scaled(found, self.scale)
+            total: torch.Tensor = _FeatureSum.apply(shared.rows, shared, names, dict(weights))
+            return scaled(total, self.scale)
         first, *others = _of_one_width(names, [self._pooled(name, weights.get(name)) for name in names])
         # Scales the sum instead of the rows: the result is the same, and the sum has fewer numbers.
         return scaled(sum(others, start=first), self.scale)
@@ -146,23 +186,20 @@ class FeatureRows:
 
     def _pooled(self, name: str, weight: Weight | None) -> torch.Tensor:
         """Return the contribution of one feature, before the scale, float32 [B, D]."""
-        found = self.found[name]
-        rows = found.values()
+        looked_up = self.found[name]
+        rows = looked_up.values()
         factors = weight if isinstance(weight, torch.Tensor) else None
         # Other features have one row for each event, so the rows are the vectors already.
         if name in self.counts:
             rows = padded_means(rows, self.counts[name], factors)
         elif factors is not None or name in self.lists:
-            rows = means(rows, torch.ones_like(rows[:, 0]) if factors is None else factors, found.lengths())
+            factors_of_rows = torch.ones_like(rows[:, 0]) if factors is None else factors
+            rows = means(rows, factors_of_rows, looked_up.lengths())
         return rows if weight is None or factors is not None else weight * rows
 
 
 def _of_one_width(names: Sequence[str], rows: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the rows of features, float32 [B, D] each.
-
-    Raises:
-        UserError: when they have different widths.
-    """
+    """Return rows of features, float32 [B, D] each, if all have the same width."""
     widths = ", ".join(f"{name} {each.size(1)}" for name, each in zip(names, rows, strict=True))
     require(
         len({each.size(1) for each in rows}) == 1,
@@ -185,26 +222,26 @@ def with_row_scale(model: nn.Module) -> nn.Module:
 
 
 class SharedRows(dict[str, DistinctRows]):
-    """Looked-up rows of all features for B events: name to rows and places, in the order of the batch.
+    """Looked-up rows of all features for B events by name, in the order of the batch.
 
     Rows are not copied for each value: a row of many events is read in place, and its gradient is summed
     before it is sent.
 
     rows: float32 [R, D]; in_order: called only in a backward, returns the values of all features, one feature
     after the other, sorted by row, int32 [their number], and the start of each row's values in that order,
-    int32 [R]; given: what the sums so far have got in a backward.
+    int32 [R]; given: gradients of the sums that a backward has reached so far.
     """
 
     def __init__(
         self,
-        found: Mapping[str, DistinctRows],
+        features: Mapping[str, DistinctRows],
         rows: torch.Tensor,
         in_order: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
-        super().__init__(found)
+        super().__init__(features)
         self.in_order = in_order
         self.given: list[GivenGradient] = []
-        self.rows: torch.Tensor = _SummedRows.apply(rows, found, in_order, self.given)
+        self.rows: torch.Tensor = _SummedRows.apply(rows, features, in_order, self.given)
 
 
 class GivenGradient(NamedTuple):
@@ -219,7 +256,7 @@ class JoinedRows(dict[str, LookedUp]):
     """Rows of all features from tables of several widths. parts: those of each width."""
 
     def __init__(self, parts: Sequence[Mapping[str, LookedUp]]) -> None:
-        super().__init__(each for part in parts for each in part.items())
+        super().__init__(item for part in parts for item in part.items())
         self.parts = parts
 
 
@@ -230,23 +267,23 @@ class _FeatureSum(torch.autograd.Function):
     def forward(
         ctx: Any,
         rows: torch.Tensor,
-        found: SharedRows,
+        shared: SharedRows,
         names: Sequence[str],
         weights: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        ctx.given, ctx.names, ctx.weights = found.given, names, weights
-        single = [found[name].places for name in names if found[name].is_single and name not in weights]
-        lists = [name for name in names if not found[name].is_single or name in weights]
+        ctx.given, ctx.names, ctx.weights = shared.given, names, weights
+        single = [shared[name].places for name in names if shared[name].is_single and name not in weights]
+        lists = [name for name in names if not shared[name].is_single or name in weights]
         if single:
             total = embedding_bag(torch.stack(single, dim=1), rows, mode="sum")
         else:
-            total = rows.new_zeros(len(found[names[0]].counts), rows.size(1))
+            total = rows.new_zeros(len(shared[names[0]].counts), rows.size(1))
         for name in lists:
-            each = found[name]
+            feature = shared[name]
             sums = embedding_bag(
-                each.places, rows, each.offsets(), mode="sum", per_sample_weights=weights.get(name)
+                feature.places, rows, feature.offsets(), mode="sum", per_sample_weights=weights.get(name)
             )
-            total.addcmul_(sums, each.shares().unsqueeze(1))
+            total.addcmul_(sums, feature.shares().unsqueeze(1))
         return total
 
     @staticmethod
@@ -257,68 +294,67 @@ class _FeatureSum(torch.autograd.Function):
 
 
 class _SummedRows(torch.autograd.Function):
-    """Distinct rows for `_FeatureSum`; the backward adds the gradients of all sums up, row by row.
+    """Distinct rows for `_FeatureSum`; the backward adds the gradients of all sums up, row by row."""
 
-    In the order of the rows, which the exchange of ids has found already. A backward for each sum, or for
-    each feature, would write as many arrays of all rows. So the gradient of a sum is in no result of
-    `torch.autograd.grad` for the rows.
-    """
+    # In the order of the rows, which the exchange of ids knows already. A backward for each sum, or for each
+    # feature, would write as many arrays of all rows. So the gradient of a sum is in no result of
+    # `torch.autograd.grad` for the rows.
 
     @staticmethod
     def forward(
         ctx: Any,
         rows: torch.Tensor,
-        found: Mapping[str, DistinctRows],
+        features: Mapping[str, DistinctRows],
         in_order: Callable[[], tuple[torch.Tensor, torch.Tensor]],
         given: list[GivenGradient],
     ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        ctx.found, ctx.in_order, ctx.given = found, in_order, given
+        ctx.features, ctx.in_order, ctx.given = features, in_order, given
         return rows.view_as(rows)
 
     @staticmethod
     def backward(ctx: Any, others: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None, None]:
         total = others
         while ctx.given:
-            # A value has one gradient in a pass: what another sum gave the same feature is for the next one.
+            # A value has one gradient in a pass; a second sum with the same feature waits for the next pass.
             taken: dict[str, GivenGradient] = {}
             later = []
-            for each in ctx.given:
-                if taken.keys() & {*each.names}:
-                    later.append(each)
+            for given in ctx.given:
+                if taken.keys() & {*given.names}:
+                    later.append(given)
                 else:
-                    taken |= dict.fromkeys(each.names, each)
+                    taken |= dict.fromkeys(given.names, given)
             ctx.given[:] = later
-            found = _gradient_of_rows(ctx.found, ctx.in_order, taken)
-            total = found if total is None else total + found
+            of_rows = _gradient_of_rows(ctx.features, ctx.in_order, taken)
+            total = of_rows if total is None else total + of_rows
         return total, None, None, None
 
 
 def _gradient_of_rows(
-    found: Mapping[str, DistinctRows],
+    features: Mapping[str, DistinctRows],
     in_order: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     given: Mapping[str, GivenGradient],
 ) -> torch.Tensor:
-    """Return the gradient of distinct rows, float32 [R, D]. given: what the sum with a feature has got."""
-    blocks = {id(each): each.gradient for each in given.values()}
+    """Return the gradient of distinct rows, float32 [R, D]. given: gradient of the sum with a feature."""
+    blocks = {id(part): part.gradient for part in given.values()}
     firsts = {block: number * len(blocks[block]) for number, block in enumerate(blocks)}
-    # For each value of the batch the place of its gradient among those of all sums, and its factor there.
-    places, factors = [], []
-    for name, each in found.items():
+    # For each value of the batch the index of its gradient among those of all sums, and its factor there.
+    indices, factors = [], []
+    for name, feature in features.items():
         mine = given.get(name)
         if mine is None:
-            places.append(each.places.new_zeros(len(each.places), dtype=torch.int32))
-            factors.append(each.rows.new_zeros(len(each.places)))
+            indices.append(feature.places.new_zeros(len(feature.places), dtype=torch.int32))
+            factors.append(feature.rows.new_zeros(len(feature.places)))
             continue
-        place, factor = each.events(), mine.weights.get(name)
-        if not each.is_single:
-            share = each.shares().to(each.rows.dtype).index_select(0, place)
+        index, factor = feature.events(), mine.weights.get(name)
+        if not feature.is_single:
+            share = feature.shares().to(feature.rows.dtype).index_select(0, index)
             factor = share if factor is None else share * factor
-        places.append(place.add_(firsts[id(mine)]))
-        factors.append(each.rows.new_ones(len(place)) if factor is None else factor)
+        indices.append(index.add_(firsts[id(mine)]))
+        factors.append(feature.rows.new_ones(len(index)) if factor is None else factor)
     order, starts = in_order()
     return embedding_bag(
-        torch.cat(places).index_select(0, order),
+        torch.cat(indices).index_select(0, order),
         torch.cat([*blocks.values()]),
         starts,
         mode="sum",

@@ -6,7 +6,7 @@
 A history uses the rows of the items themselves: an item has the same row as an input and as a prediction.
 
 The V items of all histories are cut into blocks of W. An item attends to items of its own block and of the
-previous one that are of the same history, not after it, and fewer than W places away. So the shapes depend
+previous one that are of the same history, not after it, and fewer than W items away. So the shapes depend
 only on V, and no history is padded. Dropout is a function of the data and not of a generator. So a training
 that is resumed, or that runs on another number of ranks, drops the same numbers.
 
@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from recsuite.datasets.schema import HISTORY, Feature
 from recsuite.models.heads import SCALE, ProductHead
@@ -71,7 +72,7 @@ NO_SCORE = -1e9
 class AttentionWindow:
     """Positions and times of pairs of items.
 
-    is_seen: True if a query attends to a key, bool [n, W, 2 W]; places: distance from the key in items, int64
+    is_seen: True if a query attends to a key, bool [n, W, 2 W]; distances: from the key in items, int64
     [W, 2 W]; gaps: the time bucket from the key to the event that follows the query, see
     `recsuite.datasets.batching`, int64 [n, W, 2 W].
     """
@@ -89,11 +90,11 @@ class AttentionWindow:
         is_last = nn.functional.pad(history[1:], (0, 1), value=-1) != history
         following = following.masked_fill(is_last, 0)
         query = torch.arange(width, device=ages.device).unsqueeze(1)
-        self.places = query + width - torch.arange(2 * width, device=ages.device)
+        self.distances = query + width - torch.arange(2 * width, device=ages.device)
         of_query = self.queries(history, -1).unsqueeze(2)
-        is_near = (self.places >= 0) & (self.places < width)
+        is_near = (self.distances >= 0) & (self.distances < width)
         self.is_seen = (of_query == self.keys(history, -2).unsqueeze(1)) & is_near
-        self.places = self.places.clamp(0, width - 1)
+        self.distances = self.distances.clamp(0, width - 1)
         seconds = self.keys(ages, 0).unsqueeze(1) - self.queries(following, 0).unsqueeze(2)
         # The binary exponent of 1 + s, as in `time_buckets_of`: with float32 some would be rounded up to the
         # next power of two.
@@ -119,7 +120,7 @@ class AttentionWindow:
 
 
 class PairBias(nn.Module):
-    """Learned bias of a pair by its distance in places and in time: float32 [n, H, W, 2 W].
+    """Learned bias of a pair by its distance in items and in time: float32 [n, H, W, 2 W].
 
     slopes: of each head, the factor of the logarithm of the distance that is subtracted initially.
     """
@@ -132,7 +133,7 @@ class PairBias(nn.Module):
 
     def forward(self, window: AttentionWindow) -> torch.Tensor:
         """Return the bias of each pair, see the class."""
-        return BIAS_RATE * (gather_bias(self.places, window.places) + gather_bias(self.gaps, window.gaps))
+        return BIAS_RATE * (gather_bias(self.places, window.distances) + gather_bias(self.gaps, window.gaps))
 
 
 def gather_bias(tables: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -143,7 +144,7 @@ def gather_bias(tables: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    """Attention of each item to those before it, by content, and by distance in places and time."""
+    """Attention of each item to those before it, by content, and by distance in items and time."""
 
     def __init__(self, dim: int, num_heads: int, width: int) -> None:
         super().__init__()
@@ -273,8 +274,8 @@ class SequenceHead(ProductHead):
         # State of a user without history.
         self.start = nn.Parameter(torch.zeros(embedding_dim))
 
+    @override
     def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `ProductHead`."""
         apart_rows = FeatureRows(separate_histories(rows.found, self.item), rows.scale, rows.lists)
         return super().forward(apart_rows, batch)
 
@@ -285,10 +286,10 @@ class SequenceHead(ProductHead):
         # The bias of an item counts once.
         return torch.cat([torch.ones_like(vectors[:, :1]), vectors[:, 1:]], dim=1)
 
-    def _states_of(self, found: FeatureRows, batch: Inputs) -> torch.Tensor:
+    def _states_of(self, looked_up: FeatureRows, batch: Inputs) -> torch.Tensor:
         """Return for each event the state after the last item that it reads, float32 [B, D]."""
         # After the scale: weights trained on rows include it.
-        rows, lengths = found.jagged(HISTORY)
+        rows, lengths = looked_up.jagged(HISTORY)
         ages, sources, reads = batch.members.ages, batch.members.sources, batch.members.reads
         if has_own := not len(reads):
             # A serving request may have longer histories.
@@ -328,10 +329,7 @@ class SequenceHead(ProductHead):
         return self._sums(rows, window) + self.out(self.norm(items))
 
     def _sums(self, rows: torch.Tensor, window: AttentionWindow) -> torch.Tensor:
-        """Return for each item the weighted sum of it and those before it, float32 [V, D].
-
-        The sum is divided by the root of the weights.
-        """
+        """Return weighted sums of each item and those before it, over the root of the weights, [V, D]."""
         weights = self.nearness(window).clamp(max=MOST_LOG_WEIGHT).exp() * window.is_seen.unsqueeze(1)
         weights = weights * (weights.sum(dim=3, keepdim=True) + LEAST_SUM).rsqrt()
         keys = window.keys(rows)
@@ -351,16 +349,16 @@ def separate_histories(looked_up: Mapping[str, LookedUp], item: str) -> Mapping[
     names = looked_up.keys()
     if HISTORY in names:
         return looked_up
-    found = looked_up[item]
-    counts = found.lengths().to(torch.int64)
-    if isinstance(found, DistinctRows):
-        rows, places = found.rows, found.places
+    of_items = looked_up[item]
+    counts = of_items.lengths().to(torch.int64)
+    if isinstance(of_items, DistinctRows):
+        rows, index = of_items.rows, of_items.places
     else:
-        rows = found.values()
-        places = torch.arange(len(rows), device=rows.device)
+        rows = of_items.values()
+        index = torch.arange(len(rows), device=rows.device)
     first, others = counts.cumsum(0) - counts, counts - 1
-    number = len(places) - len(counts)
+    number = len(index) - len(counts)
     event = repeated(torch.arange(len(counts), device=rows.device), others, number)
     members = torch.arange(number, device=rows.device) + event + 1
-    own = DistinctRows(rows, places[first], torch.ones_like(counts), is_single=True)
-    return {**looked_up, item: own, HISTORY: DistinctRows(rows, places[members], others)}
+    own = DistinctRows(rows, index[first], torch.ones_like(counts), is_single=True)
+    return {**looked_up, item: own, HISTORY: DistinctRows(rows, index[members], others)}

@@ -58,7 +58,7 @@ class TaggedFormatter(logging.Formatter):
         self.prefix = f"[{tag}] " if tag else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`; a record whose attribute `tagged` is false stays as it is."""
+        """Return the text of a record; without the tag if its attribute `tagged` is false."""
         text = super().format(record)
         return self.tagged(text) if getattr(record, "tagged", True) else text
 
@@ -74,7 +74,7 @@ class ConsoleHandler(logging.Handler):
     when = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`; a failed write raises an error, as it does with `print`."""
+        """Write a record; a failed write raises an error, as it does with `print`."""
         self.when = time.monotonic()
         # In one write: if output is not buffered, the line of another rank could come before its end.
         sys.stdout.write(f"{self.format(record)}\n")
@@ -122,9 +122,7 @@ def console() -> ConsoleHandler:
 
 
 def say(text: str, tagged: bool = True) -> None:
-    """Write a line of the program's own. tagged: begin it with the tag; without it the text may have several
-    lines.
-    """
+    """Write a line of the program's own. tagged: with the tag; without it the text may have several lines."""
     console()
     text = escaped(text, "" if tagged else LINES)
     # An attribute of the record: a handler that the user added receives lines without a tag too.

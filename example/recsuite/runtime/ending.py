@@ -129,7 +129,7 @@ def _is_silence(error: BaseException) -> bool:
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A second Ctrl-C within this time is the same one: a shell and a launcher may both pass it on.
 SAME_SECONDS = 0.5
-ANSWER = "received Ctrl-C: a checkpoint is written first; a second Ctrl-C ends at once, without one\n"
+ANSWER = "received Ctrl-C: writing a checkpoint first; a second Ctrl-C ends at once, without one\n"
 
 
 class Termination:
@@ -166,8 +166,8 @@ class Termination:
 
         is_main = threading.current_thread() is threading.main_thread()
         before = {number: signal.signal(number, self._note) for number in SIGNALS if is_main}
-        found = before.get(signal.SIGINT)
-        self._interrupt = found if callable(found) else None
+        handler = before.get(signal.SIGINT)
+        self._interrupt = handler if callable(handler) else None
         try:
             with contextlib.ExitStack() as stack:
                 if is_main and self._interrupt is None:
@@ -184,26 +184,26 @@ class Termination:
                 raise SystemExit(exit_status_of_signal(self.asked)) from error
             raise
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number, earlier in before.items():
+                signal.signal(number, earlier)
 
     def vote(self) -> int:
         """Return the signal that any rank had received one call ago, or 0. Ranks compute during the vote."""
         import torch
         import torch.distributed as dist
 
-        found = 0
+        voted = 0
         # The vote had a whole step to arrive, so waiting for it costs next to nothing.
         if self._vote is not None:
             vote, work = self._vote
             work.wait()
-            found = int(vote.item())
+            voted = int(vote.item())
         vote = torch.tensor(int(self.asked))
         # The highest number: 0 if no rank got a signal, else one signal for all ranks.
         work = dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
         self._vote = (vote, work)
-        return found
+        return voted
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._interrupt and number == self.asked == signal.SIGINT:
@@ -219,11 +219,9 @@ def exit_status_of_signal(number: int) -> int:
 
 @contextlib.contextmanager
 def _ending_on_second_ctrl_c(speaks: bool) -> Iterator[None]:
-    """End this process at once on any signal to end after a Ctrl-C, even inside a blocking call.
-
-    Python runs a handler between two of its own instructions, so never while a call into a library waits.
-    But it writes the number of the signal to a pipe at once, and a thread reads that.
-    """
+    """End this process at once on any signal to end after a Ctrl-C, even inside a blocking call."""
+    # Python runs a handler between two of its own instructions, so never while a call into a library waits.
+    # But it writes the number of the signal to a pipe at once, and a thread reads that.
     reader, writer = os.pipe()
     # `set_wakeup_fd` requires this: a signal must not wait for room in a pipe.
     os.set_blocking(writer, False)

@@ -147,17 +147,15 @@ def free_memory() -> int:
 
 
 def cgroup_memory() -> tuple[int, int] | None:
-    """Bytes in use, without idle file cache, and the limit of the cgroup with the lowest limit; None without
-    a limit.
-    """
-    found = [
+    """Used bytes, without idle file cache, and limit of the cgroup with the lowest one; None without any."""
+    limits = [
         (limit, _memory_usage(folder))
         for folder in _cgroup_folders("memory")
         if (limit := _memory_limit(folder)) is not None and limit < available_memory()[1]
     ]
-    if not found:
+    if not limits:
         return None
-    limit, usage = min(found)
+    limit, usage = min(limits)
     return usage, limit
 
 
@@ -175,15 +173,15 @@ def check_limits() -> None:
     limit = descriptor_limit()
     if limit < LEAST_DESCRIPTORS:
         raise UserError(
-            f"This process may open {limit} files (ulimit -n), and needs {LEAST_DESCRIPTORS} at least; call "
+            f"The limit of open files (ulimit -n) must be at least {LEAST_DESCRIPTORS}, got {limit}; call "
             "`ulimit -n 1024` first, or raise the hard limit if that is refused."
         )
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
     if addresses != resource.RLIM_INFINITY and addresses < LEAST_ADDRESSES:
         raise UserError(
-            f"This process may have {shown_bytes(addresses)} of virtual memory (ulimit -v), and needs "
-            f"{shown_bytes(LEAST_ADDRESSES)} at least, most of which it reserves and never uses; call "
-            "`ulimit -v unlimited`, and limit its memory with a cgroup."
+            f"The limit of virtual memory (ulimit -v) must be at least {shown_bytes(LEAST_ADDRESSES)}, got "
+            f"{shown_bytes(addresses)}, because most of it is reserved and never used; call "
+            "`ulimit -v unlimited`, and limit the memory with a cgroup."
         )
 
 
@@ -309,26 +307,26 @@ def check_versions() -> None:
     versions = {name: _version(name) for name in ("torch", "torchrec", *FBGEMM_WHEELS)}
     torch, torchrec = versions["torch"], versions["torchrec"]
     wheels = [name for name in FBGEMM_WHEELS if versions[name]]
-    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if torch is None or torchrec is None or not wheels:
         needed = "The example needs torch, torchrec and one of fbgemm-gpu and fbgemm-gpu-cpu"
         fix = _mend(wheels, everything=True)
         where = "" if checkout() else " in the folder of the repository"
-        raise UserError(f"{needed}, but found {found or 'none of them'}; fix it{where} with: {fix}")
+        raise UserError(f"{needed}, but found {installed or 'none of them'}; fix it{where} with: {fix}")
     if len(wheels) == 2:
-        fault = f"Found {found}, but the last two overwrite each other's files and only one can be there"
+        fault = f"Found {installed}, but the last two overwrite each other's files: only one can be installed"
         raise UserError(f"{fault}; fix it with: {_mend(wheels)}")
     # torch 2.N goes with torchrec and fbgemm 1.(N - 5). Between the stacks that are tested there is 2.12.
     goes_with = {f"2.{number}": f"1.{number - 5}" for number in range(11, 15)}
     if not _minor(torchrec) == _minor(versions[wheels[0]]) == goes_with.get(_minor(torch)):
         pairs = ", ".join(f"{first} with {second}" for first, second in goes_with.items())
         raise UserError(
-            f"Found {found}, which do not belong together: supported are torch {pairs} of torchrec and "
+            f"Found {installed}, which do not belong together: supported are torch {pairs} of torchrec and "
             f"fbgemm; fix it with: {_mend(wheels)}"
         )
     if versions[FBGEMM_WHEELS[0]] and not _has_driver():
         raise UserError(
-            f"Found {found}, the build for CUDA, which needs NVIDIA's driver, and there is no "
+            f"Found {installed}, the build for CUDA, which requires NVIDIA's driver, and there is no "
             f"libnvidia-ml.so.1; install the driver, or the build for CPUs with: {_mend([FBGEMM_WHEELS[1]])}"
         )
 

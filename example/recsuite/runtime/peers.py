@@ -101,7 +101,7 @@ class RemoteRank:
 
 
 class Peers:
-    """The ranks of a launch, as one of them sees them. This rank answers the others until it is closed.
+    """Connections from one rank to all others, which it answers until it is closed.
 
     Waits for all of them. store: the store of this attempt's ranks alone; master: the name of the machine
     that all can reach; spans_machines: true if they are on several. Collective: every rank.
@@ -135,14 +135,14 @@ class Peers:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             faults = pool.map(RemoteRank.fault, self.others)
             asked = zip(self.others, faults, strict=True)
-            found = [(peer.host, fault, peer.rank) for peer, fault in asked if fault]
-        if not found:
+            lost = [(peer.host, fault, peer.rank) for peer, fault in asked if fault]
+        if not lost:
             return ALL_ANSWER
-        lost = []
-        for (host, fault), group in itertools.groupby(sorted(found), lambda each: each[:2]):
+        texts = []
+        for (host, fault), group in itertools.groupby(sorted(lost), lambda entry: entry[:2]):
             ranks = [rank for *_, rank in group]
-            lost.append(f"{_named(ranks)} on {host} {fault if len(ranks) == 1 else PLURAL[fault]}")
-        return f"{'; '.join(lost)}; seen by rank {self.mine.rank} on {self.mine.host}"
+            texts.append(f"{_named(ranks)} on {host} {fault if len(ranks) == 1 else PLURAL[fault]}")
+        return f"{'; '.join(texts)}; seen by rank {self.mine.rank} on {self.mine.host}"
 
     def interface(self) -> str:
         """Return the network interface by which ranks on other machines reach this one, or "".
@@ -196,11 +196,7 @@ class Peers:
 
 
 def _own_address(master: str) -> tuple[socket.AddressFamily, str]:
-    """Return the address from which this machine reaches another one; nothing is sent.
-
-    Raises:
-        OSError: when there is no way there.
-    """
+    """Return the address from which this machine reaches another one, without sending anything."""
     error = OSError(f"{master} has no address")
     for family, *_, where in socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -208,8 +204,8 @@ def _own_address(master: str) -> tuple[socket.AddressFamily, str]:
             try:
                 probe.connect(where)
                 return family, probe.getsockname()[0]
-            except OSError as found:
-                error = found
+            except OSError as failure:
+                error = failure
     raise error
 
 
@@ -241,11 +237,12 @@ LONGEST_TEXT = 4096
 
 
 class Heartbeat:
-    """Thread of one rank that checks the others. timeout: seconds for which a process may be silent; advice:
-    returns what to do when a rank is lost.
+    """Thread of one rank that checks the others.
 
     A lost peer is not a silent one: the launcher ends the ranks of its machine, and connections to other
     machines break. A rank that does not wait for a lost peer may continue for `timeout` seconds.
+
+    timeout: seconds for which a process may be silent; advice: returns what to do when a rank is lost.
     """
 
     def __init__(self, timeout: float, local_rank: int, advice: Callable[[], str] = str) -> None:
@@ -301,7 +298,7 @@ class Heartbeat:
             self._over.wait()
 
     def stop(self) -> None:
-        """End the thread; harmless twice."""
+        """End the thread; safe to call twice."""
         self._end.set()
         self._thread.join()
 
@@ -318,7 +315,7 @@ class Heartbeat:
                     # No other process may end it: launchers of several machines do not.
                     fault = self.fault()
                     self._end_without(
-                        fault, f"it continued alone for --timeout {self.timeout:.0f} seconds: {fault}"
+                        fault, f"this rank continued alone for --timeout {self.timeout:.0f} seconds: {fault}"
                     )
                 if not self._over.is_set() and self._group is not None and not self._beat():
                     self._over.set()
@@ -374,7 +371,7 @@ class Heartbeat:
         # The first rank prints, and ends all ranks of the machine; another one does only if that one cannot.
         late = 0.0 if self.local_rank == 0 else CALL_SECONDS
         if now - self._stopped_since > self.timeout + late:
-            _say(f"the launcher was stopped for --timeout {self.timeout:.0f} seconds, and is ended")
+            _say(f"the launcher was stopped for --timeout {self.timeout:.0f} seconds; ending it")
             # The kernel ends its ranks with it.
             os.kill(self._launcher, signal.SIGKILL)
 
@@ -394,13 +391,13 @@ class Heartbeat:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame))
         leave_for_torchrun(sentence, stack)
-        _say(sentence, f"This rank is here, and ends:\n{stack}")
+        _say(sentence, f"Ending this rank, which waits here:\n{stack}")
         os._exit(1)
 
 
 def in_silence(fault: str, timeout: float) -> str:
     """Return the message on ranks that did not answer before the timeout."""
-    return f"a rank has shown no sign of life for --timeout {timeout:.0f} seconds: {fault}"
+    return f"a rank has not responded for --timeout {timeout:.0f} seconds: {fault}"
 
 
 def state_of(pid: int) -> str:

@@ -84,8 +84,8 @@ def read_launch() -> Launch:
         raise UserError(f"Cannot read the launch environment: {error}. Fix: start with torchrun.") from None
     if local_rank != rank and "LOCAL_WORLD_SIZE" not in os.environ:
         raise UserError(
-            f"LOCAL_RANK {local_rank} and RANK {rank} are of several machines; set LOCAL_WORLD_SIZE too, the "
-            "number of ranks of this machine."
+            f"LOCAL_RANK {local_rank} with RANK {rank} requires LOCAL_WORLD_SIZE, the number of ranks of "
+            "this machine."
         )
     return Launch(rank, local_rank, world_size, local_world_size, launched=True)
 
@@ -188,16 +188,16 @@ def after_lost_peer(config: Config) -> str:
     done = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     most = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     if done < most:
-        anew = "" if config.checkpoint.resume else "; without --resume they start from the beginning"
-        return f"torchrun tries to start the ranks again (restart {done + 1} of {most}){anew}."
+        where = "" if config.checkpoint.resume else "; without --resume they start from the beginning"
+        return f"torchrun restarts the ranks (restart {done + 1} of {most}){where}."
     return f"What to do: {recovery_advice(config, MACHINES if read_launch().spans_machines else '')}."
 
 
 # The heartbeat of this process, between `init_runtime` and `cleanup_runtime`.
 RUNNING: list[Heartbeat] = []
-# The context in which its threads spin only briefly, likewise.
+# The context in which its threads spin only briefly, in the same time.
 RUNNING_SPINS = contextlib.ExitStack()
-# True in it while the process group is that of `init_runtime`.
+# Contains True while the process group is that of `init_runtime`.
 OWN_GROUP: list[bool] = []
 
 
@@ -205,10 +205,15 @@ OWN_GROUP: list[bool] = []
 class RuntimeContext:
     """This process of the launch. The terms are torch's.
 
-    rank: place among all processes; local_rank: place among those of this machine; world_size and
-    local_world_size: the number of each; device: the device of this process; num_threads: of torch in this
-    process.
+    Args:
+        rank: Position among all processes.
+        local_rank: Position among those of this machine.
+        world_size: Number of processes.
+        local_world_size: Number of processes of this machine.
+        device: Device of this process.
+        num_threads: Threads of torch in this process.
 
+    Example:
         runtime = rs.init_runtime(args)
         runtime.say(f"{runtime.world_size} ranks")            # printed once, by rank 0
     """
@@ -221,7 +226,12 @@ class RuntimeContext:
     num_threads: int
 
     def say(self, text: str, tagged: bool = True) -> None:
-        """Print from rank 0 a text that is the same on every rank. Not collective."""
+        """Print from rank 0 a text that is the same on every rank. Not collective.
+
+        Args:
+            text: The text.
+            tagged: Begin it with the tag of the rank; otherwise it may have several lines.
+        """
         if self.rank == 0:
             say(text, tagged)
 
@@ -229,13 +239,20 @@ class RuntimeContext:
 def init_runtime(config: Config) -> RuntimeContext:
     """Join the other processes: device, process group, seeds, threads, print. Collective: every rank.
 
-    config: --seed and --timeout are used. Without torchrun this process is the only one. If the calling
-    program has a process group already, such as under Ray, that, its device and its number of threads are
-    used, and stay when this library leaves them; lost ranks are then found by --timeout alone.
+    Without torchrun this process is the only one. If the calling program has a process group already, such as
+    under Ray, it is used with its device and number of threads, and is not ended by this library; lost ranks
+    are then detected by --timeout alone.
+
+    Args:
+        config: Flags; --seed and --timeout (seconds) are used.
+
+    Returns:
+        Ranks and device of this process.
 
     Raises:
-        UserError: when the machine has fewer GPUs than processes.
+        UserError: When the machine has fewer GPUs than processes.
 
+    Example:
         runtime = rs.init_runtime(rs.parse_args())
         print(runtime.rank, runtime.device)
     """
@@ -293,13 +310,14 @@ def init_runtime(config: Config) -> RuntimeContext:
 
 
 def cleanup_runtime() -> None:
-    """Leave the process group of `init_runtime` and restore `print`. A second call, or one without a group,
-    does nothing. Collective: every rank waits for all others, so that no process stays behind.
+    """Leave the process group of `init_runtime`, and restore `print`. Collective: every rank.
 
-    While an exception is handled it waits for no rank, and the group ends with the process: with nccl,
-    destroying it waits for peers that wait for this rank. A single process always leaves its group, because a
-    notebook continues after a mistake.
+    Every rank waits for all others, so that no process stays behind. A second call, or one without a group,
+    does nothing. While an exception is handled it waits for no rank, and the group ends with the process:
+    with nccl, destroying it waits for peers that wait for this rank. A single process always leaves its
+    group, because a notebook continues after a mistake.
 
+    Example:
         runtime = rs.init_runtime(args)
         try:
             train(args, runtime)
@@ -308,7 +326,7 @@ def cleanup_runtime() -> None:
     """
     remove_tag()
     RUNNING_SPINS.close()
-    # Taken out first, so that a second call finds nothing, even if this one fails.
+    # Removed first, so that a second call has nothing to do, even if this one fails.
     heartbeats, RUNNING[:] = list(RUNNING), []
     # A call in a `finally` sees the exception here.
     if sys.exc_info()[0] is None or _is_alone():
@@ -330,8 +348,9 @@ def _is_alone() -> bool:
 
 
 def lost_peers() -> str:
-    """Return the ranks that do not answer, and their machines; "" without peers. Takes some seconds. Not
-    collective.
+    """Return the ranks that do not answer, and their machines; "" without peers. Takes some seconds.
+
+    Not collective.
     """
     return next((heartbeat.fault() for heartbeat in RUNNING), "")
 
@@ -361,9 +380,7 @@ def end_with(main: Callable[[], int]) -> NoReturn:
 
 
 def _device_of_group(launch: Launch) -> torch.device:
-    """Return the device that the calling program has chosen for its process group, and make it the current
-    one.
-    """
+    """Return the device of the calling program's process group, and make it the current one."""
     import torch
     import torch.distributed as dist
 
@@ -476,12 +493,12 @@ def raise_on_all(action: Callable[[], Any], group: Any = None) -> Any:
     group: the ranks that take part; all of them where it is None.
 
     Raises:
-        UserError: the one of the lowest rank that found one.
+        UserError: that of the lowest rank with one.
     """
     # The result stays on this rank: only the error message is sent, so the result need not be picklable.
-    found: list[Any] = []
-    all_gather_object(lambda: found.append(action()), group)
-    return found[0]
+    results: list[Any] = []
+    all_gather_object(lambda: results.append(action()), group)
+    return results[0]
 
 
 def all_gather_object(action: Callable[[], Any], group: Any = None) -> list[Any]:
@@ -503,9 +520,9 @@ def broadcast_from_rank0(action: Callable[[], Any]) -> Any:
 
     # Not gathered: in a gather each rank sends and receives as many bytes as the longest result has, once for
     # each other rank, and a result may be the vocabulary of a stream.
-    found = [_attempted(action) if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(found, src=0)
-    return _results_of(found)[0]
+    attempts = [_attempted(action) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(attempts, src=0)
+    return _results_of(attempts)[0]
 
 
 def _attempted(action: Callable[[], Any]) -> tuple[Any, str | None]:
@@ -520,10 +537,10 @@ def _attempted(action: Callable[[], Any]) -> tuple[Any, str | None]:
 
 def _results_of(attempts: Sequence[Any]) -> list[Any]:
     # All ranks check them in the same order, so all raise the same error.
-    for _, found in attempts:
-        if found is not None:
-            raise UserError(found)
-    return [found for found, _ in attempts]
+    for _, mistake in attempts:
+        if mistake is not None:
+            raise UserError(mistake)
+    return [result for result, _ in attempts]
 
 
 def once_per_node(
@@ -533,8 +550,9 @@ def once_per_node(
     work: str = "prepare the data",
     fix: str = "prepare them on each machine with a single process first",
 ) -> list[Any]:
-    """Run an action on local rank 0 of every machine while the others wait. Return, for each rank, the result
-    of its machine. Collective: every rank.
+    """Run an action on local rank 0 of every machine while the others wait. Collective: every rank.
+
+    Returns for each rank the result of its machine.
 
     work, fix: of the error when it takes longer than the deadline, in seconds.
 
@@ -546,7 +564,7 @@ def once_per_node(
     # A separate group, because data may take longer than a collective of the training.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline))
     try:
-        found = all_gather_object(
+        results = all_gather_object(
             lambda: (context.local_rank, None if context.local_rank else action()), group
         )
     except RuntimeError as error:
@@ -559,7 +577,7 @@ def once_per_node(
         ) from None
     dist.destroy_process_group(group)
     # Launchers number the ranks of a machine consecutively.
-    return [found[rank - local_rank][1] for rank, (local_rank, _) in enumerate(found)]
+    return [results[rank - local_rank][1] for rank, (local_rank, _) in enumerate(results)]
 
 
 # Profiler ranges: the next batch and its copy to the device; ids to the ranks that own their rows; lookup of

@@ -40,6 +40,7 @@ from torchrec.distributed.types import Awaitable, NoWait, ParameterSharding, Sha
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
+from typing_extensions import override
 
 from recsuite.ids import UNKNOWN_ID
 from recsuite.models.layers import DistinctRows
@@ -264,20 +265,20 @@ class TableLayout:
         Raises:
             IndexError: when a table has no such row, which is a bug of ours.
         """
-        found = []
+        keys = []
         for name, rows in zip(names, values, strict=True):
             # A row out of range would get the key of another table's row without an error.
             if len(rows):
                 least, most = rows.aminmax()
                 if least < 0 or most >= self.num_rows[name]:
                     raise IndexError(
-                        f"{name}: rows {least} to {most} are asked for, and there are {self.num_rows[name]}"
+                        f"{name}: rows {least} to {most} requested, of {self.num_rows[name]} in the table"
                     )
             shifts = self.shifts[name]
             # A table with one shard needs no division.
             shift = shifts.index_select(0, rows // self.rows_in_shard[name]) if len(shifts) > 1 else shifts
-            found.append(rows + shift)
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
+            keys.append(rows + shift)
+        return torch.cat(keys) if keys else torch.zeros(0, dtype=torch.int64)
 
     def pieces(self, request: LookupRequest) -> Iterator[tuple[Part, slice]]:
         """Yield each part with the slice of its requests in `rows`, rank after rank.
@@ -328,26 +329,23 @@ def distinct(keys: torch.Tensor) -> Distinct:
     from recsuite.sharding.kernels import sort_keys
 
     number = len(keys)
-    found, inverse = torch.empty_like(keys), torch.empty_like(keys)
+    ascending, inverse = torch.empty_like(keys), torch.empty_like(keys)
     order, starts = (torch.empty(number, dtype=torch.int32) for _ in range(2))
-    arrays = (each.numpy() for each in (keys.contiguous(), found, inverse, order, starts))
+    arrays = (value.numpy() for value in (keys.contiguous(), ascending, inverse, order, starts))
     count = sort_keys(*arrays) if number else 0
-    return Distinct(found[:count], inverse, order, starts[:count])
+    return Distinct(ascending[:count], inverse, order, starts[:count])
 
 
 def _summed(
     rows: torch.Tensor, gradients: torch.Tensor, pieces: Sequence[slice]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the distinct rows of some pieces, int64 [n], and the sums of their gradients, float32 [n, D].
-
-    Several ranks may request the same row, and an optimizer needs the sum of their gradients.
-    """
-    found = distinct(torch.cat([rows[piece] for piece in pieces]))
-    places = torch.cat([torch.arange(piece.start, piece.stop, dtype=torch.int32) for piece in pieces])
-    order = places.index_select(0, found.order)
+    """Return the distinct rows of some pieces, int64 [n], and the sums of their gradients, float32 [n, D]."""
+    requested = distinct(torch.cat([rows[piece] for piece in pieces]))
+    indices = torch.cat([torch.arange(piece.start, piece.stop, dtype=torch.int32) for piece in pieces])
+    order = indices.index_select(0, requested.order)
     # Computes only the sums, without an array of zeros that is read and written for each piece.
-    sums = torch.nn.functional.embedding_bag(order, gradients, found.starts, mode="sum")
-    return found.keys, sums
+    sums = torch.nn.functional.embedding_bag(order, gradients, requested.starts, mode="sum")
+    return requested.keys, sums
 
 
 class CountsExchange(Awaitable[Awaitable[LookupRequest]]):
@@ -437,9 +435,10 @@ def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> RowRequests
     # Distinct: a row travels once for all its ids. Sorted: the keys of one rank and table group are
     # neighbours, and two boundaries delimit them.
     keys = layout.keys_of(features.keys(), values)
-    found = distinct(keys)
-    sent, nothing = _counts_of_groups(layout, found.keys), [0] * len(layout.groups)
-    return RowRequests(found.keys, found.inverse, sent, nothing, (found.order, found.starts))
+    requested = distinct(keys)
+    sent, no_unknowns = _counts_of_groups(layout, requested.keys), [0] * len(layout.groups)
+    by_rows = requested.order, requested.starts
+    return RowRequests(requested.keys, requested.inverse, sent, no_unknowns, by_rows)
 
 
 def _counts_of_groups(layout: TableLayout, keys: torch.Tensor) -> torch.Tensor:
@@ -467,49 +466,43 @@ def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> RowRequests:
     starts = (all_sent.view(-1).cumsum(0) - all_sent.view(-1)).view_as(all_sent)
     num_groups = len(layout.groups)
     of_static = _moved(inverse, starts[:, 0], counts.sum(1))
-    found = dict(zip(static, of_static.split([len(values[name]) for name in static]), strict=True))
+    inverses = dict(zip(static, of_static.split([len(values[name]) for name in static]), strict=True))
     unknowns = [0] * num_groups
     for number, (name, (_, counts_of_ranks, index)) in enumerate(shares.items(), start=num_groups):
         moved = _moved(index, starts[:, number], counts_of_ranks)
         # The unknown id was appended last.
-        found[name] = moved[:-1]
+        inverses[name] = moved[:-1]
         unknowns.append(int(starts[0, number]))
-    return RowRequests(message, torch.cat([found[name] for name in names]), all_sent, unknowns)
+    return RowRequests(message, torch.cat([inverses[name] for name in names]), all_sent, unknowns)
 
 
 def _by_rank(
     ids: torch.Tensor, placement: BucketPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Group ids by rank.
-
-    Returns the distinct ids, int64, by rank, ascending within a rank; their number for each rank; for each id
-    its index among them, followed by the index of the unknown id, which is the first of all.
-    """
-    # Requested in every step: it is too late to ask again when it is known which ids have no row.
+    """Return distinct ids by rank, ascending, their number for each rank, and the index of each given id."""
+    # The unknown id is the first of all, and its index the last one. It is requested in every step, because
+    # only the owners know which ids have no row.
     with_unknown = torch.cat([ids, ids.new_full((1,), UNKNOWN_ID)])
-    found, inverse, _, _ = distinct(with_unknown)
+    requested, inverse, _, _ = distinct(with_unknown)
     if placement.world_size == 1:
-        return found, torch.tensor([len(found)]), inverse
-    ranks = placement.owner_of(found)
+        return requested, torch.tensor([len(requested)]), inverse
+    ranks = placement.owner_of(requested)
     # The unknown row is outside the buckets, on rank 0.
     ranks[0] = 0
     order = ranks.argsort(stable=True)
-    places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))
+    positions = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))
     counts = ranks.bincount(minlength=placement.world_size)
-    return found[order], counts, places[inverse]
+    return requested[order], counts, positions[inverse]
 
 
 def _moved(index: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Turn indices in the requests of a part into indices in the message.
-
-    starts: of each rank's piece of the part.
-    """
+    """Turn indices in a part's requests into indices in the message; starts: of each rank's piece."""
     shifts = starts - (counts.cumsum(0) - counts)
     if len(shifts) == 1:
         shift = int(shifts)
         return index + shift if shift else index
-    places = torch.arange(int(counts.sum())) + shifts.repeat_interleave(counts)
-    return places[index]
+    positions = torch.arange(int(counts.sum())) + shifts.repeat_interleave(counts)
+    return positions[index]
 
 
 class RequestCounter:
@@ -537,8 +530,8 @@ class RequestCounter:
 
     def __call__(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """Return the number of keys that a rank with a batch requests from each rank, int64 [ranks]."""
-        found = of_tables(features, self.layout.plan)
-        values = dict(zip(found.keys(), found.values().split(found.length_per_key()), strict=True))
+        mine = of_tables(features, self.layout.plan)
+        values = dict(zip(mine.keys(), mine.values().split(mine.length_per_key()), strict=True))
         static = [name for name in values if name not in self.placements]
         keys = distinct(self.layout.keys_of(static, [values[name] for name in static])).keys
         ends = torch.searchsorted(keys, self.layout.group_ends)
@@ -573,8 +566,8 @@ def _resolve_part(part: DynamicPart, request: LookupRequest, pieces: list[slice]
         ids, inverse, _, _ = distinct(torch.cat([request.rows[piece] for piece in pieces]))
         rows = part.rows_of(ids, is_training)[inverse]
         lengths = [piece.stop - piece.start for piece in pieces]
-        for piece, found in zip(pieces, rows.split(lengths), strict=True):
-            request.rows[piece] = found
+        for piece, rows_of_piece in zip(pieces, rows.split(lengths), strict=True):
+            request.rows[piece] = rows_of_piece
 
 
 def fill_unknown_rows(request: LookupRequest, rows: torch.Tensor) -> None:
@@ -652,8 +645,8 @@ class CpuTables(ShardedEmbeddingCollection):
 
     def _share_of(self, spec: DynamicSpec, layout: TableLayout) -> DynamicPart:
         """Return this rank's share of a dynamic table."""
-        places = {name: (group, first) for group in layout.groups for name, first in group.tables}
-        group, first_row = places[spec.name]
+        groups = {name: (group, first) for group in layout.groups for name, first in group.tables}
+        group, first_row = groups[spec.name]
         rank, world_size = self._env.rank, self._env.world_size
         share = DynamicTable(spec, rank, world_size, group.rows, first_row)
         if share.unknown is not None:
@@ -699,13 +692,13 @@ class CpuTables(ShardedEmbeddingCollection):
             self._track(request)
         names = request.features.keys()
         lengths = dict(zip(names, request.features.lengths().view(len(names), -1), strict=True))
-        distinct = RowLookup.apply(self.anchor, self, request)
-        found = {}
-        for name, places in zip(names, request.inverse_of_features(), strict=True):
-            is_single = len(places) == len(lengths[name]) and bool((lengths[name] == 1).all())
-            found[name] = DistinctRows(distinct, places, lengths[name], is_single)
+        rows = RowLookup.apply(self.anchor, self, request)
+        by_feature = {}
+        for name, index in zip(names, request.inverse_of_features(), strict=True):
+            is_single = len(index) == len(lengths[name]) and bool((lengths[name] == 1).all())
+            by_feature[name] = DistinctRows(rows, index, lengths[name], is_single)
         # Not an awaitable, unlike the output of TorchRec's own tables: the exchange has ended above.
-        return SharedRows(found, distinct, request.in_order_of_rows)
+        return SharedRows(by_feature, rows, request.in_order_of_rows)
 
     def _track(self, request: LookupRequest) -> None:
         """Report the looked-up rows of this rank to TorchRec's tracker, from which deltas are made."""
@@ -750,7 +743,7 @@ def _module_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
     names = [name for name, _ in tables]
     if held != ([names] if names else []):
         # Another version of TorchRec may group the tables in another way, and then the keys would be wrong.
-        raise RuntimeError(f"TorchRec has grouped the tables {names} as {held}")
+        raise RuntimeError(f"TorchRec grouped the tables {names} as {held}")
     return lookup._emb_modules[0] if names else None
 
 
@@ -773,11 +766,11 @@ class RowLookup(torch.autograd.Function):
             if request.missing is not None:
                 mine.rows.view(torch.int32)[request.missing, 0] = MARK
         with profiler_range("output exchange"):
-            found = tables.exchange.exchange_rows(mine, request.received, request.num_sent)()
+            received = tables.exchange.exchange_rows(mine, request.received, request.num_sent)()
         with profiler_range("lookup"):
             if tables.layout.dynamic:
-                fill_unknown_rows(request, found)
-            return found
+                fill_unknown_rows(request, received)
+            return received
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
@@ -814,6 +807,6 @@ class CpuTablesSharder(TablesSharder):
         super().__init__(fused_params={**fused_params, "optimizer": EmbOptimType.EXACT_SGD})
         self.rule, self.timeout, self.dynamic, self.storage = rule, timeout, dynamic, storage
 
+    @override
     def make(self, *arguments: Any, **options: Any) -> CpuTables:
-        """See `TablesSharder`."""
         return CpuTables(self, *arguments, **options)

@@ -54,10 +54,10 @@ AddUp = Callable[[torch.Tensor], Wait]
 
 def _sum_of(model: nn.Module, num_buckets: int, group: Any) -> AddUp:
     """Return the sum of the CPU tables' exchange, in shared memory within one machine; otherwise torch's."""
-    found = [module.exchange for module in model.modules() if isinstance(module, CpuTables)]
+    exchanges = [module.exchange for module in model.modules() if isinstance(module, CpuTables)]
     # A channel has one slot for each step. A second message could overwrite a slot that others still read.
-    if found and num_buckets == 1:
-        return found[0].add_up
+    if exchanges and num_buckets == 1:
+        return exchanges[0].add_up
     return lambda numbers: add_up_by_torch(numbers, group)
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from recsuite.errors import UserError
 from recsuite.ids import UNKNOWN_ID
@@ -196,11 +197,9 @@ class LiveRows:
     @staticmethod
     def of_slots(slots: RowSlots, device: torch.device) -> LiveRows:
         """Return rows and waiting ids from slots of a file."""
-        found = {slot: value.to(device) for slot, value in slots.items()}
-        waiting = SeenIds(found["waiting.ids"], found["waiting.count"], found["waiting.seen"])
-        return LiveRows(
-            found["ids"], found["weight"], found["momentum1"], found["seen"], found["count"], waiting
-        )
+        held = {slot: value.to(device) for slot, value in slots.items()}
+        waiting = SeenIds(held["waiting.ids"], held["waiting.count"], held["waiting.seen"])
+        return LiveRows(held["ids"], held["weight"], held["momentum1"], held["seen"], held["count"], waiting)
 
 
 @dataclass(frozen=True)
@@ -417,7 +416,7 @@ class BucketPlaces:
         self.reset(num_buckets)
 
     def reset(self, num_buckets: int) -> None:
-        """Start with so many empty buckets, without marks."""
+        """Replace all contents by empty buckets, without marks."""
         shape, number = (num_buckets, self.width), num_buckets * self.width
         self.ids = self._full(shape, EMPTY, torch.int64)
         self.seen = self._full(shape, NEVER, torch.int64)
@@ -476,7 +475,7 @@ class BucketPlaces:
     def give(
         self, home: torch.Tensor, ids: torch.Tensor, count: int, free_only: bool, horizon: int
     ) -> tuple[torch.Tensor, int, int]:
-        """Find places for new ids in their order, int64 [n], NO_ROW for ids without one, and pin them.
+        """Return places for new ids in their order, int64 [n], NO_ROW for ids without one, and pin them.
 
         free_only: evict no id that was seen since the horizon. Also returns the numbers of live and of
         expired ids that were evicted.
@@ -495,10 +494,8 @@ class BucketPlaces:
         return places, live, late
 
     def _rounds(self, home: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
-        """Yield indices of ids to serve together, each after the earlier ids of its bucket.
-
-        With each it yields True if their buckets are distinct.
-        """
+        """Yield indices of ids to serve together, and True if their buckets are distinct."""
+        # An id comes after the earlier ids of its bucket.
         left = torch.arange(len(home), device=home.device)
         # After so many rounds all places of a bucket that still has unserved ids are pinned.
         for _ in range(self.width):
@@ -518,10 +515,7 @@ class BucketPlaces:
         return self._first.index_select(0, home) == index
 
     def _choose(self, home: torch.Tensor, distinct: bool, horizon: int) -> torch.Tensor:
-        """Return the place to evict first in the bucket of each id.
-
-        Several ids of a bucket get one place after the other.
-        """
+        """Return the place to evict first for each id; several ids of a bucket get different places."""
         if not distinct:
             return self._shared_out(home, horizon)
         seen = self.seen.index_select(0, home)
@@ -685,7 +679,7 @@ CHUNK = 2**18
 
 
 class DynamicTable(EmbeddingTable):
-    """One rank's share of one dynamic table, whose rows are found by id.
+    """One rank's share of one dynamic table, with rows by id.
 
     rows: those of this rank's group of tables, with "momentum1" as the state of the optimizer; first: the
     number of the first one of this table, whose P + 1 rows are those of its places, and the last one, on rank
@@ -716,7 +710,7 @@ class DynamicTable(EmbeddingTable):
         num_waiting = num_buckets if spec.admit > 1 else 0
         self.waiting = BucketPlaces(num_waiting, BUCKET_WIDTH, eviction_order_of_waiting(), *where)
         self.admitted = self.evicted = self.expired = self.unplaced = self.unadmitted = 0
-        # Work of the backend after a backward; the same for all tables of a module, and harmless twice.
+        # Work of the backend after a backward, the same for all tables of a module; safe to call twice.
         self.complete_step: Callable[[], None] = lambda: None
 
     @property
@@ -731,12 +725,12 @@ class DynamicTable(EmbeddingTable):
         self.spec = dataclasses.replace(self.spec, capacity=capacity)
         self.placement = BucketPlacement(self.spec.distribution, capacity // BUCKET_WIDTH, self.world_size)
 
+    @override
     def begin_step(self, step: int, seconds: int = 0, scale: float = 1.0) -> None:
-        """See `EmbeddingTable`."""
         self._set_time(seconds if self.spec.unit == "seconds" else step, scale)
 
+    @override
     def end_step(self) -> None:
-        """See `EmbeddingTable`."""
         self.complete_step()
 
     def _set_time(self, now: int, scale: float) -> None:
@@ -762,23 +756,23 @@ class DynamicTable(EmbeddingTable):
         ids: int64 [n], distinct, ascending, never EMPTY.
         """
         home = self._home(ids)
-        rows = self._found(self.places, home, ids)
+        rows = self._live_places(self.places, home, ids)
         is_absent = rows < 0
         absent = is_absent.nonzero().view(-1)
         if not len(absent):
             self._touch(rows, self.clock.now)
             return rows
-        found = rows.index_select(0, is_absent.logical_not_().nonzero().view(-1))
-        self._touch(found, PINNED)
+        known = rows.index_select(0, is_absent.logical_not_().nonzero().view(-1))
+        self._touch(known, PINNED)
         admit = self._insert_after_waiting if self.spec.admit > 1 else self._admit
         came = admit(ids.index_select(0, absent), home.index_select(0, absent))
         rows.index_copy_(0, absent, came)
         # Unpin all ids of the step.
-        for placed in (found, came[came >= 0]):
+        for placed in (known, came[came >= 0]):
             self.places.flat_seen.index_fill_(0, placed, self.clock.now)
         return rows
 
-    def _found(self, of: BucketPlaces, home: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def _live_places(self, of: BucketPlaces, home: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Return the places of ids; expired ids are removed."""
         places = of.match(home, ids)
         if not self.spec.ttl:
@@ -817,7 +811,7 @@ class DynamicTable(EmbeddingTable):
     def _insert_after_waiting(self, ids: torch.Tensor, home: torch.Tensor) -> torch.Tensor:
         """Count sightings of ids without a row, and insert those that were seen often enough."""
         waiting = self.waiting
-        places = self._found(waiting, home, ids)
+        places = self._live_places(waiting, home, ids)
         known = (places >= 0).nonzero().view(-1)
         held = places[known]
         count = waiting.count.index_select(0, held).add_(1).clamp_(max=self.spec.admit)
@@ -873,10 +867,9 @@ class DynamicTable(EmbeddingTable):
         return gone[of.match(self._home(gone), gone) < 0].sort().values if len(gone) else gone
 
     def export(self, changed: bool = False) -> RowSlots:
-        """See `EmbeddingTable`; all tensors are copies.
+        """Return copies of the slots of `LiveRows`, and on rank 0 the unknown row.
 
-        The slots of `LiveRows`; with `changed` also removed ids and waiting ids; on rank 0 the unknown row.
-        Loaded rows are no changes. Expired rows are removed before changes are looked for.
+        With `changed` also the removed ids; loaded rows are no changes, and expired rows are removed first.
         """
         if changed:
             self.remove_expired()
@@ -890,8 +883,8 @@ class DynamicTable(EmbeddingTable):
             slots |= {"unknown.weight": weight[None], "unknown.momentum1": state.view(1)}
         return slots
 
+    @override
     def load(self, source: RowSource, scale: float) -> int:
-        """See `EmbeddingTable`."""
         record = source.record(self.name)
         self.clear()
         # The table is empty, so no row has to move.
@@ -915,16 +908,17 @@ class DynamicTable(EmbeddingTable):
         return dropped
 
     @property
+    @override
     def nbytes(self) -> int:
-        """See `EmbeddingTable`."""
         return 0 if self.rows.on_disk else self.weights.nbytes
 
+    @override
     def copy(self) -> RowSlots:
-        """See `EmbeddingTable`: by id, because a place may get another id."""
+        # By id, because a place may get another id.
         return {slot: value.cpu() for slot, value in self.export().items()}
 
+    @override
     def restore(self, copy: RowSlots) -> None:
-        """See `EmbeddingTable`."""
         self.clear()
         self.put(LiveRows.of_slots(copy, self.device))
         if self.unknown is not None:
@@ -938,18 +932,18 @@ class DynamicTable(EmbeddingTable):
             grown *= 2
         return written if spec.grow and grown == written <= spec.max_capacity else self.first_capacity
 
+    @override
     def check(self, source: RowSource, folder: Path) -> None:
-        """See `EmbeddingTable`."""
         record, spec, name = source.record(self.name), self.spec, self.name
         if record.bucket_width != BUCKET_WIDTH:
             raise UserError(
-                f"{folder} has buckets of {record.bucket_width} places for {name}, and this program has "
-                f"{BUCKET_WIDTH}; load it with the program that wrote it."
+                f"{folder} has buckets of {record.bucket_width} places for {name}; this version requires "
+                f"{BUCKET_WIDTH}. Fix: load it with the version that wrote it."
             )
         if record.unit != spec.unit and (spec.ttl or spec.half_life):
             raise UserError(
-                f"{folder} counts the age of rows of {name} in {record.unit}, and --ttl or --half_life in "
-                f"{spec.unit}; give them in {record.unit}."
+                f"{folder} has ages of rows of {name} in {record.unit}, so --ttl and --half_life must be in "
+                f"{record.unit}, got {spec.unit}."
             )
         places = self.capacity_for(record.capacity)
         # With the same capacity, or a multiple of it, every row has a place.
@@ -962,26 +956,23 @@ class DynamicTable(EmbeddingTable):
         larger = range(places, record.capacity, step)
         enough = next((number for number in larger if fit(ids, number)), record.capacity)
         raise UserError(
-            f"{folder} has {len(ids):,} rows of {name}, for which the {places:,} places of this training are "
-            f"too few with --eviction {spec.evict}; {enough:,} fit: give --capacity {name}={enough}, "
-            "or --eviction lru."
+            f"{folder} has {len(ids):,} rows of {name}, too many for the {places:,} places of this training "
+            f"with --eviction {spec.evict}. Fix: give --capacity {name}={enough}, or --eviction lru."
         )
 
     def record(self) -> dict[str, Any]:
-        """See `EmbeddingTable`: the fields of a `DynamicRecord`, without texts and counts.
-
-        Removes expired rows first: they are not written, and a training that continues from here could not
-        count them.
-        """
+        """Return the fields of a `DynamicRecord`, without texts and counts."""
+        # Expired rows are not written, and a training that continues from here could not count them.
         self.remove_expired()
         names = ("embedding_dim", "capacity", "distribution", "admit", "evict", "ttl", "half_life", "unit")
         spec = {name: getattr(self.spec, name) for name in names}
         return {**spec, "bucket_width": BUCKET_WIDTH, "now": self.clock.now}
 
+    @override
     def largest(self, changed: bool = False) -> dict[str, float]:
-        """See `EmbeddingTable`; the unknown row is always included."""
         which = self.places.touched if changed else self.places.flat_ids != EMPTY
         rows = which.nonzero().view(-1)
+        # The unknown row is always included.
         if self.unknown is not None:
             rows = torch.cat([rows, rows.new_tensor([len(self.weights) - 1])])
         self.rows.flush()
@@ -993,8 +984,8 @@ class DynamicTable(EmbeddingTable):
             for slot, value in held.items()
         }
 
+    @override
     def multiply(self, factor: float) -> None:
-        """See `EmbeddingTable`."""
         self.rows.forget()
         self.weights.mul_(factor)
 
@@ -1043,8 +1034,8 @@ class DynamicTable(EmbeddingTable):
         for of in (self.places, self.waiting):
             of.reset(len(of.ids))
 
+    @override
     def counts(self) -> IdCounters:
-        """See `EmbeddingTable`."""
         is_sure = self._has_expired_ids_removed or not self.spec.ttl
         held, horizon = (self.places, self.waiting), self.clock.horizon
         live, waiting = (of.taken if is_sure else int(of.alive(horizon).sum()) for of in held)

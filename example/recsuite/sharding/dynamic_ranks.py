@@ -61,8 +61,8 @@ def specs_of(
     for name in wanted:
         if name and name not in names:
             raise UserError(
-                f"--capacity {config.capacity} names the table {name}, and the dynamic tables are "
-                f"{', '.join(names) or 'none'}; give one of these, or no name for all of them."
+                f"--capacity must name a dynamic table ({', '.join(names) or 'there are none'}), got {name}; "
+                "a capacity without a name is for all of them."
             )
     if not dynamic:
         return {}
@@ -99,9 +99,8 @@ def _check_stream(tables: Sequence[Table], wanted: Mapping[str, str], config: Ta
     if name is not None:
         growth = f", which may grow to {_growth(config)} times as many" if config.max_load_factor else ""
         raise UserError(
-            f"--capacity {config.capacity} is auto for the table {name}, which counts the ids of all files, "
-            "and a stream must not know those that come later; give a number of places such as "
-            f"10000{growth}, or a share of the memory such as 25%."
+            f"--capacity auto counts the ids of all files, and those of a stream are not known yet (table "
+            f"{name}); give a number of places such as 10000{growth}, or a share of the memory such as 25%."
         )
 
 
@@ -111,20 +110,16 @@ def _check_memory(
     """Refuse what the planner would refuse too, but before memory is needed to plan it."""
     needed = sum(bytes_of_a_place[name] * number for name, number in places.items())
     if needed > memory:
-        more = f", which --max_load_factor may make {_growth(config)} times as many,"
-        growth = more if config.max_load_factor else ""
+        growth = f" ({_growth(config)} times as many after growth)" if config.max_load_factor else ""
         raise UserError(
-            f"--capacity {config.capacity} asks for {sum(places.values()):,} places{growth} and "
-            f"{shown_bytes(needed)}, and all ranks together have {shown_bytes(memory)} for tables; "
+            f"--capacity {config.capacity} makes {sum(places.values()):,} places{growth}, which need "
+            f"{shown_bytes(needed)}; all ranks together have {shown_bytes(memory)} for tables. Fix: "
             "give a smaller --capacity, --max_growth or --embedding_dim, or start more processes."
         )
 
 
 def _shares(tables: Sequence[Table], is_stream: bool) -> dict[str, float]:
-    """Return each table's share of the memory, in proportion to its ids.
-
-    In a stream the ids are unknown, and the shares are equal.
-    """
+    """Return each table's share of the memory: in proportion to its ids, or equal for a stream."""
     numbers = {table.name: 1 if is_stream else table.rows for table in tables}
     return {name: number / sum(numbers.values()) for name, number in numbers.items()}
 
@@ -148,11 +143,8 @@ def _places(
     bytes_of_a_place: Mapping[str, int],
     memory: int,
 ) -> dict[str, int]:
-    """Return the places of each table, in whole buckets.
-
-    At least one bucket; at most the places that fit its memory share.
-    """
-    found = {}
+    """Return the places of each table, in whole buckets, at least one."""
+    places = {}
     for table in tables:
         value = wanted.get(table.name, wanted[""])
         if value.endswith("%"):
@@ -161,8 +153,8 @@ def _places(
             buckets = int(share / bytes_of_a_place[table.name]) // BUCKET_WIDTH
         else:
             buckets = -(-(PLACES_PER_ID * table.rows if value == AUTO else int(value)) // BUCKET_WIDTH)
-        found[table.name] = BUCKET_WIDTH * max(1, buckets)
-    return found
+        places[table.name] = BUCKET_WIDTH * max(1, buckets)
+    return places
 
 
 # Values of one rank, one for each of its ids -> the values that were sent to it.
@@ -206,9 +198,9 @@ def _sender(ranks: torch.Tensor, world_size: int) -> Send:
     num_out, num_in = leaving.tolist(), arriving.tolist()
 
     def send(values: torch.Tensor) -> torch.Tensor:
-        found = values.new_empty(sum(num_in), *values.shape[1:])
-        dist.all_to_all_single(found, values[order].contiguous(), num_in, num_out)
-        return found
+        received = values.new_empty(sum(num_in), *values.shape[1:])
+        dist.all_to_all_single(received, values[order].contiguous(), num_in, num_out)
+        return received
 
     return send
 
@@ -229,11 +221,11 @@ def have_rows(model: nn.Module, name: str, ids: torch.Tensor, rank: int) -> torc
 
     ids: int64 [n], the same on every rank; name: of the table.
     """
-    table, found = dynamic_rows(model)[name], torch.zeros_like(ids)
+    table, has_row = dynamic_rows(model)[name], torch.zeros_like(ids)
     mine = table.placement.owner_of(ids) == rank
-    found[mine] = (table.find(ids[mine]) != NO_ROW).long()
-    dist.all_reduce(found)
-    return found > 0
+    has_row[mine] = (table.find(ids[mine]) != NO_ROW).long()
+    dist.all_reduce(has_row)
+    return has_row > 0
 
 
 def grow(tables: Mapping[str, EmbeddingTable], step: int) -> list[str]:
@@ -280,9 +272,9 @@ def _summed(numbers: list[int], group: Any = None) -> list[int]:
 
 def counts_of(tables: Mapping[str, EmbeddingTable], group: Any = None) -> dict[str, IdCounters]:
     """Return the counters of all ranks of a group together, by table. Collective: every rank of it."""
-    found = {name: counts for name, table in tables.items() if (counts := table.counts()) is not None}
-    everyones = iter(_summed([number for counts in found.values() for number in astuple(counts)], group))
-    return {table: IdCounters(*(next(everyones) for _ in fields(IdCounters))) for table in found}
+    of_rank = {name: counts for name, table in tables.items() if (counts := table.counts()) is not None}
+    everyones = iter(_summed([number for counts in of_rank.values() for number in astuple(counts)], group))
+    return {table: IdCounters(*(next(everyones) for _ in fields(IdCounters))) for table in of_rank}
 
 
 def describe_counts(counts: Mapping[str, IdCounters]) -> str:

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
 from recsuite.errors import LostPeerError
 from recsuite.runtime.process import all_gather_object
@@ -225,8 +226,8 @@ class KeyMessages(KeyTransfer):
             self.work.append(dist.irecv(rest, group=group, group_src=rank))
         return rest
 
+    @override
     def keys(self) -> torch.Tensor:
-        """See `KeyTransfer`."""
         for work in self.work:
             work.wait()
         return torch.cat(self.parts)
@@ -276,7 +277,7 @@ def data_of(buffer: torch.Tensor, slot: int, shape: torch.Size, dtype: torch.dty
     """
     first, size = slot * SLOT_BYTES, shape.numel() * dtype.itemsize
     if size > SLOT_BYTES - HEADER_BYTES:
-        raise ValueError(f"a step moves {size} bytes at once, and a slot takes {SLOT_BYTES - HEADER_BYTES}")
+        raise ValueError(f"a message of {size} bytes exceeds the {SLOT_BYTES - HEADER_BYTES} of a slot")
     return buffer[first : first + size].view(dtype).view(shape)
 
 
@@ -306,10 +307,7 @@ def map_buffers(group: Any) -> tuple[list[torch.Tensor | None], list[int], list[
 
 
 def _make_file(name: str, stack: contextlib.ExitStack) -> str:
-    """Return the path of the file for this rank's buffer; "" if it cannot be made.
-
-    The path is valid until the stack ends.
-    """
+    """Return the path of the file for this rank's buffer until the stack ends; "" if it cannot be made."""
     try:
         # An anonymous file, because /dev/shm may be small, and no file remains when a rank is killed.
         file = os.memfd_create(name)
@@ -334,7 +332,7 @@ def map_file(path: str, name: str) -> torch.Tensor | None:
 
 
 def watch_process(pid: int) -> select.poll | None:
-    """Return an object whose `poll` tells that a process has ended; None if the system has no such object."""
+    """Return an object that polls for the end of a process; None if the system has none."""
     try:
         # A descriptor stays that of this process. A process number may be reused after the process has ended.
         descriptor = os.pidfd_open(pid)
@@ -383,12 +381,12 @@ class SharedExchange(Exchange):
             data_of(self.buffers[self.rank], slot, torch.Size(shape), dtype), slot, sequence
         )
 
+    @override
     def send_keys(self, keys: OutgoingMessage, header: torch.Tensor) -> KeyTransfer:
-        """See `Exchange`."""
         return SharedKeys(self, keys, header)
 
+    @override
     def exchange_rows(self, outgoing: OutgoingMessage, num_out: list[int], num_in: list[int]) -> Wait:
-        """See `Exchange`."""
         self._publish(outgoing, num_out)
         return lambda: self.received(outgoing, self._starts(outgoing), num_in)
 
@@ -399,8 +397,8 @@ class SharedExchange(Exchange):
         # place, which must not change the buffers of others.
         return torch.cat([self._rows_of(rank, outgoing, first, count) for rank, first, count in of_ranks])
 
+    @override
     def add_up(self, numbers: torch.Tensor) -> Wait:
-        """See `Exchange`."""
         mine = self.outgoing("dense", numbers.shape)
         mine.rows.copy_(numbers)
         # Every rank takes all numbers of all ranks, from the first one on.
@@ -415,10 +413,7 @@ class SharedExchange(Exchange):
         return wait
 
     def _starts(self, outgoing: OutgoingMessage) -> list[int]:
-        """Return the index of this rank's first row in the rows of each rank, when all have published.
-
-        Waits for this rank too, which costs one poll.
-        """
+        """Wait until all have published; return the index of this rank's first row in those of each."""
         return [self._wait_for(rank, outgoing) for rank in range(self.world_size)]
 
     def _publish(self, outgoing: OutgoingMessage, num_out: list[int]) -> None:
@@ -435,13 +430,7 @@ class SharedExchange(Exchange):
         return data_of(self.buffers[rank], outgoing.slot, shape, outgoing.rows.dtype)[first:]
 
     def _wait_for(self, rank: int, outgoing: OutgoingMessage) -> int:
-        """Wait until a rank has published its rows of this step.
-
-        Returns the index of the first row for this rank.
-
-        Raises:
-            LostPeerError: when the rank has ended, or took longer than the timeout.
-        """
+        """Wait until a rank has published its rows; return the index of the first one for this rank."""
         header = self.headers[rank][outgoing.slot]
         begin = time.monotonic()
         # Another process writes it; numpy reads the memory each time.
@@ -457,7 +446,7 @@ class SharedExchange(Exchange):
                 raise LostPeerError(f"timed out: rank {rank} has sent no rows for {self.timeout:.0f} s")
             # Read once more: the rank may have published its rows just before it ended.
             if self._has_ended(rank) and header[0] != outgoing.sequence:
-                raise LostPeerError(f"rank {rank} has ended, and its rows are missing")
+                raise LostPeerError(f"rank {rank} has ended before it sent its rows")
             time.sleep(NAP_SECONDS)
         return int(header[1 + self.rank])
 
@@ -478,13 +467,13 @@ class SharedKeys(KeyTransfer):
         mine.rows.copy_(header)
         self.wait = exchange.exchange_rows(mine, one_each, one_each)
 
+    @override
     def counts(self) -> torch.Tensor:
-        """See `KeyTransfer`."""
         self.header = self.wait()
         return self.header
 
+    @override
     def keys(self) -> torch.Tensor:
-        """See `KeyTransfer`."""
         num_in = self.header[:, 1:].sum(1).tolist()
         # The keys were written before the header, so they need no sequence number of their own.
         return self.exchange.received(self.outgoing, self.header[:, 0].tolist(), num_in)
@@ -493,17 +482,17 @@ class SharedKeys(KeyTransfer):
 class MixedExchange(SharedExchange):
     """Rows through shared memory within a machine and gloo between machines; all keys through gloo."""
 
+    @override
     def send_keys(self, keys: OutgoingMessage, header: torch.Tensor) -> KeyTransfer:
-        """See `Exchange`."""
         return KeyMessages(self, keys, header)
 
+    @override
     def add_up(self, numbers: torch.Tensor) -> Wait:
-        """See `Exchange`."""
         # Also on a rank that has mapped all others: all ranks have to take part in the same collective.
         return Exchange.add_up(self, numbers)
 
+    @override
     def exchange_rows(self, outgoing: OutgoingMessage, num_out: list[int], num_in: list[int]) -> Wait:
-        """See `Exchange`."""
         self._publish(outgoing, num_out)
         far_out = [0 if rank in self.buffers else count for rank, count in enumerate(num_out)]
         far_in = [0 if rank in self.buffers else count for rank, count in enumerate(num_in)]

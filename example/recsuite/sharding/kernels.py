@@ -24,7 +24,7 @@ def count_keys(
     keys: np.ndarray,
     least: int,
     most: int,
-    found: np.ndarray,
+    distinct: np.ndarray,
     inverse: np.ndarray,
     order: np.ndarray,
     starts: np.ndarray,
@@ -39,7 +39,7 @@ def count_keys(
         counts[place] = begin
         begin += count
         if count:
-            found[number], starts[number], ranks[place] = place + least, begin - count, number
+            distinct[number], starts[number], ranks[place] = place + least, begin - count, number
             number += 1
     for place in range(len(keys)):
         key = keys[place] - least
@@ -51,29 +51,29 @@ def count_keys(
 
 @compiled
 def sort_keys(
-    keys: np.ndarray, found: np.ndarray, inverse: np.ndarray, order: np.ndarray, starts: np.ndarray
+    keys: np.ndarray, distinct: np.ndarray, inverse: np.ndarray, order: np.ndarray, starts: np.ndarray
 ) -> int:
     """Write the fields of `cpu_tables.Distinct`; return the number of distinct keys.
 
-    keys: int64 [n], at least one; found, inverse: int64 [n]; order, starts: int32 [n]. Counts keys that are
-    close together, and sorts others digit by digit.
+    keys: int64 [n], at least one; distinct, inverse: int64 [n]; order, starts: int32 [n]. Counts keys that
+    are close together, and sorts others digit by digit.
     """
     least, most = keys[0], keys[0]
     for key in keys:
         least, most = min(least, key), max(most, key)
     # Unsigned: the difference of two signed numbers may be too large for one.
     if np.uint64(most) - np.uint64(least) < np.uint64(MOST_SPARSE * len(keys)):
-        return count_keys(keys, least, most, found, inverse, order, starts)
+        return count_keys(keys, least, most, distinct, inverse, order, starts)
     number, first = len(keys), np.uint64(keys[0])
     # Two of each: a pass over a digit moves all keys from one to the other.
-    values, places = np.empty((2, number), np.uint64), np.empty((2, number), np.int32)
+    values, indices = np.empty((2, number), np.uint64), np.empty((2, number), np.int32)
     differing_bits = np.uint64(0)
     for place in range(number):
         key = np.uint64(keys[place])
         differing_bits |= key ^ first
         # Unsigned numbers in the order of the signed ones.
         values[0, place] = key ^ SIGN
-        places[0, place] = place
+        indices[0, place] = place
     # Most keys are small numbers, and equal in their high bits.
     num_bits = 0
     while num_bits < 64 and differing_bits >> np.uint64(num_bits):
@@ -94,16 +94,16 @@ def sort_keys(
             target = counts[digit]
             counts[digit] += 1
             values[1 - source, target] = values[source, place]
-            places[1 - source, target] = places[source, place]
+            indices[1 - source, target] = indices[source, place]
         source = 1 - source
     count = 0
     for place in range(number):
         if place == 0 or values[source, place] != values[source, place - 1]:
-            found[count] = np.int64(values[source, place] ^ SIGN)
+            distinct[count] = np.int64(values[source, place] ^ SIGN)
             starts[count] = place
             count += 1
-        order[place] = places[source, place]
-        inverse[places[source, place]] = count - 1
+        order[place] = indices[source, place]
+        inverse[indices[source, place]] = count - 1
     return count
 
 
@@ -183,7 +183,7 @@ def evict(
     slots: np.ndarray,
     before: np.ndarray,
 ) -> tuple[int, int]:
-    """Give the missing rows from index `done` on the slots of others, which no call since `least` used.
+    """Assign slots that no call since `least` used to the missing rows from index `done` on.
 
     before: the row that had the slot, or -1, int64 [missing]. Returns the number of rows with a slot, and the
     next position of the clock's hand.

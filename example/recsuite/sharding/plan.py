@@ -186,7 +186,7 @@ def make_storage(
     require(
         in_memory < budget,
         f"--memory_budget {config.memory_budget or DEFAULT_BUDGET} has no room for the tables in memory, "
-        f"which take {in_memory / 1e6:,.1f} MB; give a larger one, or --storage disk",
+        f"which take {in_memory / 1e6:,.1f} MB; give a larger budget, or --storage disk",
     )
     totals: dict[int, int] = {}
     for name in names:
@@ -219,8 +219,7 @@ def make_sharder(
     require(kind not in (UVM, UVM_CACHING) or not is_cpu, f"--storage {kind} requires a GPU")
     require(
         kind != UVM_CACHING or not specs,
-        "--storage uvm_caching cannot be used with dynamic tables, whose rows change outside of FBGEMM; give "
-        "uvm",
+        "--storage uvm_caching does not support dynamic tables, whose rows change outside FBGEMM; give uvm",
     )
     check_rule(rule, cpu_tables if is_cpu else "gpu", bool(specs))
     rate = rule.rate(int(config.loader.batch_size))
@@ -236,7 +235,7 @@ def make_sharder(
             f"(torchrec#3673); give at most {WIDEST_ON_GPU:,}",
         )
         if cpu_tables != TrainingConfig.cpu_tables:
-            context.say(f"--cpu_tables {cpu_tables} changes nothing on a GPU")
+            context.say(f"--cpu_tables {cpu_tables} has no effect on a GPU")
     if specs:
         return TorchRecTablesSharder(fused_params, specs)
     if context.world_size == 1:
@@ -275,10 +274,10 @@ def make_plan(
         widths = model.recommender.widths
         needed = sum(rows * widths[name] for name, rows in num_rows.items()) * 4
         raise UserError(
-            f"The tables need {shown_bytes(needed)} and room for their optimizer and for batches, and "
-            f"{counted(context.world_size, 'rank')} of {shown_bytes(memory)} "
-            f"{'of disk ' if config.tables.is_on_disk else ''}each cannot hold them "
-            f"({str(error).strip().splitlines()[0]}); start more processes or give a smaller "
+            f"The tables need {shown_bytes(needed)}, plus their optimizer state and batches, which do not "
+            f"fit {counted(context.world_size, 'rank')} with {shown_bytes(memory)} of "
+            f"{'disk' if config.tables.is_on_disk else 'memory'} each "
+            f"({str(error).strip().splitlines()[0]}). Fix: start more processes or give a smaller "
             f"--embedding_dim{' or --capacity' if specs else ''}."
         ) from error
 
@@ -311,7 +310,7 @@ def constraints_of(
     chooses: splitting them has no benefit, and costs an exchange with all ranks. So does a table of one rank:
     two kinds of sharding are two lookups.
 
-    Tables on a disk are split too, and the others then are not: their storage goes by the kind of sharding.
+    With tables on a disk these are split, and no others: the kind of sharding decides the storage.
 
     num_rows: of each table; kernels: those to choose from, of tables that may have another than the fused
     one; cache: of a kernel in the host's memory.
@@ -442,13 +441,13 @@ def embedding_tables(model: DistributedModelParallel) -> dict[str, EmbeddingTabl
 
 def rows_of_tables(model: nn.Module) -> dict[str, TableRows]:
     """Return this rank's rows of the group of each table; none of tables of TorchRec. Not collective."""
-    found: dict[str, TableRows] = {}
+    rows: dict[str, TableRows] = {}
     for module in model.modules():
-        found |= getattr(module, "rows_of_tables", {})
+        rows |= getattr(module, "rows_of_tables", {})
         for table in getattr(getattr(module, "config", None), "embedding_tables", ()):
             if table.compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING:
-                found[table_of(table.name)] = RowsInHostMemory(module.emb_module)
-    return found
+                rows[table_of(table.name)] = RowsInHostMemory(module.emb_module)
+    return rows
 
 
 def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
@@ -456,7 +455,7 @@ def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
     lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
     dynamic, held = dynamic_rows(model), rows_of_tables(model)
     # There is a sharded module for each width.
-    plan = {table_of(key): found for module in model.plan.plan.values() for key, found in module.items()}
+    plan = {table_of(key): planned for part in model.plan.plan.values() for key, planned in part.items()}
     for table in held_tables(columns):
         parameter, width = plan[table.name], model.module.recommender.widths[table.name]
         ranks = sorted(parameter.ranks or [])

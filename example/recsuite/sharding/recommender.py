@@ -70,15 +70,23 @@ class _Gather(torch.autograd.Function):
 class ModelInput(Pipelineable):
     """Batch of a training: B events, as tensors.
 
-    features: the rows to look up, a KeyedJaggedTensor; labels and weights: float32 [B], the weight of padding
-    is 0; more_labels and more_weights: of the labels after the first, float32 [B, L - 1], both 0 where an
-    event lacks one; all_labels and all_weights: of all L labels, float32 [B, L]; numbers: dense features,
-    float32 [B, numbers]; seen_bits: bits of the negatives that the user had, uint8 [B, bytes], see
-    `datasets.batching.Batch`; members: of its histories; share: of the global batch, None for all of it;
-    counts: of lists that are padded to one length, the number of values of each event, int32 [B] by the name
-    of the feature. Made in the main process from a worker's plain arrays; `to` moves all of it, so that
-    TorchRec's pipelines can copy it ahead of time.
+    The main process makes it from the plain arrays of a worker. `to` moves all of it, so that TorchRec's
+    pipelines can copy it ahead of time.
 
+    Args:
+        features: The rows to look up.
+        labels: float32 [B].
+        weights: float32 [B], 0 for padding.
+        numbers: Dense features, float32 [B, numbers].
+        seen_bits: Bits of the negatives that the user had, uint8 [B, bytes], see `datasets.batching.Batch`.
+        members: Items of its histories, V in all.
+        more_labels: Of the labels after the first, float32 [B, L - 1]; 0 where an event lacks one.
+        more_weights: Their weights, float32 [B, L - 1]; 0 where an event lacks the label.
+        share: Share of the global batch; None for all of it.
+        counts: Of lists that are padded to one length, the number of values of each event, int32 [B] by the
+            name of the feature.
+
+    Example:
         class MyLoss(nn.Module):
             def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
                 return (batch.weights * (predictions - batch.labels) ** 2).mean()
@@ -96,7 +104,15 @@ class ModelInput(Pipelineable):
     counts: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
-        """Return a copy on the device; without waiting if non_blocking is true and the tensors are pinned."""
+        """Return a copy on a device.
+
+        Args:
+            device: The device.
+            non_blocking: Do not wait for the copy; only for pinned tensors.
+
+        Returns:
+            The copy.
+        """
 
         def there(part: Any) -> Any:
             if isinstance(part, tuple):
@@ -106,13 +122,17 @@ class ModelInput(Pipelineable):
         return ModelInput(*map(there, vars(self).values()))
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until the stream has used it."""
+        """Keep the memory until a stream has used it.
+
+        Args:
+            stream: The stream.
+        """
         # A pipeline copies on a stream of its own. Without this the allocator would reuse the memory as soon
         # as Python drops this tensor, while kernels may still have to read it.
         for part in vars(self).values():
-            for each in part if isinstance(part, tuple) else (part,):
-                if hasattr(each, "record_stream"):
-                    each.record_stream(stream)
+            for tensor in part if isinstance(part, tuple) else (part,):
+                if hasattr(tensor, "record_stream"):
+                    tensor.record_stream(stream)
 
     @property
     def first(self) -> int:
@@ -120,11 +140,15 @@ class ModelInput(Pipelineable):
         return self.share.first if self.share else 0
 
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows of all events of the global batch, in order, float32 [G, ...]. Collective.
+        """Return the rows of all events of the global batch, in order. Collective: every rank.
 
         For losses over events of several ranks: gradients return to the ranks of the rows.
 
-        rows: of the events here, float32 [B, ...], or integers.
+        Args:
+            rows: Of the events here, float32 [B, ...], or integers.
+
+        Returns:
+            float32 [G, ...] for the G events of the global batch, or integers.
         """
         if self.share is None:
             return rows
@@ -138,7 +162,7 @@ class ModelInput(Pipelineable):
 
     @property
     def all_labels(self) -> torch.Tensor:
-        """Labels of all L labels, float32 [B, L]."""
+        """Values of all L labels, float32 [B, L]."""
         return torch.cat([self.labels.unsqueeze(1), self.more_labels], dim=1)
 
     @property
@@ -189,8 +213,8 @@ class Recommender(nn.Module):
 
         looked_up: of the tables of each width; counts: see `ModelInput`.
         """
-        found = looked_up[0] if len(looked_up) == 1 else JoinedRows(looked_up)
-        return FeatureRows(found, self.head.row_scale, self.lists, counts)
+        joined = looked_up[0] if len(looked_up) == 1 else JoinedRows(looked_up)
+        return FeatureRows(joined, self.head.row_scale, self.lists, counts)
 
 
 class _Compute(nn.Module):
@@ -204,10 +228,10 @@ class _Compute(nn.Module):
     def forward(self, looked_up: Sequence[Mapping[str, LookedUp]], batch: ModelInput) -> Any:
         """Return the output of the model."""
         (recommender,) = self._recommender
-        place = batch.labels.device.type
+        device = batch.labels.device.type
         # Not a region that is switched off: it would end one of the script.
         with (
-            torch.autocast(place, torch.bfloat16, cache_enabled=False)
+            torch.autocast(device, torch.bfloat16, cache_enabled=False)
             if recommender.is_bf16
             else contextlib.nullcontext()
         ):
@@ -286,7 +310,7 @@ def of_tables(features: KeyedJaggedTensor, tables: Collection[str]) -> KeyedJagg
     names = features.keys()
     if len(names) == len(tables):
         return features
-    return features.permute([place for place, name in enumerate(names) if name in tables])
+    return features.permute([index for index, name in enumerate(names) if name in tables])
 
 
 def _as_it_is(table: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
     step -> rows in memory, `--memory_budget`: row -> slot        read and changed in place
                  ^ rows of the next batches, before their step
-                 v changed rows, when another row takes the slot, in the order of their places
+                 v changed rows, when another row takes the slot, in the order of the file
             mapped files: weights, state of the optimizer         what checkpoints read and write
 
 A step computes with the slots as it computes with a whole table, so results are the same to the last bit. The
@@ -21,18 +21,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from recsuite.errors import UserError
 from recsuite.files import explained
 from recsuite.runtime.host import shown_bytes
 from recsuite.sharding.table_rules import TableRule
-
-if TYPE_CHECKING:
-    from recsuite.sharding.table import EmbeddingTable
 
 # Reads of a disk at the same time: they wait for it, and use no core.
 READERS = 16
@@ -109,12 +107,12 @@ class RowsInHostMemory(TableRows):
         super().__init__(torch.empty(0), {})
         self.kernel = kernel
 
+    @override
     def flush(self) -> None:
-        """See `TableRows`."""
         self.kernel.flush()
 
+    @override
     def forget(self) -> None:
-        """See `TableRows`."""
         self.kernel.flush()
         self.kernel.reset_cache_states()
 
@@ -134,10 +132,10 @@ class DiskStorage:
 
     def full(self, shape: Sequence[int], value: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor in a file, of which single pages are read, see `zeros`."""
-        found = self.zeros(shape, dtype).fill_(value)
-        if found.numel():
-            advise(found, mmap.MADV_RANDOM)
-        return found
+        filled = self.zeros(shape, dtype).fill_(value)
+        if filled.numel():
+            advise(filled, mmap.MADV_RANDOM)
+        return filled
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return zeros in a mapped file without a name.
@@ -154,7 +152,7 @@ class DiskStorage:
             ),
             tempfile.TemporaryFile(dir=self.folder, buffering=0) as file,
         ):
-            # Reserved: a write to a mapped page that finds no room on the disk kills the process.
+            # Reserved, because a write to a mapped page on a full disk kills the process.
             os.posix_fallocate(file.fileno(), 0, size)
             path = f"/proc/self/fd/{file.fileno()}"
             return torch.from_file(path, shared=True, size=number, dtype=dtype).view(*shape)
@@ -173,7 +171,7 @@ class FilesForTables(TorchFunctionMode):
         if func is torch.zeros and args and args[0] in self.sizes:
             self._made.append(self.storage.zeros([args[0]]))
             return self._made[-1]
-        # TorchRec draws rows that are drawn again: see `plan.fill_tables`.
+        # TorchRec's initial rows would be overwritten by `plan.fill_tables`.
         if func is torch.Tensor.uniform_ and any(_is_part(args[0], whole) for whole in self._made):
             return args[0]
         return func(*args, **kwargs)
@@ -191,23 +189,6 @@ class StorageCounts:
     loaded: int = 0
     late: int = 0
     written: int = 0
-
-
-def describe_storage(tables: Mapping[str, EmbeddingTable]) -> list[str]:
-    """Describe in lines how the lookups of this rank found rows on a disk; none without a disk."""
-    names: dict[RowsOnDisk, list[str]] = {}
-    for name, table in tables.items():
-        if (rows := table.rows.on_disk) is not None:
-            names.setdefault(rows, []).append(name)
-    lines = []
-    for rows, of_group in names.items():
-        counts = rows.counts
-        hits, early = 1 - counts.loaded / max(1, counts.requested), 1 - counts.late / max(1, counts.loaded)
-        lines.append(
-            f"on disk: {', '.join(of_group)}; {hits:.1%} of {counts.requested:,} requested rows were in "
-            f"memory, {early:.1%} of the others came before their step; {counts.written:,} rows written back"
-        )
-    return lines
 
 
 class RowsOnDisk(TableRows):
@@ -237,8 +218,8 @@ class RowsOnDisk(TableRows):
         slots = (budget - 4 * number) // (bytes_of_row + BYTES_BESIDE_A_SLOT)
         if slots < 1:
             raise UserError(
-                f"--memory_budget has {shown_bytes(budget)} for {number:,} rows on the disk, whose index "
-                f"alone takes {shown_bytes(4 * number)}; give a larger one, or start more processes."
+                f"--memory_budget has {shown_bytes(budget)} for {number:,} rows on the disk; their index "
+                f"alone takes {shown_bytes(4 * number)}. Fix: give a larger budget, or start more processes."
             )
         slots = min(slots, number)
         self.held = {slot: torch.empty(slots, *value.shape[1:]) for slot, value in self.tensors.items()}
@@ -263,8 +244,8 @@ class RowsOnDisk(TableRows):
         self.counts.loaded += self._place(rows, must=False)[1]
 
     @property
+    @override
     def on_disk(self) -> RowsOnDisk | None:
-        """See `TableRows`."""
         return self
 
     @property
@@ -276,8 +257,8 @@ class RowsOnDisk(TableRows):
         """Begin the lookups of a step. expected: the number of the first call that expected its rows."""
         self._since = expected
 
+    @override
     def look_up(self, rows: torch.Tensor, out: torch.Tensor) -> None:
-        """See `TableRows`."""
         self.counts.requested += len(rows)
         slots, loaded, newest = self._place(rows)
         self.counts.loaded += loaded
@@ -286,17 +267,17 @@ class RowsOnDisk(TableRows):
             self._wait(self._started)
         torch.index_select(self.held["weight"], 0, slots, out=out)
 
+    @override
     def update(
         self, rule: TableRule, rows: torch.Tensor, gradients: torch.Tensor, rate: torch.Tensor, number: int
     ) -> None:
-        """See `TableRows`."""
         slots = self._slots(rows)
         self.dirty.index_fill_(0, slots, True)
         state = {slot: value for slot, value in self.held.items() if slot != "weight"}
         rule.update(self.held["weight"], state, slots, gradients, rate, number)
 
+    @override
     def insert(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
-        """See `TableRows`."""
         slots = self._slots(rows, is_new=True)
         self.dirty.index_fill_(0, slots, True)
         for slot, value in self.held.items():
@@ -305,8 +286,8 @@ class RowsOnDisk(TableRows):
             else:
                 value.index_fill_(0, slots, 0)
 
+    @override
     def flush(self) -> None:
-        """See `TableRows`."""
         self._wait(self._started)
         changed = self.dirty.nonzero().view(-1)
         rows = self.row_of[changed].long()
@@ -315,32 +296,29 @@ class RowsOnDisk(TableRows):
         self._copy(rows[order], changed[order], is_load=False)
         self.dirty.zero_()
 
+    @override
     def forget(self) -> None:
-        """See `TableRows`."""
         self.flush()
         self.slot_of.fill_(-1)
         self.row_of.fill_(-1)
         self.heat.zero_()
 
+    @override
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See `TableRows`."""
         return self.storage.zeros(tensor.shape, tensor.dtype).copy_(tensor)
 
+    @override
     def taken(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """See `TableRows`; a copy of many rows is in a file."""
         if len(rows) <= CHUNK:
             return values.index_select(0, rows)
-        found = self.storage.zeros([len(rows), *values.shape[1:]])
-        for part, target in zip(rows.split(CHUNK), found.split(CHUNK), strict=True):
+        # Many rows are copied to a file.
+        copy = self.storage.zeros([len(rows), *values.shape[1:]])
+        for part, target in zip(rows.split(CHUNK), copy.split(CHUNK), strict=True):
             torch.index_select(values, 0, part, out=target)
-        return found
+        return copy
 
     def _slots(self, rows: torch.Tensor, is_new: bool = False) -> torch.Tensor:
-        """Return the slots of distinct rows, which are in memory until the next call.
-
-        Raises:
-            UserError: when they do not fit.
-        """
+        """Return the slots of distinct rows, which are in memory until the next call."""
         slots, loaded, newest = self._place(rows, is_new=is_new)
         self._wait(self._started if loaded else newest)
         return slots
@@ -348,12 +326,8 @@ class RowsOnDisk(TableRows):
     def _place(
         self, rows: torch.Tensor, must: bool = True, is_new: bool = False
     ) -> tuple[torch.Tensor, int, int]:
-        """Find slots for rows, and begin to load those that are not in memory.
-
-        must: evict rows of the newest batches if nothing else is left; otherwise skip what has no room.
-        Returns the slots, int64 [k], the number of rows in the last transfer, which begins here, and the
-        number of the last one before it that fills any of the slots.
-        """
+        """Begin to load rows; return slots, rows in this transfer, and the last earlier one to wait for."""
+        # `must`: evict rows of the newest batches if no others are left; otherwise skip rows without room.
         # Not at the top: numba takes 60 MiB, and this module is imported on a GPU too.
         from recsuite.sharding.kernels import evict, find_slots
 
@@ -376,8 +350,8 @@ class RowsOnDisk(TableRows):
                 break
         if must and done < number:
             raise UserError(
-                f"A step requests {len(rows):,} rows at once, and --memory_budget has room for "
-                f"{len(self.row_of):,}; give a larger one, or a smaller --batch_size."
+                f"A step needs {len(rows):,} rows at once; --memory_budget has room for "
+                f"{len(self.row_of):,}. Fix: give a larger budget, or a smaller --batch_size."
             )
         self._transfer(rows[wanted[:done]], slots[wanted[:done]], before[:done], is_new)
         return slots, done, newest
@@ -395,7 +369,7 @@ class RowsOnDisk(TableRows):
             # change one of them meanwhile: then it is written again.
             room = MOST_BESIDE * len(old)
             others, of_slots = torch.empty(room, dtype=torch.int64), torch.empty(room, dtype=torch.int64)
-            arrays = (each.numpy() for each in (self.slot_of, self.dirty, others, of_slots))
+            arrays = (value.numpy() for value in (self.slot_of, self.dirty, others, of_slots))
             number = clean_pages(old.numpy(), self._rows_of_page, *arrays)
             old, from_slots = torch.cat([old, others[:number]]), torch.cat([from_slots, of_slots[:number]])
             order = old.argsort()
@@ -440,7 +414,7 @@ class RowsOnDisk(TableRows):
         return waited
 
     def _advise(self, is_random: bool) -> None:
-        """Tell the kernel to read single pages, or whole files ahead."""
+        """Advise the kernel to read single pages, or whole files ahead."""
         if self._is_random == is_random:
             return
         self._is_random = is_random
@@ -450,7 +424,7 @@ class RowsOnDisk(TableRows):
 
 
 def advise(tensor: torch.Tensor, advice: int) -> None:
-    """Tell the kernel how the pages of a mapped tensor are used."""
+    """Advise the kernel on the use of the pages of a mapped tensor."""
     begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     size = tensor.data_ptr() + tensor.nbytes - begin
     ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), advice)

@@ -24,9 +24,10 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEm
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from typing_extensions import override
 
 from recsuite.errors import UserError
-from recsuite.sharding.storage import TableRows
+from recsuite.sharding.storage import RowsOnDisk, TableRows
 
 # Values of n rows by the name of the slot: "weight", float32 [n, D]; the state of the optimizer by the names
 # of its rule, float32 [n] or [n, D]; and what tells which rows they are.
@@ -105,7 +106,10 @@ class EmbeddingTable(ABC):
 
     @abstractmethod
     def export(self, changed: bool = False) -> RowSlots:
-        """Return all rows, or those that changed since `clear_changes`; maybe the table's own tensors."""
+        """Return all rows, or those that changed since `clear_changes`.
+
+        The tensors may be the table's own, see `exports_copies`.
+        """
 
     @abstractmethod
     def load(self, source: RowSource, scale: float) -> int:
@@ -156,18 +160,18 @@ class EmbeddingTable(ABC):
 
     @abstractmethod
     def check(self, source: RowSource, folder: Path) -> None:
-        """Refuse a checkpoint whose rows do not fit, where shapes do not tell. folder: its name in messages.
+        """Refuse a checkpoint whose rows do not fit, beyond a check of shapes. folder: its name in messages.
 
         Raises:
             UserError: names both sides.
         """
 
     def record(self) -> dict[str, Any] | None:
-        """Return what a checkpoint has to tell besides the rows; None if nothing."""
+        """Return what a checkpoint has to record besides the rows; None if nothing."""
         return None
 
     def counts(self) -> IdCounters | None:
-        """Return the counters of this rank; None if ids neither come nor go."""
+        """Return the counters of this rank; None if the ids of the table are fixed."""
         return None
 
 
@@ -195,8 +199,8 @@ class StaticTable(EmbeddingTable):
         return {slot: shard for slot, value in self.tensors.items() for shard in value.local_shards()}
 
     @property
+    @override
     def first(self) -> int:
-        """See `EmbeddingTable`."""
         return next((shard.metadata.shard_offsets[0] for shard in self.shards.values()), 0)
 
     def begin_step(self, step: int, seconds: int = 0, scale: float = 1.0) -> None:
@@ -211,12 +215,13 @@ class StaticTable(EmbeddingTable):
             return torch.zeros(0, dtype=torch.int64)
         return self.marks.nonzero().view(-1)
 
+    @override
     def export(self, changed: bool = False) -> RowSlots:
-        """See `EmbeddingTable`; "rows": the numbers of changed rows, int64 [n], ascending."""
         self.rows.flush()
         held = self._held()
         if not changed:
             return held
+        # Numbers of changed rows, int64 [n], ascending.
         rows = self.changed_rows()
         taken = {slot: self.rows.taken(value, rows) for slot, value in held.items()}
         return {"rows": rows + self.first, **taken}
@@ -227,29 +232,29 @@ class StaticTable(EmbeddingTable):
     def check(self, source: RowSource, folder: Path) -> None:
         """No-op: a checkpoint of the same shapes has the same rows."""
 
+    @override
     def load(self, source: RowSource, scale: float) -> int:
-        """See `EmbeddingTable`."""
         self.rows.forget()
         source.fill_rows(self.name, self._held(), self.first)
         return 0
 
+    @override
     def set_rows(self, rows: torch.Tensor) -> None:
-        """See `EmbeddingTable`."""
         self.rows.forget()
-        # None: this rank has no row.
+        # None if this rank has no row.
         if self._weight is not None:
             mine = rows[self.first : self.first + len(self._weight)]
             self._weight[:, : mine.size(1)] = mine.to(self._weight)
 
+    @override
     def subtract(self, rows: torch.Tensor) -> None:
-        """See `EmbeddingTable`."""
         self.rows.forget()
         if self._weight is not None:
             self._weight.sub_(rows)
             self.mark(torch.arange(len(rows), device=rows.device))
 
+    @override
     def multiply(self, factor: float) -> None:
-        """See `EmbeddingTable`."""
         self.rows.forget()
         if self._weight is not None:
             self._weight.mul_(factor)
@@ -264,23 +269,23 @@ class StaticTable(EmbeddingTable):
         if self.marks is not None:
             self.marks.index_fill_(0, rows, True)
 
+    @override
     def clear_changes(self) -> None:
-        """See `EmbeddingTable`."""
         if self.marks is not None:
             self.marks.zero_()
 
     @property
+    @override
     def nbytes(self) -> int:
-        """See `EmbeddingTable`."""
         return 0 if self._weight is None or self.rows.on_disk else self._weight.nbytes
 
+    @override
     def copy(self) -> RowSlots:
-        """See `EmbeddingTable`."""
         self.rows.flush()
         return {} if self._weight is None else {"weight": self.rows.copied(self._weight)}
 
+    @override
     def restore(self, copy: RowSlots) -> None:
-        """See `EmbeddingTable`."""
         self.rows.forget()
         if self._weight is not None:
             self._weight.copy_(copy["weight"])
@@ -290,8 +295,8 @@ class StaticTable(EmbeddingTable):
         """Weights of this rank, float32 [n, D]; None if it has no rows."""
         return self._held().get("weight")
 
+    @override
     def largest(self, changed: bool = False) -> dict[str, float]:
-        """See `EmbeddingTable`."""
         held = self.export(changed)
         return {slot: largest_of(value) for slot, value in held.items() if slot != "rows"}
 
@@ -300,6 +305,23 @@ def largest_of(values: torch.Tensor) -> float:
     """Return the largest magnitude of numbers, 0 without any; NaN if any is NaN."""
     # One pass over the numbers for minimum and maximum; aminmax passes a NaN on.
     return max(map(abs, torch.stack(values.aminmax()).tolist())) if values.numel() else 0.0
+
+
+def describe_storage(tables: Mapping[str, EmbeddingTable]) -> list[str]:
+    """Describe the lookups of rows on a disk in lines; none without a disk. Not collective."""
+    names: dict[RowsOnDisk, list[str]] = {}
+    for name, table in tables.items():
+        if (rows := table.rows.on_disk) is not None:
+            names.setdefault(rows, []).append(name)
+    lines = []
+    for rows, of_group in names.items():
+        counts = rows.counts
+        hits, early = 1 - counts.loaded / max(1, counts.requested), 1 - counts.late / max(1, counts.loaded)
+        lines.append(
+            f"on disk: {', '.join(of_group)}; {hits:.1%} of {counts.requested:,} requested rows were in "
+            f"memory, {early:.1%} of the others were loaded ahead; {counts.written:,} rows written back"
+        )
+    return lines
 
 
 def track_changes(model: nn.Module, tables: Mapping[str, EmbeddingTable]) -> None:

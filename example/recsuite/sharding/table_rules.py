@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
+from typing_extensions import override
 
 from recsuite.errors import require
 
@@ -43,17 +44,21 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class TableRule:
-    """Base of the optimizers of tables; derive from it for one of your own, which CPU tables then use.
+    """Base of the optimizers of tables; derive from it for one of your own, for tables on a CPU.
 
+    Class attributes: `name` identifies the optimizer in checkpoints. `slots` is the state of a row, by its
+    name in checkpoints: True for one number, False for D of them, all zero at first. `fbgemm` is FBGEMM's
+    own optimizer, None if there is none.
+
+    Args:
+        lr: Learning rate for a global batch of 4,096 events, before the schedule.
+
+    Example:
         class SignSGD(rs.TableRule):
             name = "sign SGD"
 
             def step(self, gradients, state, rate, number):
                 return gradients.sign_() * -rate
-
-    name: identifies the optimizer in checkpoints; slots: the state of a row, by its name in checkpoints: True
-    for one number, False for D of them, all zero in the beginning; fbgemm: FBGEMM's own, None if it has none;
-    lr: the learning rate for a global batch of 4,096 events, falling as the schedule says.
     """
 
     name: ClassVar[str]
@@ -63,35 +68,56 @@ class TableRule:
     lr: float
 
     def rate(self, global_batch: int) -> float:
-        """Return the learning rate for the events in a step of all ranks, at the beginning of a run.
+        """Return the learning rate for a global batch, before the schedule.
 
-        A step of Adagrad or Adam has the size of the rate whatever the gradient, so a row moves with the root
-        of the number of its updates. With the root of the batch in the rate, a row learns as much with any
-        batch. In a small one a row mostly comes once, so an even smaller one gives it no more updates, and
-        the rate stays.
+        It grows with the root of the batch, and is constant below 512 events.
+
+        Args:
+            global_batch: Events in a step of all ranks.
+
+        Returns:
+            The rate.
         """
+        # A step of Adagrad or Adam has the size of the rate for any gradient, so the way of a row grows with
+        # the root of the number of its updates. In a small batch a row is seldom there twice, so an even
+        # smaller one gives it no more updates.
         return self.lr * math.sqrt(max(global_batch, LEAST_RATED_BATCH) / REFERENCE_BATCH)
 
     def options(self) -> dict[str, Any]:
-        """Return FBGEMM's options besides the rate."""
+        """Return FBGEMM's options besides the rate.
+
+        Returns:
+            The options by name.
+        """
         betas = zip(("beta1", "beta2"), getattr(self, "betas", ()), strict=False)
         return {**({"eps": self.eps} if hasattr(self, "eps") else {}), **dict(betas)}
 
     def step(self, gradients: Tensor, state: State, rate: Tensor, number: int) -> Tensor:
-        """Return the change of n distinct rows, float32 [n, D]. Not collective.
+        """Return the change of n distinct rows. Not collective.
 
-        gradients: of the rows, float32 [n, D], may be overwritten; state: of the rows, float32 [n, 1] or
-        [n, D] by `slots`, to be changed in place; rate: float32 [], already scheduled; number: of the step,
-        from 1.
+        Args:
+            gradients: Of the rows, float32 [n, D]; may be overwritten.
+            state: Of the rows, by name float32 [n, 1] or [n, D] as in `slots`; to be changed in place.
+            rate: Scheduled learning rate, float32 [].
+            number: Of the step, from 1.
+
+        Returns:
+            float32 [n, D], added to the rows.
         """
         raise NotImplementedError
 
     def update(
         self, weights: Tensor, state: State, rows: Tensor, gradients: Tensor, rate: Tensor, number: int
     ) -> None:
-        """Make a step on a CPU: change distinct rows, int64 [n], of weights, float32 [all rows, D].
+        """Make a step on a CPU: change some rows and their state in place. Not collective.
 
-        state: of all rows, float32 [all rows] or [all rows, D]; others: as for `step`. Not collective.
+        Args:
+            weights: All rows, float32 [all rows, D].
+            state: Of all rows, by name float32 [all rows] or [all rows, D].
+            rows: Distinct rows to change, int64 [n].
+            gradients: Of these rows, float32 [n, D]; may be overwritten.
+            rate: Scheduled learning rate, float32 [].
+            number: Of the step, from 1.
         """
         kept = {name: held.index_select(0, rows) for name, held in state.items()}
         shown = {name: part if part.dim() > 1 else part.unsqueeze(1) for name, part in kept.items()}
@@ -103,23 +129,25 @@ class TableRule:
 
 
 class SGD(TableRule):
-    """Plain gradient descent, without state. Source: `torch.optim.SGD` without momentum.
+    """Plain gradient descent, without state, as `torch.optim.SGD` without momentum.
 
-    lr: the learning rate for a global batch of 4,096 events, and in proportion for another batch: the loss is
-    a mean, so twice the batch halves the number of steps and does not change the gradients.
+    Args:
+        lr: Learning rate for a global batch of 4,096 events, and in proportion for another batch: the loss is
+            a mean, so twice the batch halves the number of steps and does not change the gradients.
 
+    Example:
         model = training.shard(make_model, tables=rs.SGD(lr=1.0))
     """
 
     name = "SGD"
     fbgemm = EmbOptimType.EXACT_SGD
 
+    @override
     def rate(self, global_batch: int) -> float:
-        """See `TableRule`."""
         return self.lr * global_batch / REFERENCE_BATCH
 
+    @override
     def step(self, gradients: Tensor, state: State, rate: Tensor, number: int) -> Tensor:
-        """See `TableRule`."""
         return gradients.mul_(-rate)
 
 
@@ -127,8 +155,13 @@ class SGD(TableRule):
 class Adagrad(TableRule):
     """Adagrad with a sum of squares for each number of a row.
 
-    lr: see `TableRule`; eps: added to the root of the sum. Source: Duchi et al., 2011; `torch.optim.Adagrad`.
+    Source: Duchi et al., 2011; `torch.optim.Adagrad`.
 
+    Args:
+        lr: See `TableRule`.
+        eps: Added to the root of the sum.
+
+    Example:
         model = training.shard(make_model, tables=rs.Adagrad(lr=0.04))
     """
 
@@ -138,8 +171,8 @@ class Adagrad(TableRule):
 
     eps: float = TABLE_EPS
 
+    @override
     def step(self, gradients: Tensor, state: State, rate: Tensor, number: int) -> Tensor:
-        """See `TableRule`."""
         sums = state["momentum1"].add_(squares(gradients, self.slots["momentum1"]))
         return gradients.mul_(-rate / sums.sqrt().add_(self.eps))
 
@@ -147,8 +180,13 @@ class Adagrad(TableRule):
 class RowWiseAdagrad(Adagrad):
     """Adagrad with one sum for each row, of the mean of its squares; the only optimizer for dynamic tables.
 
-    lr, eps: see `Adagrad`. Source: FBGEMM's EXACT_ROWWISE_ADAGRAD, at three times its speed on a CPU.
+    Source: FBGEMM's EXACT_ROWWISE_ADAGRAD, at three times its speed on a CPU.
 
+    Args:
+        lr: See `TableRule`.
+        eps: Added to the root of the sum.
+
+    Example:
         model = training.shard(make_model, tables=rs.RowWiseAdagrad(lr=0.04))
     """
 
@@ -156,10 +194,11 @@ class RowWiseAdagrad(Adagrad):
     slots: ClassVar = {"momentum1": True}
     fbgemm = EmbOptimType.EXACT_ROWWISE_ADAGRAD
 
+    @override
     def update(
         self, weights: Tensor, state: State, rows: Tensor, gradients: Tensor, rate: Tensor, number: int
     ) -> None:
-        """See `TableRule`; compiled, because it is the default rule."""
+        # Compiled, because it is the default rule.
         if type(self) is not RowWiseAdagrad:
             super().update(weights, state, rows, gradients, rate, number)
             return
@@ -174,10 +213,15 @@ class RowWiseAdagrad(Adagrad):
 class Adam(TableRule):
     """Adam for the rows that a step looks up; the state of other rows does not change ("lazy").
 
-    lr: see `TableRule`; betas: of the means of gradients and of their squares, in [0, 1); eps: added to the
-    root. The bias is corrected by the number of the step in the training. Source: Kingma and Ba, 2015;
+    The bias is corrected by the number of the step in the training. Source: Kingma and Ba, 2015;
     `torch.optim.SparseAdam`, FBGEMM's ADAM.
 
+    Args:
+        lr: See `TableRule`.
+        betas: Of the means of gradients and of their squares, in [0, 1).
+        eps: Added to the root of the mean of squares.
+
+    Example:
         model = training.shard(make_model, tables=rs.Adam(lr=0.01))
     """
 
@@ -188,8 +232,8 @@ class Adam(TableRule):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = TABLE_EPS
 
+    @override
     def step(self, gradients: Tensor, state: State, rate: Tensor, number: int) -> Tensor:
-        """See `TableRule`."""
         (first, second), means, variances = self.betas, state["momentum1"], state["exp_avg_sq"]
         means.lerp_(gradients, 1 - first)
         variances.lerp_(squares(gradients, self.slots["exp_avg_sq"]), 1 - second)
@@ -198,10 +242,14 @@ class Adam(TableRule):
 
 
 class RowWiseAdam(Adam):
-    """Adam with one mean of squares for each row.
+    """Adam with one mean of squares for each row. Source: FBGEMM's PARTIAL_ROWWISE_ADAM.
 
-    lr, betas, eps: see `Adam`. Source: FBGEMM's PARTIAL_ROWWISE_ADAM.
+    Args:
+        lr: See `TableRule`.
+        betas: See `Adam`.
+        eps: See `Adam`.
 
+    Example:
         model = training.shard(make_model, tables=rs.RowWiseAdam(lr=0.01))
     """
 
@@ -227,7 +275,7 @@ def check_rule(rule: Any, place: str, has_dynamic: bool) -> None:
     are dynamic tables.
 
     Raises:
-        UserError: names those that there are; also for an lr or betas out of range.
+        UserError: names the available ones; also for an lr or betas out of range.
     """
 
     def is_there(kind: type[TableRule]) -> bool:

@@ -29,6 +29,7 @@ from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.modules.utils import construct_jagged_tensors
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from typing_extensions import override
 
 from recsuite.runtime.process import profiler_range
 from recsuite.sharding.dynamic import EMPTY, NO_ROW, DynamicSpec, DynamicTable
@@ -52,14 +53,14 @@ class OwnersDist(RwSparseFeaturesDist):
         ids = sparse_features.values()
         parts = ids.split(sparse_features.length_per_key())
         ranks = [owner_of(part) for owner_of, part in zip(self.owners, parts, strict=True)]
-        by_owner, places = bucketize_kjt_before_all2all(
+        by_owner, positions = bucketize_kjt_before_all2all(
             KeyedJaggedTensor(sparse_features.keys(), torch.cat(ranks), lengths=sparse_features.lengths()),
             num_buckets=self._world_size,
             block_sizes=self._feature_block_sizes_tensor,
             output_permute=True,
         )
-        self.unbucketize_permute_tensor = places
-        sorted_ids = torch.empty_like(ids).index_copy_(0, places.long(), ids)
+        self.unbucketize_permute_tensor = positions
+        sorted_ids = torch.empty_like(ids).index_copy_(0, positions.long(), ids)
         return self._dist(
             KeyedJaggedTensor(
                 by_owner.keys(), sorted_ids, lengths=by_owner.lengths(), stride=sparse_features.stride()
@@ -151,10 +152,7 @@ class TorchRecTables(ShardedEmbeddingCollection):
             share.complete_step = self.unknown.settle
 
     def _local_tables(self) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
-        """Yield this rank's part of each table: the tensors themselves.
-
-        Each is FBGEMM's kernel, its name in TorchRec, rows, float32 [n, D], and optimizer state, float32 [n].
-        """
+        """Yield kernel, TorchRec's name, rows [n, D] and state [n] of this rank's part of each table."""
         for lookup in self._lookups:
             for group in lookup._emb_modules:
                 kernel = group.emb_module
@@ -232,21 +230,21 @@ class TorchRecTablesSharder(TablesSharder):
         super().__init__(fused_params=fused_params)
         self.dynamic = dynamic
 
+    @override
     def make(self, *arguments: Any, **options: Any) -> TorchRecTables:
-        """See `TablesSharder`."""
         return TorchRecTables(self.dynamic, *arguments, **options)
 
 
 class OneRankTables(ShardedEmbeddingCollection):
     """Sharded tables of a model on one rank, whose lookup skips TorchRec's exchanges.
 
-    The exchanges change nothing there, and their Python takes time. On a GPU they also wait for the device in
-    each step: the order of the features is copied to it from pageable memory
+    The exchanges have no effect there, and their Python code takes time. On a GPU they also wait for the
+    device in each step: the order of the features is copied to it from pageable memory
     (`torchrec.distributed.dist_data._get_recat`). TorchRec's pipelines make the exchanges all the same.
     """
 
     # Positions of the tables' features among those of a batch, which all batches have in the same order.
-    _places: tuple[list[int], torch.Tensor] | None = None
+    _positions: tuple[list[int], torch.Tensor] | None = None
 
     @property
     def feature_names(self) -> list[str]:
@@ -259,11 +257,12 @@ class OneRankTables(ShardedEmbeddingCollection):
         """Return the rows of ids; the backward updates the tables."""
         (lookup,), names, wanted = self._lookups, features.keys(), self.feature_names
         if names != wanted:
-            if self._places is None:
-                places = [names.index(name) for name in wanted]
+            if self._positions is None:
+                positions = [names.index(name) for name in wanted]
                 # Stays on the device, because a copy in each step would wait for it.
-                self._places = places, torch.tensor(places, dtype=torch.int32, device=features.device())
-            features = features.permute(*self._places)
+                on_device = torch.tensor(positions, dtype=torch.int32, device=features.device())
+                self._positions = positions, on_device
+            features = features.permute(*self._positions)
         with profiler_range("lookup"):
             rows = lookup(features).view(-1, self._embedding_dim)
         if self.post_lookup_tracker_fn is not None:
@@ -274,6 +273,6 @@ class OneRankTables(ShardedEmbeddingCollection):
 class OneRankTablesSharder(TablesSharder):
     """Sharder that makes `OneRankTables` from the tables of a model."""
 
+    @override
     def make(self, *arguments: Any, **options: Any) -> OneRankTables:
-        """See `TablesSharder`."""
         return OneRankTables(*arguments, **options)

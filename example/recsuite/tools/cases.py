@@ -30,9 +30,11 @@ AT_ONCE = 256
 
 @dataclass(frozen=True)
 class RequestCases:
-    """n events. values: of the features of their users, and of the user histories, see `ServedModel.score`;
-    seen: the raw ids of the items that must not be recommended; items: the raw ids of the chosen items;
-    baselines: of rankings, if the events are the test.
+    """Events as requests.
+
+    values: of the features of their users, and of the user histories, see `ServedModel.score`; seen: the raw
+    ids of the items that must not be recommended; items: the raw ids of the chosen items; baselines: of
+    rankings, if the events are the test.
     """
 
     values: dict[str, list[Any]]
@@ -50,9 +52,9 @@ class RequestCases:
         for begin in range(0, len(self.items), AT_ONCE):
             part = slice(begin, begin + AT_ONCE)
             values = {name: column[part] for name, column in self.values.items()}
-            found = recommend(values, TOP, exclude=self.seen[part])
-            for best, item in zip(found, self.items[part], strict=True):
-                ids = [each for each, _ in best]
+            recommended = recommend(values, TOP, exclude=self.seen[part])
+            for best, item in zip(recommended, self.items[part], strict=True):
+                ids = [key for key, _ in best]
                 # A missing item gets a rank outside of the top items.
                 ranks.append(1 + ids.index(item) if item in ids else 1 + TOP)
         return measure_ranks(np.array(ranks)).values
@@ -77,25 +79,22 @@ def latencies(cases: RequestCases, recommend: Recommender, clients: int, answers
 
 
 def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[RequestCases]:
-    """Yield the validation events and the test events that the trainings of all models share. Also give the
-    models the features of their items.
+    """Yield the validation events and the test events that the trainings of all models share.
 
-    data_path: of the data of the trainings.
+    Also gives the models the features of their items. data_path: of the data of the trainings.
 
     Raises:
-        UserError: when the data are not those of the models, or their trainings split them otherwise.
+        UserError: when the data are not those of the models, or their trainings had different splits.
     """
     all_flags = [checked_flags(model.snapshot.trained, model.snapshot.config) for model in models]
     configs = [Config.of(**{**flags, "data_path": data_path}) for flags in all_flags]
     columns = [open_columns(config.replaced(dataset="", synthetic_kind="stationary")) for config in configs]
-    if len({each.digest for each in columns}) > 1:
-        raise UserError(
-            "The models were trained on other events of these data; give their trainings the same --split."
-        )
+    if len({part.digest for part in columns}) > 1:
+        raise UserError("The models were trained on different events; train them with the same --split.")
     raws = [tell(model, data_path, str(model.snapshot.trained.parent)) for model in models]
     for split, part in (("validation", columns[0].num_validation), ("test", columns[0].num_test)):
         if part == 0:
-            raise UserError(f"There is no event for the {split}; give --validation_fraction 0.1, say.")
+            raise UserError(f"There are no {split} events; give --validation_fraction 0.1, for example.")
         yield cases_of(columns[0], raws[-1], split, max(config.data.history for config in configs))
 
 
@@ -126,6 +125,6 @@ def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Reques
     ends = ends if schema.excludes_seen else begins
     lists = (seen[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
     # Those of the context are below 0.
-    had = [ids[each[each >= 0]].tolist() for each in lists]
+    excluded = [ids[seen_items[seen_items >= 0]].tolist() for seen_items in lists]
     baselines = columns.baselines["ranks"] if split == "test" else {}
-    return RequestCases(values, had, ids[rows["item"]].tolist(), baselines)
+    return RequestCases(values, excluded, ids[rows["item"]].tolist(), baselines)

@@ -19,11 +19,12 @@ SCRIPTS = {"ranking": "retrieval.py", "sequence": "sequential.py"}
 
 
 def print_fitting_command() -> int:
-    """Print the script that fits the flags of this process and the labels of their data, and its flags, for a
-    shell. Other output goes to standard error. Not collective.
+    """Print the script that fits the flags of this process and the labels of their data, and its flags.
+
+    For a shell: other output goes to standard error. Not collective.
 
     Raises:
-        UserError: when a flag cannot be, or asks for what the tables do not say.
+        UserError: for a flag that is invalid, or that the tables do not support.
     """
     with contextlib.redirect_stdout(sys.stderr):
         command = shlex.join(fitting_command(sys.argv[1:]))
@@ -32,8 +33,9 @@ def print_fitting_command() -> int:
 
 
 def fitting_command(argv: list[str]) -> list[str]:
-    """Return the script that fits flags and the labels of their data, and its flags: the given ones, and
-    those of task and preset, so that the script does not choose them itself.
+    """Return the script that fits flags and the labels of their data, and its flags.
+
+    These are the given ones, and those of task and preset, so that the script does not choose them itself.
 
     Raises:
         UserError: see `print_fitting_command`.
@@ -50,11 +52,11 @@ def fitting_command(argv: list[str]) -> list[str]:
     fitted, name = fitted_to_data(config, given)
     # Impossible flags are refused here, so that the error names the flags that were given.
     with_preset(fitted.replaced(preset=name), given)
-    script, added, found = SCRIPTS.get(fitted.model.task, "example.py"), list[str](), {"preset": name}
+    script, added, chosen = SCRIPTS.get(fitted.model.task, "example.py"), list[str](), {"preset": name}
     if fitted.data.split != config.data.split:
-        found["split"] = fitted.data.split
+        chosen["split"] = fitted.data.split
     if script == "example.py":
-        found["task"] = fitted.model.task
+        chosen["task"] = fitted.model.task
     else:
         # The other scripts have one task each, and no flag for it.
         pairs = zip(["", *argv], argv, strict=False)
@@ -62,15 +64,13 @@ def fitting_command(argv: list[str]) -> list[str]:
         # No file is written without a request.
         if not config.checkpoint.writes and "train" not in given:
             added.append("--train")
-    for flag, value in found.items():
+    for flag, value in chosen.items():
         added += [] if flag in given else [f"--{flag}", value]
     return [script, *argv, *added]
 
 
 def _script_of_labels(config: DataConfig) -> str:
-    """Return the script for several binary labels, or for a log like Criteo's, whose events have no users: 40
-    columns without names, or a schema that gives all events the same user; "" for other data.
-    """
+    """Return the script for several binary labels, or for a log without users like Criteo's, or ""."""
     from recsuite.datasets.source import is_user_tables
     from recsuite.datasets.tables.files import find_tables, schema_path
     from recsuite.datasets.tables.formats import TextFile
@@ -84,9 +84,11 @@ def _script_of_labels(config: DataConfig) -> str:
         labels = [given.get("label", {}), *given.get("more_labels", ())]
         if any(label.get("kind") != "yes_no" for label in labels):
             return ""
-        has_no_users = any(each.startswith("user=") for each in given.get("files", {}).get("constants", ()))
+        # A schema that gives all events the same user.
+        constants = given.get("files", {}).get("constants", ())
+        has_no_users = any(constant.startswith("user=") for constant in constants)
         return "multitask.py" if len(labels) > 1 else "ctr.py" if has_no_users else ""
-    # The guess of the schema reports errors in the tables.
+    # Criteo's logs have 40 columns without names. The guess of the schema reports errors in the tables.
     with contextlib.suppress(UserError):
         lines = (TextFile(file).head.splitlines()[0] for file in find_tables(config.data_path).events)
         return "ctr.py" if all(re.fullmatch(rb"[01](\t[^\t]*){39}", line) for line in lines) else ""

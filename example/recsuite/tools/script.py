@@ -66,11 +66,14 @@ WITH_CHECKPOINTS = (WITH_TRAINING | READING | {f"--{name}" for name in ALONE}) -
 
 
 def run_script(main: Callable[[], int]) -> None:
-    """Run a script's `main` as the whole work of this process, and exit with the status that it returns. Not
-    collective.
+    """Run a script's `main`, and exit with the status that it returns. Not collective.
 
-    main: called without arguments; returns an exit status.
+    It has to be the whole work of this process.
 
+    Args:
+        main: Called without arguments; returns an exit status.
+
+    Example:
         if __name__ == "__main__":
             rs.run_script(main)
     """
@@ -83,11 +86,18 @@ def run_script(main: Callable[[], int]) -> None:
 
 
 def exit_status(work: Callable[[], int]) -> int:
-    """Return the status of the work, or that of its exception: 2 for a user's mistake. Not collective.
+    """Return the status of the work, or that of its exception. Not collective.
 
-    work: the whole work, which returns a status. A mistake, a lost worker and a lost peer print one message
-    each, without a traceback. Any other exception is recorded for torchrun's report and raised again.
+    A mistake of the user, a lost worker and a lost peer print one message each, without a traceback. Any
+    other exception is recorded for torchrun's report and raised again.
 
+    Args:
+        work: The whole work; returns a status.
+
+    Returns:
+        The status of the work; 2 after a mistake or without memory, 1 after a lost worker or peer.
+
+    Example:
         def main(argv: list[str] | None = None) -> int:
             return rs.exit_status(lambda: rs.run_modes(argv, MODES, make_model))
     """
@@ -124,19 +134,26 @@ def run_modes(
     after: Mode | None = None,
     unread: Sequence[str] = (),
 ) -> int:
-    """Parse a command line, check it, and run the modes that it names; return the exit status. Collective:
-    every rank.
+    """Parse a command line, check it, and run the modes that it names. Collective: every rank.
 
-    argv: the flags, those of `sys.argv` when None; modes: the functions of a script by the names "train" and
-    "load". There may be others for "dump", "inc_dump" (without them "train" is called) and "compact" (if it
-    needs an optimizer); model: makes the model of a script, for "compact" and the modes of a single process;
-    defaults: flags before those of the command line, which override them; after: work of a script after the
-    modes. It needs a checkpoint: if no flag writes or reads one, deltas are written, and with --train alone
-    it is skipped; unread: unused flags, or sections of them: the help omits them, and they are refused.
+    Args:
+        argv: The flags; None for those of `sys.argv`.
+        modes: Functions of a script by the names "train" and "load". There may be others for "dump",
+            "inc_dump" (without them "train" is called) and "compact" (if it needs an optimizer).
+        model: Makes the model of a script, for "compact" and the modes of a single process.
+        defaults: Flags before those of the command line, which override them.
+        after: Work of a script after the modes, which needs a checkpoint. If no flag writes or reads one,
+            deltas are written; with --train alone it is skipped.
+        unread: Flags of the library, or sections of them, that the script does not use: they are refused, and
+            the help omits them.
+
+    Returns:
+        The exit status.
 
     Raises:
-        UserError: for a flag that cannot be, and whatever a mode raises.
+        UserError: For an invalid flag, and from a mode.
 
+    Example:
         MODES = {"train": train, "load": load}
         rs.run_modes(None, MODES, make_model, defaults=("--epochs", "4"))
     """
@@ -212,13 +229,14 @@ def check_machine() -> None:
 
 
 def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = None) -> int:
-    """Examine the machine, write a schema, export or recommend, on rank 0 of a launch. Return the exit
-    status. Not collective.
+    """Examine the machine, write a schema, export or recommend, on rank 0 of a launch; return the status.
+
+    Not collective.
 
     given: the flags of the command line; model: makes the model of the script.
 
     Raises:
-        UserError: when it cannot be done.
+        UserError: from that work.
     """
     # With status 0, because torchrun would end rank 0 during its work if another rank failed.
     if read_launch().rank != 0:
@@ -256,8 +274,7 @@ def joined_launch(
     Raises:
         UserError: on every rank, when machines were given different flags, or one that contradicts the
             checkpoint.
-        BrokenLaunchError: for any exception that says only that another rank is lost: which, and how to
-            continue.
+        BrokenLaunchError: when another rank is lost; with its name and how to continue.
     """
     try:
         context = init_runtime(config)
@@ -288,16 +305,16 @@ def _agree_on_flags(
             return _begun(config, given, defaults)
         from recsuite.checkpoint.recorded import with_recorded
 
-        found = with_recorded(config, given - defaults)
-        if found is config:
+        recorded = with_recorded(config, given - defaults)
+        if recorded is config:
             return _begun(config, given, defaults)
         # A checkpoint has all flags, including those of its preset.
-        fitted = fitted_to_tables(found, given - defaults, is_recorded=True)
+        fitted = fitted_to_tables(recorded, given - defaults, is_recorded=True)
         require(
-            fitted.model.task == found.model.task,
-            f"The checkpoint is of a training with --task {found.model.task}, and the labels of --data_path "
-            f"{found.data.data_path} are for --task {fitted.model.task}; give the data of that training, or "
-            "train again on these",
+            fitted.model.task == recorded.model.task,
+            f"The checkpoint was trained with --task {recorded.model.task}, and the labels of --data_path "
+            f"{recorded.data.data_path} require --task {fitted.model.task}; give the data of that training, "
+            "or train again",
         )
         return fitted
 
@@ -308,14 +325,7 @@ def _agree_on_flags(
 
 
 def _begun(config: Config, given: frozenset[str], defaults: frozenset[str] = frozenset()) -> Config:
-    """Return the flags of a new training, fitted to its tables, with those of its preset, which are printed.
-    Not collective.
-
-    defaults: see `joined_launch`.
-
-    Raises:
-        UserError: when one that is given cannot be with them.
-    """
+    """Return the flags of a new training, fitted to its tables, and print those of its preset."""
     # The user's test files come before the --split of a script.
     (config, name), reason = fitted_to_data(config, given - ({"split"} & defaults)), ""
     if config.model.preset == AUTO:
@@ -350,15 +360,23 @@ def print_if_synthetic(config: DataConfig) -> None:
 def open_data(
     config: Config, context: RuntimeContext, build: Callable[..., Any], observers: Observers | None = None
 ) -> Iterator[Data]:
-    """Open the data of a training, or with --load those of a checkpoint, and the loader of their batches. A
-    context manager; on exit the workers end. Collective: every rank.
+    """Open the data of a training, or with --load those of a checkpoint. Collective: every rank.
 
-    config, context: flags and process; build: makes the loader, see `build_dataloader`; observers: of a
-    training; None for a load.
+    A context manager; on exit the workers end.
+
+    Args:
+        config: The flags.
+        context: This process.
+        build: Makes the loader, see `build_dataloader`.
+        observers: Of a training; None for a load.
+
+    Returns:
+        The columns and the loader of their batches.
 
     Raises:
-        UserError: when the data cannot be read, differ between machines, or the workers cannot start.
+        UserError: When the data cannot be read, differ between machines, or the workers cannot start.
 
+    Example:
         with rs.open_data(args, runtime, rs.build_dataloader) as data:
             print(data.columns.num_train)
     """
@@ -377,10 +395,9 @@ def open_data(
 def checkpointing(
     data: Data, config: Config, context: RuntimeContext, observers: Observers
 ) -> Iterator[CheckpointerProtocol | None]:
-    """Open the writer of checkpoints, which knows where the training begins. It is None if the flags request
-    no checkpoint: then memory keeps the best weights. A context manager. Collective: every rank.
+    """Open the writer of checkpoints, which knows where the training begins. Collective: every rank.
 
-    data: see `open_data`; config, context: flags and process; observers: see `observing`.
+    A context manager. Gives None if the flags request no checkpoint: then memory keeps the best weights.
 
     Raises:
         UserError: when another training writes there, and when the last checkpoint failed.
@@ -403,7 +420,7 @@ def session(
     callbacks: Sequence[Callback] = (),
     trackers: Sequence[Tracker] = (),
 ) -> Iterator[Training]:
-    """Open a training: its data and workers, its checkpoints, and what observes it. Collective: every rank.
+    """Open a training: its data and workers, its checkpoints, and its observers. Collective: every rank.
 
     A context manager; on exit the last checkpoint is written and the workers end.
 
@@ -418,7 +435,7 @@ def session(
         The training, with its data, checkpoints, observers and loop.
 
     Raises:
-        UserError: when the data cannot be read, differ between machines, or results could not be written.
+        UserError: When the data cannot be read, differ between machines, or results could not be written.
 
     Example:
         with rs.session(args, runtime, rs.build_dataloader) as training:
@@ -448,16 +465,22 @@ def session(
 def restore(
     data: Data, config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any
 ) -> tuple[ShardedModel, Progress]:
-    """Return a model with the weights of a checkpoint, and the progress of its training. Collective: every
-    rank.
+    """Load a model from the checkpoint that --load names. Collective: every rank.
 
-    data: see `open_data`; config, context: flags and process, --load names the checkpoint; model: makes it,
-    as for `Training.shard`; None for that of --task; others: its loss, tables,
-    dense and metrics, likewise.
+    Args:
+        data: See `open_data`.
+        config: The flags.
+        context: This process.
+        model: Makes the model, as for `Training.shard`; None for that of --task.
+        others: Its loss, tables, dense and metrics, as for `Training.shard`.
+
+    Returns:
+        The model with its weights, and the progress of its training.
 
     Raises:
-        UserError: when the checkpoint is missing, damaged or of another model.
+        UserError: When the checkpoint is missing, damaged or of another model.
 
+    Example:
         model, progress = rs.restore(data, args, runtime, make_model)
         print(progress.step)
     """
@@ -470,8 +493,8 @@ def restore(
         from recsuite.models.tasks import TASKS
 
         section, task = config.checkpoint, TASKS[config.model.task]
-        found = (data.columns, task, context, section.checkpoint, section.until)
-        loaded = start_from(folder_at(section.folder_to_load), train_state, *found, draws=False)
+        origin = (data.columns, task, context, section.checkpoint, section.until)
+        loaded = start_from(folder_at(section.folder_to_load), train_state, *origin, draws=False)
         return train_state, loaded.progress
     restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
     return train_state, restored.progress
@@ -482,11 +505,17 @@ def report_test(
 ) -> None:
     """Test a restored model, and print the results. Collective: every rank.
 
-    model, progress: of `restore`; data: see `open_data`; config, context: flags and process.
+    Args:
+        model: From `restore`.
+        progress: From `restore`.
+        data: See `open_data`.
+        config: The flags.
+        context: This process.
 
     Raises:
-        UserError: when a stream has lost events that the model has learned.
+        UserError: When a stream has lost events that the model was trained on.
 
+    Example:
         model, progress = rs.restore(data, args, runtime, make_model)
         rs.report_test(model, progress, data, args, runtime)
     """
@@ -511,11 +540,16 @@ def report_test(
 def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:
     """Merge deltas into one full checkpoint. Collective: every rank.
 
-    config, context: flags and process; model, others: see `restore`.
+    Args:
+        config: The flags.
+        context: This process.
+        model: See `restore`.
+        others: See `restore`.
 
     Raises:
-        UserError: when a checkpoint is missing, damaged or of another model.
+        UserError: When a checkpoint is missing, damaged or of another model.
 
+    Example:
         MODES = {**MODES, "compact": lambda config, context: rs.compact(config, context, make_model)}
     """
     from recsuite.checkpoint.stream_state import reopen_data

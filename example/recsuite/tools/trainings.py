@@ -27,29 +27,29 @@ END_SECONDS = 60
 
 @contextlib.contextmanager
 def working_folder(prefix: str) -> Iterator[Path]:
-    """Make a temporary folder for trainings. It is removed at the end, even if a signal ends the script: this
-    process runs no backward, so an exception is not lost in its callbacks.
-    """
+    """Make a temporary folder for trainings, removed at the end, even if a signal ends the script."""
 
+    # An exception from a handler is not lost, because this process runs no callbacks of a backward.
     def end(number: int, _: object) -> None:
         # A second signal would interrupt the removal of the folder.
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        for other in SIGNALS:
+            signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = {each: signal.signal(each, end) for each in SIGNALS}
+    before = {number: signal.signal(number, end) for number in SIGNALS}
     try:
         with tempfile.TemporaryDirectory(prefix=prefix) as folder:
             yield Path(folder)
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def started(commands: Mapping[str, Sequence[object]]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Start trainings by name, each with a script and its flags. If the block ends before they do, they are
-    ended, after a last checkpoint if they write any.
+    """Start trainings by name, each with a script and its flags.
+
+    If the block ends before they do, they are ended, after a last checkpoint if they write any.
 
     Raises:
         UserError: on each rank of a launch of several.
@@ -85,7 +85,7 @@ def have_ended(begun: Mapping[str, subprocess.Popen[bytes]]) -> bool:
     """Return true if all trainings have ended.
 
     Raises:
-        UserError: when one failed, which has said why.
+        UserError: when one failed; its output has the reason.
     """
     statuses = {name: process.poll() for name, process in begun.items()}
     for name, status in statuses.items():
@@ -97,8 +97,9 @@ def have_ended(begun: Mapping[str, subprocess.Popen[bytes]]) -> bool:
 def newest(
     folders: Mapping[str, Path], begun: Mapping[str, subprocess.Popen[bytes]]
 ) -> Iterator[dict[str, Follower]]:
-    """Yield the followers of training folders, by name, each time that one is newer and all have a model;
-    until all trainings have ended.
+    """Yield the followers of training folders, by name, each time that one is newer and all have a model.
+
+    Ends with the last training.
 
     Raises:
         UserError: see `have_ended`, and `Follower`.
@@ -111,10 +112,10 @@ def newest(
         # Checked first: the last checkpoint may come after the last check of its folder.
         ended, is_newer = have_ended(begun), False
         for name, folder in folders.items():
-            found = newest_in(folder)
+            checkpoint = newest_in(folder)
             if name in followers:
                 is_newer |= followers[name].refresh()
-            elif found is not None and step_of(found) > 0:
+            elif checkpoint is not None and step_of(checkpoint) > 0:
                 followers[name], is_newer = Follower(folder, checkpoint=LATEST), True
         if is_newer and len(followers) == len(folders):
             yield followers

@@ -28,7 +28,7 @@ from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcas
 from recsuite.sharding.dynamic_ranks import counts_of, describe_counts
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import Metric, ModelInput
-from recsuite.sharding.storage import describe_storage
+from recsuite.sharding.table import describe_storage
 from recsuite.sharding.table_rules import TableRule
 from recsuite.training.callbacks import (
     Callback,

@@ -170,11 +170,11 @@ def _vectors_of_rows(columns: Columns, projection: VectorProjection) -> tuple[to
     records, rows = columns.column(f"{name}_features"), next(t.rows for t in columns.tables if t.name == name)
     # Among the dense numbers of all entities those of users come first.
     before = sum(feature.width for feature in columns.numbers if feature.entity == USER)
-    first = projection.places[0] - (before if projection.entity == ITEM else 0)
+    first = projection.columns[0] - (before if projection.entity == ITEM else 0)
     own = records["features"][:, columns.place_of(projection.entity)]
     # In 64 bits: vectors may be nearly collinear, and ranks add up in another order.
-    vectors, counts = np.zeros((rows, len(projection.places))), np.zeros(rows)
-    vectors[own] = np.nan_to_num(records["numbers"][:, first : first + len(projection.places)])
+    vectors, counts = np.zeros((rows, len(projection.columns))), np.zeros(rows)
+    vectors[own] = np.nan_to_num(records["numbers"][:, first : first + len(projection.columns)])
     counts[own] = columns.column("item_counts") if projection.entity == ITEM else columns.user_counts()
     # Several items have the unknown row.
     vectors[UNKNOWN_ROW], counts[UNKNOWN_ROW] = 0, 0

@@ -77,8 +77,8 @@ class WorkerRaisedError(WorkerError):
         super().__init__(
             f"An exception in {failure}.\n"
             f"{traceback.rstrip()}\n"
-            "What to do: the last line says what went wrong; --num_workers 0 raises it in the main process, "
-            "where a debugger can stop at it."
+            "What to do: read the last line; --num_workers 0 raises the exception in the main process, where "
+            "a debugger can stop at it."
         )
 
 
@@ -96,7 +96,7 @@ class WorkerSilentError(WorkerError):
     """A worker is alive, but has not answered in time."""
 
     def __init__(self, failure: WorkerFailure, timeout: float, stack: str) -> None:
-        where = "It did not say where it is: it has not begun yet, or it is stopped."
+        where = "It wrote no stack: it has not started yet, or it is stopped."
         if stack:
             where = f"Where it is:\n{stack.rstrip()}"
         super().__init__(
@@ -116,7 +116,7 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
     if exitcode == SERVER_GONE and failure.mp_context == "forkserver":
         return (
             "The server that forks workers has ended, and the worker with it.",
-            "find out which process ended it (most often a signal to the process group), and start again.",
+            "find the process that ended it (most often by a signal to the process group), and start again.",
         )
     if exitcode >= 0:
         return (
@@ -152,7 +152,7 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
             "the stack shows the call; packages that do not match are the usual reason: "
             f"{script_name()} --doctor checks them.",
         )
-    return f"{fact}, which another process sent.", "find out which one, and start again."
+    return f"{fact}, which another process sent.", "find that process, and start again."
 
 
 CLOSE_SECONDS = 2.0
@@ -199,8 +199,9 @@ class WorkerHandle:
 def start_workers(
     workers: list[WorkerHandle], source: BatchSource, ring: Ring, context: Any, rank: int, num_workers: int
 ) -> None:
-    """Start `num_workers` workers. Add each to the list at once, so that it is known after an exception. The
-    slots of the ring are divided among them.
+    """Start `num_workers` workers with equal parts of the slots of the ring.
+
+    Each is added to the list at once, so that it is known after an exception.
     """
     if context.get_start_method() == "forkserver":
         context.set_forkserver_preload(list(PRELOADED))
@@ -230,10 +231,7 @@ def start_workers(
 
 @contextlib.contextmanager
 def _without_main_script(source: BatchSource) -> Iterator[None]:
-    """Start workers without the script of this process, which may import torch.
-
-    Only if the data set needs nothing that the script defines.
-    """
+    """Start workers without this process's script, which may import torch, unless the data set needs it."""
     if b"__main__" in pickle.dumps(source):
         yield
         return
@@ -313,8 +311,8 @@ def check_pickle(source: BatchSource, mp_context: str) -> None:
         ) from error
     if size > PICKLE_LIMIT:
         raise UserError(
-            f"{name} pickles to {size:,} bytes, which every worker would copy, and {PICKLE_LIMIT:,} is the "
-            "limit; keep the data in files that are memory-mapped where they are first used."
+            f"{name} must pickle to at most {PICKLE_LIMIT:,} bytes, because every worker copies it, got "
+            f"{size:,}; keep the data in files that are memory-mapped where they are first used."
         )
 
 
@@ -338,9 +336,9 @@ class WorkerPool:
         rank: int = 0,
     ) -> None:
         if num_workers < 1:
-            raise ValueError(f"a pool of {num_workers} workers makes no batch; without workers call `make`")
+            raise ValueError(f"num_workers must be at least 1, got {num_workers}; without any call `make`")
         if prefetch_factor > MAX_PREFETCH_FACTOR:
-            raise ValueError(f"prefetch_factor {prefetch_factor} is above {MAX_PREFETCH_FACTOR}")
+            raise ValueError(f"prefetch_factor must be at most {MAX_PREFETCH_FACTOR}, got {prefetch_factor}")
         # Before any memory or process is allocated: it costs nothing, and gives a sentence instead of a
         # traceback from the start of a worker.
         check_pickle(source, mp_context)
@@ -405,7 +403,7 @@ class WorkerPool:
         while order:
             self._check_open()
             if self._pass != this_pass:
-                raise RuntimeError("another pass over the same loader has begun; a pool makes one at a time")
+                raise RuntimeError("another pass over the same loader has begun; a pool has one at a time")
             worker = self._workers[order.popleft()]
             arrays = self._receive(worker)
             # Before the batch is returned: the worker makes the next one while the consumer computes.

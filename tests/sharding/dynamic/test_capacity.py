@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from recsuite.config.sections import TablesConfig
@@ -44,10 +42,5 @@ def test_a_training_on_all_files_has_places_by_the_ids_in_them() -> None:
     ("capacity", "table"), [("auto", "user"), ("user=160", "item"), ("item=auto,16", "item")]
 )
 def test_a_stream_does_not_count_the_ids_of_its_files(capacity: str, table: str) -> None:
-    sentence = (
-        f"--capacity {capacity} is auto for the table {table}, which counts the ids of all files, and a "
-        "stream must not know those that come later; give a number of places such as 10000, which may grow "
-        "to 8 times as many, or a share of the memory such as 25%."
-    )
-    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
+    with pytest.raises(UserError, match=rf"^--capacity auto .*table {table}\).* to 8 times"):
         places(capacity, 800, 16, is_stream=True)
