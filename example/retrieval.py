@@ -127,7 +127,7 @@ def follow(follower: Follower) -> None:
 
 def measure(model: ServedModel, viewers: Sequence[Viewer]) -> None:
     """Compare the index with exact search, for several numbers of probed lists."""
-    from recsuite.serving.index import K, curve_lines, recall_curve
+    from recsuite.extras.index import K, curve_lines, recall_curve
 
     told = [viewer.values(model.snapshot) for viewer in viewers]
     users, items = model.vectors_of({name: [values[name][0] for values in told] for name in told[0]})

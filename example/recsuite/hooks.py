@@ -13,6 +13,7 @@ EXTRAS: Mapping[str, str] = {
     "gaussian": "recsuite.extras.gaussian",
     "graph": "recsuite.extras.graph",
     "guess": "recsuite.extras.guess.proposal",
+    "index": "recsuite.extras.index",
     "kafka": "recsuite.extras.kafka",
     "names": "recsuite.extras.guess.names",
     "profiler": "recsuite.extras.profiler",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -236,34 +235,6 @@ def test_an_invalid_request_for_similar_items_is_refused_with_one_message(asked:
     with pytest.raises(UserError, match=sentence):
         ranking().similar_items(*asked)
     assert ranking().similar_items([]) == []
-
-
-# --- an index -------------------------------------------------------------------------------------------
-
-
-def test_an_index_finds_nine_of_ten_of_the_best_items() -> None:
-    pytest.importorskip("faiss")
-    model = ServedModel(snapshot_of("ranking", items=5_000))
-    users = NAMES["user"]
-    recall = model.recall(users, k=10)
-    print(f"recall@10 among 5,000 items: {recall:.3f}")
-    assert recall >= 0.9
-    exact, near = (model.recommend(users, approximate=approximate) for approximate in (False, True))
-    for wanted, mine in zip(exact, near, strict=True):
-        # The same item has the same score.
-        scores = dict(wanted)
-        assert all(score == scores.get(item, score) for item, score in mine)
-        assert [score for _, score in mine] == sorted((score for _, score in mine), reverse=True)
-
-
-def test_without_faiss_or_a_model_for_ranking_an_index_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        UserError, match="requires scores that are products of vectors, as those of --task ranking"
-    ):
-        ServedModel(snapshot_of("rating")).recommend([1], approximate=True)
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match="requires faiss, which is not installed; run pip install faiss-cpu"):
-        ranking().recommend([1], approximate=True)
 
 
 # --- newer models ---------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ VOCABULARY = "vocabulary.json"
 CONFIG = "config.json"
 # Features of an export; a checkpoint has those of the schema.
 FEATURES_FILE = "features.json"
+# Key in `Manifest.about` of an index of the items, which the extra `index` writes into an export.
+INDEX = "index"
 # Types of tensors: name in the header of a safetensors file to name in a manifest.
 TYPES = {
     "BOOL": "bool",

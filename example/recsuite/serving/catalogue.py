@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,12 @@ import torch
 
 from recsuite.datasets.schema import HISTORY, ITEM, Schema
 from recsuite.errors import UserError, printable
+from recsuite.hooks import extra
 from recsuite.models.heads import TwoSided
 from recsuite.models.layers import Members
 from recsuite.models.retrieval import NOTHING_ADDED, Added, mask_excluded, sum_of_pairs
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import first_label
-from recsuite.serving.index import IndexCache, NearestItems
 from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
@@ -60,6 +61,25 @@ class Pairs:
         """Return scores of all users with all items, float32 [U, N]. users, items: positions, [U], [N]."""
         pairs = users.repeat_interleave(len(items)), items.repeat(len(users))
         return self.score_pairs(*pairs).view(len(users), len(items))
+
+
+class IndexCache:
+    """Index of the newest model that was asked for one; the extra `index` makes the next one from it.
+
+    lists: of an index, as written with a model; None for none.
+    """
+
+    def __init__(self, lists: Any = None) -> None:
+        self._lists = lists
+        self._newest: Any = None
+        self._lock = threading.Lock()
+
+    def of(self, keys: torch.Tensor, vectors: torch.Tensor) -> Any:
+        """Return the index of these items, a `NearestItems` of the extra `index`."""
+        # If several threads ask for the first index of a model, one makes it and the others wait.
+        with self._lock:
+            self._newest = extra("index").updated(self._newest, self._lists, keys, vectors)
+            return self._newest
 
 
 @dataclass(frozen=True)
@@ -105,8 +125,8 @@ class Items:
         return torch.nn.functional.normalize(self.vectors[:, 1:], dim=1)
 
     @functools.cached_property
-    def nearest(self) -> NearestItems:
-        """Index of faiss; made, or updated to this model, at the first access.
+    def nearest(self) -> Any:
+        """Index of faiss, see `IndexCache.of`; made, or updated to this model, at the first access.
 
         Raises:
             UserError: when faiss is not installed, the scores are more than products of vectors, or these are
@@ -119,15 +139,9 @@ class Items:
                 "An approximate search requires scores that are products of vectors, as those of --task "
                 "ranking; leave approximate out."
             )
-        try:
-            # All vectors share the scale by which rows decay. Without it, the vector of an item that was not
-            # looked up stays the same, so the index need not move it.
-            return self.kept.of(self.keys, self.vectors / self.head.row_scale)
-        except ImportError:
-            raise UserError(
-                "An approximate search requires faiss, which is not installed; run pip install faiss-cpu, or "
-                "leave approximate out."
-            ) from None
+        # All vectors share the scale by which rows decay. Without it, the vector of an item that was not
+        # looked up stays the same, so the index need not move it.
+        return self.kept.of(self.keys, self.vectors / self.head.row_scale)
 
     def only(self, candidates: Any) -> Items:
         """Return the candidates that were in the training, each once, in the order of the items."""

@@ -28,6 +28,7 @@ from recsuite.checkpoint.format import (
     ADDED_LATER,
     CONFIG,
     FEATURES_FILE,
+    INDEX,
     MANIFEST,
     VOCABULARY,
     Manifest,
@@ -57,10 +58,10 @@ from recsuite.datasets.schema import DENSE as DENSE_NUMBER
 from recsuite.datasets.source import FIRST_SCHEMA
 from recsuite.errors import UserError, printable, with_article
 from recsuite.files import LARGEST, parsed, typed
+from recsuite.hooks import extra
 from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
 from recsuite.runtime.console import say
-from recsuite.serving.index import read_lists
 from recsuite.serving.snapshot import IdTable, ServedTable, Snapshot, TableChange, VocabularyTable
 
 
@@ -143,7 +144,7 @@ def _read_base(
         follows=_follows(folder, manifest),
         trained=folder,
         config=config,
-        lists=read_lists(folder, manifest),
+        lists=extra("index").read_lists(folder, manifest) if INDEX in manifest.about else None,
         task_name=model.task,
         maker=maker,
         accepts_changed=accepts_changed,

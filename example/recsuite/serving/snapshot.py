@@ -23,7 +23,6 @@ from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask, predictions_of
-from recsuite.serving.index import ItemLists
 from recsuite.serving.request import (
     HISTORY_AGES,
     HISTORY_RATINGS,
@@ -399,7 +398,7 @@ class Snapshot:
     follows: ParentLink
     trained: Path
     config: dict[str, Any]
-    lists: ItemLists | None = None
+    lists: Any = None
     task_name: str = "rating"
     maker: ModelMaker | None = None
     accepts_changed: bool = False

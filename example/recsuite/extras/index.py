@@ -7,26 +7,23 @@ import functools
 import importlib
 import math
 import statistics
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from recsuite.checkpoint.format import Manifest
+from recsuite.checkpoint.format import INDEX, Manifest
 from recsuite.checkpoint.shards import write_shard_file
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file, plain, typed
 from recsuite.models.retrieval import ranked, top_items
 from recsuite.runtime.console import say
-
-if TYPE_CHECKING:
-    from recsuite.serving.catalogue import Items
+from recsuite.serving.catalogue import Items
 
 # No pairs to exclude: the caller excludes the items that users have had.
 NOTHING = torch.empty(2, 0, dtype=torch.int64)
@@ -185,7 +182,7 @@ def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> ItemLists:
     keys: int64 [N], ascending; vectors: float32 [N, D].
 
     Raises:
-        ImportError: when faiss is not installed.
+        UserError: when faiss is not installed.
     """
     nobody = torch.empty(0, dtype=torch.int64)
     if not len(keys):
@@ -224,8 +221,6 @@ def fingerprints_of(halves: torch.Tensor) -> torch.Tensor:
 
 # A name that readers from before there were indexes ignore.
 FILE = "items.index"
-# Key of the index in `Manifest.about`.
-INDEX = "index"
 TENSORS = ("centres", "keys", "numbers", "prints")
 
 
@@ -247,12 +242,7 @@ def write_lists(folder: Path, lists: ItemLists) -> dict[str, Any]:
 
 
 def read_lists(folder: Path, manifest: Manifest) -> ItemLists | None:
-    """Read the lists that were written with a model; None if there are none.
-
-    Also None, with a printed line, if they are damaged.
-    """
-    if INDEX not in manifest.about:
-        return None
+    """Read the lists that were written with a model; None, with a printed line, if they are damaged."""
     try:
         return _read(folder, manifest.about[INDEX])
     except (UserError, OSError, SafetensorError, TypeError, ValueError) as error:
@@ -318,7 +308,7 @@ class NearestItems:
         index: the faiss index with the vectors of the previous model.
 
         Raises:
-            ImportError: when faiss is not installed.
+            UserError: when faiss is not installed.
         """
         sorted_keys, self._order = keys.sort()
         vectors = vectors[self._order]
@@ -402,34 +392,24 @@ class NearestItems:
         return self._order[torch.searchsorted(self.lists.keys, keys).clamp(max=len(self) - 1)]
 
 
-class IndexCache:
-    """Index of the newest model that was asked for one; the index of the next model is made from it."""
+def updated(
+    previous: NearestItems | None, lists: ItemLists | None, keys: torch.Tensor, vectors: torch.Tensor
+) -> NearestItems:
+    """Return the index of the items of a model, and print the time if new lists took long to make.
 
-    def __init__(self, lists: ItemLists | None = None) -> None:
-        """Start without an index. lists: those that were written with a model."""
-        self._lists = lists
-        self._newest: NearestItems | None = None
-        self._lock = threading.Lock()
+    previous: of the previous model; None if there is none, and then `lists` that were written with a model
+    are used, if any. keys, vectors: see `NearestItems`.
 
-    def of(self, keys: torch.Tensor, vectors: torch.Tensor) -> NearestItems:
-        """Return the index of these items, see `NearestItems`; print the time if making it again took long.
-
-        Raises:
-            ImportError: when faiss is not installed.
-        """
-        begin = time.perf_counter()
-        # If several threads ask for the first index of a model, one makes it and the others wait.
-        with self._lock:
-            if self._newest is None:
-                before, newest = self._lists, NearestItems(keys, vectors, self._lists)
-            else:
-                before, newest = self._newest.lists, self._newest.after(keys, vectors)
-            self._newest = newest
-        seconds = time.perf_counter() - begin
-        was_made = before is None or newest.lists.centres is not before.centres
-        if was_made and seconds > SAID:
-            say(f"the index of {len(newest):,} items was made in {seconds:.1f} s")
-        return newest
+    Raises:
+        UserError: when faiss is not installed.
+    """
+    begin = time.perf_counter()
+    index = previous.after(keys, vectors) if previous else NearestItems(keys, vectors, lists)
+    seconds, before = time.perf_counter() - begin, previous.lists if previous else lists
+    was_made = before is None or index.lists.centres is not before.centres
+    if was_made and seconds > SAID:
+        say(f"the index of {len(index):,} items was made in {seconds:.1f} s")
+    return index
 
 
 def _empty_index(dim: int, num_lists: int) -> Any:
@@ -455,4 +435,10 @@ def _padded(vectors: torch.Tensor) -> np.ndarray:
 
 def _faiss() -> Any:
     # Imported by name: the type stubs of faiss are incomplete.
-    return importlib.import_module("faiss")
+    try:
+        return importlib.import_module("faiss")
+    except ModuleNotFoundError:
+        raise UserError(
+            "An approximate search requires faiss, which is not installed; run pip install faiss-cpu, or "
+            "leave approximate out."
+        ) from None
