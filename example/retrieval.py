@@ -27,7 +27,7 @@ from recsuite.remote import is_remote
 from recsuite.runtime.console import say
 
 if TYPE_CHECKING:
-    from recsuite.serving.recommend import Viewer
+    from recsuite.extras.recommend import Viewer
     from recsuite.serving.served import Follower, ServedModel
 
 DEFAULTS = (
@@ -81,7 +81,7 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
     if context.rank != 0:
         return
     from recsuite.checkpoint.folder import LATEST
-    from recsuite.serving.recommend import open_viewer, page
+    from recsuite.extras.recommend import open_viewer, page
     from recsuite.serving.served import Follower, ServedModel
 
     best = ServedModel.open(config.checkpoint.save_dir, config.checkpoint.checkpoint)

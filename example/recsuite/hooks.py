@@ -17,6 +17,7 @@ EXTRAS: Mapping[str, str] = {
     "kafka": "recsuite.extras.kafka",
     "names": "recsuite.extras.guess.names",
     "profiler": "recsuite.extras.profiler",
+    "recommend": "recsuite.extras.recommend",
     "report": "recsuite.extras.reports.report",
     "schema": "recsuite.extras.guess.writer",
     "segments": "recsuite.extras.reports.segments",

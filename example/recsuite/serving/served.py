@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -53,10 +53,8 @@ from recsuite.serving.request import (
     values_of_users,
 )
 from recsuite.serving.snapshot import Snapshot
+from recsuite.serving.training_data import TrainingFeatures, data_at
 from recsuite.training.progress import Progress
-
-if TYPE_CHECKING:
-    from recsuite.serving.recommend import TrainingFeatures
 
 LABELLED_HISTORY = {HISTORY, HISTORY_RATINGS, HISTORY_AGES}
 NO_HISTORY_WARNING = (
@@ -106,9 +104,7 @@ class ServedModel:
         """
         served = ServedModel(read_settled(folder_at(folder), checkpoint, model, accept_changed_model))
         if data_path:
-            from recsuite.serving.recommend import tell
-
-            tell(served, str(data_path), str(folder))
+            served.tell(data_at(served.snapshot, str(data_path), str(folder)).features)
         return served
 
     @property

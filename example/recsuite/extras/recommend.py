@@ -6,26 +6,20 @@ was in the training and, unless --seen allows it, the user has not had it.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from recsuite.checkpoint.chain import describe_choice, requested_kind
-from recsuite.checkpoint.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
-from recsuite.config.sections import NEWEST
 from recsuite.datasets.schema import (
     CLICKS,
     COUNT,
-    ENTITIES,
-    HISTORY,
     ITEM,
     RATING,
     USER,
@@ -33,164 +27,16 @@ from recsuite.datasets.schema import (
     RawData,
     Schema,
 )
-from recsuite.datasets.source import locate, look, read
-from recsuite.errors import UserError, counted, format_duration, printable
-from recsuite.files import digest_of_bytes
+from recsuite.datasets.source import look
+from recsuite.errors import counted, format_duration, printable
 from recsuite.models.tasks import ModelMaker
 from recsuite.remote import folder_at
 from recsuite.runtime.console import say
 from recsuite.serving.followers import follow, retried, wait_for_first
-from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS, type_of
+from recsuite.serving.request import type_of
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    import pandas
-
-
-class UserEvents:
-    """Events of each user, the oldest first: positions of items, labels and times.
-
-    With several types of events they include the context, and the label is the position of the type.
-    """
-
-    def __init__(self, raw: RawData) -> None:
-        events, context = raw.events, raw.context
-        columns = events.user, events.item, events.label, events.time
-        if context is not None:
-            more = context.user, context.item, context.label, context.time
-            columns = tuple(map(np.concatenate, zip(columns, more, strict=True)))  # type: ignore[assignment]
-        user, item, label, time = columns
-        order = np.lexsort([time, user])
-        self.columns = tuple(column[order] for column in (item, label, time))
-        counts = np.bincount(user, minlength=len(raw.users))
-        self._ends = np.concatenate([[0], np.cumsum(counts)])
-
-    def of(
-        self, place: int, longest: int | None = None, before: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return positions of items, labels and times of the last events of a user, at most `longest`.
-
-        place: position of the user; -1 for an unknown one, without events. before: keep only events strictly
-        before this time, in seconds since 1970.
-        """
-        first, end = self._ends[place : place + 2] if place >= 0 else (0, 0)
-        items, labels, times = (column[first:end] for column in self.columns)
-        number = len(times) if before is None else int(np.searchsorted(times, before))
-        last = slice(0 if longest is None else max(0, number - longest), number)
-        return items[last], labels[last], times[last]
-
-
-def ages_in(times: np.ndarray, before: int | None = None) -> list[int]:
-    """Return the ages of a user's earlier events, in seconds before an event.
-
-    times: of the earlier events, int64 [n], the oldest first. before: time of the event; None for the time of
-    the newest earlier one.
-    """
-    if before is None:
-        before = int(times[-1]) if len(times) else 0
-    return (before - times).tolist()
-
-
-class KnownFeatures:
-    """Features of users or items from the tables of the data."""
-
-    def __init__(self, frame: pandas.DataFrame, schema: Schema, entity: str) -> None:
-        self.name = schema.name_of(entity)
-        self.values = {
-            feature.name: [None if _is_missing(value) else value for value in frame[feature.column].tolist()]
-            for feature in schema.features
-            if feature.entity == entity and feature.column in frame
-        }
-        self.ids: list[Any] = self.values[self.name]
-        self.places = {each: place for place, each in enumerate(self.ids)}
-
-    def of(self, ids: Sequence[Any]) -> dict[str, Any]:
-        """Return the features of some ids; only the id for an id that is not in the data."""
-        places, found = [self.places.get(each) for each in ids], dict[str, Any]()
-        for name, values in self.values.items():
-            nothing: Any = [] if isinstance(next(iter(values), None), list) else None
-            found[name] = [nothing if place is None else values[place] for place in places]
-        return {**found, self.name: [*ids]}
-
-
-def _is_missing(value: Any) -> bool:
-    return isinstance(value, float) and np.isnan(value)
-
-
-class TrainingFeatures:
-    """Features of users and items, and histories of users, from the data of a training.
-
-    longest: maximum length of a history.
-    """
-
-    def __init__(self, raw: RawData, schema: Schema, longest: int) -> None:
-        self.longest, self._shown, self._has_types = longest, schema.shown, bool(schema.event_types)
-        self.users = KnownFeatures(raw.users, schema, USER)
-        self.items = KnownFeatures(raw.items, schema, ITEM)
-        self._events = UserEvents(raw)
-
-    def digest(self) -> str:
-        """Return a digest of all of it."""
-        # Vectors are arrays.
-        features = json.dumps(
-            [self.users.values, self.items.values],
-            default=lambda value: digest_of_bytes(value) if isinstance(value, np.ndarray) else str(value),
-        ).encode()
-        return digest_of_bytes(features, *map(np.ascontiguousarray, self._events.columns))
-
-    def of_users(
-        self, users: Sequence[Any], snapshot: Snapshot, ends: Sequence[int | None] | None = None
-    ) -> dict[str, Any]:
-        """Return the features of users, and their histories if the model takes them.
-
-        ends: the time before which each history ends, in seconds since 1970; None for all of it.
-        """
-        names = snapshot.names_of((USER,))
-        values = {name: given for name, given in self.users.of(users).items() if name in names}
-        if not snapshot.takes_history:
-            return values
-        ends, ids = ends or [None] * len(users), self.items.ids
-        found = [
-            self._events.of(self.users.places.get(user, -1), self.longest, end)
-            for user, end in zip(users, ends, strict=True)
-        ]
-        values[HISTORY] = [[ids[place] for place in places.tolist()] for places, _, _ in found]
-        values[HISTORY_RATINGS] = [
-            [self._shown(label) for label in labels.tolist()] for _, labels, _ in found
-        ]
-        if snapshot.takes_ages:
-            values[HISTORY_AGES] = [
-                ages_in(times, end) for (_, _, times), end in zip(found, ends, strict=True)
-            ]
-        return values
-
-    def seen_items(self, users: Sequence[Any]) -> list[list[Any]]:
-        """Return all items of each user, also more than a history takes."""
-        return [[self.items.ids[place] for place in self.events(user)[0].tolist()] for user in users]
-
-    def events(self, user: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return all events of a user without the context, see `UserEvents.of`."""
-        items, labels, times = self._events.of(self.users.places.get(user, -1))
-        if not self._has_types:
-            return items, labels, times
-        is_event = labels == 1
-        return items[is_event], labels[is_event], times[is_event]
-
-    def has_history(self, user: Any) -> bool:
-        """Return True if a user has an event of any type."""
-        return len(self._events.of(self.users.places.get(user, -1), 1)[0]) > 0
-
-    def item_counts(self) -> np.ndarray:
-        """Return the number of events of each item, without the context, int64 [items]."""
-        items, labels, _ = self._events.columns
-        return np.bincount(items[labels == 1] if self._has_types else items, minlength=len(self.items.ids))
-
-    def of_items(self, snapshot: Snapshot, items: Sequence[Any] | None = None) -> dict[str, list[Any]]:
-        """Return the features of some items, or of all items, that a model takes."""
-        names, ids = snapshot.names_of((ITEM,)), self.items.ids if items is None else items
-        return {name: given for name, given in self.items.of(ids).items() if name in names}
-
+from recsuite.serving.training_data import TrainingFeatures, read_training_data, with_data_flags
 
 DAMPING = 20
 MOST_SHOWN = 5
@@ -364,78 +210,20 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     given: see `recommend`.
 
     Raises:
-        UserError: when the data cannot be obtained, or are not those of the model.
+        UserError: see `read_training_data`.
     """
-    recorded = checked_flags(model.snapshot.trained, model.snapshot.config)
-    config = _data_of(model, config, given)
-    schema = model.snapshot.schema
-    source = locate(config.data, config.runtime.seed)
-    if source.schema.event_types != schema.event_types:
-        here = ", ".join(source.schema.event_types) or "none"
-        there = ", ".join(schema.event_types) or "none"
-        raise UserError(
-            f"{source.folder} has events of the types {printable(here)}, and the model was trained with "
-            f"{printable(there)}; give the --data_path and the schema of its training."
-        )
-    raw = read(source, config.data)
-    for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
-        name, column = schema.name_of(entity), schema.column_of(entity)
-        if column not in frame:
-            raise UserError(
-                f"{source.folder} has no column {column}, by which the model knows each {name}; give the "
-                "--data_path of its training."
-            )
-        _check_ids(source.folder, model, name, frame[column].tolist())
-    say(f"titles and {schema.labels} are those of {source.folder}")
+    data, schema = read_training_data(model.snapshot, config, given), model.snapshot.schema
+    model.tell(data.features)
     # Without --user, as in the script of a training, take the user of the newest event.
-    newest = raw.users[schema.column_of(USER)].iloc[raw.events.user[raw.events.time.argmax()]]
-    # An export does not record the length of a history: there the flag counts.
-    told = TrainingFeatures(raw, schema, int(recorded.get(HISTORY, config.data.history)))
-    model.tell(told)
-    return Viewer(raw, schema, config.serving.user or str(newest), told)
-
-
-def tell(model: ServedModel, data_path: str, save_dir: str) -> RawData:
-    """Give a model the features and histories in the data of its training, and return the data.
-
-    See `open_viewer`.
-    """
-    given = {"data_path": data_path, "save_dir": save_dir}
-    config = Config.of(**given, load=NEWEST)
-    config.validate()
-    return open_viewer(model, config, given).raw
-
-
-def _data_of(model: ServedModel, config: Config, given: Collection[str]) -> Config:
-    """Return the configuration with the data flags of a model's training."""
-    written = model.snapshot.trained
-    recorded = checked_flags(written, model.snapshot.config)
-    if not (recorded or config.data.dataset or config.data.data_path):
-        raise UserError(
-            f"--save_dir {config.checkpoint.save_dir} does not say which data its model was trained on; give "
-            "--data_path."
-        )
-    # An empty path, as from a variable that is not set, counts as not given.
-    named = {name for name in given if config.flags[name] != ""}
-    return merged(written, config, data_flags_of(written, recorded, named))
-
-
-def _check_ids(folder: Path, model: ServedModel, name: str, ids: list[Any]) -> None:
-    """Refuse data that cannot be those of the training. ids: of all users or all items; name: their name."""
-    table, where = model.snapshot.tables[name], "give the --data_path of its training"
-    # In one direction only: data that have grown since the training still have all ids of the training.
-    missing = table.missing_in(ids)
-    if missing:
-        raise UserError(
-            f"{folder} has no {name} {printable(min(missing))}, and the model was trained on one; {where}."
-        )
-    if table.num_values and not bool(model.snapshot.known(name, ids).any()):
-        raise UserError(f"{folder} has no {name} that the model was trained on; {where}.")
+    raw, events = data.raw, data.raw.events
+    newest = raw.users[schema.column_of(USER)].iloc[events.user[events.time.argmax()]]
+    return Viewer(raw, schema, config.serving.user or str(newest), data.features)
 
 
 def _seen(model: ServedModel, config: Config, given: Collection[str]) -> object:
     """Return the run of the model, and the sizes of its data files; see `open_viewer`."""
-    source = look(_data_of(model, config, given).data, config.runtime.seed)[1]
+    data = with_data_flags(model.snapshot, config, given).data
+    source = look(data, config.runtime.seed)[1]
     return model.run, None if source is None else {file.name: file.size for file in source.files}
 
 
