@@ -170,14 +170,14 @@ class TrainingFeatures:
 
 
 @dataclass(frozen=True)
-class TrainingData:
+class ServedData:
     """Data of a training in memory, and the features and histories in them."""
 
     raw: RawData
     features: TrainingFeatures
 
 
-def data_at(snapshot: Snapshot, data_path: str, save_dir: str) -> TrainingData:
+def data_at(snapshot: Snapshot, data_path: str, save_dir: str) -> ServedData:
     """Return the data of a model's training in a folder or file, see `read_training_data`.
 
     save_dir: of the model, for messages.
@@ -188,7 +188,7 @@ def data_at(snapshot: Snapshot, data_path: str, save_dir: str) -> TrainingData:
     return read_training_data(snapshot, config, given)
 
 
-def read_training_data(snapshot: Snapshot, config: Config, given: Collection[str]) -> TrainingData:
+def read_training_data(snapshot: Snapshot, config: Config, given: Collection[str]) -> ServedData:
     """Read the data of a model's training, and print their folder.
 
     given: the flags of the command line, which take precedence over those in the checkpoint.
@@ -219,7 +219,7 @@ def read_training_data(snapshot: Snapshot, config: Config, given: Collection[str
     say(f"titles and {schema.labels} are those of {source.folder}")
     # An export does not record the length of a history: there the flag counts.
     longest = int(recorded.get(HISTORY, config.data.history))
-    return TrainingData(raw, TrainingFeatures(raw, schema, longest))
+    return ServedData(raw, TrainingFeatures(raw, schema, longest))
 
 
 def with_data_flags(snapshot: Snapshot, config: Config, given: Collection[str]) -> Config:
