@@ -220,7 +220,7 @@ def test_public_docstrings_have_arguments_results_errors_and_an_example(name: st
     assert "UserError: " in text or not called & functions_that_raise() or found is recsuite.UserError
     if any("RuntimeContext" in str(each.annotation) for each in parameters):
         assert "ollective" in text
-    (*_, example) = re.findall(r"\n\n((?: {4}.*(?:\n|$)|\n)+)", text)
+    (*_, example) = re.findall(r"\n(?:|Example:)\n((?: {4}.*(?:\n|$)|\n)+)", text)
     ast.parse(textwrap.dedent(example))
     assert {*re.findall(r"\brs\.(\w+)", example)} <= recsuite.PUBLIC.keys()
 
