@@ -61,14 +61,14 @@ def recall_curve(users: torch.Tensor, items: Items, k: int = K) -> list[SearchPo
 
 
 def _point(users: torch.Tensor, items: Items, best: torch.Tensor, breadth: int) -> SearchPoint:
-    k, seconds, found = best.shape[1], [], 0
+    k, seconds, num_found = best.shape[1], [], 0
     for user, wanted in zip(users.split(1), best.tolist(), strict=True):
         begin = time.perf_counter()
-        places = items.near(user, k, NOTHING, breadth)
-        places = ranked(items.head, user, items.vectors, places)[0][:, :k]
+        positions = items.near(user, k, NOTHING, breadth)
+        positions = ranked(items.head, user, items.vectors, positions)[0][:, :k]
         seconds.append(time.perf_counter() - begin)
-        found += len({*wanted} & {*places[0].tolist()})
-    recall = found / best.numel() if best.numel() else 1.0
+        num_found += len({*wanted} & {*positions[0].tolist()})
+    recall = num_found / best.numel() if best.numel() else 1.0
     return SearchPoint(breadth, recall, 1e6 * statistics.median(seconds), breadth == items.nearest.breadth)
 
 
@@ -143,14 +143,14 @@ class ItemLists:
             return None
         prints = fingerprints_of(self.units_of(vectors))
         comes = torch.ones(len(keys), dtype=torch.bool)
-        places = torch.searchsorted(self.keys, keys).clamp(max=max(0, len(self.keys) - 1))
+        positions = torch.searchsorted(self.keys, keys).clamp(max=max(0, len(self.keys) - 1))
         if len(self.keys):
-            comes = (self.keys[places] != keys) | (self.prints[places] != prints)
+            comes = (self.keys[positions] != keys) | (self.prints[positions] != prints)
         came, num_longer = self.came + int(comes.sum()), int(self._are_longer(vectors).sum())
         if came > MAX_CHANGED_SHARE * self.made_of or num_longer > MOST_LONGER * len(keys):
             return None
         numbers = torch.empty(len(keys), dtype=torch.int64)
-        numbers[~comes] = self.numbers[places[~comes]]
+        numbers[~comes] = self.numbers[positions[~comes]]
         numbers[comes] = self._nearest(vectors[comes])
         return dataclasses.replace(self, came=came, keys=keys, numbers=numbers, prints=prints), comes
 
@@ -171,9 +171,9 @@ class ItemLists:
         # centres share.
         directions = torch.nn.functional.normalize(users, dim=1)
         nearness = torch.addmm(self._half_squares, directions, self.centres[:, :-1].t(), beta=-1)
-        found = nearness.topk(breadth, dim=1, sorted=False)
+        nearest = nearness.topk(breadth, dim=1, sorted=False)
         always = torch.full((len(users), 1), len(self.centres))
-        return torch.cat([found.indices, always], dim=1), torch.nn.functional.pad(found.values, (0, 1))
+        return torch.cat([nearest.indices, always], dim=1), torch.nn.functional.pad(nearest.values, (0, 1))
 
 
 def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> ItemLists:
@@ -246,7 +246,7 @@ def read_lists(folder: Path, manifest: Manifest) -> ItemLists | None:
     try:
         return _read(folder, manifest.about[INDEX])
     except (UserError, OSError, SafetensorError, TypeError, ValueError) as error:
-        say(f"{folder} has no index that can be used ({printable(error)}); a new one will be made")
+        say(f"ignoring the index of {folder} ({printable(error)}); a new one will be made")
         return None
 
 

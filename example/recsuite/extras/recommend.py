@@ -72,9 +72,9 @@ class Viewer:
         Where no user has so many, they have as many as any.
         """
         counts = np.bincount(self.raw.events.user, minlength=len(self.features.users.ids))
-        found = np.flatnonzero(counts >= min(least, counts.max()))
-        some = found[np.linspace(0, len(found) - 1, min(number, len(found))).astype(np.int64)]
-        names = [str(self.features.users.ids[place]) for place in some]
+        users = np.flatnonzero(counts >= min(least, counts.max()))
+        some = users[np.linspace(0, len(users) - 1, min(number, len(users))).astype(np.int64)]
+        names = [str(self.features.users.ids[position]) for position in some]
         return [Viewer(self.raw, self.schema, name, self.features) for name in names]
 
     @property
@@ -118,8 +118,8 @@ class Viewer:
 def _id_of(user: str) -> int | None:
     """Return the id in a user's name, a 64-bit integer, as 5 or 5.0; None for other names."""
     # At most 19 digits: Python refuses to parse an integer of some thousand digits.
-    found = re.fullmatch(r"([+-]?)0*(\d{1,19})(?:\.0+)?", user.strip(), re.ASCII)
-    number = int(found[1] + found[2]) if found else 2**63
+    match = re.fullmatch(r"([+-]?)0*(\d{1,19})(?:\.0+)?", user.strip(), re.ASCII)
+    number = int(match[1] + match[2]) if match else 2**63
     return number if -(2**63) <= number < 2**63 else None
 
 
@@ -128,14 +128,14 @@ def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = F
 
     approximate: see `ServedModel.recommend`.
     """
-    (found,) = model.recommend([viewer.id], top, approximate=approximate)
-    places = np.array([viewer.features.items.places[item] for item, _ in found], np.int64)
-    scores = np.array([score for _, score in found], np.float32)
+    (best,) = model.recommend([viewer.id], top, approximate=approximate)
+    positions = np.array([viewer.features.items.places[item] for item, _ in best], np.int64)
+    scores = np.array([score for _, score in best], np.float32)
     schema = model.snapshot.schema
     if schema.label_kind == RATING and model.snapshot.task.evaluation == "predictions":
         # Ranked by the predictions; only the numbers shown are clipped to the range of labels.
         scores = scores.clip(schema.lowest_label, schema.highest_label)
-    return OrderedItems(places, scores)
+    return OrderedItems(positions, scores)
 
 
 def popular(viewer: Viewer, model: ServedModel, top: int) -> OrderedItems:
@@ -254,7 +254,7 @@ def page(
     approximate: see `ServedModel.recommend`.
     """
     known = viewer.is_known_to(model)
-    found = best_for(viewer, model, top, approximate) if known else popular(viewer, model, top)
+    items = best_for(viewer, model, top, approximate) if known else popular(viewer, model, top)
     schema = viewer.schema
     titles = viewer.raw.items[schema.title].map(printable).to_numpy()
     choice = describe_choice(model.progress, checkpoint, model.snapshot.metric)
@@ -276,16 +276,16 @@ def page(
         lines.append(f"{unknown}; these are the popular {schema.items}, by {how}")
     score = model.snapshot.task.score_label.format(answer=schema.answer)
     heading = score if known else "events" if by_number else "mean"
-    return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])
+    return "\n".join([*lines, _table(items, titles[items.items].tolist(), heading)])
 
 
-def _table(found: OrderedItems, titles: Sequence[str], heading: str) -> str:
+def _table(items: OrderedItems, titles: Sequence[str], heading: str) -> str:
     """Return a table with one item a line: rank, title and number."""
     width, wide = max(map(len, ["title", *titles])), max(9, len(heading))
     lines = [
         f"| rank | {'title':<{width}} | {heading:>{wide}} |",
         f"|-----:|{'-' * (width + 2)}|{'-' * (wide + 1)}:|",
     ]
-    for rank, (title, number) in enumerate(zip(titles, found.numbers, strict=True), start=1):
+    for rank, (title, number) in enumerate(zip(titles, items.numbers, strict=True), start=1):
         lines.append(f"| {rank:>4} | {title:<{width}} | {number:{wide}.3f} |")
     return "\n".join(lines)

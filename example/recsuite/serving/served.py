@@ -271,8 +271,8 @@ class ServedModel:
         Example:
             model.recommend(events=[[(1, 4.5), (3, 2.0)]], k=5)      # [[(item, score), ...]]
         """
-        items, places, scores = self.best(users, k, events, exclude, candidates, approximate)
-        return items.named(places, scores)
+        items, positions, scores = self.best(users, k, events, exclude, candidates, approximate)
+        return items.named(positions, scores)
 
     @torch.inference_mode()
     def best(
@@ -305,11 +305,11 @@ class ServedModel:
         added = items.added(values.get(HISTORY, ()), of_history)
         left_out = items.pairs(lists_of(exclude, values, len(vectors), schema), "exclude")
         if approximate:
-            places = items.near(vectors, k, left_out, added=added)
+            positions = items.near(vectors, k, left_out, added=added)
         else:
-            places = top_items(items.head, vectors, items.vectors, k, left_out, added)
-        places, scores = ranked(items.head, vectors, items.vectors, places, added)
-        return items, places[:, :k], scores[:, :k]
+            positions = top_items(items.head, vectors, items.vectors, k, left_out, added)
+        positions, scores = ranked(items.head, vectors, items.vectors, positions, added)
+        return items, positions[:, :k], scores[:, :k]
 
     def _completed(self, values: Any, events: Any = None) -> Any:
         """Return values with the features and histories that the data have for users and items given by ids.
@@ -393,9 +393,9 @@ class ServedModel:
             [{item for item, _ in mine} for mine in self.recommend(users, k, **others, approximate=search)]
             for search in (False, True)
         )
-        found = sum(len(wanted & mine) for wanted, mine in zip(exact, near, strict=True))
+        num_found = sum(len(wanted & mine) for wanted, mine in zip(exact, near, strict=True))
         total = sum(map(len, exact))
-        return found / total if total else float("nan")
+        return num_found / total if total else float("nan")
 
     @torch.inference_mode()
     def similar_items(self, items: Sequence[Any], k: int = 10) -> list[list[tuple[Any, float]]]:
@@ -420,9 +420,9 @@ class ServedModel:
         """
         check_k(k)
         known = self.items()
-        places = known.places_of(items)
-        own = known.directions[places]
-        left_out = torch.stack([torch.arange(len(places)), places])
+        positions = known.places_of(items)
+        own = known.directions[positions]
+        left_out = torch.stack([torch.arange(len(positions)), positions])
         best = top_items(InnerProduct(), own, known.directions, k, left_out)
         return known.named(*ranked(InnerProduct(), own, known.directions, best))
 

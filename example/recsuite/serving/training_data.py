@@ -84,11 +84,11 @@ class KnownFeatures:
 
     def of(self, ids: Sequence[Any]) -> dict[str, Any]:
         """Return the features of some ids; only the id for an id that is not in the data."""
-        places, found = [self.places.get(each) for each in ids], dict[str, Any]()
+        positions, features = [self.places.get(each) for each in ids], dict[str, Any]()
         for name, values in self.values.items():
             nothing: Any = [] if isinstance(next(iter(values), None), list) else None
-            found[name] = [nothing if place is None else values[place] for place in places]
-        return {**found, self.name: [*ids]}
+            features[name] = [nothing if position is None else values[position] for position in positions]
+        return {**features, self.name: [*ids]}
 
 
 def _is_missing(value: Any) -> bool:
@@ -128,17 +128,19 @@ class TrainingFeatures:
         if not snapshot.takes_history:
             return values
         ends, ids = ends or [None] * len(users), self.items.ids
-        found = [
+        histories = [
             self._events.of(self.users.places.get(user, -1), self.longest, end)
             for user, end in zip(users, ends, strict=True)
         ]
-        values[HISTORY] = [[ids[place] for place in places.tolist()] for places, _, _ in found]
+        values[HISTORY] = [
+            [ids[position] for position in positions.tolist()] for positions, _, _ in histories
+        ]
         values[HISTORY_RATINGS] = [
-            [self._shown(label) for label in labels.tolist()] for _, labels, _ in found
+            [self._shown(label) for label in labels.tolist()] for _, labels, _ in histories
         ]
         if snapshot.takes_ages:
             values[HISTORY_AGES] = [
-                ages_in(times, end) for (_, _, times), end in zip(found, ends, strict=True)
+                ages_in(times, end) for (_, _, times), end in zip(histories, ends, strict=True)
             ]
         return values
 
@@ -242,8 +244,6 @@ def _check_ids(folder: Path, snapshot: Snapshot, name: str, ids: list[Any]) -> N
     # In one direction only: data that have grown since the training still have all ids of the training.
     missing = table.missing_in(ids)
     if missing:
-        raise UserError(
-            f"{folder} has no {name} {printable(min(missing))}, and the model was trained on one; {where}."
-        )
+        raise UserError(f"{folder} has no {name} {printable(min(missing))}, which the training had; {where}.")
     if table.num_values and not bool(snapshot.known(name, ids).any()):
         raise UserError(f"{folder} has no {name} that the model was trained on; {where}.")
