@@ -211,7 +211,7 @@ def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Pa
     movies = "\n".join(["movieId,title,genres", "1,One (1990),Drama"])
     (tmp_path / "movies.csv").write_text(movies)
     (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,4.0,5\n")
-    with pytest.raises(UserError, match="has no user 2,.*--data_path"):
+    with pytest.raises(UserError, match=r"has no user 2,.*--data_path"):
         open_viewer(model, Config.of(recommend=True, user="1", data_path=str(tmp_path)), ["data_path"])
 
 

@@ -101,7 +101,7 @@ def test_a_number_that_no_chain_can_have_is_refused_at_once_and_when_it_is_set_l
 
 
 def test_a_model_that_predicts_labels_is_no_part_of_a_chain(chain: ModelChain) -> None:
-    with pytest.raises(UserError, match="The ranker .*--task ranking or sequence; none"):
+    with pytest.raises(UserError, match=r"The ranker .*--task ranking or sequence; none"):
         ModelChain(chain.retriever, ServedModel(snapshot_of("rating")))
 
 

@@ -150,8 +150,8 @@ def restore_chosen(
         manifest = _load(chain, train_state, columns, context, describe)
         if manifest.progress.stream is None and manifest.ratings != columns.digest:
             context.say(
-                f"the {columns.schema.labels} are not those of the training, or split or prepared otherwise: "
-                "it may have learned from some of the test"
+                f"the {columns.schema.labels} differ from those of the training, or their split does: "
+                "the model may have learned from the test set"
             )
         return manifest
 

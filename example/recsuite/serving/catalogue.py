@@ -147,10 +147,8 @@ class Items:
         """Return the candidates that were in the training, each once, in the order of the items."""
         wanted = set(check_ids("candidates", candidates, self.kind, self.schema))
         positions = sorted(self.places[item] for item in wanted & self.places.keys())
-        ids, which = (
-            [self.ids[position] for position in positions],
-            torch.tensor(positions, dtype=torch.int64),
-        )
+        ids = [self.ids[position] for position in positions]
+        which = torch.tensor(positions, dtype=torch.int64)
         return dataclasses.replace(
             self, ids=ids, keys=self.keys[which], vectors=self.vectors[which], kept=None
         )
