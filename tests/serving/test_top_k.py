@@ -175,7 +175,7 @@ def test_the_items_of_a_history_are_skipped_by_default(model: ServedModel) -> No
         ({"events": [[(3, 9.0)]]}, r"history_ratings.* 0\.5 and 5.*got 9\.0"),
         ({"users": [1, 2], "events": [[(3, 4.5)]]}, "'user': 2, 'history': 1"),
         ({"users": {"history": [[3]]}, "events": [[(3, 4.5)]]}, "exclude each other; give one of them"),
-        ({"users": [1], "approximate": True, "candidates": [3]}, "leave out approximate or candidates"),
+        ({"users": [1], "approximate": True, "candidates": [3]}, "approximate and candidates"),
     ],
 )
 def test_an_invalid_request_for_recommendations_is_refused_with_one_message(

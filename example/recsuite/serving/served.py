@@ -208,7 +208,7 @@ class ServedModel:
             UserError: As `score`; also without ids, or when one stands twice.
 
         Example:
-            model.describe_items({"movie": [1, 3], "year": [1995, 1999]})
+            model.describe_items({"item": [1, 3], "year": [1995, 1999]})
         """
         catalogue = described(values, self._snapshot, self._catalogue.kept)
         with self._lock:
