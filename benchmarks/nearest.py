@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from common import DOCS, bar, describe, finish, make_parser, new_figure, origin, resident_memory, table, timed
 
+from recsuite.extras.index import NearestItems
 from recsuite.models.retrieval import InnerProduct, ranked, top_items
-from recsuite.serving.index import NearestItems
 
 K, USERS = 100, 500
 RECALL, LIMIT = 0.99, 1_000

@@ -72,9 +72,10 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import TOP, Metrics
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.schema import ITEM, USER, RawData, with_columns
-from recsuite.serving.recommend import TrainingFeatures, Viewer, ages_in, open_viewer
+from recsuite.extras.recommend import Viewer, open_viewer
 from recsuite.serving.request import HISTORY_AGES
 from recsuite.serving.served import ServedModel
+from recsuite.serving.training_data import TrainingFeatures, ages_in
 
 SPLITS = ("leave_one_out", "time")
 PAGE = DOCS / "log" / "benchmarks.md"

@@ -27,7 +27,7 @@ from recsuite.remote import is_remote
 from recsuite.runtime.console import say
 
 if TYPE_CHECKING:
-    from recsuite.serving.recommend import Viewer
+    from recsuite.extras.recommend import Viewer
     from recsuite.serving.served import Follower, ServedModel
 
 DEFAULTS = (
@@ -81,7 +81,7 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
     if context.rank != 0:
         return
     from recsuite.checkpoint.folder import LATEST
-    from recsuite.serving.recommend import open_viewer, page
+    from recsuite.extras.recommend import open_viewer, page
     from recsuite.serving.served import Follower, ServedModel
 
     best = ServedModel.open(config.checkpoint.save_dir, config.checkpoint.checkpoint)
@@ -127,7 +127,7 @@ def follow(follower: Follower) -> None:
 
 def measure(model: ServedModel, viewers: Sequence[Viewer]) -> None:
     """Compare the index with exact search, for several numbers of probed lists."""
-    from recsuite.serving.index import K, curve_lines, recall_curve
+    from recsuite.extras.index import K, curve_lines, recall_curve
 
     told = [viewer.values(model.snapshot) for viewer in viewers]
     users, items = model.vectors_of({name: [values[name][0] for values in told] for name in told[0]})

@@ -133,11 +133,11 @@ def check_same(first: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
 def opened(flags: argparse.Namespace, model: ModelMaker | None) -> BatchScoring:
     """Return the model with the data of its training, and the rows to score. Not collective."""
     from recsuite.extras.scoring import BatchScoring
-    from recsuite.serving.recommend import tell
+    from recsuite.serving.training_data import data_at
 
     accepts = flags.accept_changed_model
     served = rs.ServedModel.open(flags.save_dir, flags.checkpoint, "", model, accepts)
-    tell(served, flags.data_path, str(flags.save_dir))
+    served.tell(data_at(served.snapshot, flags.data_path, str(flags.save_dir)).features)
     if flags.pairs:
         return BatchScoring(served, flags.pairs, None)
     k = 50 if flags.k is None else flags.k

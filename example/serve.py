@@ -120,9 +120,9 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
 def tell(model: "ServedModel", flags: argparse.Namespace) -> None:
     """Give the model the features and histories in --data_path; without it, print what the model lacks."""
     if flags.data_path:
-        from recsuite.serving import recommend
+        from recsuite.serving.training_data import data_at
 
-        recommend.tell(model, flags.data_path, str(flags.save_dir))
+        model.tell(data_at(model.snapshot, flags.data_path, str(flags.save_dir)).features)
         return
     from recsuite.serving.served import NO_HISTORY_WARNING
 

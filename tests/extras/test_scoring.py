@@ -310,7 +310,7 @@ def test_a_failed_request_before_the_first_model_is_repeated_and_said_once(
         return "model"
 
     assert followers.retried(ask) == "model"
-    assert capsys.readouterr().out.count("It is tried again for 60 s") == 1
+    assert capsys.readouterr().out.count("Retrying for 60 s") == 1
     monkeypatch.setattr(followers, "STORE_SECONDS", -1.0)
     failures.append(ObjectError("s3://b/x", "timeout"))
     with pytest.raises(ObjectError):

@@ -26,9 +26,9 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import UserError
+from recsuite.extras.recommend import open_viewer, recommend
 from recsuite.serving import followers
 from recsuite.serving.followers import follow, from_one_snapshot
-from recsuite.serving.recommend import open_viewer, recommend
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import VocabularyTable
 from tests.support.launch import ROOT, free_port, started, wait_for

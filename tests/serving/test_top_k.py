@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -173,10 +172,10 @@ def test_the_items_of_a_history_are_skipped_by_default(model: ServedModel) -> No
         ({"users": [1], "candidates": ["3"]}, "movie takes values of type int, not '3'"),
         ({"events": [(3, 4.5)]}, "An event must be a pair of a movie and its rating, got 3"),
         ({"events": [[(3, 4.5, 1)]]}, r"An event must be a pair .*, got \(3, 4\.5, 1\)"),
-        ({"events": [[(3, 9.0)]]}, r"has 9\.0; give numbers from 0\.5 to 5"),
-        ({"users": [1, 2], "events": [[(3, 4.5)]]}, "give each as many"),
+        ({"events": [[(3, 9.0)]]}, r"history_ratings.* 0\.5 and 5.*got 9\.0"),
+        ({"users": [1, 2], "events": [[(3, 4.5)]]}, "'user': 2, 'history': 1"),
         ({"users": {"history": [[3]]}, "events": [[(3, 4.5)]]}, "exclude each other; give one of them"),
-        ({"users": [1], "approximate": True, "candidates": [3]}, "leave out approximate or candidates"),
+        ({"users": [1], "approximate": True, "candidates": [3]}, "approximate and candidates"),
     ],
 )
 def test_an_invalid_request_for_recommendations_is_refused_with_one_message(
@@ -192,7 +191,7 @@ def test_an_invalid_request_for_recommendations_is_refused_with_one_message(
         ({"year": [1990]}, "A description of movies requires the feature movie itself"),
         ({"movie": [3, 6, 3]}, "The movie 3 is described twice"),
         ({"movie": [3], "user": [1]}, "There is no feature user; the model has genres, movie, year"),
-        ({"movie": [3], "year": [1, 2]}, "give each as many"),
+        ({"movie": [3], "year": [1, 2]}, "'movie': 1, 'year': 2"),
         ({"movie": ["3"]}, "movie takes values of type int"),
     ],
 )
@@ -226,7 +225,7 @@ def test_similar_items_are_those_with_the_highest_cosines_of_their_factors(model
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (([-1],), "The model knows no movie -1; ask for one that its training has seen"),
+        (([-1],), "movie -1"),
         ((3,), "similar_items takes a list of movies, and got 3"),
         ((["3"],), "movie takes values of type int"),
         (([3], 0), "k must be a whole number of at least 1, got 0"),
@@ -236,34 +235,6 @@ def test_an_invalid_request_for_similar_items_is_refused_with_one_message(asked:
     with pytest.raises(UserError, match=sentence):
         ranking().similar_items(*asked)
     assert ranking().similar_items([]) == []
-
-
-# --- an index -------------------------------------------------------------------------------------------
-
-
-def test_an_index_finds_nine_of_ten_of_the_best_items() -> None:
-    pytest.importorskip("faiss")
-    model = ServedModel(snapshot_of("ranking", items=5_000))
-    users = NAMES["user"]
-    recall = model.recall(users, k=10)
-    print(f"recall@10 among 5,000 items: {recall:.3f}")
-    assert recall >= 0.9
-    exact, near = (model.recommend(users, approximate=approximate) for approximate in (False, True))
-    for wanted, mine in zip(exact, near, strict=True):
-        # The same item has the same score.
-        scores = dict(wanted)
-        assert all(score == scores.get(item, score) for item, score in mine)
-        assert [score for _, score in mine] == sorted((score for _, score in mine), reverse=True)
-
-
-def test_without_faiss_or_a_model_for_ranking_an_index_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        UserError, match="requires scores that are products of vectors, as those of --task ranking"
-    ):
-        ServedModel(snapshot_of("rating")).recommend([1], approximate=True)
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match="requires faiss, which is not installed; run pip install faiss-cpu"):
-        ranking().recommend([1], approximate=True)
 
 
 # --- newer models ---------------------------------------------------------------------------------------

@@ -87,8 +87,8 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
     if link is not None and not _are_named(folder.name, link.base):
         raise UserError(
             # The base and the deltas in between are found by their names.
-            f"{folder} is a delta on {link.base!r}; it, and the full checkpoint beside it on which it "
-            "builds, must have the names under which they were written."
+            f"{folder} is a delta on {link.base!r}. Fix: give both folders the names under which they were "
+            "written."
         )
     if link is None and until == -1:
         return CheckpointChain(folder)
@@ -104,13 +104,13 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
     deltas = [path for path in deltas_in(folder.parent) if first < step_of(path) <= last]
     links = {path: read_manifest(path).link for path in deltas}
     # A full checkpoint under the name of a delta is kept, so that its name is refused later.
-    kept = (path for path, each in links.items() if each is None or each.base == base.name)
+    kept = (path for path, link in links.items() if link is None or link.base == base.name)
     return CheckpointChain(base, tuple(kept))
 
 
 def _are_named(delta: str, base: str) -> bool:
-    found = [NAME.fullmatch(name) for name in (delta, base)]
-    return [name and name[1] for name in found] == ["delta", "step"]
+    matches = [NAME.fullmatch(name) for name in (delta, base)]
+    return [name and name[1] for name in matches] == ["delta", "step"]
 
 
 def check_chain(chain: CheckpointChain) -> list[Manifest]:
@@ -147,8 +147,8 @@ def check_chain(chain: CheckpointChain) -> list[Manifest]:
         end = manifests[-1].progress.step
         if link.sequence < number or link.from_step != end:
             raise UserError(
-                f"{delta} is out of order: it is number {link.sequence} and begins at step {link.from_step}, "
-                f"and the one that comes after step {end} must be number {number}."
+                f"{delta} is out of order: number {link.sequence} from step {link.from_step}, expected "
+                f"number {number} from step {end}."
             )
         # A delta is applied by row numbers, so these must mean the same as in the base.
         if (manifest.tensors, manifest.vocabulary) != (base.tensors, base.vocabulary):
@@ -191,8 +191,8 @@ def check_complete(folder: Path) -> None:
         UserError: names the first that is not there, or not as long as it was.
     """
     chain = chain_at(folder)
-    for each, manifest in zip(chain.folders, check_chain(chain), strict=True):
-        check_sizes(each, manifest)
+    for part, manifest in zip(chain.folders, check_chain(chain), strict=True):
+        check_sizes(part, manifest)
 
 
 # --- choice ---

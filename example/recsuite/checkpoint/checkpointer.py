@@ -185,7 +185,7 @@ class Checkpointer:
             raise SystemExit(exit_status_of_signal(stop))
 
     def request_stop(self) -> None:
-        """See `callbacks.CheckpointerProtocol`."""
+        """End the training with a checkpoint and a SystemExit, see `callbacks.CheckpointerProtocol`."""
         self.termination.asked = self.termination.asked or signal.SIGTERM
 
     def restore_best(self, train_state: ShardedModel) -> Progress | None:
@@ -262,8 +262,8 @@ def _check_shared(save_dir: Path, context: RuntimeContext) -> None:
     # and rank 0 would publish checkpoints without them.
     if not (save_dir / LOCK).exists():
         raise UserError(
-            f"Rank {context.rank} does not see what rank 0 wrote to --save_dir {save_dir}; give a folder "
-            "that all machines share."
+            f"--save_dir requires a folder that all machines share; rank {context.rank} does not see the "
+            f"files of rank 0 in {save_dir}."
         )
 
 
@@ -271,8 +271,8 @@ def _start_new_run(save_dir: Path, context: RuntimeContext) -> None:
     newest = newest_in(save_dir)
     if newest is not None:
         context.say(
-            f"{save_dir} held {newest.name} of an earlier training, and all of that is now in "
-            f"{archive_checkpoints(save_dir)}; --resume would have continued from it"
+            f"moved the checkpoints of an earlier training, up to {newest.name}, to "
+            f"{archive_checkpoints(save_dir)}; --resume would have continued from them"
         )
 
 

@@ -67,9 +67,9 @@ def new_attempt() -> str:
 
 def step_of(folder: Path) -> int:
     """Return the step in a folder's name."""
-    found = NAME.fullmatch(folder.name)
-    assert found is not None
-    return int(found[2])
+    match = NAME.fullmatch(folder.name)
+    assert match is not None
+    return int(match[2])
 
 
 def full_checkpoints_in(save_dir: Path) -> list[Path]:
@@ -86,7 +86,7 @@ def _named(save_dir: Path, kind: str) -> list[Path]:
     with explained(f"Cannot read {save_dir}", "give another folder"):
         names = [(NAME.fullmatch(path.name), path) for path in _folders_in(save_dir)]
     # By number: by name, a step of ten digits would come before one of nine.
-    return sorted((path for found, path in names if found and found[1] == kind), key=step_of)
+    return sorted((path for match, path in names if match and match[1] == kind), key=step_of)
 
 
 def _folders_in(save_dir: Path) -> list[Path]:

@@ -45,6 +45,8 @@ VOCABULARY = "vocabulary.json"
 CONFIG = "config.json"
 # Features of an export; a checkpoint has those of the schema.
 FEATURES_FILE = "features.json"
+# Key in `Manifest.about` of an index of the items, which the extra `index` writes into an export.
+INDEX = "index"
 # Types of tensors: name in the header of a safetensors file to name in a manifest.
 TYPES = {
     "BOOL": "bool",
@@ -169,7 +171,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        found = parsed(_read_limited(path))
+        recorded = parsed(_read_limited(path))
     except FileNotFoundError:
         what = f"it holds no {MANIFEST}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is not a checkpoint: {what}.") from None
@@ -177,14 +179,14 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"Cannot read {path}: {reason_of(error)}. Fix: {OTHER_CHECKPOINT}.") from None
     except ValueError as error:
         raise UserError(f"Cannot read {path}: {printable(error)}. Fix: {OTHER_CHECKPOINT}.") from None
-    version = found.get("format") if isinstance(found, dict) else None
+    version = recorded.get("format") if isinstance(recorded, dict) else None
     # In Python, True equals 1.
     if version != FORMAT or isinstance(version, bool):
         raise UserError(f"{path} has format {printable(version)}, and this program reads format {FORMAT}.")
     try:
-        if sealed(found) != found:
+        if sealed(recorded) != recorded:
             raise UserError(f"{path} is damaged: checksum mismatch.")
-        return _manifest(found)
+        return _manifest(recorded)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         what = f"{type(error).__name__}: {printable(error)}"
         raise UserError(
@@ -192,10 +194,10 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
 
 
-def _manifest(found: dict[str, Any]) -> Manifest:
+def _manifest(recorded: dict[str, Any]) -> Manifest:
     names = {part.name: IN_FILE.get(part.name, part.name) for part in dataclasses.fields(Manifest)}
-    held = {name: found[key] for name, key in names.items() if name != "dynamic"}
-    held["dynamic"] = found.get("dynamic", {})
+    held = {name: recorded[key] for name, key in names.items() if name != "dynamic"}
+    held["dynamic"] = recorded.get("dynamic", {})
     # The first version of checkpoints had no best one.
     held["progress"] = {**dataclasses.asdict(Progress()), **held["progress"]}
     manifest: Manifest = typed(Manifest, held)
@@ -210,11 +212,11 @@ def _manifest(found: dict[str, Any]) -> Manifest:
     return dataclasses.replace(manifest, time=_time(manifest.time))
 
 
-def _time(found: str) -> str:
-    time = datetime.fromisoformat(found)
+def _time(recorded: str) -> str:
+    time = datetime.fromisoformat(recorded)
     # A server computes the age of its model from it, which needs a time zone.
     if time.utcoffset() is None:
-        raise ValueError(f"time is {found!r}, which has no zone")
+        raise ValueError(f"time is {recorded!r}, which has no zone")
     return time.isoformat()
 
 

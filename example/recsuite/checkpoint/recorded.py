@@ -96,12 +96,12 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     section = config.checkpoint
     # With both a resume and a load, the flags of the checkpoint that is resumed count.
     folder = folder_at(section.save_dir if section.resume else section.folder_to_load)
-    found = with_suggestion(
+    before = with_suggestion(
         folder, lambda: retrying_if_moved(folder, lambda: _read_before(folder, config)), _check_readable
     )
-    if found is None:
+    if before is None:
         return config
-    folder, recorded = found[0], _with_global_batch(found[0], checked_flags(*found))
+    folder, recorded = before[0], _with_global_batch(before[0], checked_flags(*before))
     data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), *NAME_FLAGS[1:])
     # The progress of a resume is a position in the order of the ratings, so the data are fixed too.
     fixed = (*MODEL_FLAGS, *data) if config.checkpoint.resume else MODEL_FLAGS
@@ -117,9 +117,9 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     others = {name: value for name, value in chosen.items() if value != config.flags[name]}
     if others:
         say(f"as in the training: {in_words(others)}")
-    found_config = merged(folder, config, others)
-    check_given_flags(found_config.stream.stream, given, found_config.data.duplicates)
-    return found_config
+    merged_config = merged(folder, config, others)
+    check_given_flags(merged_config.stream.stream, given, merged_config.data.duplicates)
+    return merged_config
 
 
 def merged(folder: Path, config: Config, recorded: dict[str, Any]) -> Config:
@@ -128,12 +128,12 @@ def merged(folder: Path, config: Config, recorded: dict[str, Any]) -> Config:
     Raises:
         UserError: when they cannot be together.
     """
-    found = config.replaced(**recorded)
+    merged_config = config.replaced(**recorded)
     try:
-        found.validate()
+        merged_config.validate()
     except UserError as error:
         raise UserError(f"Cannot use the flags in {folder / CONFIG}: {error}") from None
-    return found
+    return merged_config
 
 
 def read_recorded(folder: Path) -> dict[str, Any]:
@@ -152,12 +152,12 @@ def _with_global_batch(folder: Path, flags: dict[str, Any]) -> dict[str, Any]:
     return {**flags, "batch_size": flags["batch_size"] * read_manifest(folder).world_size}
 
 
-def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+def checked_flags(folder: Path, recorded: dict[str, Any]) -> dict[str, Any]:
     """Check flags that were read, as `read_recorded` does, and return them."""
     kinds = {name: kind for section in sections().values() for name, kind in get_type_hints(section).items()}
     flags: dict[str, Any] = {}
     # Older files have no sections.
-    for name, value in found.items():
+    for name, value in recorded.items():
         flags.update(value if name in sections() and isinstance(value, dict) else {name: value})
     # Flags of other versions of the program have no type here; `_say_differences` names them.
     for name in flags.keys() & kinds.keys():
@@ -192,14 +192,14 @@ def _read_before(folder: Path, config: Config) -> tuple[Path, dict[str, Any]] | 
     begins = newest_in(folder) is None if config.checkpoint.resume else "train" in config.modes
     if begins:
         return None
-    found = chain_at(folder, config.checkpoint.until).folder
-    if (found / FEATURES_FILE).is_file():
+    checkpoint = chain_at(folder, config.checkpoint.until).folder
+    if (checkpoint / FEATURES_FILE).is_file():
         raise ChoiceError(
-            f"{found} is an export for a server, without the optimizer and the flags of its training; --load "
-            f"the folder of checkpoints that it was made from, or ask it by --recommend --save_dir {found} "
-            "with --user and --data_path."
+            f"{checkpoint} is an export, without optimizer and flags of its training. Fix: --load the folder "
+            f"of checkpoints that it was made from, or give --recommend --save_dir {checkpoint} with --user "
+            "and --data_path."
         )
-    return found, read_config(found)
+    return checkpoint, read_config(checkpoint)
 
 
 def _check_readable(folder: Path) -> None:

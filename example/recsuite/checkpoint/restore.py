@@ -150,8 +150,8 @@ def restore_chosen(
         manifest = _load(chain, train_state, columns, context, describe)
         if manifest.progress.stream is None and manifest.ratings != columns.digest:
             context.say(
-                f"the {columns.schema.labels} are not those of the training, or split or prepared otherwise: "
-                "it may have learned from some of the test"
+                f"the {columns.schema.labels} differ from those of the training, or their split does: "
+                "the model may have learned from the test set"
             )
         return manifest
 
@@ -272,7 +272,7 @@ def _describe_rows(manifest: Manifest, shapes: Mapping[str, tuple[list[int], str
     for table in manifest.features:
         name = f"tables.{table}.weight"
         # A dynamic table has no tensor.
-        rows, here = (found[name][0][0] if name in found else 0 for found in (manifest.tensors, shapes))
+        rows, here = (tensors[name][0][0] if name in tensors else 0 for tensors in (manifest.tensors, shapes))
         if rows != here:
             return f"its table {table} has {rows:,} rows, and here there are {here:,}"
     return "the ids differ"

@@ -123,7 +123,7 @@ class Texts:
         for place in np.flatnonzero(same & (texts[1:] != texts[:-1])):
             one, other = (printable(text.decode("utf-8", "replace")) for text in texts[place : place + 2])
             raise UserError(
-                f"{one!r} and {other!r} of {table} have the same id, {ids[place]}; write one otherwise."
+                f"{one!r} and {other!r} of {table} have the same id, {ids[place]}; rename one of them."
             )
         first = np.concatenate([np.ones(len(ids[:1]), bool), ~same])
         return Texts(ids[first], texts[first])
@@ -160,8 +160,8 @@ def write_shard_file(
 
 def _as_os_error(error: SafetensorError) -> Exception:
     """Return the OSError behind an error of safetensors, which has it only as text; else the same error."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(match[1]), os.strerror(int(match[1]))) if match else error
 
 
 # --- reading ---
@@ -304,8 +304,7 @@ class ShardFile:
             is_list = type(begin) is list and len(begin) == len(self.shapes[name])
             if not is_list or not all(map(_is_place, begin)):
                 raise UserError(
-                    f"{self.path} has {printable(name)} begin at {printable(begin)}, which is not a place in "
-                    "it."
+                    f"{self.path} is damaged: {printable(name)} has the invalid offsets {printable(begin)}."
                 )
         return begins
 
@@ -362,8 +361,8 @@ class RowReader:
     ) -> Iterator[tuple[torch.Tensor, Slots]]:
         """Yield the rows of a table by number that a delta changed, int64 [n], and their values."""
         for file in self.files(number):
-            found = {slot: file.tensor(f"tables.{table}.{slot}") for slot in slots}
-            yield file.tensor(f"tables.{table}.rows"), found
+            values = {slot: file.tensor(f"tables.{table}.{slot}") for slot in slots}
+            yield file.tensor(f"tables.{table}.rows"), values
 
     def rows_of_ids(
         self,
@@ -482,13 +481,13 @@ def shape_of(folder: Path, manifest: Manifest, name: str) -> list[int]:
 
 def tables_of(manifest: Manifest) -> dict[str, dict[str, Kind]]:
     """Return table to slot ("weight", "momentum1") to shape and type of the whole tensor."""
-    found: dict[str, dict[str, Kind]] = {}
+    tables: dict[str, dict[str, Kind]] = {}
     for name, tensor in manifest.tensors.items():
         if name.startswith("tables."):
             _, _, rest = name.partition(".")
             table, _, slot = rest.partition(".")
-            found.setdefault(table, {})[slot] = tensor
-    return found
+            tables.setdefault(table, {})[slot] = tensor
+    return tables
 
 
 def widths_in(manifest: Manifest) -> dict[str, int]:
@@ -526,19 +525,19 @@ def check_shard_files(folder: Path, manifest: Manifest) -> None:
 
 def _expected(manifest: Manifest) -> dict[str, Kind]:
     """Return name to shape and type of all tensors; -1 for a number of rows that each file decides."""
-    found, is_delta = dict(manifest.tensors), manifest.link is not None
+    expected, is_delta = dict(manifest.tensors), manifest.link is not None
     for table, slots in tables_of(manifest).items() if is_delta else ():
         for slot, (shape, dtype) in slots.items():
-            found[f"tables.{table}.{slot}"] = [-1, *shape[1:]][: len(shape)], dtype
-        found |= {f"tables.{table}.rows": ([-1], "int64"), f"tables.{table}.ids": ([-1], ANY)}
+            expected[f"tables.{table}.{slot}"] = [-1, *shape[1:]][: len(shape)], dtype
+        expected |= {f"tables.{table}.rows": ([-1], "int64"), f"tables.{table}.ids": ([-1], ANY)}
     for table, record in manifest.dynamic.items():
         kinds = {**ROWS, **WAITING, **(TEXTS if record.has_texts else {})}
         kinds |= dict.fromkeys((IDS[1], WAITING_IDS[1]), "int64") if is_delta else {}
         shapes = {slot: [-1] for slot in kinds} | {"weight": [-1, record.embedding_dim]}
         shapes |= dict(zip(UNKNOWN, ([1, record.embedding_dim], [1]), strict=True))
         for slot, shape in shapes.items():
-            found[name_of(table, slot)] = shape, kinds.get(slot, "float32")
-    return found
+            expected[name_of(table, slot)] = shape, kinds.get(slot, "float32")
+    return expected
 
 
 def _check_tensor(file: ShardFile, name: str, wanted: list[int], dtype: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from recsuite.checkpoint.chain import (
     check_whole,
@@ -41,7 +42,7 @@ from recsuite.training.state import ShardedModel
 class RenumberedRows(RowReader):
     """Reader of rows by the numbers that other data give to their raw values.
 
-    places: table to the row in the checkpoint of each row, int64 [rows]; scale: a row is what its table has
+    rows: table to the row in the checkpoint of each row, int64 [rows]; scale: a row is what its table has
     times this; None to give new values the row of unknown ones in any case.
     """
 
@@ -49,26 +50,26 @@ class RenumberedRows(RowReader):
         self,
         folders: Sequence[Path],
         manifests: Sequence[Manifest],
-        places: Mapping[str, np.ndarray],
+        rows: Mapping[str, np.ndarray],
         scale: torch.Tensor | None,
     ) -> None:
         super().__init__(folders, manifests)
-        self._places, self._scale = places, scale
+        self._rows, self._scale = rows, scale
 
+    @override
     def fill_rows(self, table: str, slots: Mapping[str, torch.Tensor], first: int = 0) -> None:
-        """See `RowReader`."""
         for slot, target in slots.items():
             shape, _ = self.manifests[-1].tensors[f"tables.{table}.{slot}"]
             # One slot after the other, because each is read as a whole.
             whole = torch.empty(shape, dtype=target.dtype)
             super().fill_rows(table, {slot: whole})
-            places = torch.from_numpy(self._places[table][first : first + len(target)])
-            found = whole[places]
+            rows = torch.from_numpy(self._rows[table][first : first + len(target)])
+            values = whole[rows]
             if self._scale is not None and slot == "weight" and not whole[UNKNOWN_ROW].any():
-                is_new = places == UNKNOWN_ROW
+                is_new = rows == UNKNOWN_ROW
                 # The unknown row itself was drawn as zero.
-                found[is_new] = target.cpu()[is_new] / self._scale.cpu()
-            target.copy_(found)
+                values[is_new] = target.cpu()[is_new] / self._scale.cpu()
+            target.copy_(values)
 
 
 def start_from(
@@ -107,9 +108,9 @@ def start_from(
     ours = json.loads(Path(columns.folder, VOCABULARY).read_bytes())
     # A history has the rows of items.
     known = {name: columns.schema.vocabulary_of(name) for name in tables}
-    places = {name: _places_of(theirs[of], ours[of]) for name, of in known.items()}
+    rows = {name: _rows_of(theirs[of], ours[of]) for name, of in known.items()}
     scale = train_state.row_scale if draws else None
-    reader = RenumberedRows(chain.folders, manifests, places, scale)
+    reader = RenumberedRows(chain.folders, manifests, rows, scale)
     with reading(chain.folder):
         reader.fill(dense)
         for name, table in train_state.tables.items():
@@ -118,7 +119,7 @@ def start_from(
             elif not draws:
                 # The model knew nothing of this feature.
                 table.multiply(0)
-    new = {name: int((rows[1:] == UNKNOWN_ROW).sum()) for name, rows in places.items()}
+    new = {name: int((of_table[1:] == UNKNOWN_ROW).sum()) for name, of_table in rows.items()}
     shown = ", ".join(f"{number:,} of {name}" for name, number in new.items() if number)
     chosen = describe_choice(manifest.progress, requested_kind(folder, checkpoint, until), task.main_label)
     lines = [
@@ -170,10 +171,10 @@ def _check(
         # The number of rows may differ, the width must not.
         shapes |= {f"tables.{name}.{slot}": [-1, *value.size()[1:]] for slot, value in table.tensors.items()}
     for name, shape in shapes.items():
-        found = manifest.tensors.get(name, ([], ""))[0]
-        if [-1, *found[1:]] != [-1, *shape[1:]] or (name in dense and found != shape):
+        recorded = manifest.tensors.get(name, ([], ""))[0]
+        if [-1, *recorded[1:]] != [-1, *shape[1:]] or (name in dense and recorded != shape):
             raise UserError(
-                f"{folder} has {found or 'nothing'} for {name}, and this model has {shape}; {fix}."
+                f"{folder} has {recorded or 'nothing'} for {name}, and this model has {shape}; {fix}."
             )
 
 
@@ -189,7 +190,7 @@ def _check_types(base: Path, columns: Columns) -> None:
         )
 
 
-def _places_of(theirs: Any, ours: Any) -> np.ndarray:
+def _rows_of(theirs: Any, ours: Any) -> np.ndarray:
     """Return the rows of the same raw values. theirs, ours: of one feature, as in vocabulary.json."""
     if isinstance(ours, list):
         row_of = {value: row for row, value in enumerate(theirs, start=1)}

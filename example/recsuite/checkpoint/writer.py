@@ -87,13 +87,13 @@ Tensors = dict[str, "torch.Tensor | ShardedTensor"]
 
 def dense_of(train_state: ShardedModel) -> dict[str, torch.Tensor]:
     """Return the dense part with its optimizer by the names in shard files, not copied. Not collective."""
-    found = {_name(key): value for key, value in train_state.model.state_dict().items()}
+    tensors = {_name(key): value for key, value in train_state.model.state_dict().items()}
     for key, slots in train_state.optimizer.state_dict()["state"].items():
-        found |= {f"{_name(key)}.{slot}": value for slot, value in slots.items()}
+        tensors |= {f"{_name(key)}.{slot}": value for slot, value in slots.items()}
     # The reader cannot slice a tensor of 0 dimensions.
     return {
         name: value if value.dim() else value.view(1)
-        for name, value in found.items()
+        for name, value in tensors.items()
         if not isinstance(value, ShardedTensor)
     }
 
@@ -171,8 +171,8 @@ class RawValues:
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self._schema = schema
-        found = json.loads(path.read_bytes())
-        self._values = {name: _with_unknown(np.array(_values_of(held))) for name, held in found.items()}
+        vocabulary = json.loads(path.read_bytes())
+        self._values = {name: _with_unknown(np.array(_values_of(held))) for name, held in vocabulary.items()}
 
     def of(self, table: str, rows: np.ndarray) -> np.ndarray:
         """Return the raw values of some rows of a table."""
@@ -280,10 +280,10 @@ class CheckpointWriter:
             UserError: when two texts have the same id.
         """
         for name in self.tables:
-            found = texts_of(columns, name)
-            if found is not None:
+            texts = texts_of(columns, name)
+            if texts is not None:
                 known = self.texts.get(name, Texts.none())
-                self.texts[name] = known.with_others(found, name)
+                self.texts[name] = known.with_others(texts, name)
         if chain is not None:
             manifests = [read_manifest(folder) for folder in chain.folders]
             reader = RowReader(chain.folders, manifests)
@@ -383,7 +383,7 @@ class CheckpointWriter:
 
     def _contents(self, is_delta: bool, copy: bool = False) -> ShardContents:
         """Return the contents of this rank's shard file; tensors on the CPU are not copied unless asked."""
-        found = ShardContents()
+        contents = ShardContents()
         for name, table in self.tables.items():
             # The rows of a delta are copies already.
             must_copy = copy and not is_delta and not table.exports_copies
@@ -392,21 +392,21 @@ class CheckpointWriter:
                 slots["ids"] = self.raw_values.of(name, slots["rows"])
             if name in self.texts:
                 slots |= self.texts[name].of_ids(slots["ids"]).arrays()
-            found.counts[name] = len(slots.get("ids", ()))
+            contents.counts[name] = len(slots.get("ids", ()))
             for slot, value in slots.items():
                 # A rank without rows of a table writes none in a full checkpoint.
                 if is_delta or len(value) or "ids" in slots:
-                    found.add(f"{table.prefix}.{name}.{slot}", value, table.first)
+                    contents.add(f"{table.prefix}.{name}.{slot}", value, table.first)
         if is_delta:
             # Readers need all tensors of each table in each file, also if this rank has no rows of it.
             for name, (shape, _) in self.shapes.items():
-                if name.startswith("tables.") and name not in found.arrays:
-                    found.add(name, np.zeros((0, *shape[1:]), np.float32))
+                if name.startswith("tables.") and name not in contents.arrays:
+                    contents.add(name, np.zeros((0, *shape[1:]), np.float32))
         # The dense part is the same on every rank, so rank 0 writes it.
         if self.context.rank == 0:
             for name, tensor in self.dense.items():
-                found.add(name, _array(tensor, copy))
-        return found
+                contents.add(name, _array(tensor, copy))
+        return contents
 
     def _write_files(self, final: Path, contents: ShardContents, manifest: Manifest) -> None:
         """Write a checkpoint into an unfinished folder; rank 0 publishes it when all is on the disk.
@@ -507,8 +507,9 @@ class CheckpointWriter:
         )
 
     def _records(self) -> dict[str, DynamicRecord]:
-        found = {name: table.record() for name, table in self.tables.items()}
-        records = {name: record for name, record in found.items() if record is not None}
+        records = {
+            name: record for name, table in self.tables.items() if (record := table.record()) is not None
+        }
         counts = counts_of(self.tables, self.group)
         return {
             name: DynamicRecord(

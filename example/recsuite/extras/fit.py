@@ -55,10 +55,10 @@ from recsuite.runtime.console import LOGGER, say
 from recsuite.runtime.host import stat_fields
 from recsuite.runtime.process import launch_name, read_launch
 from recsuite.serving.export import write_export
-from recsuite.serving.recommend import TrainingFeatures
 from recsuite.serving.request import check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
+from recsuite.serving.training_data import TrainingFeatures
 from recsuite.tools.script import joined_launch, session
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,12 @@ import torch
 
 from recsuite.datasets.schema import HISTORY, ITEM, Schema
 from recsuite.errors import UserError, printable
+from recsuite.hooks import extra
 from recsuite.models.heads import TwoSided
 from recsuite.models.layers import Members
 from recsuite.models.retrieval import NOTHING_ADDED, Added, mask_excluded, sum_of_pairs
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import first_label
-from recsuite.serving.index import IndexCache, NearestItems
 from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
@@ -44,22 +45,41 @@ class Pairs:
         """Return the score of each pair, float32 [B]. users, items: positions, [B]."""
         if not len(users):
             return torch.zeros(0)
-        found: dict[str, Any] = {}
-        for (rows, _), places in ((self.users, users), (self.items, items)):
-            for name, each in rows.found.items():
-                found[name] = ServedRows(each.values(), each.lengths()).at(places)
+        gathered: dict[str, Any] = {}
+        for (rows, _), positions in ((self.users, users), (self.items, items)):
+            for name, feature_rows in rows.found.items():
+                gathered[name] = ServedRows(feature_rows.values(), feature_rows.lengths()).at(positions)
         (rows, told), described = self.users, self.items[1]
         lengths = rows.found[HISTORY].lengths() if HISTORY in rows.found else users[:0]
-        parts = (ServedRows(each, lengths).at(users).found if len(each) else each for each in told.members)
+        parts = (ServedRows(part, lengths).at(users).found if len(part) else part for part in told.members)
         # The numbers of the items are NaN on the users' side, and the other way round.
         numbers = torch.where(told.numbers[users].isnan(), described.numbers[items], told.numbers[users])
         inputs = Inputs(Members(*parts), numbers)
-        return first_label(self.snapshot.predict(FeatureRows(found, rows.scale, rows.lists), inputs))
+        return first_label(self.snapshot.predict(FeatureRows(gathered, rows.scale, rows.lists), inputs))
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return scores of all users with all items, float32 [U, N]. users, items: positions, [U], [N]."""
         pairs = users.repeat_interleave(len(items)), items.repeat(len(users))
         return self.score_pairs(*pairs).view(len(users), len(items))
+
+
+class IndexCache:
+    """Index of the newest model that was asked for one; the extra `index` makes the next one from it.
+
+    lists: of an index, as written with a model; None for none.
+    """
+
+    def __init__(self, lists: Any = None) -> None:
+        self._lists = lists
+        self._newest: Any = None
+        self._lock = threading.Lock()
+
+    def of(self, keys: torch.Tensor, vectors: torch.Tensor) -> Any:
+        """Return the index of these items, a `NearestItems` of the extra `index`."""
+        # If several threads ask for the first index of a model, one makes it and the others wait.
+        with self._lock:
+            self._newest = extra("index").updated(self._newest, self._lists, keys, vectors)
+            return self._newest
 
 
 @dataclass(frozen=True)
@@ -105,35 +125,30 @@ class Items:
         return torch.nn.functional.normalize(self.vectors[:, 1:], dim=1)
 
     @functools.cached_property
-    def nearest(self) -> NearestItems:
-        """Index of faiss; made, or updated to this model, at the first access.
+    def nearest(self) -> Any:
+        """Index of faiss, see `IndexCache.of`; made, or updated to this model, at the first access.
 
         Raises:
             UserError: when faiss is not installed, the scores are more than products of vectors, or these are
                 candidates.
         """
         if self.kept is None:
-            raise UserError("An approximate search is one of all items; leave out approximate or candidates.")
+            raise UserError("approximate and candidates exclude each other; give one of them.")
         if not getattr(self.head, "scores_are_products", False):
             raise UserError(
                 "An approximate search requires scores that are products of vectors, as those of --task "
                 "ranking; leave approximate out."
             )
-        try:
-            # All vectors share the scale by which rows decay. Without it, the vector of an item that was not
-            # looked up stays the same, so the index need not move it.
-            return self.kept.of(self.keys, self.vectors / self.head.row_scale)
-        except ImportError:
-            raise UserError(
-                "An approximate search requires faiss, which is not installed; run pip install faiss-cpu, or "
-                "leave approximate out."
-            ) from None
+        # All vectors share the scale by which rows decay. Without it, the vector of an item that was not
+        # looked up stays the same, so the index need not move it.
+        return self.kept.of(self.keys, self.vectors / self.head.row_scale)
 
     def only(self, candidates: Any) -> Items:
         """Return the candidates that were in the training, each once, in the order of the items."""
         wanted = set(check_ids("candidates", candidates, self.kind, self.schema))
-        places = sorted(self.places[item] for item in wanted & self.places.keys())
-        ids, which = [self.ids[place] for place in places], torch.tensor(places, dtype=torch.int64)
+        positions = sorted(self.places[item] for item in wanted & self.places.keys())
+        ids = [self.ids[position] for position in positions]
+        which = torch.tensor(positions, dtype=torch.int64)
         return dataclasses.replace(
             self, ids=ids, keys=self.keys[which], vectors=self.vectors[which], kept=None
         )
@@ -143,13 +158,13 @@ class Items:
 
         Unknown ids are skipped.
         """
-        found = [
+        positions = [
             (user, self.places[item])
             for user, ids in enumerate(lists)
             for item in dict.fromkeys(check_ids(name, ids, self.kind, self.schema))
             if item in self.places
         ]
-        return torch.tensor(found, dtype=torch.int64).view(-1, 2).t()
+        return torch.tensor(positions, dtype=torch.int64).view(-1, 2).t()
 
     def added(self, lists: Sequence[Any], numbers: torch.Tensor) -> Added:
         """Return what items of histories add to their own scores. numbers: of each item, float32 [V].
@@ -158,9 +173,9 @@ class Items:
         """
         if not len(numbers):
             return NOTHING_ADDED
-        places = [self.places.get(item, -1) for ids in lists for item in ids]
+        positions = [self.places.get(item, -1) for ids in lists for item in ids]
         users = [user for user, ids in enumerate(lists) for _ in ids]
-        pairs = torch.tensor([users, places], dtype=torch.int64)
+        pairs = torch.tensor([users, positions], dtype=torch.int64)
         return sum_of_pairs(pairs[:, pairs[1] >= 0], numbers[pairs[1] >= 0])
 
     def places_of(self, ids: Any) -> torch.Tensor:
@@ -173,8 +188,7 @@ class Items:
         for item in wanted:
             if item not in self.places:
                 raise UserError(
-                    f"The model knows no {self.schema.item} {printable(item)}; ask for one that its training "
-                    "has seen."
+                    f"Unknown {self.schema.item} {printable(item)}: the training has not seen it."
                 )
         return torch.tensor([self.places[item] for item in wanted], dtype=torch.int64)
 
@@ -197,14 +211,14 @@ class Items:
         # know additions, so items with one are always scored.
         apart = torch.cat([left_out, added.pairs], dim=1)
         more = int(apart[0].bincount().max()) if apart.numel() else 0
-        places = mask_excluded(self.nearest.search(users, k + more, breadth), apart)
-        return torch.cat([places, mask_excluded(added.places(len(users)), left_out)], dim=1)
+        positions = mask_excluded(self.nearest.search(users, k + more, breadth), apart)
+        return torch.cat([positions, mask_excluded(added.places(len(users)), left_out)], dim=1)
 
-    def named(self, places: torch.Tensor, scores: torch.Tensor) -> list[list[tuple[Any, float]]]:
-        """Return raw ids with their scores. places, scores: [U, k]; place -1 is skipped."""
+    def named(self, positions: torch.Tensor, scores: torch.Tensor) -> list[list[tuple[Any, float]]]:
+        """Return raw ids with their scores. positions, scores: [U, k]; position -1 is skipped."""
         return [
-            [(self.ids[place], score) for place, score in zip(*mine, strict=True) if place >= 0]
-            for mine in zip(places.tolist(), scores.tolist(), strict=True)
+            [(self.ids[position], score) for position, score in zip(*mine, strict=True) if position >= 0]
+            for mine in zip(positions.tolist(), scores.tolist(), strict=True)
         ]
 
 
@@ -222,9 +236,9 @@ class LocatedItems:
 
     def only(self, which: torch.Tensor, holder: object) -> LocatedItems:
         """Return some of the items. which: bool [N]."""
-        ids = [self.ids[place] for place in which.nonzero().view(-1).tolist()]
-        found = {name: each.only(which) for name, each in self.found.items()}
-        return LocatedItems(holder, ids, found, self.numbers[which])
+        ids = [self.ids[position] for position in which.nonzero().view(-1).tolist()]
+        keys = {name: each.only(which) for name, each in self.found.items()}
+        return LocatedItems(holder, ids, keys, self.numbers[which])
 
 
 class Catalogue:
@@ -274,9 +288,9 @@ class Catalogue:
         # Another training may have had other features.
         names = snapshot.names_of((ITEM,))
         values = {name: given for name, given in values.items() if name in names}
-        found, numbers = snapshot.find(values, (ITEM,)), snapshot.numbers_of(values)
-        ids = snapshot.item_table.originals(values[item], found[item].keys)
-        self._described = LocatedItems(snapshot.vocabulary, ids, found, numbers)
+        keys, numbers = snapshot.find(values, (ITEM,)), snapshot.numbers_of(values)
+        ids = snapshot.item_table.originals(values[item], keys[item].keys)
+        self._described = LocatedItems(snapshot.vocabulary, ids, keys, numbers)
         return self._described
 
 

@@ -11,7 +11,7 @@ PATH/
     features.json       the tables in the order in which a model adds them up: feature, entity, column,
                         whether it has lists, number of rows
     model.onnx          with --format onnx the graph of the dense part; with --format torch model.pt2
-    items.index         the lists of the approximate index, if one was made, see `serving/index.py`
+    items.index         the lists of the approximate index, if one was made, see the extra `index`
     manifest.json       run, progress, tensors, files with digests, and the delta that may follow
 """
 
@@ -37,7 +37,6 @@ from recsuite.hooks import extra
 from recsuite.models.tasks import ModelMaker
 from recsuite.remote import folder_at
 from recsuite.runtime.console import say
-from recsuite.serving.index import ItemLists, write_lists
 from recsuite.serving.reader import read_settled
 from recsuite.serving.snapshot import Snapshot
 
@@ -71,11 +70,12 @@ def export(
 
 
 def write_export(
-    snapshot: Snapshot, target: Path, lists: ItemLists | None = None, wanted: ServingConfig | None = None
+    snapshot: Snapshot, target: Path, lists: Any = None, wanted: ServingConfig | None = None
 ) -> int:
     """Write a model into a new folder, and return its size in bytes. It gets its name when all is written.
 
-    lists: of an index of its items, written too; wanted: flags with the format and the type of the rows.
+    lists: `NearestItems.lists` of an index of its items, written too; wanted: flags with the format
+    and the type of the rows.
 
     Raises:
         UserError: when the folder is taken or cannot be written, and when the model cannot be traced.
@@ -92,7 +92,7 @@ def write_export(
                 graph = [flushed(extra("graph").write_graph(making, snapshot, wanted.format))]
             arrays = _arrays_of(snapshot, wanted.row_type)
             files = (*_write_files(making, snapshot, arrays), *graph)
-            index = write_lists(making, lists) if lists else {}
+            index = extra("index").write_lists(making, lists) if lists else {}
             about = {**index, "row_type": wanted.row_type}
             write_manifest(making, _describe(snapshot, arrays, files, about))
         # As in `writer.publish`: before this, a power cut can undo the rename.

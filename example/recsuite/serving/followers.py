@@ -59,7 +59,7 @@ def retried(ask: Callable[[], Answer]) -> Answer:
             if not has_failed or time.monotonic() - begun > STORE_SECONDS:
                 raise
             if pause == POLL_SECONDS:
-                say(f"{printable(error)} It is tried again for {STORE_SECONDS:.0f} s")
+                say(f"{printable(error)} Retrying for {STORE_SECONDS:.0f} s")
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -108,13 +108,13 @@ def unknown_of(snapshot: Snapshot, users: Iterable[Any], items: Iterable[Any]) -
     Raises:
         UserError: when one cannot be an id.
     """
-    found = {}
+    unknown = {}
     for name, ids in ((snapshot.schema.user, users), (snapshot.schema.item, items)):
         # None and NaN are no ids, so they are not listed as unknown.
-        given = [*dict.fromkeys(each for each in ids if isinstance(each, (int, str)) or _is_finite(each))]
+        given = [*dict.fromkeys(value for value in ids if isinstance(value, (int, str)) or _is_finite(value))]
         known = snapshot.known(name, given).tolist()
-        found[name] = [each for each, is_known in zip(given, known, strict=True) if not is_known]
-    return found
+        unknown[name] = [value for value, is_known in zip(given, known, strict=True) if not is_known]
+    return unknown
 
 
 def _is_finite(value: Any) -> bool:
@@ -171,8 +171,8 @@ class ModelChain:
         for name, model in (("retriever", retriever), ("ranker", ranker)):
             if not getattr(model.snapshot.head, "scores_are_products", False):
                 raise UserError(
-                    f"The {name} {model.snapshot.folder} predicts labels, and a chain ranks by scores; give "
-                    "one of --task ranking or sequence."
+                    f"The {name} of a chain requires --task ranking or sequence; {model.snapshot.folder} "
+                    "predicts labels."
                 )
         self.retriever, self.ranker = retriever, ranker
         self.num_candidates, self.weight = num_candidates, weight
@@ -197,22 +197,22 @@ class ModelChain:
         self._check_numbers()
         self._check(users)
         number = max(k, self.num_candidates)
-        found = self.retriever.recommend(
+        retrieved = self.retriever.recommend(
             accepted_features(self.retriever, users), number, exclude=exclude, approximate=approximate
         )
         values = accepted_features(self.ranker, users)
         vectors, items, of_history = self.ranker._parts_of(values)
         added, answers = items.added(values.get(HISTORY, ()), of_history), []
-        for user, (vector, candidates) in enumerate(zip(vectors, found, strict=True)):
+        for user, (vector, candidates) in enumerate(zip(vectors, retrieved, strict=True)):
             known = [(items.places[item], item, score) for item, score in candidates if item in items.places]
-            places = torch.tensor([place for place, _, _ in known], dtype=torch.int64)
+            positions = torch.tensor([position for position, _, _ in known], dtype=torch.int64)
             of_retriever = torch.tensor([score for _, _, score in known])
-            of_ranker = items.head.score_pairs(vector.expand(len(places), -1), items.vectors[places])
-            (of_ranker,) = added.of_users(user, user + 1).onto(of_ranker.view(1, -1), places.view(1, -1))
+            of_ranker = items.head.score_pairs(vector.expand(len(positions), -1), items.vectors[positions])
+            (of_ranker,) = added.of_users(user, user + 1).onto(of_ranker.view(1, -1), positions.view(1, -1))
             sums = of_retriever + self.weight * of_ranker
             # Stable: equal sums keep the order of the retriever.
             order = sums.sort(descending=True, stable=True).indices[:k]
-            answers.append([(known[each][1], float(sums[each])) for each in order.tolist()])
+            answers.append([(known[index][1], float(sums[index])) for index in order.tolist()])
         return answers
 
     def _check_numbers(self) -> None:
@@ -231,8 +231,8 @@ class ModelChain:
         if not isinstance(users, Mapping) or not users or not users.keys() <= names:
             odd = ", ".join(sorted(map(str, users.keys() - names))) if isinstance(users, Mapping) else ""
             raise UserError(
-                f"A chain takes the values of users by their names, and got {printable(odd) or 'none'}; its "
-                f"models have {', '.join(sorted(names))}."
+                f"A chain requires features of users, of {', '.join(sorted(names))}; got "
+                f"{printable(odd) or 'none'}."
             )
 
 

@@ -28,6 +28,7 @@ from recsuite.checkpoint.format import (
     ADDED_LATER,
     CONFIG,
     FEATURES_FILE,
+    INDEX,
     MANIFEST,
     VOCABULARY,
     Manifest,
@@ -57,10 +58,10 @@ from recsuite.datasets.schema import DENSE as DENSE_NUMBER
 from recsuite.datasets.source import FIRST_SCHEMA
 from recsuite.errors import UserError, printable, with_article
 from recsuite.files import LARGEST, parsed, typed
+from recsuite.hooks import extra
 from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
 from recsuite.runtime.console import say
-from recsuite.serving.index import read_lists
 from recsuite.serving.snapshot import IdTable, ServedTable, Snapshot, TableChange, VocabularyTable
 
 
@@ -107,8 +108,8 @@ def _read_base(
     row_type = manifest.about.get("row_type", "float32")
     if row_type != "float32":
         raise UserError(
-            f"{folder} was exported with --row_type {row_type}, for other programs; export it again without "
-            "--row_type."
+            f"{folder} was exported with --row_type {row_type}, which only other programs read. Fix: export "
+            "it again without --row_type."
         )
     # An export has no configuration of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
@@ -143,7 +144,7 @@ def _read_base(
         follows=_follows(folder, manifest),
         trained=folder,
         config=config,
-        lists=read_lists(folder, manifest),
+        lists=extra("index").read_lists(folder, manifest) if INDEX in manifest.about else None,
         task_name=model.task,
         maker=maker,
         accepts_changed=accepts_changed,
@@ -163,8 +164,8 @@ def _follows(folder: Path, manifest: Manifest) -> ParentLink:
 def _read_json(path: Path) -> dict[str, Any]:
     """Return the contents of a JSON object."""
     with parsing(f"{path}"):
-        found: dict[str, Any] = typed(dict, parsed(path.read_bytes()), path.name)
-    return found
+        contents: dict[str, Any] = typed(dict, parsed(path.read_bytes()), path.name)
+    return contents
 
 
 def _read_schema(folder: Path, manifest: Manifest) -> Schema:
@@ -184,9 +185,9 @@ def _read_vocabulary(
     """
     named = _read_json(folder / VOCABULARY).items()
     # For a dynamic table the file lists the values in the data, not those with a row.
-    found = {name: values for name, values in named if name not in manifest.dynamic}
+    recorded = {name: values for name, values in named if name not in manifest.dynamic}
     encodings: dict[str, Encoding] = {}
-    for name, values in found.items():
+    for name, values in recorded.items():
         if isinstance(values, dict):
             with parsing(f"the encoding of {printable(name)} in {folder / VOCABULARY}"):
                 encodings[name] = encoding_of(values)
@@ -198,7 +199,7 @@ def _read_vocabulary(
             raise UserError(f"{folder / VOCABULARY} has no list of raw values for {printable(name)}.")
     vocabulary = {
         name: {value: row for row, value in enumerate(values, start=UNKNOWN_ROW + 1)}
-        for name, values in found.items()
+        for name, values in recorded.items()
         if name not in encodings
     }
     return vocabulary, encodings
@@ -237,7 +238,7 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
     for entity in ENTITIES:
         if entity not in {feature.entity for feature in features}:
             raise UserError(
-                f"{folder} has no feature of {with_article(schema.name_of(entity))}, and a model needs one."
+                f"{folder} has no feature of {with_article(schema.name_of(entity))}, which a model requires."
             )
     dynamic = {feature.name for feature in with_tables(features, reads_order) if feature.is_dynamic}
     if dynamic != manifest.dynamic.keys():
@@ -258,10 +259,10 @@ def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
     known = {*map(schema.name_of, ENTITIES), EVENT, HISTORY}
     for feature in recorded:
         if feature.entity not in known:
-            raise UserError(f"{path} has {printable(feature)}, which is not a feature.")
+            raise UserError(f"{path} has an invalid feature: {printable(feature)}.")
     features = tuple(map(schema.restored, recorded))
     if len({feature.name for feature in features}) < len(features):
-        raise UserError(f"{path} has a feature twice.")
+        raise UserError(f"{path} has a duplicate feature.")
     return features
 
 
@@ -445,8 +446,8 @@ def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
         return True
     if (link.sequence, link.from_step) != (follows.sequence, follows.from_step):
         raise UserError(
-            f"{delta} is number {link.sequence} and begins at step {link.from_step}, and what comes next is "
-            f"number {follows.sequence} after step {follows.from_step}."
+            f"{delta} is out of order: number {link.sequence} from step {link.from_step}, expected number "
+            f"{follows.sequence} from step {follows.from_step}."
         )
     return False
 

@@ -115,28 +115,28 @@ def numbers_of(name: str, given: Sequence[Any], width: int = 1) -> np.ndarray:
     strange = values_of_other_type(numbers.Real, given, type(None))
     try:
         # numpy converts None to NaN.
-        found = np.array([] if strange else [*given], np.float64)
+        array = np.array([] if strange else [*given], np.float64)
     except OverflowError:
         # Python's integers have no maximum.
-        raise UserError(f"The feature {name} takes numbers of 64 bits, and got a larger one.") from None
-    if strange or np.isinf(found).any():
-        odd = strange[0] if strange else found[np.isinf(found)][0]
+        raise UserError(f"The feature {name} requires numbers of 64 bits, got a larger one.") from None
+    if strange or np.isinf(array).any():
+        odd = strange[0] if strange else array[np.isinf(array)][0]
         raise UserError(f"The feature {name} takes numbers, and got {printable(repr(odd))}.")
-    return found
+    return array
 
 
 def _vectors_of(name: str, given: Sequence[Any], width: int) -> np.ndarray:
-    found = np.full((len(given), width), np.nan)
+    vectors = np.full((len(given), width), np.nan)
     for place, vector in enumerate(given):
         if isinstance(vector, np.ndarray) and vector.shape == (width,):
             # Of the data, and checked by the reader.
-            found[place] = vector
+            vectors[place] = vector
         elif vector is not None:
             if isinstance(vector, str) or not isinstance(vector, Sequence) or len(vector) != width:
                 got = printable(repr(vector))[:80]
                 raise UserError(f"The feature {name} takes lists of {width} numbers, and got {got}.")
-            found[place] = numbers_of(name, vector)
-    return found
+            vectors[place] = numbers_of(name, vector)
+    return vectors
 
 
 def values_of_other_type(
@@ -158,8 +158,8 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
         check_list(HISTORY_RATINGS, given, schema)
         if len(rated) != len(given):
             raise UserError(
-                f"A {HISTORY} has {len(rated)} and its {HISTORY_RATINGS} {len(given)} values; give each "
-                "as many."
+                f"A {HISTORY} has {len(rated)} items and its {HISTORY_RATINGS} {len(given)} values; give one "
+                "for each item."
             )
     flat = [rating for given in ratings for rating in given]
     if schema.event_types:
@@ -171,25 +171,25 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
     ]
     if strange:
         raise UserError(
-            f"{HISTORY_RATINGS} has {printable(repr(strange[0]))}; give numbers from {lowest:g} to "
-            f"{highest:g}, as the training saw them."
+            f"{HISTORY_RATINGS} must be between {lowest:g} and {highest:g}, as in the training, got "
+            f"{printable(repr(strange[0]))}."
         )
     return torch.tensor([schema.learned(float(rating)) for rating in flat], dtype=torch.float32)
 
 
 def _places_of_types(flat: Sequence[Any], types: Sequence[str]) -> list[float]:
     """Return the position of the type of each event, from 1 on, given by its name or position."""
-    places: dict[Any, float] = {}
-    for place, name in enumerate(types, 1):
-        places[name] = places[place] = float(place)
+    positions: dict[Any, float] = {}
+    for position, name in enumerate(types, 1):
+        positions[name] = positions[position] = float(position)
     for given in flat:
         # Other values may have no hash.
-        if not isinstance(given, str | numbers.Real) or given not in places:
+        if not isinstance(given, str | numbers.Real) or given not in positions:
             raise UserError(
                 f"The events of a history have the type {printable(repr(given))}; give one of "
                 f"{', '.join(types)}."
             )
-    return [places[given] for given in flat]
+    return [positions[given] for given in flat]
 
 
 def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
@@ -206,19 +206,20 @@ def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
         for ages in given:
             check_list(HISTORY_AGES, ages, schema)
         if [*map(len, given)] != lengths:
-            raise UserError(f"{HISTORY_AGES} gives each item of a {HISTORY} one number; give each as many.")
+            raise UserError(f"{HISTORY_AGES} must have one number for each item of a {HISTORY}.")
         seconds = numbers_of(HISTORY_AGES, [age for ages in given for age in ages])
         # NaN is in no range.
         strange = seconds[~(seconds >= 0)]
         if len(strange):
-            raise UserError(f"{HISTORY_AGES} has {strange[0]:g}; give seconds, from 0 on.")
-    places = [place for length in lengths for place in reversed(range(length))]
+            raise UserError(f"{HISTORY_AGES} must be 0 seconds or more, got {strange[0]:g}.")
+    # The number of items of a history after each item.
+    later = [number for length in lengths for number in reversed(range(length))]
     whole = np.floor(seconds)
     gaps = torch.from_numpy(time_buckets_of(whole))
     ages = torch.from_numpy(whole.clip(0, OLDEST).astype(np.int32))
     # A served model drops no items of a history, and each user has one of its own.
     nothing = ages[:0]
-    return Members(labels, torch.tensor(places, dtype=torch.int32), gaps, ages, nothing, nothing, nothing)
+    return Members(labels, torch.tensor(later, dtype=torch.int32), gaps, ages, nothing, nothing, nothing)
 
 
 def is_own_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.Tensor:
@@ -320,9 +321,9 @@ def check_ids(name: str, ids: Any, known: type[Any] | None, schema: Schema) -> l
     """
     if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Collection):
         raise UserError(f"{name} takes a list of {schema.items}, and got {printable(repr(ids))}.")
-    found = [*ids]
-    check_values(schema.item, found, known)
-    return found
+    listed = [*ids]
+    check_values(schema.item, listed, known)
+    return listed
 
 
 def check_k(k: Any, name: str = "k") -> None:

@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -35,8 +35,7 @@ from recsuite.models.retrieval import InnerProduct, ranked, top_items
 from recsuite.models.rows import Inputs
 from recsuite.models.tasks import ModelMaker
 from recsuite.remote import folder_at
-from recsuite.serving.catalogue import Catalogue, Items, described
-from recsuite.serving.index import IndexCache
+from recsuite.serving.catalogue import Catalogue, IndexCache, Items, described
 from recsuite.serving.reader import put, read_change, read_settled, read_snapshot
 from recsuite.serving.request import (
     AS_TRAINED,
@@ -54,10 +53,8 @@ from recsuite.serving.request import (
     values_of_users,
 )
 from recsuite.serving.snapshot import Snapshot
+from recsuite.serving.training_data import TrainingFeatures, data_at
 from recsuite.training.progress import Progress
-
-if TYPE_CHECKING:
-    from recsuite.serving.recommend import TrainingFeatures
 
 LABELLED_HISTORY = {HISTORY, HISTORY_RATINGS, HISTORY_AGES}
 NO_HISTORY_WARNING = (
@@ -67,13 +64,15 @@ NO_HISTORY_WARNING = (
 
 
 class ServedModel:
-    """Model for serving: threads may score with it while another thread applies a delta.
+    """Model for serving: threads may score with it while another thread applies a delta. Not collective.
 
-    snapshot: the weights and tables; `ServedModel.open` reads them from a folder.
+    Args:
+        snapshot: The weights and tables; `ServedModel.open` reads them from a folder.
 
     Raises:
-        UserError: from its methods, for values of a wrong type and for features that the model lacks.
+        UserError: From its methods, for values of a wrong type and for features that the model lacks.
 
+    Example:
         model = rs.ServedModel.open("dumps")
         model.score({"user": [42, 42], "item": [1, 3]})      # float32 [2]
         model.recommend([42], k=10)                           # [[(item, score), ...]]
@@ -96,20 +95,27 @@ class ServedModel:
     ) -> ServedModel:
         """Open an export, a checkpoint, a delta with all before it, or the best or latest one of a folder.
 
-        model: makes a model of your own, as given to the training; without it, the model of the task.
-        accept_changed_model: True to use it although its source has changed since the training.
-        data_path: the data of the training. Features and histories of users and items given by ids come from
-        there.
+        Args:
+            folder: The export, checkpoint, delta, or folder of checkpoints.
+            checkpoint: The one of a folder of checkpoints: "best" by validation, or "latest".
+            data_path: The data of the training. Features and histories of users and items given by ids come
+                from there.
+            model: makes a model of your own, as given to the training; without it, the model of the task.
+            accept_changed_model: True to use it although its source has changed since the training.
+
+        Returns:
+            The model. Each file that it reads is compared with its digest first.
 
         Raises:
-            UserError: when anything that it needs is missing, damaged, or of another run, or if another model
+            UserError: When anything that it needs is missing, damaged, or of another run, or if another model
                 wrote it.
+
+        Example:
+            model = rs.ServedModel.open("dumps", data_path="data/ml-1m")
         """
         served = ServedModel(read_settled(folder_at(folder), checkpoint, model, accept_changed_model))
         if data_path:
-            from recsuite.serving.recommend import tell
-
-            tell(served, str(data_path), str(folder))
+            served.tell(data_at(served.snapshot, str(data_path), str(folder)).features)
         return served
 
     @property
@@ -134,7 +140,7 @@ class ServedModel:
 
     @property
     def data(self) -> TrainingFeatures | None:
-        """Data that features and histories come from, see `tell`."""
+        """Data that features and histories come from, see `tell`; None for none."""
         return self._data
 
     @property
@@ -145,24 +151,37 @@ class ServedModel:
     def knows(self, feature: str, value: Any) -> bool:
         """Return True if a raw value was in the training and still has a row.
 
+        Args:
+            feature: Name of a categorical feature.
+            value: Raw value, as in the data of the training.
+
         Raises:
-            UserError: when the model has no such feature, or it has values of another type.
+            UserError: When the model has no such feature, or it has values of another type.
+
+        Example:
+            model.knows("user", 42)
         """
         return bool(self._snapshot.known(feature, [value]))
 
     @torch.inference_mode()
     def score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-        """Return predicted ratings, probabilities of a yes, or ranking scores, float32 [B], of one snapshot.
+        """Return predicted ratings, probabilities of a yes, or ranking scores of B pairs of user and item.
 
-        A model of L labels returns float32 [B, L]; recommendations use the first label.
+        Args:
+            values: A feature's name to B raw values, or to B lists for a feature with lists.
+                "history_ratings": the ratings of "history", list by list. "history_ages", for a model that
+                uses ages: seconds before the event, list by list; without it all ages are 0. Features that
+                are not given, and values that were not in the training, are unknown. For users and items
+                given by ids, the data add the rest (see `open`).
 
-        values: a feature's name to B raw values, or to B lists for a feature with lists. "history_ratings":
-        the ratings of "history", list by list. "history_ages", for a model that uses ages: seconds before the
-        event, list by list; without it all ages are 0. Features that are not given, and values that were not
-        in the training, are unknown. For users and items given by ids, the data add the rest (see `open`).
+        Returns:
+            The scores, float32 [B], of one snapshot; of a model of L labels float32 [B, L].
 
         Raises:
-            UserError: when a name is unknown, lengths differ, a value has another type, or no item is given.
+            UserError: When a name is unknown, lengths differ, a value has another type, or no item is given.
+
+        Example:
+            model.score({"user": [42, 42], "year": [1994, 1995], "genres": [["Drama"], ["Comedy", "War"]]})
         """
         return self._score(self._completed(values))
 
@@ -180,25 +199,36 @@ class ServedModel:
     def describe_items(self, values: Mapping[str, Sequence[Any]]) -> None:
         """Set the items to recommend from now on, and their features; a model itself knows only ids of items.
 
-        values: the items' features as `score` takes them: the ids, and any other item features of the model.
-        Features that are not given are unknown. Items that were not in the training are skipped. Items with
-        equal scores are listed in this order.
+        Args:
+            values: The items' features as `score` takes them: the ids, and any other item features of the
+                model. Features that are not given are unknown. Items that were not in the training are
+                skipped. Items with equal scores are listed in this order.
 
         Raises:
-            UserError: as `score`; also without ids, or where one stands twice.
+            UserError: As `score`; also without ids, or when one stands twice.
+
+        Example:
+            model.describe_items({"item": [1, 3], "year": [1995, 1999]})
         """
         catalogue = described(values, self._snapshot, self._catalogue.kept)
         with self._lock:
             self._catalogue = catalogue
 
     def tell(self, data: TrainingFeatures) -> None:
-        """Set the data that features and histories of users and items given by ids come from."""
+        """Set the data that features and histories of users and items given by ids come from.
+
+        Args:
+            data: The data of the training.
+
+        Raises:
+            UserError: When the items do not fit the model.
+        """
         self.describe_items(data.of_items(self._snapshot))
         self._data = data
 
     @torch.inference_mode()
     def items(self) -> Items:
-        """Return the items of the current snapshot."""
+        """Return the items of the current snapshot, with their vectors."""
         with self._lock:
             return self._catalogue.items(self._snapshot)
 
@@ -212,30 +242,37 @@ class ServedModel:
         candidates: Sequence[Any] | None = None,
         approximate: bool = False,
     ) -> list[list[tuple[Any, float]]]:
-        """Return for each of U users the k items with the highest scores, best first: (raw id, score) pairs.
+        """Return for each of U users the k items with the highest scores, best first.
 
-        The scores are those of `score` for the same values, to 1e-6. Items with equal scores are in the order
-        of `describe_items`, or else of the vocabulary. If fewer than k items are left, fewer are returned.
-        All results come from one snapshot.
+        Args:
+            users: U raw ids, or users' features as `score` takes them, also a history and features of the
+                coming event. A user who was not in the training is unknown. For users given by ids, the data
+                add the rest (see `open`).
+            k: Maximum number of items for each user, 1 or more.
+            events: For each user pairs of item and label (or type of the event), the oldest first: another
+                form of a history, which is enough without users. As in `score`, all of it counts, even if
+                longer than the --history of training.
+            exclude: "seen" for the items that each user had, None for no items, a list of raw ids for each
+                user, or "as_trained": "seen" unless the training allowed such items (--seen). Ids that were
+                not in the training are ignored.
+            candidates: Raw ids of the only items that may be recommended, for all users; without it all
+                items. Ids that were not in the training are ignored.
+            approximate: Search an index of faiss instead of all items, see `recall`; deltas update it.
 
-        users: U raw ids, or users' features as `score` takes them, also a history and features of the coming
-        event. A user who was not in the training is unknown. For users given by ids, the data add the rest
-        (see `open`).
-        events: for each user pairs of item and label (or type of the event), the oldest first: another form
-        of a history, which is enough without users. As in `score`, all of it counts, even if longer than the
-        --history of training.
-        exclude: "seen" for the items that each user had, None for no items, a list of raw ids for each user,
-        or "as_trained": "seen" unless the training allowed such items (--seen). candidates: raw ids of the
-        only items that may be recommended, for all users; without it all items. In both, ids that were not in
-        the training are ignored.
-        approximate: search an index of faiss instead of all items, see `recall`; deltas update it.
+        Returns:
+            U lists of pairs of raw id and score, shorter than k if fewer items are left, all of one snapshot.
+            The scores are those of `score` for the same values, to 1e-6; with several labels, of the first.
+            Items with equal scores are in the order of `describe_items`, or else of the vocabulary.
 
         Raises:
-            UserError: as `score`; for a k below 1, for lists that are not one for each user, and for an
+            UserError: As `score`; for a k below 1, for lists that are not one for each user, and for an
                 approximate search among candidates, of a model that is not for ranking, or without faiss.
+
+        Example:
+            model.recommend(events=[[(1, 4.5), (3, 2.0)]], k=5)      # [[(item, score), ...]]
         """
-        items, places, scores = self.best(users, k, events, exclude, candidates, approximate)
-        return items.named(places, scores)
+        items, positions, scores = self.best(users, k, events, exclude, candidates, approximate)
+        return items.named(positions, scores)
 
     @torch.inference_mode()
     def best(
@@ -247,10 +284,11 @@ class ServedModel:
         candidates: Sequence[Any] | None = None,
         approximate: bool = False,
     ) -> tuple[Items, torch.Tensor, torch.Tensor]:
-        """Return what `recommend` does as tensors: the items, places int64 [U, K] and scores float32 [U, K].
+        """Return what `recommend` does as tensors; the arguments and errors are those of `recommend`.
 
-        K is at most k. A place is a position in `Items.ids`, or -1 where fewer items are left. The arguments
-        and errors are those of `recommend`.
+        Returns:
+            The items; positions in `Items.ids`, int64 [U, K], where K is at most k, -1 where fewer items are
+            left; and scores, float32 [U, K].
         """
         schema = self._snapshot.schema
         check_k(k)
@@ -267,11 +305,11 @@ class ServedModel:
         added = items.added(values.get(HISTORY, ()), of_history)
         left_out = items.pairs(lists_of(exclude, values, len(vectors), schema), "exclude")
         if approximate:
-            places = items.near(vectors, k, left_out, added=added)
+            positions = items.near(vectors, k, left_out, added=added)
         else:
-            places = top_items(items.head, vectors, items.vectors, k, left_out, added)
-        places, scores = ranked(items.head, vectors, items.vectors, places, added)
-        return items, places[:, :k], scores[:, :k]
+            positions = top_items(items.head, vectors, items.vectors, k, left_out, added)
+        positions, scores = ranked(items.head, vectors, items.vectors, positions, added)
+        return items, positions[:, :k], scores[:, :k]
 
     def _completed(self, values: Any, events: Any = None) -> Any:
         """Return values with the features and histories that the data have for users and items given by ids.
@@ -300,9 +338,17 @@ class ServedModel:
 
     @torch.inference_mode()
     def vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
-        """Return the vectors of users, float32 [U, D], and the items, both of one snapshot.
+        """Return the vectors of users and the items, both of one snapshot.
 
-        values: as for `score`. A model without vectors returns positions, int64 [U], see `Pairs`.
+        Args:
+            values: Features of U users, as for `score`.
+
+        Returns:
+            The vectors, float32 [U, D], and the items. A model without vectors returns positions of the
+            users, int64 [U], see `Pairs`.
+
+        Raises:
+            UserError: As `score`.
         """
         vectors, items, _ = self._parts_of(values)
         return vectors, items
@@ -327,43 +373,74 @@ class ServedModel:
         return snapshot.head.user_vectors(looked_up, inputs), items, added
 
     def recall(self, users: Any = None, k: int = 10, **others: Any) -> float:
-        """Return the share of the items of `recommend` that an approximate search also finds, from 0 to 1.
+        """Return the share of the items of `recommend` that an approximate search also finds.
 
-        Takes the arguments of `recommend` except `approximate`, raises the same errors. NaN without items.
+        Args:
+            users: As for `recommend`.
+            k: As for `recommend`.
+            others: Other arguments of `recommend`, except `approximate`.
+
+        Returns:
+            The share, from 0 to 1; NaN without items.
+
+        Raises:
+            UserError: As `recommend`.
+
+        Example:
+            model.recall([42, 43], k=100)
         """
         exact, near = (
             [{item for item, _ in mine} for mine in self.recommend(users, k, **others, approximate=search)]
             for search in (False, True)
         )
-        found = sum(len(wanted & mine) for wanted, mine in zip(exact, near, strict=True))
+        num_found = sum(len(wanted & mine) for wanted, mine in zip(exact, near, strict=True))
         total = sum(map(len, exact))
-        return found / total if total else float("nan")
+        return num_found / total if total else float("nan")
 
     @torch.inference_mode()
     def similar_items(self, items: Sequence[Any], k: int = 10) -> list[list[tuple[Any, float]]]:
-        """Return for each item the k others with the highest cosines, best first: pairs of raw id and cosine.
+        """Return for each item the k others with the highest cosines, best first.
 
         The cosine is between the items' factors, D - 1 numbers each: the sums over all their features, see
-        `describe_items`. The bias is not used: it is popularity, not similarity. Ties as in `recommend`.
+        `describe_items`. The bias is not used: it is popularity, not similarity.
+
+        Args:
+            items: Raw ids.
+            k: Maximum number of others for each item, 1 or more.
+
+        Returns:
+            For each item a list of pairs of raw id and cosine. Ties as in `recommend`.
 
         Raises:
-            UserError: when the training has not seen an item, or there is no description of it; for a k below
-                1, and for ids of another type than in training.
+            UserError: When the training has not seen an item, or there is no description of it; for a k below
+                1, for ids of another type than in training, and for a model without vectors.
+
+        Example:
+            model.similar_items([1], k=5)                         # [[(item, cosine), ...]]
         """
         check_k(k)
         known = self.items()
-        places = known.places_of(items)
-        own = known.directions[places]
-        left_out = torch.stack([torch.arange(len(places)), places])
+        positions = known.places_of(items)
+        own = known.directions[positions]
+        left_out = torch.stack([torch.arange(len(positions)), positions])
         best = top_items(InnerProduct(), own, known.directions, k, left_out)
         return known.named(*ranked(InnerProduct(), own, known.directions, best))
 
     def apply(self, delta: Path | str) -> bool:
-        """Put the next delta into the model in place; False if it holds that delta already.
+        """Put the next delta into the model in place.
+
+        Args:
+            delta: Its folder.
+
+        Returns:
+            False if the model holds that delta already.
 
         Raises:
-            UserError: when it is not the next one of its chain, damaged, or of another model; this model is
+            UserError: When it is not the next one of its chain, damaged, or of another model; this model is
                 as it was.
+
+        Example:
+            model.apply("dumps/delta-000000098")
         """
         delta = folder_at(delta)
         # Read and checked without the lock, while other threads score: this takes longer than applying it.
@@ -379,21 +456,30 @@ class ServedModel:
         return False
 
     def replace(self, snapshot: Snapshot) -> None:
-        """Serve another checkpoint from now on."""
+        """Serve another checkpoint from now on.
+
+        Args:
+            snapshot: The model of that checkpoint.
+        """
         # `score` reads the snapshot twice under this lock, and must get the same one.
         with self._lock:
             self._snapshot = snapshot
 
 
 class Follower:
-    """Model that follows a folder of checkpoints while a trainer writes them, see `refresh`.
+    """Model that follows a folder of checkpoints while a trainer writes them, see `refresh`. Not collective.
 
-    save_dir: the folder; start: an export to begin with; checkpoint: "best" by validation (the latest one if
-    there is no best one yet) or "latest"; model, accept_changed_model: as for `ServedModel.open`.
+    Args:
+        save_dir: The folder of checkpoints.
+        start: An export or a checkpoint to begin with; None for the checkpoint of the folder.
+        checkpoint: "best" by validation (the latest one if there is no best one yet), or "latest".
+        model: As for `ServedModel.open`.
+        accept_changed_model: As for `ServedModel.open`.
 
     Raises:
-        UserError: when the first checkpoint is missing or damaged.
+        UserError: When the first checkpoint is missing or damaged.
 
+    Example:
         follower = rs.Follower("dumps", checkpoint="latest")
         if follower.refresh():
             print(follower.model.progress.step)
@@ -407,13 +493,6 @@ class Follower:
         model: ModelMaker | None = None,
         accept_changed_model: bool = False,
     ) -> None:
-        """Begin with that checkpoint of the folder, or with `start`, such as an export.
-
-        model, accept_changed_model: see `ServedModel.open`.
-
-        Raises:
-            UserError: see `ServedModel.open`.
-        """
         self.save_dir = folder_at(save_dir)
         self.checkpoint = checkpoint
         opened = start or self.save_dir
@@ -431,7 +510,7 @@ class Follower:
         first epoch ended, or if its validated initial rows are the best and the best is followed.
 
         Raises:
-            UserError: when what is newer cannot be read; the model stays at the last checkpoint that could.
+            UserError: When what is newer cannot be read; the model stays at the last checkpoint that could.
         """
         # Listing a folder is cheap, so `refresh` can be called every second; manifests are read only if the
         # listing has changed.

@@ -23,7 +23,6 @@ from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask, predictions_of
-from recsuite.serving.index import ItemLists
 from recsuite.serving.request import (
     HISTORY_AGES,
     HISTORY_RATINGS,
@@ -189,17 +188,17 @@ class IdTable:
 
     def rows_of(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the rows of keys, int64 [n]."""
-        places, is_there = self._places_of(keys)
-        found = torch.full_like(keys, UNKNOWN_ROW)
-        found[is_there] = self.rows[places]
-        return found
+        positions, is_there = self._places_of(keys)
+        rows = torch.full_like(keys, UNKNOWN_ROW)
+        rows[is_there] = self.rows[positions]
+        return rows
 
     def _places_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return positions in `self.ids` of the ids found there, int64 [number], and a mask, bool [m]."""
-        places = torch.searchsorted(self.ids, ids)
-        is_there = places < len(self.ids)
-        is_there[is_there.clone()] = self.ids[places[is_there]] == ids[is_there]
-        return places[is_there], is_there
+        positions = torch.searchsorted(self.ids, ids)
+        is_there = positions < len(self.ids)
+        is_there[is_there.clone()] = self.ids[positions[is_there]] == ids[is_there]
+        return positions[is_there], is_there
 
     def raw_values(self) -> list[Any]:
         """Return the raw values with a row, in the order of the ids; ids without a known text are skipped."""
@@ -246,11 +245,11 @@ class IdTable:
         # Some of the removed ids may not be here.
         stays[self._places_of(reader.gone_ids(name))[0]] = False
         table = self._only(stays)
-        rows, (places, is_known) = table.rows_of(ids), table._places_of(ids)
+        rows, (positions, is_known) = table.rows_of(ids), table._places_of(ids)
         is_new = ~is_known
         matrix, rows[is_new] = table._with_room(int(is_new.sum()))
         seen_now = table.seen.clone()
-        seen_now[places] = seen[is_known]
+        seen_now[positions] = seen[is_known]
         table = dataclasses.replace(table, matrix=matrix, seen=seen_now, record=record)
         table = table._with_others(ids[is_new], rows[is_new], seen[is_new])._without_expired()
         if record.has_texts and keeps_texts:
@@ -399,7 +398,7 @@ class Snapshot:
     follows: ParentLink
     trained: Path
     config: dict[str, Any]
-    lists: ItemLists | None = None
+    lists: Any = None
     task_name: str = "rating"
     maker: ModelMaker | None = None
     accepts_changed: bool = False
@@ -470,13 +469,12 @@ class Snapshot:
                 f"the model has {', '.join(allowed)}."
             )
         if not values or not values.keys() <= {*allowed}:
-            found = sorted(map(str, values.keys() - allowed))
-            odd = printable(", ".join(found)) or "nothing"
+            odd = printable(", ".join(sorted(map(str, values.keys() - allowed)))) or "nothing"
             raise UserError(f"There is no feature {odd}; the model has {', '.join(allowed)}.")
         lengths = {name: length_of(name, given, self.schema) for name, given in values.items()}
         size = next(iter(lengths.values()))
         if set(lengths.values()) != {size}:
-            raise UserError(f"The features have {lengths} values; give each as many.")
+            raise UserError(f"All features must have the same number of values, got {lengths}.")
         return {
             feature.name: self._find(feature, values.get(feature.name), size)
             for feature in self.features
@@ -566,12 +564,12 @@ class Snapshot:
         """True if the model takes the history of a user."""
         return HISTORY in [feature.name for feature in self.features]
 
-    def rows_of(self, found: Mapping[str, FoundKeys]) -> FeatureRows:
+    def rows_of(self, keys: Mapping[str, FoundKeys]) -> FeatureRows:
         """Return the rows of keys, copied out of their tables."""
         rows = {}
-        for name, each in found.items():
+        for name, feature_keys in keys.items():
             table = self.table_of(name)
-            rows[name] = ServedRows(table.matrix[table.rows_of(each.keys)], each.counts)
+            rows[name] = ServedRows(table.matrix[table.rows_of(feature_keys.keys)], feature_keys.counts)
         return FeatureRows(rows, self.head.row_scale, {each.name for each in self.features if each.multi})
 
     @property

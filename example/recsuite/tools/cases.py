@@ -18,9 +18,9 @@ from recsuite.datasets.metrics import TOP, Metrics, measure_ranks
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import HISTORY, ITEM, USER, RawData
 from recsuite.errors import UserError
-from recsuite.serving.recommend import KnownFeatures, tell
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
 from recsuite.serving.served import ServedModel
+from recsuite.serving.training_data import KnownFeatures, data_at
 
 # A recommender: from values of users and a number of items to lists of raw ids with scores.
 Recommender = Callable[..., Sequence[Sequence[tuple[Any, float]]]]
@@ -91,11 +91,13 @@ def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[R
     columns = [open_columns(config.replaced(dataset="", synthetic_kind="stationary")) for config in configs]
     if len({part.digest for part in columns}) > 1:
         raise UserError("The models were trained on different events; train them with the same --split.")
-    raws = [tell(model, data_path, str(model.snapshot.trained.parent)) for model in models]
+    for model in models:
+        data = data_at(model.snapshot, data_path, str(model.snapshot.trained.parent))
+        model.tell(data.features)
     for split, part in (("validation", columns[0].num_validation), ("test", columns[0].num_test)):
         if part == 0:
             raise UserError(f"There are no {split} events; give --validation_fraction 0.1, for example.")
-        yield cases_of(columns[0], raws[-1], split, max(config.data.history for config in configs))
+        yield cases_of(columns[0], data.raw, split, max(config.data.history for config in configs))
 
 
 def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> RequestCases:

@@ -256,9 +256,7 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
 
             export(config.checkpoint, Path(config.serving.export), model, config.serving)
         else:
-            from recsuite.serving.recommend import recommend
-
-            recommend(config, given, model)
+            extra("recommend").recommend(config, given, model)
     return 0
 
 

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 import torch
 
 from recsuite.checkpoint.format import DynamicRecord, read_manifest
+from recsuite.errors import UserError
+from recsuite.extras.index import FILE, NOTHING, NearestItems, curve_lines, recall_curve
 from recsuite.models.retrieval import InnerProduct, ranked, top_items
 from recsuite.serving.export import write_export
-from recsuite.serving.index import FILE, NOTHING, NearestItems, curve_lines, recall_curve
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import IdTable, Snapshot
 from tests.support.killed_writer import run_until_call
@@ -102,6 +104,30 @@ def test_an_index_of_an_empty_catalogue_accepts_items_later() -> None:
     assert index.search(USERS, K).shape == (len(USERS), 0)
     later = World.of(40)
     assert torch.equal(later.found(index.after(later.keys, later.vectors)), later.best())
+
+
+def test_an_index_finds_nine_of_ten_of_the_best_items() -> None:
+    model = ServedModel(snapshot_of("ranking", items=5_000))
+    users = NAMES["user"]
+    recall = model.recall(users, k=10)
+    print(f"recall@10 among 5,000 items: {recall:.3f}")
+    assert recall >= 0.9
+    exact, near = (model.recommend(users, approximate=approximate) for approximate in (False, True))
+    for wanted, mine in zip(exact, near, strict=True):
+        # The same item has the same score.
+        scores = dict(wanted)
+        assert all(score == scores.get(item, score) for item, score in mine)
+        assert [score for _, score in mine] == sorted((score for _, score in mine), reverse=True)
+
+
+def test_without_faiss_or_a_model_for_ranking_an_index_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UserError, match="requires scores that are products of vectors, as those of --task ranking"
+    ):
+        ServedModel(snapshot_of("rating")).recommend([1], approximate=True)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UserError, match="requires faiss, which is not installed; run pip install faiss-cpu"):
+        ServedModel(snapshot_of("ranking")).recommend([1], approximate=True)
 
 
 # --- newer models ---------------------------------------------------------------------------------------
@@ -309,7 +335,7 @@ def test_a_damaged_index_is_rebuilt_and_reported(
     damage(exported)
     model = ServedModel.open(exported)
     said = capsys.readouterr().out
-    assert f"{exported} has no index that can be used (" in said
+    assert f"ignoring the index of {exported} (" in said
     assert "; a new one will be made" in said
     assert model.recommend([1, 2], approximate=True) == model.recommend([1, 2])
     assert model.items().nearest.lists.is_new

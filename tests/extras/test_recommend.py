@@ -24,19 +24,10 @@ from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import COUNT, RATING, Events, RawData
 from recsuite.errors import UserError
-from recsuite.serving import recommend
-from recsuite.serving.recommend import (
-    DAMPING,
-    MOST_SHOWN,
-    TrainingFeatures,
-    Viewer,
-    _check_ids,
-    open_viewer,
-    page,
-    popular,
-)
+from recsuite.extras.recommend import DAMPING, MOST_SHOWN, Viewer, open_viewer, page, popular
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import IdTable
+from recsuite.serving.training_data import TrainingFeatures, _check_ids, with_data_flags
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded
 from tests.support.raw_ids import items_of, users_of
 from tests.support.states import FLAGS
@@ -220,7 +211,7 @@ def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Pa
     movies = "\n".join(["movieId,title,genres", "1,One (1990),Drama"])
     (tmp_path / "movies.csv").write_text(movies)
     (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,4.0,5\n")
-    with pytest.raises(UserError, match="has no user 2, and the model was trained on one; give the"):
+    with pytest.raises(UserError, match=r"has no user 2,.*--data_path"):
         open_viewer(model, Config.of(recommend=True, user="1", data_path=str(tmp_path)), ["data_path"])
 
 
@@ -237,13 +228,13 @@ def test_data_without_any_id_of_a_dynamic_table_are_refused(tmp_path: Path) -> N
     record = DynamicRecord(1, 16, 16, "hash", 1, "lru", 0, 0, "steps", False, 0, 1)
     one = torch.tensor([1])
     table = IdTable(torch.zeros(2, 1), ids=torch.tensor([3]), rows=one, seen=one, record=record)
-    model = Mock(**{"snapshot.tables": {"user": table}, "snapshot.known": known})
-    _check_ids(tmp_path, model, "user", [1, 3])
+    snapshot = Mock(tables={"user": table}, known=known)
+    _check_ids(tmp_path, snapshot, "user", [1, 3])
     refused = (
         rf"^{tmp_path} has no user that the model was trained on; give the --data_path of its training\.$"
     )
     with pytest.raises(UserError, match=refused):
-        _check_ids(tmp_path, model, "user", [1, 2])
+        _check_ids(tmp_path, snapshot, "user", [1, 2])
 
 
 @pytest.mark.parametrize(("given", "duplicates"), [((), "first"), (("duplicates",), "auto")])
@@ -253,14 +244,14 @@ def test_a_given_flag_overrides_that_of_the_training_even_with_its_default_value
     recorded = {"dataset": "ml-1m", "duplicates": "first"}
     asked = Config.of(recommend=True, user="1")
     assert asked.data.duplicates == "auto"
-    model = Mock(**{"snapshot.trained": tmp_path, "snapshot.config": recorded})
-    assert recommend._data_of(model, asked, given).data.duplicates == duplicates
+    snapshot = Mock(trained=tmp_path, config=recorded)
+    assert with_data_flags(snapshot, asked, given).data.duplicates == duplicates
 
 
 def test_an_empty_path_names_no_data(tmp_path: Path) -> None:
-    model = Mock(**{"snapshot.trained": tmp_path, "snapshot.config": {"data_path": "/data"}})
+    snapshot = Mock(trained=tmp_path, config={"data_path": "/data"})
     with pytest.raises(UserError, match="no path is taken from a checkpoint; give --data_path"):
-        recommend._data_of(model, Config(), ["data_path"])
+        with_data_flags(snapshot, Config(), ["data_path"])
 
 
 def test_the_command_prints_the_folder_of_its_data(

@@ -7,26 +7,23 @@ import functools
 import importlib
 import math
 import statistics
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from recsuite.checkpoint.format import Manifest
+from recsuite.checkpoint.format import INDEX, Manifest
 from recsuite.checkpoint.shards import write_shard_file
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file, plain, typed
 from recsuite.models.retrieval import ranked, top_items
 from recsuite.runtime.console import say
-
-if TYPE_CHECKING:
-    from recsuite.serving.catalogue import Items
+from recsuite.serving.catalogue import Items
 
 # No pairs to exclude: the caller excludes the items that users have had.
 NOTHING = torch.empty(2, 0, dtype=torch.int64)
@@ -64,14 +61,14 @@ def recall_curve(users: torch.Tensor, items: Items, k: int = K) -> list[SearchPo
 
 
 def _point(users: torch.Tensor, items: Items, best: torch.Tensor, breadth: int) -> SearchPoint:
-    k, seconds, found = best.shape[1], [], 0
+    k, seconds, num_found = best.shape[1], [], 0
     for user, wanted in zip(users.split(1), best.tolist(), strict=True):
         begin = time.perf_counter()
-        places = items.near(user, k, NOTHING, breadth)
-        places = ranked(items.head, user, items.vectors, places)[0][:, :k]
+        positions = items.near(user, k, NOTHING, breadth)
+        positions = ranked(items.head, user, items.vectors, positions)[0][:, :k]
         seconds.append(time.perf_counter() - begin)
-        found += len({*wanted} & {*places[0].tolist()})
-    recall = found / best.numel() if best.numel() else 1.0
+        num_found += len({*wanted} & {*positions[0].tolist()})
+    recall = num_found / best.numel() if best.numel() else 1.0
     return SearchPoint(breadth, recall, 1e6 * statistics.median(seconds), breadth == items.nearest.breadth)
 
 
@@ -146,14 +143,14 @@ class ItemLists:
             return None
         prints = fingerprints_of(self.units_of(vectors))
         comes = torch.ones(len(keys), dtype=torch.bool)
-        places = torch.searchsorted(self.keys, keys).clamp(max=max(0, len(self.keys) - 1))
+        positions = torch.searchsorted(self.keys, keys).clamp(max=max(0, len(self.keys) - 1))
         if len(self.keys):
-            comes = (self.keys[places] != keys) | (self.prints[places] != prints)
+            comes = (self.keys[positions] != keys) | (self.prints[positions] != prints)
         came, num_longer = self.came + int(comes.sum()), int(self._are_longer(vectors).sum())
         if came > MAX_CHANGED_SHARE * self.made_of or num_longer > MOST_LONGER * len(keys):
             return None
         numbers = torch.empty(len(keys), dtype=torch.int64)
-        numbers[~comes] = self.numbers[places[~comes]]
+        numbers[~comes] = self.numbers[positions[~comes]]
         numbers[comes] = self._nearest(vectors[comes])
         return dataclasses.replace(self, came=came, keys=keys, numbers=numbers, prints=prints), comes
 
@@ -174,9 +171,9 @@ class ItemLists:
         # centres share.
         directions = torch.nn.functional.normalize(users, dim=1)
         nearness = torch.addmm(self._half_squares, directions, self.centres[:, :-1].t(), beta=-1)
-        found = nearness.topk(breadth, dim=1, sorted=False)
+        nearest = nearness.topk(breadth, dim=1, sorted=False)
         always = torch.full((len(users), 1), len(self.centres))
-        return torch.cat([found.indices, always], dim=1), torch.nn.functional.pad(found.values, (0, 1))
+        return torch.cat([nearest.indices, always], dim=1), torch.nn.functional.pad(nearest.values, (0, 1))
 
 
 def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> ItemLists:
@@ -185,7 +182,7 @@ def make_lists(keys: torch.Tensor, vectors: torch.Tensor) -> ItemLists:
     keys: int64 [N], ascending; vectors: float32 [N, D].
 
     Raises:
-        ImportError: when faiss is not installed.
+        UserError: when faiss is not installed.
     """
     nobody = torch.empty(0, dtype=torch.int64)
     if not len(keys):
@@ -224,8 +221,6 @@ def fingerprints_of(halves: torch.Tensor) -> torch.Tensor:
 
 # A name that readers from before there were indexes ignore.
 FILE = "items.index"
-# Key of the index in `Manifest.about`.
-INDEX = "index"
 TENSORS = ("centres", "keys", "numbers", "prints")
 
 
@@ -247,16 +242,11 @@ def write_lists(folder: Path, lists: ItemLists) -> dict[str, Any]:
 
 
 def read_lists(folder: Path, manifest: Manifest) -> ItemLists | None:
-    """Read the lists that were written with a model; None if there are none.
-
-    Also None, with a printed line, if they are damaged.
-    """
-    if INDEX not in manifest.about:
-        return None
+    """Read the lists that were written with a model; None, with a printed line, if they are damaged."""
     try:
         return _read(folder, manifest.about[INDEX])
     except (UserError, OSError, SafetensorError, TypeError, ValueError) as error:
-        say(f"{folder} has no index that can be used ({printable(error)}); a new one will be made")
+        say(f"ignoring the index of {folder} ({printable(error)}); a new one will be made")
         return None
 
 
@@ -318,7 +308,7 @@ class NearestItems:
         index: the faiss index with the vectors of the previous model.
 
         Raises:
-            ImportError: when faiss is not installed.
+            UserError: when faiss is not installed.
         """
         sorted_keys, self._order = keys.sort()
         vectors = vectors[self._order]
@@ -402,34 +392,24 @@ class NearestItems:
         return self._order[torch.searchsorted(self.lists.keys, keys).clamp(max=len(self) - 1)]
 
 
-class IndexCache:
-    """Index of the newest model that was asked for one; the index of the next model is made from it."""
+def updated(
+    previous: NearestItems | None, lists: ItemLists | None, keys: torch.Tensor, vectors: torch.Tensor
+) -> NearestItems:
+    """Return the index of the items of a model, and print the time if new lists took long to make.
 
-    def __init__(self, lists: ItemLists | None = None) -> None:
-        """Start without an index. lists: those that were written with a model."""
-        self._lists = lists
-        self._newest: NearestItems | None = None
-        self._lock = threading.Lock()
+    previous: of the previous model; None if there is none, and then `lists` that were written with a model
+    are used, if any. keys, vectors: see `NearestItems`.
 
-    def of(self, keys: torch.Tensor, vectors: torch.Tensor) -> NearestItems:
-        """Return the index of these items, see `NearestItems`; print the time if making it again took long.
-
-        Raises:
-            ImportError: when faiss is not installed.
-        """
-        begin = time.perf_counter()
-        # If several threads ask for the first index of a model, one makes it and the others wait.
-        with self._lock:
-            if self._newest is None:
-                before, newest = self._lists, NearestItems(keys, vectors, self._lists)
-            else:
-                before, newest = self._newest.lists, self._newest.after(keys, vectors)
-            self._newest = newest
-        seconds = time.perf_counter() - begin
-        was_made = before is None or newest.lists.centres is not before.centres
-        if was_made and seconds > SAID:
-            say(f"the index of {len(newest):,} items was made in {seconds:.1f} s")
-        return newest
+    Raises:
+        UserError: when faiss is not installed.
+    """
+    begin = time.perf_counter()
+    index = previous.after(keys, vectors) if previous else NearestItems(keys, vectors, lists)
+    seconds, before = time.perf_counter() - begin, previous.lists if previous else lists
+    was_made = before is None or index.lists.centres is not before.centres
+    if was_made and seconds > SAID:
+        say(f"the index of {len(index):,} items was made in {seconds:.1f} s")
+    return index
 
 
 def _empty_index(dim: int, num_lists: int) -> Any:
@@ -455,4 +435,10 @@ def _padded(vectors: torch.Tensor) -> np.ndarray:
 
 def _faiss() -> Any:
     # Imported by name: the type stubs of faiss are incomplete.
-    return importlib.import_module("faiss")
+    try:
+        return importlib.import_module("faiss")
+    except ModuleNotFoundError:
+        raise UserError(
+            "An approximate search requires faiss, which is not installed; run pip install faiss-cpu, or "
+            "leave approximate out."
+        ) from None
