@@ -21,28 +21,28 @@ SOURCES = ROOT / "example"
 MAY_IMPORT = {
     "errors": "",
     "files": "errors",
-    "remote": "errors files",
     "hooks": "errors",
-    "config": "errors files remote hooks",
+    "places": "errors files hooks",
+    "config": "errors files places hooks",
     "runtime": "errors files config",
     "workers": "errors runtime",
     "ids": "errors",
     "compiled": "files",
     "time_buckets": "",
-    "datasets": "errors files remote config runtime workers ids time_buckets compiled hooks",
+    "datasets": "errors files places config runtime workers ids time_buckets compiled hooks",
     "models": "errors config datasets.schema compiled time_buckets",
     "sharding": "errors files config runtime datasets models ids compiled",
     "training.progress": "files",
-    "checkpoint.format": "errors files remote training.progress",
-    "checkpoint.folder": "errors files remote runtime.console runtime.process checkpoint.format",
+    "checkpoint.format": "errors files places training.progress",
+    "checkpoint.folder": "errors files places runtime.console runtime.process checkpoint.format",
     "checkpoint.chain": "errors files runtime.console checkpoint.format checkpoint.folder training.progress",
     "checkpoint.origin": "errors files checkpoint.format checkpoint.chain",
-    "checkpoint.shards": "errors files remote ids checkpoint.format",
-    "checkpoint.recorded": "errors files remote config runtime.console checkpoint.format checkpoint.folder "
+    "checkpoint.shards": "errors files places ids checkpoint.format",
+    "checkpoint.recorded": "errors files places config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
-    "training": "errors config remote runtime datasets models sharding compiled hooks",
-    "checkpoint": "errors files remote config runtime datasets models sharding training ids",
-    "serving": "errors files remote config models runtime.console ids time_buckets datasets.schema "
+    "training": "errors config places runtime datasets models sharding compiled hooks",
+    "checkpoint": "errors files places config runtime datasets models sharding training ids",
+    "serving": "errors files places config models runtime.console ids time_buckets datasets.schema "
     "datasets.spread datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "
     "checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded training.progress hooks",
 }

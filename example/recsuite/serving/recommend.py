@@ -37,7 +37,7 @@ from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, format_duration, printable
 from recsuite.files import digest_of_bytes
 from recsuite.models.tasks import ModelMaker
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.console import say
 from recsuite.serving.followers import follow, retried, wait_for_first
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS, type_of

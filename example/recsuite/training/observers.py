@@ -11,7 +11,7 @@ from typing import Any
 
 from recsuite.config.config import Config
 from recsuite.hooks import extra
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import PHASES, Callback, Tracker
 from recsuite.training.progress import Progress
