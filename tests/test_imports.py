@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from recsuite import hooks
+from recsuite.datasets.tables.files import find_tables
 from recsuite.errors import UserError
+from recsuite.places import folder_at
 from tests.support.launch import ROOT
 
 SOURCES = ROOT / "example"
@@ -138,6 +140,12 @@ def test_an_extra_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "recsuite.extras.doctor", None)
     with pytest.raises(UserError, match=r"recsuite\.extras\.doctor"):
         hooks.extra("doctor")
+    monkeypatch.setitem(sys.modules, "recsuite.extras.stores.objects", None)
+    with pytest.raises(UserError, match=r"recsuite\.extras\.stores\.objects.* install"):
+        folder_at("s3://bucket/run", "save_dir")
+    monkeypatch.setitem(sys.modules, "recsuite.extras.stores.urls", None)
+    with pytest.raises(UserError, match=r"recsuite\.extras\.stores\.urls.* install"):
+        find_tables("https://host/ratings.csv")
     # A package that an extra needs is a matter of the extra.
     monkeypatch.setattr(hooks, "EXTRAS", {"graph": "recsuite.extras.graph"})
     monkeypatch.delitem(sys.modules, "recsuite.extras.graph", raising=False)

@@ -82,7 +82,7 @@ class File:
     # Cached: a run needs it twice, and it reads all bytes.
     @functools.cached_property
     def digest(self) -> str:
-        """Digest of the bytes; for a URL, see `extras.stores.urls`."""
+        """Digest of the bytes; for a URL, a mark of its version."""
         if is_remote(self.path):
             return str(extra("urls").mark_of(self.path))
         with explained(f"Cannot read {self.name}", "give another file"):
