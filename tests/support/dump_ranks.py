@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.config.config import Config
-from recsuite.extras.stores.objects import FsspecPath
-from recsuite.extras.stores.urls import filesystem
-from recsuite.places import folder_at
+from recsuite.places import ObjectPath, folder_at
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
 from tests.support.steps import tell
 from tests.support.trainings import advance, digests, evaluate, gather, input_pipeline_of, train
@@ -373,7 +371,9 @@ def resume(folder: Path, config: Config, context: RuntimeContext, rule: Any, mak
 def copy(source: Path, target: Path, context: RuntimeContext) -> None:
     import torch.distributed as dist
 
-    if context.rank == 0 and isinstance(source, FsspecPath):
+    if context.rank == 0 and isinstance(source, ObjectPath):
+        from recsuite.extras.stores.urls import filesystem
+
         fs, path = filesystem(source.url)
         fs.copy(f"{path}/", filesystem(str(target))[1], recursive=True)
     elif context.rank == 0:
