@@ -35,7 +35,7 @@ from recsuite.checkpoint.format import VOCABULARY
 from recsuite.checkpoint.restore import restore
 from recsuite.config.config import Config
 from recsuite.datasets.schema import SCHEMA_FILE
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.process import init_runtime
 from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state

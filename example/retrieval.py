@@ -23,7 +23,7 @@ import torch
 
 import recsuite as rs
 from recsuite.errors import UserError, counted
-from recsuite.remote import is_remote
+from recsuite.places import is_remote
 from recsuite.runtime.console import say
 
 if TYPE_CHECKING:

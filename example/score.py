@@ -24,7 +24,7 @@ import recsuite as rs
 from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.files import local
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.console import LOGGER, showing_progress, stage
 from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node, raise_on_all
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import recsuite as rs
 from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER
 from recsuite.errors import MAX_CHARACTERS, UserError, printable
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.console import say
 from recsuite.runtime.host import descriptor_limit
 

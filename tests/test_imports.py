@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from recsuite import hooks
+from recsuite.datasets.tables.files import find_tables
 from recsuite.errors import UserError
+from recsuite.places import folder_at
 from tests.support.launch import ROOT
 
 SOURCES = ROOT / "example"
@@ -22,28 +24,28 @@ SOURCES = ROOT / "example"
 MAY_IMPORT = {
     "errors": "",
     "files": "errors",
-    "remote": "errors files",
     "hooks": "errors",
-    "config": "errors files remote hooks",
+    "places": "errors files hooks",
+    "config": "errors files places hooks",
     "runtime": "errors files config",
     "workers": "errors runtime",
     "ids": "errors",
     "compiled": "files",
     "time_buckets": "",
-    "datasets": "errors files remote config runtime workers ids time_buckets compiled hooks",
+    "datasets": "errors files places config runtime workers ids time_buckets compiled hooks",
     "models": "errors config datasets.schema compiled time_buckets",
     "sharding": "errors files config runtime datasets models ids compiled",
     "training.progress": "files",
-    "checkpoint.format": "errors files remote training.progress",
-    "checkpoint.folder": "errors files remote runtime.console runtime.process checkpoint.format",
+    "checkpoint.format": "errors files places training.progress",
+    "checkpoint.folder": "errors files places runtime.console runtime.process checkpoint.format",
     "checkpoint.chain": "errors files runtime.console checkpoint.format checkpoint.folder training.progress",
     "checkpoint.origin": "errors files checkpoint.format checkpoint.chain",
-    "checkpoint.shards": "errors files remote ids checkpoint.format",
-    "checkpoint.recorded": "errors files remote config runtime.console checkpoint.format checkpoint.folder "
+    "checkpoint.shards": "errors files places ids checkpoint.format",
+    "checkpoint.recorded": "errors files places config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
-    "training": "errors config remote runtime datasets models sharding compiled hooks",
-    "checkpoint": "errors files remote config runtime datasets models sharding training ids",
-    "serving": "errors files remote config models runtime.console ids time_buckets datasets.schema "
+    "training": "errors config places runtime datasets models sharding compiled hooks",
+    "checkpoint": "errors files places config runtime datasets models sharding training ids",
+    "serving": "errors files places config models runtime.console ids time_buckets datasets.schema "
     "datasets.spread datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "
     "checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded training.progress hooks",
 }
@@ -139,6 +141,12 @@ def test_an_extra_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "recsuite.extras.doctor", None)
     with pytest.raises(UserError, match=r"recsuite\.extras\.doctor"):
         hooks.extra("doctor")
+    monkeypatch.setitem(sys.modules, "recsuite.extras.stores.objects", None)
+    with pytest.raises(UserError, match=r"recsuite\.extras\.stores\.objects.* install"):
+        folder_at("s3://bucket/run", "save_dir")
+    monkeypatch.setitem(sys.modules, "recsuite.extras.stores.urls", None)
+    with pytest.raises(UserError, match=r"recsuite\.extras\.stores\.urls.* install"):
+        find_tables("https://host/ratings.csv")
     # A package that an extra needs is a matter of the extra.
     monkeypatch.setattr(hooks, "EXTRAS", {"graph": "recsuite.extras.graph"})
     monkeypatch.delitem(sys.modules, "recsuite.extras.graph", raising=False)

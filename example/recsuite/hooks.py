@@ -21,7 +21,9 @@ EXTRAS: Mapping[str, str] = {
     "report": "recsuite.extras.reports.report",
     "schema": "recsuite.extras.guess.writer",
     "segments": "recsuite.extras.reports.segments",
+    "stores": "recsuite.extras.stores.objects",
     "trackers": "recsuite.extras.reports.trackers",
+    "urls": "recsuite.extras.stores.urls",
 }
 # --initial_rows, which is the name of an extra, to its function that makes the rows, see `Training.shard`.
 INITIAL_ROWS: Mapping[str, str] = {"gaussian": "gaussian_rows"}

@@ -263,7 +263,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import Batch, EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 
-HEAVY = ("torch", "torchrec", "fbgemm_gpu", "pandas", "pyarrow")
+HEAVY = ("torch", "torchrec", "fbgemm_gpu", "pandas", "pyarrow", "fsspec")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_IO_THREADS")
 
 class Probe(EventBatches):

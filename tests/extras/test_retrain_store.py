@@ -19,7 +19,9 @@ import pytest
 from recsuite.errors import UserError
 from recsuite.extras import retrain as program
 from recsuite.extras.retrain import LOCK, PROMOTED, VERDICT, claimed, promoted_in
-from recsuite.remote import ObjectPath, filesystem, folder_at
+from recsuite.extras.stores.objects import FsspecPath
+from recsuite.extras.stores.urls import filesystem
+from recsuite.places import folder_at
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import EXAMPLE, python, started, succeeded
@@ -57,7 +59,7 @@ def runs_in(models: Any) -> list[str]:
     return [path.name for path in models.iterdir() if path.name.startswith("run-")]
 
 
-def test_a_better_model_is_promoted_and_followed(models: ObjectPath, store: Store, tmp_path: Path) -> None:
+def test_a_better_model_is_promoted_and_followed(models: FsspecPath, store: Store, tmp_path: Path) -> None:
     shop = write_weeks(tmp_path / "shop", 1)
     output = succeeded(retrain(shop, models, env=store.env))
     assert f"promoted {models}/run-000001: it is the first" in output
@@ -127,7 +129,7 @@ def call(shop: Path, models: object, *flags: object) -> int:
 
 
 def test_a_worse_model_is_not_promoted_and_old_runs_are_removed_but_the_promoted_one(
-    models: ObjectPath, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    models: FsspecPath, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (models / "run-000001" / "other.txt").put(b"of another program")
     reports(monkeypatch, new=0.9, old=1.0)
@@ -148,7 +150,7 @@ def test_a_worse_model_is_not_promoted_and_old_runs_are_removed_but_the_promoted
 
 @pytest.mark.parametrize("when", ["metrics.json", "test.json", VERDICT])
 def test_a_retrain_that_was_overtaken_promotes_nothing(
-    models: ObjectPath, shop: Path, when: str, monkeypatch: pytest.MonkeyPatch
+    models: FsspecPath, shop: Path, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports(monkeypatch, new=1.0, old=2.0)
     call(shop, models)
@@ -174,17 +176,17 @@ def test_a_retrain_that_was_overtaken_promotes_nothing(
 
 
 def test_two_that_begin_at_the_same_time_get_runs_of_their_own(
-    models: ObjectPath, monkeypatch: pytest.MonkeyPatch
+    models: FsspecPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = claimed(models)
     (models / LOCK).unlink()
-    monkeypatch.setattr(ObjectPath, "exists", lambda path: False)
+    monkeypatch.setattr(FsspecPath, "exists", lambda path: False)
     assert [first.name, claimed(models).name] == ["run-000001", "run-000002"]
 
 
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_store_that_fails_after_any_request_leaves_the_promoted_model(
-    models: ObjectPath, shop: Path, store: Store, every: int, monkeypatch: pytest.MonkeyPatch
+    models: FsspecPath, shop: Path, store: Store, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a store, a kill at any instant is the end of requests after any one of them."""
     begun = models / "begun"
@@ -222,7 +224,7 @@ def test_a_store_that_fails_after_any_request_leaves_the_promoted_model(
 
 
 def test_what_cannot_be_is_one_sentence(
-    models: ObjectPath, shop: Path, monkeypatch: pytest.MonkeyPatch, store: Store
+    models: FsspecPath, shop: Path, monkeypatch: pytest.MonkeyPatch, store: Store
 ) -> None:
     reports(monkeypatch, new=1.0, old=2.0)
     with pytest.raises(
@@ -245,7 +247,7 @@ def test_what_cannot_be_is_one_sentence(
 
 @pytest.mark.soak
 def test_a_newer_retrain_beside_a_training_ends_the_older_one_with_a_sentence(
-    models: ObjectPath, store: Store, tmp_path: Path
+    models: FsspecPath, store: Store, tmp_path: Path
 ) -> None:
     shop = write_weeks(tmp_path / "shop", 1)
     succeeded(retrain(shop, models, env=store.env))

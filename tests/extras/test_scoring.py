@@ -17,7 +17,7 @@ import pytest
 from recsuite.errors import UserError
 from recsuite.extras import scoring
 from recsuite.extras.scoring import JOB, BatchScoring, begin, describe_lists, described, end
-from recsuite.remote import ObjectError
+from recsuite.places import ObjectError
 from recsuite.serving import followers
 from recsuite.serving.served import ServedModel
 from tests.support.launch import ROOT, python, succeeded, torchrun

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.config.config import Config
-from recsuite.remote import ObjectPath, filesystem, folder_at
+from recsuite.places import ObjectPath, folder_at
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
 from tests.support.steps import tell
 from tests.support.trainings import advance, digests, evaluate, feed_of, gather, train
@@ -372,6 +372,8 @@ def copy(source: Path, target: Path, context: RuntimeContext) -> None:
     import torch.distributed as dist
 
     if context.rank == 0 and isinstance(source, ObjectPath):
+        from recsuite.extras.stores.urls import filesystem
+
         fs, path = filesystem(source.url)
         fs.copy(f"{path}/", filesystem(str(target))[1], recursive=True)
     elif context.rank == 0:

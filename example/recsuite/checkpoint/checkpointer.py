@@ -46,7 +46,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.streams import check_prefix
 from recsuite.errors import UserError, counted
 from recsuite.models.tasks import TASKS
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.ending import Termination, exit_status_of_signal
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.training.callbacks import Epoch, Step

@@ -33,7 +33,7 @@ from pathlib import Path
 from recsuite.checkpoint.format import MANIFEST, read_manifest
 from recsuite.errors import UserError
 from recsuite.files import explained, flush, held, reason_of, resolved
-from recsuite.remote import ObjectPath
+from recsuite.places import ObjectPath
 from recsuite.runtime.console import say
 from recsuite.runtime.process import launch_name
 

@@ -34,7 +34,7 @@ from recsuite.files import (
     sealed,
     typed,
 )
-from recsuite.remote import ObjectPath
+from recsuite.places import ObjectPath
 from recsuite.training.progress import Progress
 
 FORMAT = 1

@@ -27,7 +27,7 @@ from recsuite.config.presets import as_given, in_words
 from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given_flags
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, typed
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.console import say
 
 # Names of the ratings. Another folder does not mean other data: their digest tells.

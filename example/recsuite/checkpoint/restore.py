@@ -33,7 +33,7 @@ from recsuite.config.sections import CheckpointConfig, ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted, printable
 from recsuite.models.tasks import TASKS
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.sharding.table import EmbeddingTable
 from recsuite.training.progress import Progress, describe_step

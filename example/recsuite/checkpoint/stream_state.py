@@ -14,7 +14,7 @@ from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
 from recsuite.files import explained
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0
 
 

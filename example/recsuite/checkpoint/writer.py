@@ -67,7 +67,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import SCHEMA_FILE, Feature, Schema
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed, plain, reason_of
-from recsuite.remote import ObjectPath, folder_at
+from recsuite.places import ObjectPath, folder_at
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.sharding.dynamic_ranks import counts_of

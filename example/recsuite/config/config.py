@@ -36,7 +36,7 @@ from recsuite.config.sections import (
 )
 from recsuite.errors import require
 from recsuite.files import local
-from recsuite.remote import folder_at, is_remote
+from recsuite.places import folder_at, is_remote
 
 # Modes that train, and modes that one process runs alone, without a process group.
 TRAINING = ("train", "dump", "inc_dump", "resume")

@@ -50,7 +50,7 @@ from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, local
 from recsuite.files import typed as typed_value
 from recsuite.hooks import extra
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.console import LOGGER, say
 from recsuite.runtime.host import stat_fields
 from recsuite.runtime.process import launch_name, read_launch

@@ -30,7 +30,7 @@ from recsuite.datasets.schema import (
 from recsuite.datasets.source import look
 from recsuite.errors import counted, format_duration, printable
 from recsuite.models.tasks import ModelMaker
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.console import say
 from recsuite.serving.followers import follow, retried, wait_for_first
 from recsuite.serving.request import type_of

@@ -38,7 +38,7 @@ from recsuite.config.presets import with_preset
 from recsuite.datasets.metrics import lower_is_better
 from recsuite.errors import UserError, markdown_table
 from recsuite.files import explained, held, resolved
-from recsuite.remote import ObjectPath, folder_at, write_whole
+from recsuite.places import ObjectPath, folder_at, write_whole
 from recsuite.runtime.console import say
 from recsuite.runtime.host import die_with_parent
 from recsuite.runtime.process import launch_name

@@ -35,7 +35,7 @@ from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, plain, replacing
 from recsuite.hooks import extra
 from recsuite.models.tasks import ModelMaker
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.console import say
 from recsuite.serving.reader import read_settled
 from recsuite.serving.snapshot import Snapshot

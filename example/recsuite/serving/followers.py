@@ -19,7 +19,7 @@ from recsuite.checkpoint.folder import BEST, best_in, newest_in, step_of
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.errors import UserError, printable, with_script_name
 from recsuite.files import resolved
-from recsuite.remote import ObjectError
+from recsuite.places import ObjectError
 from recsuite.runtime.console import say
 from recsuite.serving.request import AS_TRAINED, check_k
 from recsuite.serving.served import Follower, ServedModel

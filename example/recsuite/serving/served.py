@@ -34,7 +34,7 @@ from recsuite.models.heads import TwoSided
 from recsuite.models.retrieval import InnerProduct, ranked, top_items
 from recsuite.models.rows import Inputs
 from recsuite.models.tasks import ModelMaker
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.serving.catalogue import Catalogue, IndexCache, Items, described
 from recsuite.serving.reader import put, read_change, read_settled, read_snapshot
 from recsuite.serving.request import (

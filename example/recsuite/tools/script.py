@@ -19,7 +19,7 @@ from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset
 from recsuite.config.sections import DataConfig
 from recsuite.errors import BrokenLaunchError, UserError, require
 from recsuite.hooks import extra
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.console import end_when_pipe_closes, say, showing_progress, stage
 from recsuite.runtime.ending import (
     identify_lost_peers,

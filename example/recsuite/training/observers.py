@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from recsuite.config.config import Config
 from recsuite.hooks import extra
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import PHASES, Callback, Tracker
 from recsuite.training.progress import Progress

@@ -32,7 +32,7 @@ from recsuite.datasets.streams import (
 )
 from recsuite.errors import UserError, counted, format_metric
 from recsuite.models.tasks import TASKS, WorkerTask
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, launch_name, raise_on_all
 from recsuite.training.callbacks import TrainedWindow
 from recsuite.training.evaluation import Evaluator, PredictionEvaluator

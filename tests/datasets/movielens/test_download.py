@@ -21,10 +21,10 @@ from typing import NoReturn
 
 import pytest
 
-from recsuite import remote
 from recsuite.config.sections import DATASETS
 from recsuite.datasets.movielens import source
 from recsuite.errors import UserError
+from recsuite.extras.stores import urls
 from tests.support.launch import PATIENCE, started
 
 RATINGS = bytes(range(250)) * 200
@@ -199,7 +199,7 @@ def test_a_redirect_is_followed(mirror: Mirror, folder: Path) -> None:
 
 
 def test_a_silent_server_is_given_up(mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(urls, "SILENT_SECONDS", 0.1)
     mirror.answer(b"", again=b"")
     assert "the server was silent for" in refusal(folder)
     assert len(mirror.paths) == 4

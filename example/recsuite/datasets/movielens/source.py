@@ -36,7 +36,8 @@ from recsuite.datasets.tables.sections import CATEGORY, FeatureColumn, Files
 from recsuite.datasets.tables.source import TableFile, TableSource
 from recsuite.errors import UserError, printable
 from recsuite.files import DATA_ROOT, explained, locked, remove, replacing
-from recsuite.remote import filesystem, reason_of_failure, shown
+from recsuite.hooks import extra
+from recsuite.places import shown
 from recsuite.runtime.console import say
 
 TABLES = read_schema(Path(__file__).with_name("schema.toml"))
@@ -166,7 +167,8 @@ def _published_digest(url: str, end: float) -> str:
 
 def _fetch(url: str, file: IO[bytes], end: float) -> None:
     """Write the content of a URL to a file, with a few attempts until `end`, in `time.monotonic` seconds."""
-    fs, path = filesystem(url)
+    urls = extra("urls")
+    fs, path = urls.filesystem(url)
     for attempt in range(ATTEMPTS):
         file.seek(0)
         file.truncate()
@@ -179,7 +181,7 @@ def _fetch(url: str, file: IO[bytes], end: float) -> None:
             if type(error) is OSError:
                 raise
             left, kind = end - time.monotonic(), type(error).__name__
-            reason = reason_of_failure(error)
+            reason = urls.reason_of_failure(error)
             if left < 0.01:
                 reason = f"it was not complete after {DEADLINE_SECONDS:,g} s"
             # Errors that would come again: an address, a certificate, a refusal.

@@ -20,7 +20,7 @@ from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, read, wi
 from recsuite.datasets.streams import COPY, EMPTY_STREAM_STATE, StreamState
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes, explained, locked, place_for, remove, replace_file, replacing
-from recsuite.remote import ObjectPath, folder_at, is_remote
+from recsuite.places import ObjectPath, folder_at, is_remote
 from recsuite.runtime.console import say, stage
 
 if TYPE_CHECKING:

@@ -14,56 +14,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from recsuite.datasets.tables.sections import EVENTS, FILENAME, ITEMS, USERS, Files
 from recsuite.errors import UserError, printable
-from recsuite.files import check_name, digest_of, digest_of_bytes, digest_of_open, explained, place_for
-from recsuite.remote import RemoteFile, explained_remote, filesystem, is_remote, marks_of, shown
+from recsuite.files import check_name, digest_of, explained, place_for
+from recsuite.hooks import extra
+from recsuite.places import is_remote, shown
 
 # Bytes of JSON lines that are parsed at once; no line may be longer.
 JSON_BLOCK_BYTES = 2**22
-
-
-def size_of(url: str) -> int:
-    """Return the size in bytes; -1 if the server does not report it."""
-    size = _info(url).get("size")
-    return -1 if size is None else int(size)
-
-
-def mark_of(url: str) -> str:
-    """Return a mark of a file's content, 32 characters: another content has another mark.
-
-    It comes from the digest, version or time that the server reports. The server is trusted, and the mark
-    proves nothing about later reads. If the server reports none of them, every byte is read.
-    """
-    info = _info(url)
-    marks = marks_of(info)
-    if not marks:
-        with RemoteFile(url) as file:
-            return digest_of_open(file)
-    return digest_of_bytes("\n".join([shown(url), f"size={info.get('size')}", *marks]).encode())
-
-
-def _info(url: str) -> dict[str, Any]:
-    with explained_remote(url):
-        fs, path = filesystem(url)
-        return dict(fs.info(path))
-
-
-def list_files(url: str) -> list[str]:
-    """Return the URLs of the files below a folder or that match a pattern; for a file, its own URL."""
-    with explained_remote(url):
-        fs, path = filesystem(url)
-        # The query of an address may hold these characters, but is not a pattern.
-        if set("*[") & set(path.partition("?")[0]):
-            found = fs.glob(path)
-        elif path.startswith("http") and not path.endswith("/"):
-            found = [path]
-        else:
-            found = [path] if fs.isfile(path) else fs.find(path)
-        return sorted(fs.unstrip_protocol(each) for each in found)
 
 
 # Formats by the suffix of a name.
@@ -122,9 +82,9 @@ class File:
     # Cached: a run needs it twice, and it reads all bytes.
     @functools.cached_property
     def digest(self) -> str:
-        """Digest of the bytes; for a URL, see `mark_of`."""
+        """Digest of the bytes; for a URL, a mark of its version."""
         if is_remote(self.path):
-            return mark_of(self.path)
+            return str(extra("urls").mark_of(self.path))
         with explained(f"Cannot read {self.name}", "give another file"):
             return digest_of(Path(self.path))
 
@@ -339,7 +299,7 @@ def _named(folder: str, pattern: str, role: str) -> list[str]:
     if SEVERAL in pattern and not os.path.exists(path):
         return [found for each in pattern.split(SEVERAL) for found in _named(folder, each, role)]
     if is_remote(path):
-        found = [path] if _is_file(path) else [each for each in list_files(path) if _is_table(each)]
+        found = [path] if _is_file(path) else [*filter(_is_table, extra("urls").list_files(path))]
     elif os.path.isdir(path):
         found = [each for each in _walked(path) if _is_table(each)]
     else:
@@ -357,7 +317,7 @@ def _listed(root: str, is_folder: bool) -> tuple[list[str], list[str]]:
     if not is_folder:
         return [root], []
     if is_remote(root):
-        found = [each for each in list_files(root) if not _is_hidden(each.removeprefix(root))]
+        found = [each for each in extra("urls").list_files(root) if not _is_hidden(each.removeprefix(root))]
         # A server may give the requested file under another name.
         if len(found) == 1:
             return found, []
@@ -456,7 +416,7 @@ def _file(path: str, folder: str, files: Files, role: str = "") -> File:
     given = files.constants if role == EVENTS else ()
     matches = [match for part in (*below, *given) if (match := PARTITION.fullmatch(part))]
     with explained(f"Cannot read {shown(path)}"):
-        size = size_of(path) if is_remote(path) else os.path.getsize(path)
+        size = extra("urls").size_of(path) if is_remote(path) else os.path.getsize(path)
     return File(
         path,
         _format_of(path) or "csv",

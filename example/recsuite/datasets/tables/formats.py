@@ -34,7 +34,7 @@ from recsuite.datasets.tables.headers import NAMED_ROWS, are_alike, is_data, len
 from recsuite.datasets.tables.values import EXACT, near
 from recsuite.errors import UserError, counted, printable
 from recsuite.hooks import extra
-from recsuite.remote import RemoteFile, is_remote
+from recsuite.places import is_remote, open_raw
 
 # Characters of a row in a message.
 MOST_SHOWN = 120
@@ -205,8 +205,7 @@ class CountedFile(io.BufferedReader):
     """Bytes of a local or remote file, with the number of those that were read."""
 
     def __init__(self, path: str) -> None:
-        raw: Any = RemoteFile(path) if is_remote(path) else io.FileIO(path)
-        super().__init__(raw, BLOCK_BYTES)
+        super().__init__(open_raw(path), BLOCK_BYTES)
         self.done = 0
 
     def read(self, size: int | None = -1) -> bytes:
@@ -924,7 +923,7 @@ def _coded(metadata: Any) -> set[str]:
 
 
 def _opened(file: File) -> Any:
-    return pyarrow.PythonFile(RemoteFile(file.path), mode="r") if is_remote(file.path) else file.path
+    return pyarrow.PythonFile(open_raw(file.path), mode="r") if is_remote(file.path) else file.path
 
 
 def _check(batch: pyarrow.RecordBatch) -> None:

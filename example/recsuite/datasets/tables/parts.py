@@ -66,7 +66,7 @@ from recsuite.files import (
     remove,
     replacing,
 )
-from recsuite.remote import is_remote
+from recsuite.places import is_remote
 from recsuite.runtime.console import stage
 
 # Bytes of the values that wait to be looked up together.

@@ -17,7 +17,7 @@ from recsuite.datasets.tables.validation import validate
 from recsuite.errors import UserError, printable
 from recsuite.files import explained, locked
 from recsuite.hooks import extra
-from recsuite.remote import is_remote
+from recsuite.places import is_remote
 
 # Guessing a schema takes seconds; a longer wait means that a process hangs.
 SCHEMA_DEADLINE = 300.0

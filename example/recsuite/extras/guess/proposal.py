@@ -23,7 +23,6 @@ from recsuite.datasets.tables.files import (
     Tables,
     beside,
     find_tables,
-    is_remote,
     schema_path,
     stem_of,
     why_no_table,
@@ -52,6 +51,7 @@ from recsuite.extras.guess.guessing import (
 from recsuite.extras.guess.overview import describe
 from recsuite.extras.guess.writer import SkippedColumn, completed, text_of
 from recsuite.files import explained, replace_file
+from recsuite.places import is_remote
 from recsuite.runtime.console import say
 
 # More tables than this are parts of one.

@@ -14,7 +14,7 @@ from typing import Any
 from recsuite.datasets.metrics import lower_is_better
 from recsuite.errors import LINES, UserError, escaped, format_metric, markdown_table, printable
 from recsuite.files import reason_of
-from recsuite.remote import folder_at
+from recsuite.places import folder_at
 from recsuite.runtime.console import end_when_pipe_closes
 from recsuite.runtime.host import check_limits
 

@@ -16,7 +16,7 @@ from recsuite.datasets.metrics import Measured, finite
 from recsuite.datasets.schema import ITEM, USER
 from recsuite.extras.reports.drift import drift_of
 from recsuite.files import digest_of_bytes, explained
-from recsuite.remote import folder_at, write_whole
+from recsuite.places import folder_at, write_whole
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Epoch, Run, TrainedWindow

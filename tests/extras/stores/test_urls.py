@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from recsuite import remote
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.sections import ItemColumn, LabelColumn, TableSchema, UserColumn
 from recsuite.errors import UserError
-from recsuite.remote import shown
+from recsuite.extras.stores import urls
+from recsuite.places import shown
 from tests.support.launch import PATIENCE
 from tests.support.object_server import Server, serving
 from tests.support.tables import ENDS, write
@@ -141,7 +141,7 @@ def test_a_url_is_shown_without_its_secrets(url: str, without: str) -> None:
 def test_a_silent_server_is_given_up_with_one_message(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(urls, "SILENT_SECONDS", 0.5)
     server.silent = True
     start = time.monotonic()
     with pytest.raises(UserError, match=r"Cannot read .*a\.csv: the server was silent for"):
@@ -150,7 +150,7 @@ def test_a_silent_server_is_given_up_with_one_message(
 
 
 def test_a_silent_store_is_given_up_with_one_message(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(urls, "SILENT_SECONDS", 0.5)
     s3.silent = True
     start = time.monotonic()
     with pytest.raises(UserError, match=r"Cannot read s3://bucket/log: the server was silent for"):

@@ -22,13 +22,16 @@ from safetensors.torch import save_file
 from recsuite.checkpoint.chain import chain_at, check_whole
 from recsuite.checkpoint.checkpointer import Checkpointer, checkpointing
 from recsuite.checkpoint.folder import best_in, checkpoints_in, full_checkpoints_in, newest_in, step_of
-from recsuite.checkpoint.shards import HEAD_BYTES, ObjectTensors, ShardFile
+from recsuite.checkpoint.shards import ShardFile
 from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
-from recsuite.remote import ObjectError, ObjectPath, filesystem, folder_at
+from recsuite.extras.stores.objects import FsspecPath
+from recsuite.extras.stores.tensors import HEAD_BYTES, ObjectTensors
+from recsuite.extras.stores.urls import filesystem
+from recsuite.places import ObjectError, folder_at
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.training.progress import Progress
 from tests.support.dump_ranks import OTHER_BATCH_SIZE, SIZES
@@ -57,10 +60,10 @@ def store(running_store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sto
 
 
 @pytest.fixture
-def place(store: Store, request: pytest.FixtureRequest) -> ObjectPath:
+def place(store: Store, request: pytest.FixtureRequest) -> FsspecPath:
     """A place of the test alone."""
     found = folder_at(f"s3://{BUCKET}/{re.sub('[^a-z0-9]', '-', request.node.name.lower())}")
-    assert isinstance(found, ObjectPath)
+    assert isinstance(found, FsspecPath)
     return found
 
 
