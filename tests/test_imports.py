@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "training": "errors config remote runtime datasets models sharding compiled hooks",
     "checkpoint": "errors files remote config runtime datasets models sharding training ids",
     "serving": "errors files remote config models runtime.console ids time_buckets datasets.schema "
-    "datasets.spread datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "
+    "datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "
     "checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded training.progress hooks",
 }
 

@@ -14,6 +14,7 @@ EXTRAS: Mapping[str, str] = {
     "graph": "recsuite.extras.graph",
     "guess": "recsuite.extras.guess.proposal",
     "kafka": "recsuite.extras.kafka",
+    "leakage": "recsuite.extras.leakage",
     "names": "recsuite.extras.guess.names",
     "profiler": "recsuite.extras.profiler",
     "report": "recsuite.extras.reports.report",
