@@ -43,8 +43,9 @@ MAY_IMPORT = {
     "training": "errors config remote runtime datasets models sharding compiled hooks",
     "checkpoint": "errors files remote config runtime datasets models sharding training ids",
     "serving": "errors files remote config models runtime.console ids time_buckets datasets.schema "
-    "datasets.source datasets.preparation.vocabulary checkpoint.format checkpoint.folder "
-    "checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded training.progress hooks",
+    "datasets.source datasets.preparation.vocabulary datasets.preparation.reading checkpoint.format "
+    "checkpoint.folder checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded "
+    "training.progress hooks",
 }
 
 
@@ -121,6 +122,8 @@ def test_the_core_names_extras_in_its_table_of_hooks_alone() -> None:
         assert subject_of(hooks.extra(name).__name__) is not None
     for name, function in hooks.INITIAL_ROWS.items():
         assert callable(getattr(hooks.extra(name), function))
+    for file_format in hooks.READERS:
+        assert callable(hooks.reader_of(file_format))
 
 
 def test_no_extra_imports_another_one() -> None:
@@ -149,6 +152,20 @@ def test_an_extra_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyP
 def test_no_imports_are_circular() -> None:
     graph = {name: imported(iter(ast.parse(path.read_text()).body)) for name, path in MODULES.items()}
     # Raises an exception that names the circle.
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_no_imports_of_data_sets_are_circular() -> None:
+    # Those within functions count too, and a folder is one part.
+    graph: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        if is_within(name, "datasets"):
+            others = imported(ast.walk(ast.parse(path.read_text())))
+            others = {other for other in others if is_within(other, "datasets")}
+            graph.setdefault(name, set()).update(others - {name})
+            part = ".".join(name.split(".")[:3])
+            parts = {".".join(other.split(".")[:3]) for other in others}
+            graph.setdefault(f"part {part}", set()).update({f"part {each}" for each in parts - {part}})
     graphlib.TopologicalSorter(graph).prepare()
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 LOOK_EVERY = 0.25
 # Seconds of waiting after which the reason is shown.
 SAID_AFTER = 10.0
-# Files of lines: a process that appends to one may be in the middle of its last line.
-OF_LINES = (".csv", ".tsv", ".dat", ".data", ".txt", ".jsonl", ".ndjson")
 # Name of each file to its size.
 Seen = dict[str, int]
 
@@ -119,7 +117,8 @@ class FileWatcher:
 
 def _ends_a_line(file: TableFile) -> bool:
     """True if a file is not empty and, for a format of lines, ends with a whole line."""
-    if not file.name.endswith(OF_LINES) or file.size == 0:
+    # A process that appends to lines may be in the middle of the last one.
+    if not file.file.is_of_lines or file.size == 0:
         return file.size != 0
     with file.open() as opened:
         opened.seek(-1, 2)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from recsuite.datasets.arrays import chunks, counts_of, release
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.preparation.arrays import chunks, counts_of, release
 from recsuite.datasets.schema import EVENT, ITEM, Codes, Events, Feature, Schema
 from recsuite.datasets.tables.derived import derived
 from recsuite.errors import UserError

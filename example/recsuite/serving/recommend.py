@@ -21,6 +21,7 @@ from recsuite.checkpoint.chain import describe_choice, requested_kind
 from recsuite.checkpoint.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
 from recsuite.config.sections import NEWEST
+from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import (
     CLICKS,
     COUNT,
@@ -33,7 +34,7 @@ from recsuite.datasets.schema import (
     RawData,
     Schema,
 )
-from recsuite.datasets.source import locate, look, read
+from recsuite.datasets.source import locate, look
 from recsuite.errors import UserError, counted, format_duration, printable
 from recsuite.files import digest_of_bytes
 from recsuite.models.tasks import ModelMaker

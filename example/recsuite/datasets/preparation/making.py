@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.columns import MANIFEST, Columns, listed_items
-from recsuite.datasets.metrics import Metrics, finite
-from recsuite.datasets.preparation.arrays import (
+from recsuite.datasets.arrays import (
     FeatureArrays,
     chunks,
     counts_of,
@@ -25,6 +23,8 @@ from recsuite.datasets.preparation.arrays import (
     temporary,
     write_records,
 )
+from recsuite.datasets.columns import MANIFEST, Columns, listed_items
+from recsuite.datasets.metrics import Metrics, finite
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.splits import rule_for_seen, split, stream_order
