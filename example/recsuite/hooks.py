@@ -10,6 +10,7 @@ from typing import Any
 from recsuite.errors import UserError
 
 EXTRAS: Mapping[str, str] = {
+    "dialects": "recsuite.extras.dialects",
     "doctor": "recsuite.extras.doctor",
     "gaussian": "recsuite.extras.gaussian",
     "graph": "recsuite.extras.graph",

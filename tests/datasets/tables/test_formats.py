@@ -149,47 +149,9 @@ def test_a_missing_column_is_named_with_the_existing_ones(tmp_path: Path) -> Non
         next(batches(source, ["user", "rating"]))
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.txt", "user item rating\n1 2 3\n4 5 1\n"),
-        ("a.dat", "user  item rating\n   1   2    3 \n4\t5 1\n"),
-        ("a.dat", "user::item::rating\n1::2::3\n4::5::1\n"),
-        ("a.data", "user\titem\trating\r\n1\t2\t3\r\n4\t5\t1\r\n"),
-        ("a.csv", "user|item|rating\n1|2|3\n4|5|1\n"),
-        ("a.inter", "user:token\titem:token\trating:float\n1\t2\t3\n4\t5\t1\n"),
-        # A column without a name is skipped, wherever it stands.
-        ("a.csv", "user,item,rating,\n1,2,3,x\n4,5,1,y\n"),
-        ("a.csv", ",user,item,,rating\n0,1,2,x,3\n1,4,5,y,1\n"),
-    ],
-)
-def test_the_separator_and_the_names_are_found_in_the_text(tmp_path: Path, name: str, content: str) -> None:
-    rows, numbers, bad = rows_of(file_of(tmp_path / name, content.encode()))
-    expected = [{"user": "1", "item": "2", "rating": "3"}, {"user": "4", "item": "5", "rating": "1"}]
-    assert (rows, numbers, bad) == (expected, [2, 3], [])
-
-
 def test_columns_without_a_name_are_counted(tmp_path: Path) -> None:
     with opened(file_of(tmp_path / "a.csv", b"user,item,,\n1,2,3,4\n")) as source:
         assert [note.partition(": ")[2] for note in source.notes] == ["2 columns without a name skipped"]
-
-
-def test_other_separators_within_values_are_no_separators(tmp_path: Path) -> None:
-    rows, _, _ = rows_of(
-        file_of(tmp_path / "a.dat", b'id::title::genres\n1::"Up", a|film::a|b\n2::Him::a|c\n')
-    )
-    assert rows == [
-        {"id": "1", "title": '"Up", a|film', "genres": "a|b"},
-        {"id": "2", "title": "Him", "genres": "a|c"},
-    ]
-
-
-def test_a_separator_may_lie_across_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "BLOCK_BYTES", 7)
-    monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 101)
-    content = "user::item\n" + "".join(f"u{row}::i{row}\n" for row in range(200))
-    rows, _, bad = rows_of(file_of(tmp_path / "a.dat", content.encode()))
-    assert (rows, bad) == ([{"user": f"u{row}", "item": f"i{row}"} for row in range(200)], [])
 
 
 @pytest.mark.parametrize("mark", [",", "::"])

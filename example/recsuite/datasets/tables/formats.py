@@ -355,9 +355,9 @@ def whole_lines(text: Any, size: int, is_csv: bool = True) -> Iterator[bytes]:
 
 # Bytes that Arrow parses at once; no row may be longer.
 CSV_BLOCK_BYTES = 2**23
-# Blanks come last: names and values contain them too.
-NAMES = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar", "::": "::", " ": "blanks"}
-# Replaces separators of several characters: no text has it.
+# Separators of several characters: blanks, and one of old MovieLens sets.
+LONG_MARKS = ("::", " ")
+# Replaces them: no text has it.
 JOINT = "\x1f"
 # Number of first rows to examine, and the share of them with as many fields as the first.
 SNIFFED_ROWS, LEAST_ALIKE = 50, 0.8
@@ -386,15 +386,15 @@ class Delimited(TextReader):
         super().__init__(file)
         text = self._text
         head = text.head.decode("utf-8", "ignore")
-        self._mark = file.delimiter or _sniffed(head)
+        self._mark = file.delimiter or _separator_of(head)
         # If all columns have names, the separator is certain.
         if self._mark not in (",", file.delimiter) and not file.columns:
-            self.notes.append(f"{file} has {NAMES[self._mark]} between its columns")
+            self.notes.append(f"{file} has {extra('dialects').NAMES[self._mark]} between its columns")
         # A batch costs time for each column.
         text.is_wide = head.partition("\n")[0].count(self._mark) > WIDE
         self._text = _one_character(text, self._mark)
-        self._delimiter = JOINT if self._mark in ("::", " ") else self._mark
-        rows = [*islice(_rows(head, self._mark), SNIFFED_ROWS)]
+        self._delimiter = JOINT if self._mark in LONG_MARKS else self._mark
+        rows = [*islice(rows_in(head, self._mark), SNIFFED_ROWS)]
         first, second = [*rows, [], []][:2]
         if not any(first):
             what = "" if file.columns else " with the names of its columns"
@@ -418,12 +418,12 @@ class Delimited(TextReader):
             )
         if not file.columns:
             # The last row may be incomplete.
-            whole = _rows(head[: head.rfind("\n") + 1], self._mark)
+            whole = rows_in(head[: head.rfind("\n") + 1], self._mark)
             names += self._unnamed(first, [row for row in islice(whole, 1, SNIFFED_ROWS) if any(row)])
         # Arrow refuses a file with only a header.
         self._has_rows = bool(second) or not self._has_header
         if not file.columns and is_data(first, second):
-            message = _of_data(file, [*islice(_rows(head, self._mark), NAMED_ROWS)], self._mark)
+            message = _of_data(file, [*islice(rows_in(head, self._mark), NAMED_ROWS)], self._mark)
             raise NoHeaderError(message, first)
         self.first_row = second
         typed = [match for name in names if (match := TYPED.fullmatch(name))]
@@ -532,51 +532,18 @@ class Delimited(TextReader):
         return wanted
 
 
-class _Joined:
-    """Text whose separators of several characters are replaced by one character."""
-
-    def __init__(self, text: TextFile, mark: str) -> None:
-        self._text, self._ready, self.closed = text, b"", False
-        lines = whole_lines(text, CSV_BLOCK_BYTES)
-        self._blocks = (joined(block.decode(), mark).encode() for block in lines)
-
-    @property
-    def done(self) -> int:
-        return self._text.done
-
-    def read(self, size: int) -> bytes:
-        self._ready = self._ready or next(self._blocks, b"")
-        found, self._ready = self._ready[:size], self._ready[size:]
-        return found
-
-    def close(self) -> None:
-        self.closed = True
-        self._text.close()
-
-
-def joined(text: str, mark: str) -> str:
-    """Return whole lines with a single character between their columns."""
-    if mark == "::":
-        return text.replace(mark, JOINT)
-    text = re.sub("^[ \t]+|[ \t]+(?=\r?$)", "", text, flags=re.MULTILINE)
-    if '"' not in text:
-        return re.sub("[ \t]+", JOINT, text)
-    # Blanks within quotes belong to a value.
-    return re.sub('("[^"\n]*")|[ \t]+', lambda found: found[1] or JOINT, text)
-
-
 def _one_character(text: TextFile, mark: str) -> Any:
-    return _Joined(text, mark) if mark in ("::", " ") else text
+    return extra("dialects").Joined(text, mark) if mark in LONG_MARKS else text
 
 
 def _quoting(mark: str) -> Literal[0, 3]:
     return csv.QUOTE_NONE if mark == "::" else csv.QUOTE_MINIMAL
 
 
-def _rows(head: str, mark: str) -> Iterator[list[str]]:
+def rows_in(head: str, mark: str) -> Iterator[list[str]]:
     """Yield the rows of a text, without empty lines; a field too long for Python is a row of its own."""
-    if mark in ("::", " "):
-        head, delimiter = joined(head, mark), JOINT
+    if mark in LONG_MARKS:
+        head, delimiter = extra("dialects").joined(head, mark), JOINT
     else:
         delimiter = mark
     rows = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, quoting=_quoting(mark))
@@ -586,22 +553,15 @@ def _rows(head: str, mark: str) -> Iterator[list[str]]:
         yield [""]
 
 
-def _sniffed(head: str) -> str:
-    """Guess the separator of the columns; blanks if there is no other.
-
-    Candidates occur in most of the first rows as often as in the first row. The one with the most columns
-    is taken.
-    """
-    # A row may have a megabyte; the last one may be incomplete.
-    lines = head[: 2**20].lstrip("\r\n").split("\n", SNIFFED_ROWS)
-    head = "\n".join(lines[: max(1, min(SNIFFED_ROWS, len(lines) - 1))])
-    found: dict[str, tuple[bool, int]] = {}
-    for mark in NAMES:
-        if mark == " " and any(number > 1 for _, number in found.values()):
-            continue
-        counts = [len(row) for row in _rows(head, mark)] or [0]
-        found[mark] = (counts.count(counts[0]) >= LEAST_ALIKE * len(counts) and counts[0] > 1, counts[0])
-    return max(found, key=lambda mark: found[mark])
+def _separator_of(head: str) -> str:
+    """Return the separator of the columns: a comma, unless the first line has another candidate."""
+    line = re.split("[\r\n]", head.lstrip("\r\n"), maxsplit=1)[0]
+    # An open quote continues on the next line.
+    is_plain = line.count('"') % 2 == 0 and not any(mark in line for mark in ("\t", ";", "|", "::"))
+    # A name may contain blanks, where commas are between names.
+    if is_plain and (" " not in line or len(next(rows_in(line, ","), [])) > 1):
+        return ","
+    return str(extra("dialects").sniffed(head))
 
 
 def _letters(names: Sequence[str]) -> list[str]:
