@@ -22,10 +22,10 @@ import numpy as np
 from teams import Variant, serve, take_answers
 
 from recsuite.config.config import Config
+from recsuite.datasets.arrays import FeatureArrays, write_records
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.movielens.synthetic import POPULARITY_SLOPE
-from recsuite.datasets.preparation.arrays import FeatureArrays, write_records
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Table
 from recsuite.runtime import process
 from recsuite.runtime.process import RuntimeContext, end_process, init_runtime

@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 from recsuite.errors import UserError
 
 EXTRAS: Mapping[str, str] = {
+    "dialects": "recsuite.extras.dialects",
     "doctor": "recsuite.extras.doctor",
     "gaussian": "recsuite.extras.gaussian",
     "graph": "recsuite.extras.graph",
     "guess": "recsuite.extras.guess.proposal",
     "index": "recsuite.extras.index",
+    "json_lines": "recsuite.extras.json_lines",
     "kafka": "recsuite.extras.kafka",
+    "leakage": "recsuite.extras.leakage",
     "names": "recsuite.extras.guess.names",
     "profiler": "recsuite.extras.profiler",
     "recommend": "recsuite.extras.recommend",
@@ -27,6 +31,8 @@ EXTRAS: Mapping[str, str] = {
 }
 # --initial_rows, which is the name of an extra, to its function that makes the rows, see `Training.shard`.
 INITIAL_ROWS: Mapping[str, str] = {"gaussian": "gaussian_rows"}
+# Format of a table to the extra that reads it and its reader, a `tables.formats.FileReader`.
+READERS: Mapping[str, tuple[str, str]] = {"jsonl": ("json_lines", "JsonLines")}
 
 
 def extra(name: str) -> ModuleType:
@@ -45,3 +51,13 @@ def extra(name: str) -> ModuleType:
             f"This installation of recsuite lacks {EXTRAS[name]}, which these flags require. Fix: install "
             "the whole package, with its folder extras."
         ) from error
+
+
+def reader_of(file_format: str) -> Any:
+    """Import and return the reader of tables of a format.
+
+    Raises:
+        UserError: when this installation lacks the extra.
+    """
+    name, reader = READERS[file_format]
+    return getattr(extra(name), reader)

@@ -28,8 +28,9 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.opening import describe_validation
 from recsuite.datasets.preparation import cache, making
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import UNKNOWN_ROW, RawData
-from recsuite.datasets.source import locate, read
+from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from recsuite.files import parsed, sealed
 from tests.support.csv_ratings import Rating, write_ratings

@@ -19,8 +19,9 @@ from recsuite.datasets.batching import Batch
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader, choose_num_workers
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import UNKNOWN_ROW
-from recsuite.datasets.source import locate, read
+from recsuite.datasets.source import locate
 from recsuite.errors import UserError, counted
 from tests.support.batches import lists_of
 from tests.support.launch import GPUS, python, succeeded

@@ -15,9 +15,10 @@ from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation import splits, vocabulary
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import ITEM, USER, Events, Feature, RawData, Schema
-from recsuite.datasets.source import locate, read
+from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from tests.support.csv_ratings import Rating, write_ratings
 from tests.support.raw_ids import items_of, users_of

@@ -17,7 +17,8 @@ from recsuite.config.parser import parse_args
 from recsuite.config.sections import ServingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.source import locate, read
+from recsuite.datasets.preparation.reading import read
+from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from recsuite.extras.guess.guessing import guess
 from recsuite.models.tasks import ModelData, library_model

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from recsuite.config.config import Config
-from recsuite.config.parser import parse_args
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns, record_type
 from recsuite.datasets.metrics import finite
-from recsuite.datasets.opening import check_leaks, fitted_to_tables, open_data
+from recsuite.datasets.opening import fitted_to_tables, open_data
 from recsuite.datasets.preparation.cache import _name, open_columns
 from recsuite.datasets.preparation.vocabulary import Scale, encoding_of, fit
 from recsuite.datasets.schema import BUCKETS, DENSE, UNKNOWN_ROW
@@ -287,58 +286,6 @@ def test_open_data_refuses_to_predict_ratings_from_clicks(tmp_path: Path, contex
     sentence = "--task rating does not support labels of the kind clicks; give --task ranking"
     with pytest.raises(UserError, match=sentence), open_data(config, context):
         pass
-
-
-def test_the_age_of_an_item_cannot_be_known_where_items_are_ranked(tmp_path: Path) -> None:
-    age = '[features.shelved]\nof = "event"\ncolumn = "age_days(item.released)"\nkind = "number"'
-    config = Config.of(data_path=str(write_tables(tmp_path / "aged", more=age)))
-    frame = events().assign(released="2020-01-01")
-    frame.to_parquet(tmp_path / "aged" / "events.parquet")
-    columns = open_columns(config)
-    check_leaks(columns, "rating")
-    with pytest.raises(UserError, match=r"the feature shelved .* 100% .* remove \[features.shelved\]"):
-        check_leaks(columns, "ranking")
-
-
-# A feature of the event by name: which of its values an event has, of the item and of nothing.
-LEAKS = {
-    "price": lambda draw, item, price: price,
-    "noisy price": lambda draw, item, price: price * draw.normal(1, 0.3, len(item)),
-    "price with very much noise": lambda draw, item, price: price * np.exp(draw.normal(0, 1.5, len(item))),
-    "price or minus the price": lambda draw, item, price: price * draw.choice([-1, 1], len(item)),
-    "brand": lambda draw, item, price: [f"brand {each % 20}" for each in item],
-    "brand and size": lambda draw, item, price: [f"{each % 20}/{draw.integers(5)}" for each in item],
-}
-NO_LEAKS = {
-    "any number": lambda draw, item, price: draw.normal(0, 1, len(item)),
-    "any category": lambda draw, item, price: [f"device {each}" for each in draw.integers(0, 20, len(item))],
-    "hardly any price": lambda draw, item, price: price * np.exp(draw.normal(0, 4, len(item))),
-}
-
-
-@pytest.mark.parametrize("name", [*LEAKS, *NO_LEAKS])
-def test_features_that_leak_the_item_are_refused_for_rankings(name: str, tmp_path: Path) -> None:
-    draw, num_items, size = np.random.default_rng(0), 100, 4_000
-    item = draw.integers(0, num_items, size)
-    price = np.exp(draw.normal(3, 1, num_items))[item]
-    given = {**LEAKS, **NO_LEAKS}[name](draw, item, price)
-    kind = "category" if isinstance(given, list) else "number"
-    columns = {"user_id": draw.integers(0, 200, size), "product_id": item, "stars": draw.integers(1, 6, size)}
-    pandas.DataFrame({**columns, "given": given}).to_parquet(tmp_path / "events.parquet")
-    (tmp_path / "schema.toml").write_text(
-        f'[user]\ncolumn = "user_id"\n[item]\ncolumn = "product_id"\n[label]\n{KINDS["rating"]}\n'
-        f'[features.given]\nof = "event"\ncolumn = "given"\nkind = "{kind}"\n'
-    )
-    flags = ["--data_path", str(tmp_path), "--task", "ranking", "--split", "random"]
-    if name in LEAKS:
-        sentence = (
-            r"--task ranking cannot use the feature given of the event: it reveals \d+% of .* the limit is "
-            r'10%.* remove \[features.given\], or write of = "item"'
-        )
-        with pytest.raises(UserError, match=sentence):
-            check_leaks(open_columns(parse_args(flags)), "ranking")
-    else:
-        check_leaks(open_columns(parse_args(flags)), "ranking")
 
 
 def test_leakage_is_refused_before_training(tmp_path: Path, context: RuntimeContext) -> None:

@@ -21,8 +21,8 @@ import numpy as np
 import pandas
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets import leakage, metrics
-from recsuite.datasets.preparation import arrays, loops, making, vocabulary
+from recsuite.datasets import arrays, metrics
+from recsuite.datasets.preparation import loops, making, vocabulary
 from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import (
     BUCKETS,
@@ -37,6 +37,7 @@ from recsuite.datasets.schema import (
     RawData,
     Schema,
 )
+from recsuite.extras import leakage
 
 FEATURES = (Feature("user", USER, "user_id"), Feature("item", ITEM, "item_id"))
 OF_EVENTS = (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from recsuite.datasets.arrays import FeatureArrays, write_records
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.source import SCHEMA
-from recsuite.datasets.preparation.arrays import FeatureArrays, write_records
 from recsuite.datasets.schema import Table
 
 NUM_USERS, NUM_MOVIES = 6000, 4000

@@ -12,8 +12,9 @@ from recsuite.checkpoint.format import VOCABULARY
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import USER
-from recsuite.datasets.source import locate, read
+from recsuite.datasets.source import locate
 from tests.support.states import FLAGS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.ipc
 import pyarrow.parquet
+
+from recsuite.datasets.tables.files import File, find_tables
+from recsuite.datasets.tables.formats import BadRow, ahead, batches, names_of, opened
+from recsuite.datasets.tables.sections import Files
 
 # The end of a name, by which a file is read.
 ENDS = ("csv", "csv.gz", "csv.zst", "tsv", "jsonl", "jsonl.gz", "parquet", "arrow", "stream.arrow")
@@ -56,3 +61,18 @@ def _flat(table: pyarrow.Table) -> pyarrow.Table:
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
     return pyarrow.table(columns)
+
+
+def file_of(path: Path, content: bytes, **files: Any) -> File:
+    path.write_bytes(content)
+    return find_tables(path, Files(**files)).events[0]
+
+
+def rows_of(file: File) -> tuple[list[dict[str, Any]], list[int], list[BadRow]]:
+    """The rows, the number that each has in the file, and the bad rows."""
+    with ThreadPoolExecutor(1) as pool, opened(file) as source:
+        rows, numbers = [], []
+        for batch in ahead(batches(source, names_of(source)), pool):
+            rows += batch.columns.to_pylist()
+            numbers += [source.number_of(batch, place) for place in range(batch.columns.num_rows)]
+        return rows, numbers, source.bad

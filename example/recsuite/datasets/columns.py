@@ -123,7 +123,7 @@ class Columns:
     numbers: the features that are dense inputs; baselines: way of evaluation, such as "ranks", to name to
     metrics on the test, and "ranks/known" and "ranks/new" to those of the users with and without a training
     event, if there are both; item_leakage: feature of the event to its leakage of the item, see
-    `datasets.leakage`; label_leakage: likewise of the label; num_late: number of late events of a stream,
+    the extra `leakage`; label_leakage: likewise of the label; num_late: number of late events of a stream,
     which are skipped; events_per_file: of a stream, including late ones; digest: of the events in order, and
     of the begins of the splits; files: name of each column to digest.
     """

@@ -20,7 +20,6 @@ from recsuite.config.presets import AUTO
 from recsuite.config.sections import FEW_VALIDATION, SHARE_OF_VALIDATION, DataConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.leakage import MOST_ITEM_LEAKAGE
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 LOOK_EVERY = 0.25
 # Seconds of waiting after which the reason is shown.
 SAID_AFTER = 10.0
-# Files of lines: a process that appends to one may be in the middle of its last line.
-OF_LINES = (".csv", ".tsv", ".dat", ".data", ".txt", ".jsonl", ".ndjson")
 # Name of each file to its size.
 Seen = dict[str, int]
 
@@ -120,7 +117,8 @@ class FileWatcher:
 
 def _ends_a_line(file: TableFile) -> bool:
     """True if a file is not empty and, for a format of lines, ends with a whole line."""
-    if not file.name.endswith(OF_LINES) or file.size == 0:
+    # A process that appends to lines may be in the middle of the last one.
+    if not file.file.is_of_lines or file.size == 0:
         return file.size != 0
     with file.open() as opened:
         opened.seek(-1, 2)
@@ -198,7 +196,8 @@ def open_data(
 def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> None:
     """Print the source and the sizes of the data, after checking that they fit the task. Not collective."""
     check_task(columns.schema, config.model.task)
-    check_leaks(columns, config.model.task)
+    if columns.item_leakage:
+        extra("leakage").check_leaks(columns, config.model.task)
     schema = columns.schema
     things = f"{counted(columns.num_users, schema.user)}, {counted(columns.num_items, schema.item)}"
     if config.stream.stream:
@@ -339,26 +338,6 @@ def check_task(schema: Schema, task: str) -> None:
             f"--task {task} does not support labels of the kind {schema.label_kind}; "
             f"give --task {' or '.join(fitting)}."
         )
-
-
-def check_leaks(columns: Columns, task: str) -> None:
-    """Refuse a ranking task if a feature of the events has too much leakage of the item.
-
-    Raises:
-        UserError: names the feature, how much it says, and how much it may.
-    """
-    # For every schema and every kind of label. The prediction of a label may use such features.
-    if task not in ("ranking", "sequence"):
-        return
-    item, user = columns.schema.item, columns.schema.user
-    for name, share in columns.item_leakage.items():
-        if share > MOST_ITEM_LEAKAGE:
-            raise UserError(
-                f"--task {task} cannot use the feature {name} of the event: it reveals {share:.0%} of what "
-                f"there is to know of the {item} of the event, and the limit is {MOST_ITEM_LEAKAGE:.0%}, "
-                f"because the {item} is what is looked for. Fix: in schema.toml, remove [features.{name}], "
-                f'or write of = "item", or of = "user" if it is the same in all events of a {user}.'
-            )
 
 
 def check_same_flags(config: Config) -> None:

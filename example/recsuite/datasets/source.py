@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from recsuite.config.sections import DataConfig, TablesConfig
 from recsuite.datasets.movielens.source import DATA_DEADLINE, EDITIONS, SCHEMA, is_known
 from recsuite.datasets.movielens.source import NUM_RATINGS as NUM_EVENTS
-from recsuite.datasets.schema import VOCABULARY, RawData
-from recsuite.datasets.tables.derived import add_user_days, with_user_day
+from recsuite.datasets.schema import VOCABULARY
+from recsuite.datasets.tables.derived import with_user_day
 from recsuite.errors import UserError
 from recsuite.files import DATA_ROOT, explained
 
@@ -103,22 +103,3 @@ def is_user_tables(config: DataConfig) -> bool:
 
     # A schema for files of a known form makes them own tables.
     return schema_path(config.data_path).exists() or not is_known(Path(config.data_path))
-
-
-def read(source: TableSource, config: DataConfig, folder: Path | None = None) -> RawData:
-    """Read all files of a set, and apply --duplicates to several events of one user and one item.
-
-    folder: for temporary files; without one the data stay in memory.
-
-    Raises:
-        UserError: see `tables.source.TableSource.read`.
-    """
-    # Imported here: a rank with existing columns needs no compiled loops.
-    from recsuite.datasets.preparation.splits import settle
-
-    # Here, so that not every family of data sets has to do it.
-    how = config.duplicates_of(source.schema.label_kind, bool(source.schema.event_types))
-    raw = settle(source.read(), how, source.schema, folder)
-    if config.day_feature != "none" and source.has_times:
-        add_user_days(raw, source.schema, folder)
-    return raw

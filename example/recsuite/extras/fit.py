@@ -472,7 +472,8 @@ def _write(
 
 def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
     from recsuite.datasets.loader import build_dataloader
-    from recsuite.datasets.source import locate, read
+    from recsuite.datasets.preparation.reading import read
+    from recsuite.datasets.source import locate
     from recsuite.runtime.process import raise_on_all
     from recsuite.serving.reader import read_settled
 

@@ -42,11 +42,12 @@ from recsuite.serving.served import ServedModel
 BLOCK = 4096
 JOB, PART = "_job.json", "part-{:08d}.parquet"
 RANK, SCORE = "rank", "score"
-# Endings of files, and their formats as pyarrow calls them.
+# Formats of texts as pyarrow calls them.
 TEXTS = ("csv", "json")
 # First bytes of texts in other encodings than UTF-8.
 MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
-FORMATS = {".parquet": "parquet", ".csv": "csv", ".arrow": "ipc", ".feather": "ipc", ".jsonl": "json"}
+# Endings of files with users or pairs, and their formats as pyarrow calls them.
+DATASET_FORMATS = {".parquet": "parquet", ".csv": "csv", ".arrow": "ipc", ".feather": "ipc", ".jsonl": "json"}
 
 
 @dataclass
@@ -102,14 +103,14 @@ class BatchScoring:
         return self.model.data.users.ids
 
     def _check_file(self, path: Path) -> None:
-        if path.suffix not in FORMATS:
+        if path.suffix not in DATASET_FORMATS:
             raise UserError(
-                f"{path} must end in one of {', '.join(FORMATS)}; convert it to one of these, or give "
-                "--users all."
+                f"{path} must end in one of {', '.join(DATASET_FORMATS)}; convert it to one of these, or "
+                "give --users all."
             )
         with explained(f"Cannot read {path}", "give another file"), path.open("rb") as file:
             start = file.read(4)
-        if FORMATS[path.suffix] in TEXTS and start.startswith(MARKS):
+        if DATASET_FORMATS[path.suffix] in TEXTS and start.startswith(MARKS):
             raise UserError(
                 f"Cannot read {path}: it is text in UTF-16 or UTF-32, and must be in UTF-8. Fix: convert it "
                 "with iconv -t UTF-8 -f UTF-16 (or UTF-32)."
@@ -141,7 +142,7 @@ class BatchScoring:
         return f"scores depend on the columns {', '.join(used)}{ignored}"
 
     def _opened(self, path: Path) -> pyarrow.dataset.Dataset:
-        kind: Any = FORMATS[path.suffix]
+        kind: Any = DATASET_FORMATS[path.suffix]
         if kind == "csv":
             # "007" may be an id.
             types = {column: _type_of(self.model, name) for column, name in self.ids.items()}

@@ -13,8 +13,9 @@ import numpy as np
 from recsuite.checkpoint.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
 from recsuite.config.sections import NEWEST
+from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, RawData, Schema
-from recsuite.datasets.source import locate, read
+from recsuite.datasets.source import locate
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes
 from recsuite.runtime.console import say

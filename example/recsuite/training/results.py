@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.leakage import MOST_LABEL_LEAKAGE
 from recsuite.datasets.metrics import KNOWN, NEW, TOP, Measured, Metrics
 from recsuite.errors import counted, format_metric, markdown_table, with_article
 from recsuite.hooks import extra
@@ -63,8 +62,9 @@ def print_results(
     test. when: the epoch or step of the model.
     """
     task = TASKS[config.model.task]
-    for sentence in describe_leaks(columns):
-        context.say(sentence)
+    if columns.label_leakage:
+        for sentence in extra("leakage").describe_leaks(columns):
+            context.say(sentence)
     context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
     for sentence in describe_share_of_best(columns, task, test):
         context.say(sentence)
@@ -95,17 +95,6 @@ def print_stream_results(run: Run, config: ModelConfig, context: RuntimeContext)
     context.say(f"trained on {counted(number, 'window')} of the stream{skipped}")
     name = f"predicted before training, {counted(number, 'window')}"
     context.say(results_table(run.columns, task, name, run.test, "stream", biases=run.biases), tagged=False)
-
-
-def describe_leaks(columns: Columns) -> list[str]:
-    """Return sentences on features with leakage of the label, to print above metrics."""
-    return [
-        f"the feature {name} of the event reveals {share:.0%} of the information on the "
-        f"{columns.schema.label} (leakage): unless it is known beforehand, the metrics below are too "
-        f"optimistic; remove [features.{name}] from schema.toml"
-        for name, share in columns.label_leakage.items()
-        if share > MOST_LABEL_LEAKAGE
-    ]
 
 
 def describe_no_epochs_left(result: Run, config: TrainingConfig) -> str:

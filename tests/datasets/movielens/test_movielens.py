@@ -18,8 +18,9 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import RawData
-from recsuite.datasets.source import locate, read
+from recsuite.datasets.source import locate
 from recsuite.datasets.tables.files import schema_path
 from recsuite.errors import UserError
 from tests.support.raw_ids import items_of, users_of

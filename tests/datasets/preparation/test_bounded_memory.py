@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recsuite.datasets.preparation.arrays import sorted_places
+from recsuite.datasets.arrays import sorted_places
 from tests.support.launch import SUPPORT, python, started, succeeded, wait_for
 
 MAKING = SUPPORT / "making_columns.py"

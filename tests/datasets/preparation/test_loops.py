@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numba.core.caching import IndexDataCacheFile
 
-from recsuite.datasets.preparation import arrays, loops
+from recsuite.datasets import arrays
+from recsuite.datasets.preparation import loops
 from recsuite.datasets.preparation.baselines import DAMPING, LEAST_CHANGE, MOST_ROUNDS, fit_biases
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.loops import count_common, grouped, repeated_events

@@ -11,7 +11,8 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.source import locate, read
+from recsuite.datasets.preparation.reading import read
+from recsuite.datasets.source import locate
 
 HEADERS = {"ratings.csv": "userId,movieId,rating,timestamp", "movies.csv": "movieId,title,genres"}
 NUM_RATINGS, NUM_USERS, NUM_MOVIES = 3_000, 60, 40

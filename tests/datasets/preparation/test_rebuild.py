@@ -13,8 +13,8 @@ from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import MappedColumn
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import RawData
-from recsuite.datasets.source import read
 from recsuite.errors import UserError
 from tests.support.launch import SUPPORT, succeeded, torchrun
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.datasets.tables.files import columns_of, find_tables
-from recsuite.datasets.tables.formats import first_rows
+from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.formats import columns_of
 from recsuite.datasets.tables.sections import Files
 from recsuite.errors import UserError
+from recsuite.extras.guess.sampling import first_rows
 from tests.support.tables import write
 
 EVENTS = {"user": ["a", "b"], "item": [1, 2]}

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import json
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -17,36 +14,20 @@ import pytest
 
 from recsuite.datasets.tables import formats
 from recsuite.datasets.tables.files import File, find_tables
-from recsuite.datasets.tables.formats import BadRow, ahead, batches, names_of, opened
+from recsuite.datasets.tables.formats import BadRow, batches, opened
 from recsuite.datasets.tables.schema_file import tomllib
-from recsuite.datasets.tables.sections import Files
 from recsuite.errors import UserError
-from tests.support.tables import ENDS, encoded
+from tests.support.tables import ENDS, encoded, file_of, rows_of
 
 TABLE = pyarrow.table({"user": [1, -2, 3], "name": ["Zoë", "a,b", 'x\n"y"'], "tags": [["p", "q"], [], ["r"]]})
 ROWS = b'a,b\n1,2\n\n3,4,5\n"x\ny",6\n7\n8,9\n'
 PARQUET, ARROW = encoded(TABLE, "parquet"), encoded(TABLE, "arrow")
 
 
-def file_of(path: Path, content: bytes, **files: Any) -> File:
-    path.write_bytes(content)
-    return find_tables(path, Files(**files)).events[0]
-
-
-def read(file: File) -> tuple[list[dict[str, Any]], list[int], list[BadRow]]:
-    """The rows, the number that each has in the file, and the bad rows."""
-    with ThreadPoolExecutor(1) as pool, opened(file) as source:
-        rows, numbers = [], []
-        for batch in ahead(batches(source, names_of(source)), pool):
-            rows += batch.columns.to_pylist()
-            numbers += [source.number_of(batch, place) for place in range(batch.columns.num_rows)]
-        return rows, numbers, source.bad
-
-
 @pytest.mark.parametrize("end", ENDS)
 def test_every_format_gives_the_same_rows(tmp_path: Path, end: str) -> None:
     file = file_of(tmp_path / f"a.{end}", encoded(TABLE, end))
-    rows, _, bad = read(file)
+    rows, _, bad = rows_of(file)
     expected = TABLE.to_pylist()
     if file.is_text:
         expected = [{**row, "user": str(row["user"]), "tags": "|".join(row["tags"])} for row in expected]
@@ -68,7 +49,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, end: str) -> None:
 def test_rows_have_the_numbers_of_their_lines_however_the_text_is_written(
     tmp_path: Path, content: bytes
 ) -> None:
-    rows, numbers, bad = read(file_of(tmp_path / "a.csv", content))
+    rows, numbers, bad = rows_of(file_of(tmp_path / "a.csv", content))
     assert [{**row, "a": row["a"].replace("\r", "")} for row in rows] == [
         {"a": "1", "b": "2"},
         {"a": "x\ny", "b": "6"},
@@ -80,32 +61,12 @@ def test_rows_have_the_numbers_of_their_lines_however_the_text_is_written(
 
 
 def test_an_encoding_and_a_delimiter_can_be_named(tmp_path: Path) -> None:
-    rows, _, _ = read(
+    rows, _, _ = rows_of(
         file_of(tmp_path / "a.csv", "a~b\né~1\n".encode("latin-1"), encoding="latin-1", delimiter="~")
     )
     assert rows == [{"a": "é", "b": "1"}]
-    rows, _, _ = read(file_of(tmp_path / "b.csv", "a,b\né,1\n".encode("utf-16-le"), encoding="utf-16"))
+    rows, _, _ = rows_of(file_of(tmp_path / "b.csv", "a,b\né,1\n".encode("utf-16-le"), encoding="utf-16"))
     assert rows == [{"a": "é", "b": "1"}]
-
-
-def test_json_lines_keep_every_value_and_name_the_bad_lines(tmp_path: Path) -> None:
-    lines = ['{"a": 18446744073709551615, "b": "2020-01-01"}', "", '{"a": "x"}', "bad", "[1]", '{"b": "c"}']
-    rows, numbers, bad = read(file_of(tmp_path / "a.jsonl", "\n".join(lines).encode()))
-    assert rows == [
-        {"a": "18446744073709551615", "b": "2020-01-01"},
-        {"a": "x", "b": None},
-        {"a": None, "b": "c"},
-    ]
-    assert numbers == [1, 3, 6]
-    assert [(row.number, row.reason[:17]) for row in bad] == [
-        (4, "not a JSON object"),
-        (5, "not a JSON object"),
-    ]
-
-
-def test_texts_that_look_like_times_stay_texts(tmp_path: Path) -> None:
-    rows, _, _ = read(file_of(tmp_path / "a.jsonl", b'{"a": "2020-01-01"}\n{"a": "2020-01-01T10:00:00Z"}\n'))
-    assert rows == [{"a": "2020-01-01"}, {"a": "2020-01-01T10:00:00Z"}]
 
 
 def test_a_row_of_a_megabyte_is_a_row(tmp_path: Path) -> None:
@@ -114,16 +75,9 @@ def test_a_row_of_a_megabyte_is_a_row(tmp_path: Path) -> None:
         ("a.csv", f'a,b\n1,{long}\n2,"{long}"\n'),
         ("a.jsonl", f'{{"a": 1, "b": "{long}"}}\n' * 2),
     ):
-        rows, _, bad = read(file_of(tmp_path / name, content.encode()))
+        rows, _, bad = rows_of(file_of(tmp_path / name, content.encode()))
         assert [len(row["b"]) for row in rows] == [2**20, 2**20]
         assert bad == []
-
-
-def test_deep_brackets_are_a_bad_line_and_do_not_end_the_process(tmp_path: Path) -> None:
-    content = b'{"a": 1}\n{"a": ' + b"[" * 300_000 + b"]" * 300_000 + b'}\n{"a": 3}\n'
-    rows, numbers, bad = read(file_of(tmp_path / "a.jsonl", content))
-    assert (rows, numbers) == ([{"a": 1}, {"a": 3}], [1, 3])
-    assert [(row.number, row.reason) for row in bad] == [(2, "brackets nested too deeply")]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +130,7 @@ def test_damage_gives_one_message_that_names_the_file(
     tmp_path: Path, name: str, content: bytes, sentence: str
 ) -> None:
     with pytest.raises(UserError) as raised:
-        read(file_of(tmp_path / name, content))
+        rows_of(file_of(tmp_path / name, content))
     text = str(raised.value)
     assert re.match(rf"Cannot read {re.escape(str(tmp_path / name))}(:| as |, line ).*\. Fix: ", text)
     assert sentence in text
@@ -186,7 +140,7 @@ def test_damage_gives_one_message_that_names_the_file(
 
 def test_a_header_alone_is_a_table_without_rows(tmp_path: Path) -> None:
     for content in (b"a,b", b"a,b\n", b"\na,b\r\n\r\n"):
-        assert read(file_of(tmp_path / "a.csv", content)) == ([], [], [])
+        assert rows_of(file_of(tmp_path / "a.csv", content)) == ([], [], [])
 
 
 def test_a_missing_column_is_named_with_the_existing_ones(tmp_path: Path) -> None:
@@ -195,45 +149,9 @@ def test_a_missing_column_is_named_with_the_existing_ones(tmp_path: Path) -> Non
         next(batches(source, ["user", "rating"]))
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.txt", "user item rating\n1 2 3\n4 5 1\n"),
-        ("a.dat", "user  item rating\n   1   2    3 \n4\t5 1\n"),
-        ("a.dat", "user::item::rating\n1::2::3\n4::5::1\n"),
-        ("a.data", "user\titem\trating\r\n1\t2\t3\r\n4\t5\t1\r\n"),
-        ("a.csv", "user|item|rating\n1|2|3\n4|5|1\n"),
-        ("a.inter", "user:token\titem:token\trating:float\n1\t2\t3\n4\t5\t1\n"),
-        # A column without a name is skipped, wherever it stands.
-        ("a.csv", "user,item,rating,\n1,2,3,x\n4,5,1,y\n"),
-        ("a.csv", ",user,item,,rating\n0,1,2,x,3\n1,4,5,y,1\n"),
-    ],
-)
-def test_the_separator_and_the_names_are_found_in_the_text(tmp_path: Path, name: str, content: str) -> None:
-    rows, numbers, bad = read(file_of(tmp_path / name, content.encode()))
-    expected = [{"user": "1", "item": "2", "rating": "3"}, {"user": "4", "item": "5", "rating": "1"}]
-    assert (rows, numbers, bad) == (expected, [2, 3], [])
-
-
 def test_columns_without_a_name_are_counted(tmp_path: Path) -> None:
     with opened(file_of(tmp_path / "a.csv", b"user,item,,\n1,2,3,4\n")) as source:
         assert [note.partition(": ")[2] for note in source.notes] == ["2 columns without a name skipped"]
-
-
-def test_other_separators_within_values_are_no_separators(tmp_path: Path) -> None:
-    rows, _, _ = read(file_of(tmp_path / "a.dat", b'id::title::genres\n1::"Up", a|film::a|b\n2::Him::a|c\n'))
-    assert rows == [
-        {"id": "1", "title": '"Up", a|film', "genres": "a|b"},
-        {"id": "2", "title": "Him", "genres": "a|c"},
-    ]
-
-
-def test_a_separator_may_lie_across_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "BLOCK_BYTES", 7)
-    monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 101)
-    content = "user::item\n" + "".join(f"u{row}::i{row}\n" for row in range(200))
-    rows, _, bad = read(file_of(tmp_path / "a.dat", content.encode()))
-    assert (rows, bad) == ([{"user": f"u{row}", "item": f"i{row}"} for row in range(200)], [])
 
 
 @pytest.mark.parametrize("mark", [",", "::"])
@@ -246,10 +164,10 @@ def test_lines_may_end_with_a_carriage_return_in_files_of_many_blocks(
     lines = [f"user{mark}item", *(f"u{row}{mark}i{row}" for row in range(60))]
     expected = [{"user": f"u{row}", "item": f"i{row}"} for row in range(60)]
     content = end.join(lines)
-    assert read(file_of(tmp_path / "a.csv", content.encode())) == (expected, [*range(2, 62)], [])
+    assert rows_of(file_of(tmp_path / "a.csv", content.encode())) == (expected, [*range(2, 62)], [])
     # Row 40 has too few fields.
     lines[41] = "u40"
-    rows, numbers, bad = read(file_of(tmp_path / "b.csv", end.join(lines).encode()))
+    rows, numbers, bad = rows_of(file_of(tmp_path / "b.csv", end.join(lines).encode()))
     assert (rows, bad) == (expected[:40] + expected[41:], [BadRow(42, "u40", "1 field instead of 2")])
     assert numbers == [*range(2, 42), *range(43, 62)]
 
@@ -285,7 +203,7 @@ def refused_names(file: File) -> tuple[list[str], str]:
 def test_the_advice_for_a_file_without_a_header_works(tmp_path: Path, content: str) -> None:
     advised, _ = refused_names(file_of(tmp_path / "a.csv", content.encode()))
     assert advised == ["user", "item", "rating", "timestamp"]
-    rows, numbers, _ = read(file_of(tmp_path / "a.csv", content.encode(), columns=tuple(advised)))
+    rows, numbers, _ = rows_of(file_of(tmp_path / "a.csv", content.encode(), columns=tuple(advised)))
     assert rows[0] == {"user": "U8", "item": "I7", "rating": "2", "timestamp": "1600000000"}
     assert numbers == [1, 2]
     short = file_of(tmp_path / "a.csv", content.encode(), columns=("user", "item"))
@@ -375,11 +293,11 @@ def test_lines_of_different_lengths_are_named_with_what_to_write_instead(
     with pytest.raises(
         UserError, match=r"its lines have from \d+ to 1[23] columns, as where a user"
     ) as refused:
-        read(file_of(tmp_path / "a.txt", "\n".join(lines).encode()))
+        rows_of(file_of(tmp_path / "a.txt", "\n".join(lines).encode()))
     head = re.search("one line for each user and item, below a first line (.*?);", str(refused.value))
     assert head
     pairs = "\n".join([head[1], *(f"{user},{item}" for user, *items in lists for item in items)])
-    rows, _, bad = read(file_of(tmp_path / "b.txt", pairs.encode()))
+    rows, _, bad = rows_of(file_of(tmp_path / "b.txt", pairs.encode()))
     assert (len(rows), bad) == (sum(map(len, lists)) - len(lists), [])
 
 
@@ -387,35 +305,6 @@ def test_lines_of_different_lengths_are_named_with_what_to_write_instead(
 def test_numbered_column_names_are_not_data(tmp_path: Path, header: str) -> None:
     with opened(file_of(tmp_path / "a.csv", f"{header}\n1,5,0.25,0.5\n".encode())) as source:
         assert source.names == header.split(",")
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (
-            b'[\n{"user": 1},\n{"user": 2}\n]\n',
-            "line 1: not a JSON object: .*Fix: write one object on each line",
-        ),
-        (b'{"user": 1,}\n{"user": 2,}\n', "line 1: not a JSON object: .*jq -c"),
-        (b"\n// log\n# of users\n", r"line 2: not a JSON object: .*: '// log'\. Fix: "),
-    ],
-)
-def test_json_that_is_not_lines_is_refused_with_its_first_bad_line(
-    tmp_path: Path, content: bytes, sentence: str
-) -> None:
-    with pytest.raises(UserError, match=sentence) as refused, opened(file_of(tmp_path / "a.json", content)):
-        pass
-    assert "\n" not in str(refused.value)
-
-
-def test_a_list_among_single_values_is_a_bad_row(tmp_path: Path) -> None:
-    lines = [{"user": 1, "item": "a"}, {"user": 2, "item": ["b"]}, {"user": 3, "item": None}]
-    content = "".join(json.dumps(line) + "\n" for line in lines)
-    rows, numbers, bad = read(file_of(tmp_path / "a.jsonl", content.encode()))
-    assert ([row["user"] for row in rows], numbers) == ([1, 3], [1, 3])
-    assert [(row.number, row.reason) for row in bad] == [
-        (2, "item is a list or object, and one value in rows before")
-    ]
 
 
 def test_texts_of_large_row_groups_alone_are_read_as_codes(tmp_path: Path) -> None:
@@ -455,7 +344,7 @@ def test_a_separator_at_the_end_of_each_row_is_a_column_without_a_name(
     end = "tsv" if mark == "\t" else "csv"
     rows = "".join(f"{each},{each + 1},{each}.5{',' * more}\n" for each in range(60))
     file = file_of(tmp_path / f"a.{end}", f"user,item,stars\n{rows}".replace(",", mark).encode())
-    found, numbers, bad = read(file)
+    found, numbers, bad = rows_of(file)
     assert found[-1] == {"user": "59", "item": "60", "stars": "59.5"}
     assert (len(found), numbers[0], bad) == (60, 2, [])
 
@@ -467,7 +356,7 @@ def test_a_line_above_the_header_is_named(tmp_path: Path, above: str) -> None:
     rows = "".join(f"{each},{each + 1},{each}.5,x\n" for each in range(9))
     file = file_of(tmp_path / "a.csv", f"{above}user,item,stars,kind\n{rows}".encode())
     with pytest.raises(UserError, match=r"a\.csv, line 1: [01] of .* rows .* as many fields .* Fix: remove"):
-        read(file)
+        rows_of(file)
 
 
 @pytest.mark.parametrize("content", [b"\x01\x00\xff\xfe" * 100, b"user,item\n1,2\n", b"not gzip"])
@@ -476,32 +365,4 @@ def test_a_file_without_the_compression_of_its_extension_is_refused(tmp_path: Pa
     with pytest.raises(
         UserError, match=r"a\.csv\.gz: it is not packed with gzip, as the end of its name says"
     ):
-        read(file)
-
-
-@pytest.mark.parametrize("end", ["\n", ""])
-@pytest.mark.parametrize(
-    "values", [(1, "a"), (True, 3), (1, [2]), ([1.5], ["a"]), ([1], {"a": 1}), ({"a": 1}, 2)]
-)
-def test_first_rows_of_several_types_are_texts_with_and_without_a_last_line_end(
-    tmp_path: Path, values: tuple[Any, Any], end: str
-) -> None:
-    rows = [{"user": number, "x": values[number % 2]} for number in range(4)]
-    content = "\n".join(map(json.dumps, rows)) + end
-    found = formats.first_rows([file_of(tmp_path / "a.jsonl", content.encode())], 10)
-    assert found["user"].to_pylist()[:1] == [0]
-    assert pyarrow.types.is_integer(found["user"].type)
-    if pyarrow.types.is_string(found["x"].type):
-        assert {*found["x"].to_pylist()} <= {
-            value if isinstance(value, str) else json.dumps(value) for value in values
-        }
-
-
-def test_first_rows_have_no_time_that_python_lacks(tmp_path: Path) -> None:
-    far = pyarrow.array([2**60, 5], pyarrow.timestamp("ms", "Asia/Tokyo"))
-    parts = pyarrow.StructArray.from_arrays([far], ["at"])
-    listed = pyarrow.ListArray.from_arrays([0, 1, 2], far)
-    table = pyarrow.table({"user": [1, 2], "when": far, "seen": listed, "parts": parts})
-    found = formats.first_rows([file_of(tmp_path / "a.parquet", encoded(table, "parquet"))], 10)
-    assert found["when"].is_valid().to_pylist() == [False, True]
-    assert len(found.to_pylist()) == 2
+        rows_of(file)

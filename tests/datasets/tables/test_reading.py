@@ -15,8 +15,8 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
+from recsuite.datasets import arrays
 from recsuite.datasets.columns import load_columns
-from recsuite.datasets.preparation import arrays
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import Codes, Events, RawData
 from recsuite.datasets.tables import formats, parts

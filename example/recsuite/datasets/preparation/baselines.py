@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recsuite.datasets.arrays import chunks, counts_of, highest, release
 from recsuite.datasets.metrics import (
     KNOWN,
     NEVER_FOUND,
@@ -25,7 +26,6 @@ from recsuite.datasets.metrics import (
     measure_ranks,
     ranks_by_chance,
 )
-from recsuite.datasets.preparation.arrays import chunks, counts_of, highest, release
 from recsuite.datasets.preparation.histories import StoredEvents
 from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
 from recsuite.datasets.schema import HISTORY, LEAST_SHARE

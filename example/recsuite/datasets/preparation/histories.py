@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays import (
+from recsuite.datasets.arrays import (
     blocks,
     chunks,
     counts_of,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from recsuite.compiled import compiled
-from recsuite.datasets.preparation.arrays import chunks, counts_of, highest, release, temporary
+from recsuite.datasets.arrays import chunks, counts_of, highest, release, temporary
 
 # Values of the first axis of the arguments of `list_events`: lists for the training, and for the test.
 TRAINING, TEST = 0, 1

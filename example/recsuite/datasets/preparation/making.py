@@ -14,10 +14,7 @@ from typing import Any
 import numpy as np
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.columns import MANIFEST, Columns, listed_items
-from recsuite.datasets.leakage import leakage_of_item, leakage_of_label
-from recsuite.datasets.metrics import Metrics, finite
-from recsuite.datasets.preparation.arrays import (
+from recsuite.datasets.arrays import (
     FeatureArrays,
     chunks,
     counts_of,
@@ -26,6 +23,8 @@ from recsuite.datasets.preparation.arrays import (
     temporary,
     write_records,
 )
+from recsuite.datasets.columns import MANIFEST, Columns, listed_items
+from recsuite.datasets.metrics import Metrics, finite
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.splits import rule_for_seen, split, stream_order
@@ -35,10 +34,21 @@ from recsuite.datasets.preparation.vocabulary import (
     write_features,
     write_vocabulary,
 )
-from recsuite.datasets.schema import EVALUATIONS, ITEM, SCHEMA_FILE, USER, RawData, Schema, Table, record_of
+from recsuite.datasets.schema import (
+    EVALUATIONS,
+    EVENT,
+    ITEM,
+    SCHEMA_FILE,
+    USER,
+    RawData,
+    Schema,
+    Table,
+    record_of,
+)
 from recsuite.datasets.streams import HEAD, StreamState, digests_of, keys_of
 from recsuite.errors import UserError, escaped
 from recsuite.files import digest_of, flush, flushed, flushing, plain, remove, sealed
+from recsuite.hooks import extra
 from recsuite.runtime.console import stage
 
 # Name of an unfinished folder, with the process id.
@@ -141,12 +151,14 @@ def _write_columns(
     num_head = min(num_train, HEAD) if stream_state else num_train
     weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
     item_leakage: dict[str, float] = {}
+    label_leakage: dict[str, float] = {}
+    if any(feature.entity == EVENT for feature in schema.features):
+        leakage, items = extra("leakage"), stored.item[:num_train]
+        if not stream_state:
+            item_leakage = leakage.leakage_of_item(raw.events, order, items, len(raw.items), schema)
+        label_leakage = leakage.leakage_of_label(raw.events, order, stored.label[:num_head], schema)
     if stream_state:
         _write_keys(folder, raw, stored, schema)
-    else:
-        items = stored.item[:num_train]
-        item_leakage = leakage_of_item(raw.events, order[:num_train], items, len(raw.items), schema)
-    label_leakage = leakage_of_label(raw.events, order[:num_head], stored.label[:num_head], schema)
     # Frees as much memory as a column.
     del order
     seen, said = rule_for_seen(

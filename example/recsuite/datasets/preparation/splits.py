@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.preparation.arrays import (
+from recsuite.datasets.arrays import (
     MOST,
     chunks,
     gather,
     highest,
-    keep,
+    only,
     release,
     sorted_places,
     where,
@@ -34,7 +34,6 @@ from recsuite.datasets.schema import (
     Events,
     RawData,
     Schema,
-    with_columns,
 )
 from recsuite.datasets.streams import StreamState, num_events_of_wrong_clock
 from recsuite.errors import UserError, counted, with_article
@@ -181,19 +180,6 @@ def rule_for_seen(
         f"their {schema.user} (limit: {LEAST_REPEATS:.0%}), so {schema.items} that "
         f"{with_article(schema.user)} had {does}"
     ]
-
-
-def only(raw: RawData, is_left: np.ndarray) -> RawData:
-    """Return the data set with the marked events only."""
-    return dataclasses.replace(
-        raw,
-        events=with_columns(raw.events, lambda column: keep(column, is_left)),
-        official_test=None if raw.official_test is None else raw.official_test[is_left],
-        official_validation=None if raw.official_validation is None else raw.official_validation[is_left],
-        oracle=None if raw.oracle is None else raw.oracle[is_left],
-        oracle_ranks=None if raw.oracle_ranks is None else raw.oracle_ranks[is_left],
-        num_skipped=raw.num_skipped + int((~is_left).sum()),
-    )
 
 
 def split(

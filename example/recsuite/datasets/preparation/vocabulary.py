@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays import (
+from recsuite.datasets.arrays import (
     MOST,
     FeatureArrays,
     chunks,

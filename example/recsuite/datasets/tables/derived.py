@@ -156,7 +156,7 @@ def add_user_days(raw: RawData, schema: Schema, folder: Path | None) -> None:
     """
     import numpy as np
 
-    from recsuite.datasets.preparation.arrays import chunks, release, temporary
+    from recsuite.datasets.arrays import chunks, release, temporary
 
     events, number = raw.events, len(raw.events.time)
     columns = events.user, events.time

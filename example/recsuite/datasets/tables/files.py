@@ -26,7 +26,7 @@ from recsuite.places import is_remote, shown
 JSON_BLOCK_BYTES = 2**22
 
 
-# Formats by the suffix of a name.
+# Formats by the suffix of a name; `formats.READERS` and `hooks.READERS` have their readers.
 FORMATS = {
     **dict.fromkeys((".csv", ".txt", ".dat", ".data", ".inter", ".user", ".item"), "csv"),
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
@@ -78,6 +78,11 @@ class File:
     def is_text(self) -> bool:
         """True if all its columns are texts."""
         return self.format in ("csv", "tsv")
+
+    @property
+    def is_of_lines(self) -> bool:
+        """True if it is a text that can grow by lines."""
+        return not self.compression and self.format in ("csv", "tsv", "jsonl")
 
     # Cached: a run needs it twice, and it reads all bytes.
     @functools.cached_property
@@ -264,17 +269,6 @@ def stem_of(path: str) -> str:
     return " ".join(word for word in words if word and word not in SPLIT_WORDS and word not in PART_WORDS)
 
 
-def columns_of(tables: Tables) -> dict[str, list[str]]:
-    """Return the columns of each role's files, including those of partitions; empty for a role without files.
-
-    Raises:
-        UserError: for a file that cannot be read, or names a column twice.
-    """
-    from recsuite.datasets.tables.formats import names_in
-
-    return {role: names_in(files) for role, files in tables.roles.items() if files}
-
-
 def _is_file(root: str) -> bool:
     """True if a path is one file.
 
@@ -424,6 +418,6 @@ def _file(path: str, folder: str, files: Files, role: str = "") -> File:
         size,
         tuple((match[1], unquote(match[2])) for match in matches),
         files.encoding,
-        files.delimiter or "\t" * bool({".tsv", ".tab"} & set(ends)),
+        files.delimiter or "\t" * ("tsv" in map(FORMATS.get, ends)),
         {EVENTS: files.columns, USERS: files.user_columns, ITEMS: files.item_columns}.get(role, ()),
     )

@@ -1,8 +1,8 @@
 """Read the rows of a file of any format, batch by batch: only the wanted columns, in bounded memory.
 
 Text is decompressed and converted to UTF-8 without a byte order mark; its bytes are counted. Arrow reads CSV
-and TSV, every column as text; the lines of bad rows are looked up when needed. JSON lines hold one object per
-line. Arrow reads them, or Python if Arrow would change a value. Parquet and Arrow files have typed columns.
+and TSV, every column as text; the lines of bad rows are looked up when needed. Parquet and Arrow files have
+typed columns. An extra reads JSON lines.
 """
 
 from __future__ import annotations
@@ -16,24 +16,20 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow
-import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 from pyarrow import ipc, parquet, types
-from pyarrow import json as arrow_json
 
-from recsuite.datasets.tables.derived import SECONDS_PER_DAY
-from recsuite.datasets.tables.files import JSON_BLOCK_BYTES, MISSING_PARTITION, File
-from recsuite.datasets.tables.headers import NAMED_ROWS, are_alike, is_data, lengths
-from recsuite.datasets.tables.values import EXACT, near
+from recsuite.datasets.tables.files import MISSING_PARTITION, File, Tables
+from recsuite.datasets.tables.headers import NAMED_ROWS, is_data, lengths
 from recsuite.errors import UserError, counted, printable
-from recsuite.hooks import extra
+from recsuite.hooks import extra, reader_of
 from recsuite.places import is_remote, open_raw
 
 # Characters of a row in a message.
@@ -335,7 +331,7 @@ class TextReader(FileReader):
         self._text.close()
 
 
-def _whole_lines(text: Any, size: int, is_csv: bool = True) -> Iterator[bytes]:
+def whole_lines(text: Any, size: int, is_csv: bool = True) -> Iterator[bytes]:
     r"""Yield blocks of whole lines, of about this size; the last line may have no line end.
 
     is_csv: if true, lines may also end with only "\r".
@@ -358,9 +354,9 @@ def _whole_lines(text: Any, size: int, is_csv: bool = True) -> Iterator[bytes]:
 
 # Bytes that Arrow parses at once; no row may be longer.
 CSV_BLOCK_BYTES = 2**23
-# Blanks come last: names and values contain them too.
-NAMES = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar", "::": "::", " ": "blanks"}
-# Replaces separators of several characters: no text has it.
+# Separators of several characters: blanks, and one of old MovieLens sets.
+LONG_MARKS = ("::", " ")
+# Replaces them: no text has it.
 JOINT = "\x1f"
 # Number of first rows to examine, and the share of them with as many fields as the first.
 SNIFFED_ROWS, LEAST_ALIKE = 50, 0.8
@@ -389,15 +385,15 @@ class Delimited(TextReader):
         super().__init__(file)
         text = self._text
         head = text.head.decode("utf-8", "ignore")
-        self._mark = file.delimiter or _sniffed(head)
+        self._mark = file.delimiter or _separator_of(head)
         # If all columns have names, the separator is certain.
         if self._mark not in (",", file.delimiter) and not file.columns:
-            self.notes.append(f"{file} has {NAMES[self._mark]} between its columns")
+            self.notes.append(f"{file} has {extra('dialects').NAMES[self._mark]} between its columns")
         # A batch costs time for each column.
         text.is_wide = head.partition("\n")[0].count(self._mark) > WIDE
         self._text = _one_character(text, self._mark)
-        self._delimiter = JOINT if self._mark in ("::", " ") else self._mark
-        rows = [*islice(_rows(head, self._mark), SNIFFED_ROWS)]
+        self._delimiter = JOINT if self._mark in LONG_MARKS else self._mark
+        rows = [*islice(rows_in(head, self._mark), SNIFFED_ROWS)]
         first, second = [*rows, [], []][:2]
         if not any(first):
             what = "" if file.columns else " with the names of its columns"
@@ -421,12 +417,12 @@ class Delimited(TextReader):
             )
         if not file.columns:
             # The last row may be incomplete.
-            whole = _rows(head[: head.rfind("\n") + 1], self._mark)
+            whole = rows_in(head[: head.rfind("\n") + 1], self._mark)
             names += self._unnamed(first, [row for row in islice(whole, 1, SNIFFED_ROWS) if any(row)])
         # Arrow refuses a file with only a header.
         self._has_rows = bool(second) or not self._has_header
         if not file.columns and is_data(first, second):
-            message = _of_data(file, [*islice(_rows(head, self._mark), NAMED_ROWS)], self._mark)
+            message = _of_data(file, [*islice(rows_in(head, self._mark), NAMED_ROWS)], self._mark)
             raise NoHeaderError(message, first)
         self.first_row = second
         typed = [match for name in names if (match := TYPED.fullmatch(name))]
@@ -520,7 +516,7 @@ class Delimited(TextReader):
 
     def _line_of(self, wanted: int) -> int:
         """Return the line on which a row begins, both counted from 1; empty lines are not rows."""
-        blocks = _whole_lines(_one_character(TextFile(self.file), self._mark), CSV_BLOCK_BYTES)
+        blocks = whole_lines(_one_character(TextFile(self.file), self._mark), CSV_BLOCK_BYTES)
         lines = (line for block in blocks for line in io.StringIO(block.decode(), newline=""))
         rows = csv.reader(lines, delimiter=self._delimiter, quoting=_quoting(self._mark))
         number, before = 0, 0
@@ -535,51 +531,18 @@ class Delimited(TextReader):
         return wanted
 
 
-class _Joined:
-    """Text whose separators of several characters are replaced by one character."""
-
-    def __init__(self, text: TextFile, mark: str) -> None:
-        self._text, self._ready, self.closed = text, b"", False
-        lines = _whole_lines(text, CSV_BLOCK_BYTES)
-        self._blocks = (joined(block.decode(), mark).encode() for block in lines)
-
-    @property
-    def done(self) -> int:
-        return self._text.done
-
-    def read(self, size: int) -> bytes:
-        self._ready = self._ready or next(self._blocks, b"")
-        found, self._ready = self._ready[:size], self._ready[size:]
-        return found
-
-    def close(self) -> None:
-        self.closed = True
-        self._text.close()
-
-
-def joined(text: str, mark: str) -> str:
-    """Return whole lines with a single character between their columns."""
-    if mark == "::":
-        return text.replace(mark, JOINT)
-    text = re.sub("^[ \t]+|[ \t]+(?=\r?$)", "", text, flags=re.MULTILINE)
-    if '"' not in text:
-        return re.sub("[ \t]+", JOINT, text)
-    # Blanks within quotes belong to a value.
-    return re.sub('("[^"\n]*")|[ \t]+', lambda found: found[1] or JOINT, text)
-
-
 def _one_character(text: TextFile, mark: str) -> Any:
-    return _Joined(text, mark) if mark in ("::", " ") else text
+    return extra("dialects").Joined(text, mark) if mark in LONG_MARKS else text
 
 
 def _quoting(mark: str) -> Literal[0, 3]:
     return csv.QUOTE_NONE if mark == "::" else csv.QUOTE_MINIMAL
 
 
-def _rows(head: str, mark: str) -> Iterator[list[str]]:
+def rows_in(head: str, mark: str) -> Iterator[list[str]]:
     """Yield the rows of a text, without empty lines; a field too long for Python is a row of its own."""
-    if mark in ("::", " "):
-        head, delimiter = joined(head, mark), JOINT
+    if mark in LONG_MARKS:
+        head, delimiter = extra("dialects").joined(head, mark), JOINT
     else:
         delimiter = mark
     rows = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, quoting=_quoting(mark))
@@ -589,22 +552,15 @@ def _rows(head: str, mark: str) -> Iterator[list[str]]:
         yield [""]
 
 
-def _sniffed(head: str) -> str:
-    """Guess the separator of the columns; blanks if there is no other.
-
-    Candidates occur in most of the first rows as often as in the first row. The one with the most columns
-    is taken.
-    """
-    # A row may have a megabyte; the last one may be incomplete.
-    lines = head[: 2**20].lstrip("\r\n").split("\n", SNIFFED_ROWS)
-    head = "\n".join(lines[: max(1, min(SNIFFED_ROWS, len(lines) - 1))])
-    found: dict[str, tuple[bool, int]] = {}
-    for mark in NAMES:
-        if mark == " " and any(number > 1 for _, number in found.values()):
-            continue
-        counts = [len(row) for row in _rows(head, mark)] or [0]
-        found[mark] = (counts.count(counts[0]) >= LEAST_ALIKE * len(counts) and counts[0] > 1, counts[0])
-    return max(found, key=lambda mark: found[mark])
+def _separator_of(head: str) -> str:
+    """Return the separator of the columns: a comma, unless the first line has another candidate."""
+    line = re.split("[\r\n]", head.lstrip("\r\n"), maxsplit=1)[0]
+    # An open quote continues on the next line.
+    is_plain = line.count('"') % 2 == 0 and not any(mark in line for mark in ("\t", ";", "|", "::"))
+    # A name may contain blanks, where commas are between names.
+    if is_plain and (" " not in line or len(next(rows_in(line, ","), [])) > 1):
+        return ","
+    return str(extra("dialects").sniffed(head))
 
 
 def _letters(names: Sequence[str]) -> list[str]:
@@ -623,177 +579,22 @@ def _of_data(file: File, rows: Sequence[list[str]], mark: str) -> str:
     )
 
 
-# Arrow's parser crashes the process at a hundred thousand nested brackets.
-DEEPEST = 64
-# Characters of a line in a message.
-JSON_SHOWN = 200
-
-
-class JsonLines(TextReader):
-    """File with a JSON object on each line; a value is missing if its object lacks the key."""
-
-    def __init__(self, file: File) -> None:
-        super().__init__(file)
-        self.names = self._first_names()
-        # Texts that look like times stay texts; Arrow would convert them.
-        self._texts: dict[str, Any] = {}
-
-    def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
-        """Yield the lines that are objects."""
-        first, line = 0, 1
-        with explained_damage(self.file):
-            for block in _whole_lines(self._text, JSON_BLOCK_BYTES, is_csv=False):
-                num_lines = block.count(b"\n") + (not block.endswith(b"\n"))
-                batch = self._by_arrow(block, columns, num_lines)
-                lines = np.arange(line, line + num_lines)
-                if batch is None:
-                    batch, lines = self._by_python(block, columns, line)
-                if batch.num_rows:
-                    yield FileBatch(batch, first, len(self.bad), lines)
-                first, line = first + batch.num_rows, line + num_lines
-
-    def _first_names(self) -> list[str]:
-        """Return the column names of the objects in the first block."""
-        lines = self._text.head.split(b"\n")
-        names: dict[str, None] = {}
-        for line in lines[:1000]:
-            found = _object(line)
-            names.update(dict.fromkeys(found if isinstance(found, dict) else ()))
-        # The last line of a JSON list may be an object too.
-        if not names or self._text.head.lstrip().startswith(b"["):
-            number, first = next(((k, line) for k, line in enumerate(lines, 1) if line.strip()), (1, b""))
-            raise UserError(
-                f"Cannot read {self.file}, line {number}: {_object(first)}: {_shown(first[:60])!r}. Fix: "
-                'write one object on each line, such as {"user": 1, "item": 2}: jq -c ".[]" FILE makes lines '
-                'of a list, and jq -c "." FILE of objects on several lines.'
-            )
-        return [*names]
-
-    def _by_arrow(self, block: bytes, columns: Sequence[str], num_lines: int) -> pyarrow.RecordBatch | None:
-        """Parse the columns of a block; None if Arrow cannot read it, or would change a value."""
-        if _depth(block) > DEEPEST:
-            return None
-        options = arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-        try:
-            table = arrow_json.read_json(pyarrow.BufferReader(block), options, self._parsing())
-            times = [field.name for field in table.schema if _has_times(field.type)]
-            if times:
-                self._texts.update({name: _as_text(table.schema.field(name).type) for name in times})
-                table = arrow_json.read_json(pyarrow.BufferReader(block), options, self._parsing())
-        except (pyarrow.ArrowException, UnicodeDecodeError):
-            return None
-        # Empty lines are not rows, and would shift the line numbers of the others.
-        if table.num_rows != num_lines:
-            return None
-        found = [_column(table, name) for name in columns]
-        if any(_is_rounded(column) for column in found):
-            return None
-        return pyarrow.RecordBatch.from_arrays(found, names=list(columns))
-
-    def _parsing(self) -> Any:
-        schema = pyarrow.schema(list(self._texts.items())) if self._texts else None
-        return arrow_json.ParseOptions(explicit_schema=schema, newlines_in_values=False)
-
-    def _by_python(
-        self, block: bytes, columns: Sequence[str], line: int
-    ) -> tuple[pyarrow.RecordBatch, np.ndarray]:
-        """Parse a block value by value: return its columns and the lines of its rows; record bad rows."""
-        rows, lines = [], []
-        for number, text in enumerate(block.split(b"\n"), start=line):
-            if not text.strip():
-                continue
-            found = _object(text)
-            if isinstance(found, dict):
-                rows.append(found)
-                lines.append(number)
-            else:
-                self.bad.append(BadRow(number, _shown(text), found))
-        self._leave_out_mixed(rows, lines, columns)
-        arrays = [_array([row.get(name) for row in rows]) for name in columns]
-        return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns)), np.array(lines, np.int64)
-
-    def _leave_out_mixed(self, rows: list[dict[str, Any]], lines: list[int], columns: Sequence[str]) -> None:
-        """Skip rows with a list or an object where the column's first value is neither, or vice versa."""
-        for name in columns:
-            nested = [isinstance(row[name], list | dict) for row in rows if row.get(name) is not None]
-            if len({*nested}) < 2:
-                continue
-            found, others = ("one value", "a list") if nested[0] else ("a list or object", "one value")
-            for place in reversed(range(len(rows))):
-                value = rows[place].get(name)
-                if value is not None and isinstance(value, list | dict) != nested[0]:
-                    reason = f"{name} is {found}, and {others} in rows before"
-                    self.bad.append(BadRow(lines[place], _text(value)[:JSON_SHOWN], reason))
-                    del rows[place], lines[place]
-        self.bad.sort()
-
-
-def _object(line: bytes) -> dict[str, Any] | str:
-    """Parse the object of a line, or return the reason why it is bad."""
-    try:
-        found = json.loads(line)
-    except RecursionError:
-        return "brackets nested too deeply"
-    # Also raised for a number with thousands of digits.
-    except ValueError as error:
-        return f"not a JSON object: {str(error)[:80]}"
-    return found if isinstance(found, dict) else "not a JSON object"
-
-
-def _shown(line: bytes) -> str:
-    return line[:JSON_SHOWN].decode("utf-8", "replace")
-
-
-def _depth(block: bytes) -> int:
-    """Upper bound of the nesting depth of brackets: those within texts count too."""
-    content = np.frombuffer(block, np.uint8)
-    # Brackets and braces differ in this bit.
-    opening = (content | 32) == ord("{")
-    closing = (content | 32) == ord("}")
-    steps = (opening.view(np.int8) - closing.view(np.int8))[opening | closing]
-    return int(np.cumsum(steps, dtype=np.int64).max(initial=0))
-
-
-def _has_times(kind: Any) -> bool:
+def has_times(kind: Any) -> bool:
     """True for times and dates, and for lists and objects with some."""
     is_time = types.is_timestamp(kind) or types.is_date(kind)
-    return is_time or any(_has_times(kind.field(place).type) for place in range(kind.num_fields))
+    return is_time or any(has_times(kind.field(place).type) for place in range(kind.num_fields))
 
 
-def _as_text(kind: Any) -> Any:
+def without_times(kind: Any) -> Any:
+    """Return a type with texts instead of all single values."""
     if types.is_struct(kind):
-        return pyarrow.struct([part.with_type(_as_text(part.type)) for part in kind])
+        return pyarrow.struct([part.with_type(without_times(part.type)) for part in kind])
     is_list = hasattr(kind, "value_type") and not types.is_dictionary(kind)
-    return pyarrow.list_(_as_text(kind.value_type)) if is_list else pyarrow.string()
+    return pyarrow.list_(without_times(kind.value_type)) if is_list else pyarrow.string()
 
 
-def _column(table: pyarrow.Table, name: str) -> pyarrow.Array:
-    if name not in table.column_names:
-        return pyarrow.nulls(table.num_rows)
-    return table[name].combine_chunks()
-
-
-def _is_rounded(column: pyarrow.Array) -> bool:
-    """True if whole numbers may have lost digits: all become floats if one value is a float."""
-    if not types.is_floating(column.type) or not len(column):
-        return False
-    largest = pc.max(pc.abs(column)).as_py()
-    return largest is not None and largest >= EXACT
-
-
-def _array(values: list[Any]) -> pyarrow.Array:
-    """Return values as a column; as texts if they are of several kinds or too large."""
-    try:
-        array = pyarrow.array(values)
-        # Arrow would convert booleans to numbers.
-        if len({type(value) for value in values} - {type(None), int, float}) <= 1:
-            return array
-    except (pyarrow.ArrowException, OverflowError):
-        pass
-    return pyarrow.array([value if value is None else _text(value) for value in values], pyarrow.string())
-
-
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return a value as a text, a list or an object as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -931,10 +732,10 @@ def _check(batch: pyarrow.RecordBatch) -> None:
         column.validate(full=True)
 
 
-SOURCES: dict[str, type[FileReader]] = {
+# By the format of a file; `hooks.READERS` has those of extras.
+READERS: dict[str, type[FileReader]] = {
     "csv": Delimited,
     "tsv": Delimited,
-    "jsonl": JsonLines,
     "parquet": Parquet,
     "arrow": Arrow,
 }
@@ -949,7 +750,8 @@ def opened(file: File) -> contextlib.closing[FileReader]:
     Raises:
         UserError: for a file that cannot be read, is damaged, or is not what its name says.
     """
-    return contextlib.closing(SOURCES[file.format](file))
+    reader = READERS.get(file.format) or reader_of(file.format)
+    return contextlib.closing(reader(file))
 
 
 def names_of(source: FileReader) -> list[str]:
@@ -1002,111 +804,25 @@ def names_in(files: Sequence[File]) -> list[str]:
         UserError: for a file that cannot be read, or names a column twice.
     """
     names: dict[str, None] = {}
-    for file in _sampled(files):
+    for file in sampled(files):
         with opened(file) as source:
             names.update(dict.fromkeys(names_of(source)))
     return [*names]
 
 
-def _sampled(files: Sequence[File]) -> list[File]:
+def sampled(files: Sequence[File]) -> list[File]:
     """Return sample files of a table: the first, the last and some between."""
     places = {len(files) * number // MOST_SAMPLED for number in range(MOST_SAMPLED)} | {len(files) - 1}
     return [files[place] for place in sorted(places)]
 
 
-def headed(files: tuple[File, ...]) -> tuple[File, ...]:
-    """Return the files of a table; those without a line of names have the columns of the others.
-
-    Only one header has as many columns, of the same kinds. Files are examined as in `names_in`.
-    """
-    if len(files) < 2 or not files[0].is_text or files[0].columns:
-        return files
-    headers: dict[tuple[str, ...], list[str]] = {}
-    without: dict[File, Sequence[str]] = {}
-    for file in _sampled(files):
-        # Reading the rows of a damaged one refuses it.
-        with contextlib.suppress(UserError):
-            try:
-                with opened(file) as source:
-                    if isinstance(source, Delimited):
-                        headers[tuple(source.names)] = source.first_row
-            except NoHeaderError as error:
-                without[file] = error.row
-    found = {}
-    for file, row in without.items():
-        fitting = [names for names, first in headers.items() if are_alike(row, first)]
-        found[file] = replace(file, columns=fitting[0]) if len(fitting) == 1 else file
-    return tuple(found.get(file, file) for file in files)
-
-
-def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
-    """Return the first rows of up to `MOST_SAMPLED` files of a table, evenly from each, `rows` in total.
-
-    The result has all columns of these files; a value is null if its file lacks the column. A column of
-    several types becomes texts.
+def columns_of(tables: Tables) -> dict[str, list[str]]:
+    """Return the columns of each role's files, including those of partitions; empty for a role without files.
 
     Raises:
-        UserError: for a file that cannot be read.
+        UserError: for a file that cannot be read, or names a column twice.
     """
-    found = [_first_rows_of(file, rows) for file in _sampled(files)]
-    left = rows
-    # Rows that small files lack are taken from large ones.
-    order = sorted(range(len(found)), key=lambda place: found[place].num_rows)
-    for number, place in enumerate(order):
-        found[place] = found[place].slice(0, -(-left // (len(found) - number)))
-        left -= found[place].num_rows
-    return _together([table for table in found if table.num_rows] or found[:1])
-
-
-def _first_rows_of(file: File, rows: int) -> pyarrow.Table:
-    with opened(file) as source:
-        names, found, left = names_of(source), [], rows
-        for batch in batches(source, names):
-            found.append(_for_python(batch.columns.slice(0, left)))
-            left -= found[-1].num_rows
-            if left <= 0:
-                break
-        kinds = dict(source.types)
-    if not found:
-        return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in names})
-    table = _together([pyarrow.Table.from_batches([batch]) for batch in found]).combine_chunks()
-    return table.replace_schema_metadata(kinds)
-
-
-def _together(tables: list[pyarrow.Table]) -> pyarrow.Table:
-    """Return the rows of all tables; a column of several types becomes texts."""
-    try:
-        return pyarrow.concat_tables(tables, promote_options="permissive")
-    except pyarrow.ArrowException:
-        kinds = {(field.name, field.type) for table in tables for field in table.schema}
-        # Missing values have no type.
-        names = Counter(name for name, kind in kinds if not types.is_null(kind))
-        mixed = {name for name, number in names.items() if number > 1}
-        return pyarrow.concat_tables([_as_texts(table, mixed) for table in tables], promote_options="default")
-
-
-def _as_texts(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:
-    columns = [
-        column
-        if name not in names
-        else pyarrow.array([None if each is None else _text(each) for each in column.to_pylist()], "string")
-        if types.is_nested(column.type)
-        else column.cast(pyarrow.string())
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    ]
-    return pyarrow.table(columns, names=table.column_names)
-
-
-def _for_python(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Return the rows without codes, and without times of which Python has no value."""
-    columns = []
-    for column in batch.columns:
-        column = column.dictionary_decode() if types.is_dictionary(column.type) else column
-        if types.is_nested(column.type) and _has_times(column.type):
-            column = column.cast(_as_text(column.type))
-        # A zone moves a time by less than a day.
-        columns.append(near(column, SECONDS_PER_DAY))
-    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    return {role: names_in(files) for role, files in tables.roles.items() if files}
 
 
 def _completed(batch: pyarrow.RecordBatch, source: FileReader, columns: Sequence[str]) -> pyarrow.RecordBatch:

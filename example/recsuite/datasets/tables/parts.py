@@ -30,8 +30,8 @@ import pyarrow.compute as pc
 from pyarrow import ipc, types
 
 from recsuite.config.sections import DataConfig
+from recsuite.datasets.arrays import chunks
 from recsuite.datasets.columns import VERSION
-from recsuite.datasets.preparation.arrays import chunks
 from recsuite.datasets.tables.files import File, Tables
 from recsuite.datasets.tables.formats import (
     BadRow,

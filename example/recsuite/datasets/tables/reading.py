@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.preparation.arrays import chunks, counts_of, gather, release, temporary, where
+from recsuite.datasets.arrays import chunks, counts_of, gather, only, release, temporary, where
 from recsuite.datasets.schema import COUNT, ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
@@ -37,7 +37,8 @@ from recsuite.datasets.tables.derived import (
     parts_of_text,
     weekday,
 )
-from recsuite.datasets.tables.files import Tables, columns_of, split_part
+from recsuite.datasets.tables.files import Tables, split_part
+from recsuite.datasets.tables.formats import columns_of
 from recsuite.datasets.tables.parts import Part, kept, parts_of, same_type, together, unfinished
 from recsuite.datasets.tables.sections import CATEGORY, EVENTS, LIST, NUMBER, VECTOR, LabelColumn, TableSchema
 from recsuite.datasets.tables.values import (
@@ -122,9 +123,6 @@ def _by_type(raw: RawData, schema: TableSchema, folder: Path) -> RawData:
     Raises:
         UserError: when no event has the target.
     """
-    # Compiles loops, which reading other tables does not need.
-    from recsuite.datasets.preparation.splits import only
-
     types, events = schema.events, raw.events
     assert types is not None
     column = events.features[types.type]

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData, Schema
-from recsuite.datasets.tables.files import File, Tables, columns_of, find_tables, schema_path
+from recsuite.datasets.tables.files import File, Tables, find_tables, schema_path
 from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_schema
 from recsuite.datasets.tables.sections import TableSchema
 from recsuite.datasets.tables.validation import validate
@@ -120,6 +120,9 @@ def locate(config: DataConfig, root: Path) -> TableSource:
                     # Only the schema stays beside the tables. A process that takes a new lock meanwhile
                     # writes the same schema, in one rename.
                     lock.unlink(missing_ok=True)
+    # Imported here: a rank with existing columns does not need Arrow in memory.
+    from recsuite.datasets.tables.formats import columns_of
+
     found = look(config, root)
     assert found is not None
     validate(found.table_schema, columns_of(found.tables), written)

@@ -27,7 +27,6 @@ from recsuite.datasets.tables.files import (
     stem_of,
     why_no_table,
 )
-from recsuite.datasets.tables.formats import first_rows, headed
 from recsuite.datasets.tables.schema_file import IncompleteSchemaError, given_in, parse_schema
 from recsuite.datasets.tables.sections import EVENTS, ITEMS, USERS, Files, TableSchema
 from recsuite.datasets.tables.validation import check_column, place_of, validate
@@ -49,6 +48,7 @@ from recsuite.extras.guess.guessing import (
     title_of,
 )
 from recsuite.extras.guess.overview import describe
+from recsuite.extras.guess.sampling import first_rows, headed
 from recsuite.extras.guess.writer import SkippedColumn, completed, text_of
 from recsuite.files import explained, replace_file
 from recsuite.places import is_remote

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays import chunks, counts_of, release
+from recsuite.datasets.arrays import chunks, counts_of, release
+from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import EVENT, ITEM, Codes, Events, Feature, Schema
 from recsuite.datasets.tables.derived import derived
+from recsuite.errors import UserError
 
 # Largest leakage of the item that a column may have.
 # The choice is in docs/log/2026-11.md.
@@ -81,6 +83,37 @@ def leakage_of_item(
     places = _sampled(items, num_items)
     found, rows = items[places], order[places]
     return {feature.name: _leakage(feature, events.features, rows, found) for feature in features}
+
+
+def check_leaks(columns: Columns, task: str) -> None:
+    """Refuse a ranking task if a feature of the events has too much leakage of the item.
+
+    Raises:
+        UserError: names the feature, how much it says, and how much it may.
+    """
+    # For every schema and every kind of label. The prediction of a label may use such features.
+    if task not in ("ranking", "sequence"):
+        return
+    item, user = columns.schema.item, columns.schema.user
+    for name, share in columns.item_leakage.items():
+        if share > MOST_ITEM_LEAKAGE:
+            raise UserError(
+                f"--task {task} cannot use the feature {name} of the event: it reveals {share:.0%} of what "
+                f"there is to know of the {item} of the event, and the limit is {MOST_ITEM_LEAKAGE:.0%}, "
+                f"because the {item} is what is looked for. Fix: in schema.toml, remove [features.{name}], "
+                f'or write of = "item", or of = "user" if it is the same in all events of a {user}.'
+            )
+
+
+def describe_leaks(columns: Columns) -> list[str]:
+    """Return sentences on features with leakage of the label, to print above metrics."""
+    return [
+        f"the feature {name} of the event reveals {share:.0%} of the information on the "
+        f"{columns.schema.label} (leakage): unless it is known before that, the metrics below are too good; "
+        f"remove [features.{name}] from schema.toml"
+        for name, share in columns.label_leakage.items()
+        if share > MOST_LABEL_LEAKAGE
+    ]
 
 
 def _features_of_events(events: Events, schema: Schema) -> list[Feature]:

@@ -6,6 +6,7 @@ loops over an array work by chunks and release each chunk at its end.
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import os
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from recsuite.datasets.columns import record_type
+from recsuite.datasets.schema import RawData, with_columns
 
 # Largest place, because places are int32.
 MOST = 2**31 - 1
@@ -120,6 +122,19 @@ def keep(column: np.ndarray, marks: np.ndarray) -> np.ndarray:
         column[end : end + len(kept)] = kept
         end += len(kept)
     return column[:end]
+
+
+def only(raw: RawData, is_left: np.ndarray) -> RawData:
+    """Return the data set with the marked events only."""
+    return dataclasses.replace(
+        raw,
+        events=with_columns(raw.events, lambda column: keep(column, is_left)),
+        official_test=None if raw.official_test is None else raw.official_test[is_left],
+        official_validation=None if raw.official_validation is None else raw.official_validation[is_left],
+        oracle=None if raw.oracle is None else raw.oracle[is_left],
+        oracle_ranks=None if raw.oracle_ranks is None else raw.oracle_ranks[is_left],
+        num_skipped=raw.num_skipped + int((~is_left).sum()),
+    )
 
 
 def counts_of(column: np.ndarray, number: int) -> np.ndarray:
