@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from recsuite import hooks
 from recsuite.errors import UserError
-from tests.support.launch import ROOT
+from tests.support.launch import ROOT, python, succeeded
 
 SOURCES = ROOT / "example"
 # A folder, a file or a module of the core, and what it may import. Scripts and `tools` may import all of it.
@@ -119,6 +120,8 @@ def test_the_core_names_extras_in_its_table_of_hooks_alone() -> None:
     assert naming == {"recsuite.hooks"}
     for name in hooks.EXTRAS:
         assert subject_of(hooks.extra(name).__name__) is not None
+    for module, _ in hooks.SECTIONS.values():
+        assert subject_of(module) is not None
     for name, function in hooks.INITIAL_ROWS.items():
         assert callable(getattr(hooks.extra(name), function))
 
@@ -135,15 +138,25 @@ def test_no_extra_imports_another_one() -> None:
 
 
 def test_an_extra_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "recsuite.extras.doctor", None)
-    with pytest.raises(UserError, match=r"recsuite\.extras\.doctor"):
-        hooks.extra("doctor")
+    monkeypatch.setitem(sys.modules, "recsuite.extras.kafka", None)
+    with pytest.raises(UserError, match=r"recsuite\.extras\.kafka"):
+        hooks.extra("kafka")
     # A package that an extra needs is a matter of the extra.
-    monkeypatch.setattr(hooks, "EXTRAS", {"graph": "recsuite.extras.graph"})
-    monkeypatch.delitem(sys.modules, "recsuite.extras.graph", raising=False)
+    monkeypatch.delitem(sys.modules, "recsuite.extras.gaussian", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ModuleNotFoundError, match="torch"):
-        hooks.extra("graph")
+        hooks.extra("gaussian")
+
+
+def test_an_installation_without_extras_has_none_of_their_flags(tmp_path: Path) -> None:
+    shutil.copytree(SOURCES / "recsuite", tmp_path / "recsuite")
+    shutil.rmtree(tmp_path / "recsuite" / "extras")
+    bare = {"PYTHONPATH": str(tmp_path)}
+    command = ("-m", "recsuite.config", "--epochs", "2")
+    succeeded(python(*command, env=bare, cwd=tmp_path))
+    refused = python(*command, "--report_dir", "here", env=bare, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "Unrecognized arguments: --report_dir here" in refused.stderr
 
 
 def test_no_imports_are_circular() -> None:

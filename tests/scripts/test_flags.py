@@ -72,7 +72,7 @@ def defaults_of(script: str) -> Sequence[str]:
 
 def given(flag: str) -> list[str]:
     """A flag with a value that is not the default one, and what it needs."""
-    section = getattr(Config(), flag_names()[flag])
+    section = Config().sections[flag_names()[flag]]
     default = getattr(section, flag)
     words = WITH.get(flag, "").split()
     if isinstance(default, bool):

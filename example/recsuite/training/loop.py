@@ -291,7 +291,7 @@ class Training:
     def _make_evaluator(self) -> None:
         # It maps its columns now: like the loader, it does not need the files later.
         self.evaluator = make_evaluator(
-            self.input_pipeline, self.columns, self.config.model, self.context, self.config.monitoring
+            self.input_pipeline, self.columns, self.config.model, self.context, self.config
         )
 
     def _begin_pass(self) -> bool:
@@ -412,7 +412,7 @@ class Training:
         return run
 
     def report(self, run: Run) -> None:
-        """Print the results of a training, and write its report if --report_dir is given. Not collective.
+        """Print the results of a training, and have the extras report them. Not collective.
 
         run: the result of `finish`.
 
