@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonpath, exists, isdir, realpath
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from recsuite import hooks
 from recsuite.config.flag import Section
@@ -19,7 +19,6 @@ from recsuite.config.sections import (
     LARGEST_BATCH,
     LARGEST_BATCH_OF,
     LEAST_BATCH,
-    MOST_CUTOFF,
     NEWEST,
     SAS,
     STEPS_OF_AN_EPOCH,
@@ -39,10 +38,8 @@ from recsuite.errors import require
 from recsuite.files import local
 from recsuite.remote import folder_at
 
-# Modes that train, and modes of the core that one process runs alone, see `alone_modes`.
+# Modes that train.
 TRAINING = ("train", "dump", "inc_dump", "resume")
-ALONE = ("export", "recommend")
-SectionT = TypeVar("SectionT", bound="ExtraSection")
 
 
 @dataclass(frozen=True)
@@ -92,10 +89,6 @@ class Config:
         }
         extras = {name: sections.pop(name) for name in self.extras}
         return dataclasses.replace(self, **sections, extras=extras)
-
-    def of_extra(self, kind: type[SectionT]) -> SectionT:
-        """Return the section of this class of an extra."""
-        return next(section for section in self.extras.values() if isinstance(section, kind))
 
     @property
     def sections(self) -> dict[str, Section]:
@@ -271,10 +264,6 @@ class Config:
             "--stream kafka:// requires --data_path, a folder of this machine for a copy of the messages and "
             "for schema.toml",
         )
-        for cutoff in self.evaluation.cutoffs:
-            require(
-                1 <= cutoff <= MOST_CUTOFF, f"--cutoffs must be between 1 and {MOST_CUTOFF:,}, got {cutoff}"
-            )
         require(
             not model.ranks or self.optimizer.l2 == 0,
             f"--l2 requires --task rating or response, got {model.task}",
@@ -359,7 +348,7 @@ def flag_names() -> Mapping[str, str]:
 @functools.cache
 def alone_modes() -> tuple[str, ...]:
     """Modes that one process runs alone, without a process group."""
-    return (*(mode for kind in hooks.sections().values() for mode in kind.modes), *ALONE)
+    return (*(mode for kind in hooks.sections().values() for mode in kind.modes), "export", "recommend")
 
 
 @functools.cache

@@ -924,3 +924,14 @@ class EvaluationConfig(Section):
         "More lengths of lists at which the test of a ranking is measured, such as 5,20,100, or none; "
         "baselines are measured at 10 alone.",
     )
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        for cutoff in self.cutoffs:
+            require(
+                1 <= cutoff <= MOST_CUTOFF, f"--cutoffs must be between 1 and {MOST_CUTOFF:,}, got {cutoff}"
+            )
