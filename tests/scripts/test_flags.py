@@ -50,6 +50,8 @@ WITH = {
 # Read in modes that a training is not, and with data and a split that it does not have.
 MODES = {"train", "load", "compact", "resume", "export", "recommend", "doctor", "schema"}
 OF_MODES = {
+    *("user", "top", "follow", "until", "checkpoint", "test_fraction", "other_data", "format", "row_type")
+}
     "user",
     "top",
     "follow",
