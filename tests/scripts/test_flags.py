@@ -52,16 +52,6 @@ MODES = {"train", "load", "compact", "resume", "export", "recommend", "doctor", 
 OF_MODES = {
     *("user", "top", "follow", "until", "checkpoint", "test_fraction", "other_data", "format", "row_type")
 }
-    "user",
-    "top",
-    "follow",
-    "until",
-    "checkpoint",
-    "test_fraction",
-    "other_data",
-    "format",
-    "row_type",
-}
 # Of dynamic tables, and of tables elsewhere than in memory.
 OF_TABLES = {
     *("admission_threshold", "eviction", "distribution", "max_load_factor", "max_growth"),
