@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from common import DOCS, ROOT, bar, describe, finish, make_parser, origin, table, torchrun
 
-from recsuite.config.sections import ROW_TYPES, CheckpointConfig, ServingConfig
+from recsuite.config.sections import CheckpointConfig
+from recsuite.extras.graph.flags import ROW_TYPES, GraphConfig
 from recsuite.serving.export import MODEL, export
 from recsuite.serving.served import ServedModel
 from recsuite.tools.cases import cases_of_models
@@ -55,8 +56,8 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         rows = []
         for row_type in ROW_TYPES:
             target = folder / row_type
-            wanted = ServingConfig(export=str(target), format="onnx", row_type=row_type)
-            export(CheckpointConfig(save_dir=str(folder / "dumps")), target, wanted=wanted)
+            wanted = GraphConfig(format="onnx", row_type=row_type)
+            export(CheckpointConfig(save_dir=str(folder / "dumps")), target, extras=[wanted])
             rows.append({"rows": row_type, "bytes": (target / MODEL).stat().st_size})
             model, client = ServedModel.open(folder / "dumps", data_path=data), Client(target)
             for table, held in model.snapshot.tables.items():

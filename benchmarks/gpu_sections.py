@@ -310,7 +310,7 @@ def measure_workers(
     """Rate and share of waiting with a number of workers, then the profile."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.extras.profiler import Profile
+    from recsuite.extras.reports.profiler import Profile
     from recsuite.training.progress import Progress
     from recsuite.training.state import Schedule, build_train_state
     from recsuite.training.steps import BatchFeed, Pass, learn

@@ -41,7 +41,7 @@ from typing import Any
 
 from common import DOCS, bar, describe, finish, make_parser, origin, table, train
 
-from recsuite.config.sections import duration
+from recsuite.config.units import duration
 from recsuite.datasets.movielens.source import OF_20M, files_in
 from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
 

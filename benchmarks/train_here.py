@@ -234,7 +234,7 @@ class Here:
         """Median seconds of the parts of a step, on a CPU."""
         if self.context.device.type != "cpu":
             return {}
-        from recsuite.extras.profiler import OTHER, PARTS
+        from recsuite.extras.reports.profiler import OTHER, PARTS
 
         # By name in each module that imports it: the profiler would slow a step down.
         loaded = (module for name, module in sys.modules.items() if name.startswith("recsuite."))

@@ -4,7 +4,7 @@
     python example/onnx_client.py served '{"user": [42, 42], "movie": [1, 3]}'
 
 Copy it: it imports numpy, onnxruntime, safetensors and xxhash, and not this library.
-recsuite/extras/graph.py describes the graph's inputs.
+recsuite/extras/graph/graph.py describes the graph's inputs.
 """
 
 from __future__ import annotations

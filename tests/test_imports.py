@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import graphlib
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from recsuite import hooks
 from recsuite.datasets.tables.files import find_tables
 from recsuite.errors import UserError
 from recsuite.places import folder_at
-from tests.support.launch import ROOT
+from tests.support.launch import ROOT, python, succeeded
 
 SOURCES = ROOT / "example"
 # A folder, a file or a module of the core, and what it may import. Scripts and `tools` may import all of it.
@@ -118,11 +118,14 @@ def test_the_core_names_extras_in_its_table_of_hooks_alone() -> None:
         module
         for module, path in MODULES.items()
         if module.startswith("recsuite.") and not is_within(module, "extras")
-        if re.search(r"\bextras\.\w", path.read_text())
+        # `config.extras` are the sections of extras.
+        if re.search(r"(?<!config\.)(?<!self\.)(?<!flags\.)\bextras\.\w", path.read_text())
     }
     assert naming == {"recsuite.hooks"}
     for name in hooks.EXTRAS:
         assert subject_of(hooks.extra(name).__name__) is not None
+    for module, _ in hooks.SECTIONS.values():
+        assert subject_of(module) is not None
     for name, function in hooks.INITIAL_ROWS.items():
         assert callable(getattr(hooks.extra(name), function))
     for file_format in hooks.READERS:
@@ -141,9 +144,9 @@ def test_no_extra_imports_another_one() -> None:
 
 
 def test_an_extra_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "recsuite.extras.doctor", None)
-    with pytest.raises(UserError, match=r"recsuite\.extras\.doctor"):
-        hooks.extra("doctor")
+    monkeypatch.setitem(sys.modules, "recsuite.extras.kafka", None)
+    with pytest.raises(UserError, match=r"recsuite\.extras\.kafka"):
+        hooks.extra("kafka")
     monkeypatch.setitem(sys.modules, "recsuite.extras.stores.objects", None)
     with pytest.raises(UserError, match=r"recsuite\.extras\.stores\.objects.* install"):
         folder_at("s3://bucket/run", "save_dir")
@@ -151,21 +154,28 @@ def test_an_extra_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match=r"recsuite\.extras\.stores\.urls.* install"):
         find_tables("https://host/ratings.csv")
     # A package that an extra needs is a matter of the extra.
-    monkeypatch.setattr(hooks, "EXTRAS", {"graph": "recsuite.extras.graph"})
-    monkeypatch.delitem(sys.modules, "recsuite.extras.graph", raising=False)
+    monkeypatch.setattr(hooks, "EXTRAS", {"graph": "recsuite.extras.graph.graph"})
+    monkeypatch.delitem(sys.modules, "recsuite.extras.graph.graph", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ModuleNotFoundError, match="torch"):
         hooks.extra("graph")
+
+
+def test_an_installation_without_extras_has_none_of_their_flags(tmp_path: Path) -> None:
+    shutil.copytree(SOURCES / "recsuite", tmp_path / "recsuite")
+    shutil.rmtree(tmp_path / "recsuite" / "extras")
+    bare = {"PYTHONPATH": str(tmp_path)}
+    command = ("-m", "recsuite.config", "--epochs", "2")
+    succeeded(python(*command, env=bare, cwd=tmp_path))
+    refused = python(*command, "--report_dir", "here", env=bare, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "Unrecognized arguments: --report_dir here" in refused.stderr
 
 
 def test_no_imports_are_circular() -> None:
     graph = {name: imported(iter(ast.parse(path.read_text()).body)) for name, path in MODULES.items()}
     # Raises an exception that names the circle.
     graphlib.TopologicalSorter(graph).prepare()
-
-
-# Packages in which modules still import each other.
-CIRCULAR = ("config",)
 
 
 @pytest.mark.parametrize("package", sorted({module.split(".")[1] for module in MODULES if "." in module}))
@@ -176,21 +186,17 @@ def test_modules_of_a_package_do_not_import_each_other(package: str) -> None:
         name: imported(ast.walk(ast.parse(path.read_text()))) & modules.keys()
         for name, path in modules.items()
     }
-    with pytest.raises(graphlib.CycleError) if package in CIRCULAR else contextlib.nullcontext():
-        graphlib.TopologicalSorter(graph).prepare()
+    graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_no_imports_of_data_sets_are_circular() -> None:
-    # Those within functions count too, and a folder is one part.
+def test_parts_of_the_data_sets_do_not_import_each_other() -> None:
     graph: dict[str, set[str]] = {}
     for name, path in MODULES.items():
         if is_within(name, "datasets"):
-            others = imported(ast.walk(ast.parse(path.read_text())))
-            others = {other for other in others if is_within(other, "datasets")}
-            graph.setdefault(name, set()).update(others - {name})
             part = ".".join(name.split(".")[:3])
-            parts = {".".join(other.split(".")[:3]) for other in others}
-            graph.setdefault(f"part {part}", set()).update({f"part {each}" for each in parts - {part}})
+            others = imported(ast.walk(ast.parse(path.read_text())))
+            parts = {".".join(other.split(".")[:3]) for other in others if is_within(other, "datasets")}
+            graph.setdefault(part, set()).update(parts - {part})
     graphlib.TopologicalSorter(graph).prepare()
 
 

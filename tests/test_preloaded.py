@@ -57,7 +57,7 @@ CHANGE = """
 import subprocess, sys
 from recsuite.config import config
 if len(sys.argv) == 1:
-    config.Config, config.added = type("NEW", (), {}), True
+    config.Config, config.added = type("NEW", (config.Config,), {}), True
     config.sections()
     print("changed", config.Config.__name__, config.sections.cache_info().currsize, flush=True)
     subprocess.run([sys.executable, __file__, "child"], check=True)

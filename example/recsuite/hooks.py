@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
@@ -11,23 +12,26 @@ from recsuite.errors import UserError
 
 EXTRAS: Mapping[str, str] = {
     "dialects": "recsuite.extras.dialects",
-    "doctor": "recsuite.extras.doctor",
     "gaussian": "recsuite.extras.gaussian",
-    "graph": "recsuite.extras.graph",
     "guess": "recsuite.extras.guess.proposal",
     "index": "recsuite.extras.index",
     "json_lines": "recsuite.extras.json_lines",
     "kafka": "recsuite.extras.kafka",
     "leakage": "recsuite.extras.leakage",
     "names": "recsuite.extras.guess.names",
-    "profiler": "recsuite.extras.profiler",
     "recommend": "recsuite.extras.recommend",
-    "report": "recsuite.extras.reports.report",
     "schema": "recsuite.extras.guess.writer",
-    "segments": "recsuite.extras.reports.segments",
     "stores": "recsuite.extras.stores.objects",
     "trackers": "recsuite.extras.reports.trackers",
     "urls": "recsuite.extras.stores.urls",
+}
+# Sections of flags by their names, each a module and its class, see `ExtraSection`. In the order of
+# --help_all.
+SECTIONS: Mapping[str, tuple[str, str]] = {
+    "reports": ("recsuite.extras.reports.flags", "ReportsConfig"),
+    "doctor": ("recsuite.extras.doctor", "DoctorConfig"),
+    "guess": ("recsuite.extras.guess.flags", "GuessConfig"),
+    "graph": ("recsuite.extras.graph.flags", "GraphConfig"),
 }
 # --initial_rows, which is the name of an extra, to its function that makes the rows, see `Training.shard`.
 INITIAL_ROWS: Mapping[str, str] = {"gaussian": "gaussian_rows"}
@@ -41,16 +45,13 @@ def extra(name: str) -> ModuleType:
     Raises:
         UserError: when this installation lacks the extra.
     """
-    try:
-        return importlib.import_module(EXTRAS[name])
-    except ModuleNotFoundError as error:
-        # A package that an extra needs is refused by the extra, with what to install.
-        if error.name is None or not EXTRAS[name].startswith(error.name):
-            raise
+    module = _imported(EXTRAS[name])
+    if module is None:
         raise UserError(
             f"This installation of recsuite lacks {EXTRAS[name]}, which these flags require. Fix: install "
             "the whole package, with its folder extras."
-        ) from error
+        )
+    return module
 
 
 def reader_of(file_format: str) -> Any:
@@ -61,3 +62,21 @@ def reader_of(file_format: str) -> Any:
     """
     name, reader = READERS[file_format]
     return getattr(extra(name), reader)
+
+
+@functools.cache
+def sections() -> Mapping[str, type[Any]]:
+    """Return the classes of `SECTIONS` by name. An installation without an extra has none of its flags."""
+    modules = {name: (_imported(module), kind) for name, (module, kind) in SECTIONS.items()}
+    return {name: getattr(module, kind) for name, (module, kind) in modules.items() if module}
+
+
+def _imported(name: str) -> ModuleType | None:
+    """Import a module; return None if this installation lacks it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A package that an extra needs is refused by the extra, with what to install.
+        if error.name is None or not name.startswith(error.name):
+            raise
+        return None

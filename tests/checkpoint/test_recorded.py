@@ -20,10 +20,9 @@ from recsuite.checkpoint.recorded import (
     read_recorded,
     with_recorded,
 )
-from recsuite.config.config import Config, flag_names
+from recsuite.config.config import Config, flag_names, machine_flags
 from recsuite.config.parser import parse_given
 from recsuite.datasets import opening
-from recsuite.datasets.opening import MACHINE_FLAGS
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.tools import script
@@ -96,7 +95,7 @@ def trained(tmp_path: Path) -> Config:
 def record(config: Config, **changes: Any) -> Path:
     """Have the checkpoint hold these flags, with changes, as if it had been written with them; returns it."""
     dump = Path(config.checkpoint.save_dir) / "step-000000010"
-    add_file(dump, CONFIG, json.dumps({**dataclasses.asdict(config), **changes}).encode())
+    add_file(dump, CONFIG, json.dumps({**config.recorded, **changes}).encode())
     return dump
 
 
@@ -181,7 +180,7 @@ def test_every_flag_is_of_exactly_one_class() -> None:
         MODEL_FLAGS,
         TABLE_FLAGS,
         LEARNING_FLAGS,
-        MACHINE_FLAGS,
+        machine_flags(),
         OF_THE_COMMAND_LINE,
     )
     assert sorted(name for names in classes for name in names) == sorted(flag_names())
@@ -284,7 +283,7 @@ def test_no_path_is_taken_from_a_checkpoint(trained: Config, tmp_path: Path) -> 
     record(trained, **paths)
     for line in ("--load", "--resume", "--compact"):
         found = merged(trained, line)
-        assert (found.data.cache_dir, found.monitoring.report_dir, found.checkpoint.save_dir) == (
+        assert (found.data.cache_dir, found.flags["report_dir"], found.checkpoint.save_dir) == (
             "",
             "",
             trained.checkpoint.save_dir,

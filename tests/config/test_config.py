@@ -15,10 +15,11 @@ import online
 import pipeline
 import recsuite
 import serve
+from recsuite import hooks
 from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.flag import Section
 from recsuite.config.parser import FIRST, build_parser, parse_args
 from recsuite.config.presets import AUTO
-from recsuite.config.sections import Section
 from recsuite.errors import UserError
 from recsuite.extras.reports import compare as results
 from recsuite.serving.served import Follower, ServedModel
@@ -42,7 +43,7 @@ def test_help_all_lists_every_flag_and_section() -> None:
     for name in flag_names():
         assert f"--{name}" in text
     for name in sections():
-        assert f"\n{name}:\n" in text
+        assert f"\n{name}{' (extra)' * (name in hooks.SECTIONS)}:\n" in text
     assert "Events of a step, shared by all processes" in text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recsuite.config.sections import Duration, duration
+from recsuite.config.units import Duration, duration
 from recsuite.errors import UserError
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from recsuite.checkpoint.recorded import MODEL_FLAGS
 from recsuite.config.config import Config, flag_names
+from recsuite.config.fitting import fitting_preset, preset_flags
 from recsuite.config.parser import build_parser, parse_given
-from recsuite.config.presets import AUTO, NONE, PRESETS, fitting_preset, in_words, preset_flags
+from recsuite.config.presets import AUTO, NONE, PRESETS, in_words
 from recsuite.errors import UserError
 from recsuite.tools import script
 from tests.support.launch import EXAMPLE, ROOT

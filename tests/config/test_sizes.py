@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recsuite.config.sections import size_of
+from recsuite.config.units import size_of
 from recsuite.errors import UserError
 
 

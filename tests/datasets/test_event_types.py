@@ -14,12 +14,12 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
-from recsuite.config.sections import ServingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.source import locate
 from recsuite.errors import UserError
+from recsuite.extras.graph.flags import GraphConfig
 from recsuite.extras.guess.guessing import guess
 from recsuite.models.tasks import ModelData, library_model
 from recsuite.serving.export import write_export
@@ -232,8 +232,8 @@ def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: P
     chain = ModelChain(model, model, num_candidates=20, weight=0.5)
     doubled = [score for _, score in chain.recommend(history, 3, exclude=None)[0]]
     assert doubled == pytest.approx([1.5 * score for _, score in found[:3]], abs=1e-5)
-    onnx = ServingConfig(export="there", format="onnx")
-    write_export(model.snapshot, tmp_path / "exported", wanted=onnx)
+    onnx = GraphConfig(format="onnx")
+    write_export(model.snapshot, tmp_path / "exported", extras=[onnx])
     asked = {name: given * 2 for name, given in history.items()} | {"item": ["i2", "i2", "i3", "i9"]}
     again = importlib.import_module("onnx_client").Client(tmp_path / "exported").score(asked)
     np.testing.assert_allclose(again, model.score(asked).numpy(), rtol=1e-5, atol=1e-5)

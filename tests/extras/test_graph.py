@@ -18,9 +18,10 @@ from torch import nn
 
 import recsuite
 from recsuite.config.parser import parse_args
-from recsuite.config.sections import CheckpointConfig, ServingConfig
+from recsuite.config.sections import CheckpointConfig
 from recsuite.errors import UserError
-from recsuite.extras.graph import example_of, input_of, write_graph
+from recsuite.extras.graph.flags import GraphConfig
+from recsuite.extras.graph.graph import example_of, input_of, write_graph
 from recsuite.models.heads import TwoSided
 from recsuite.serving.export import MODEL, export, write_export
 from recsuite.serving.request import members_of
@@ -54,9 +55,9 @@ def exports(until_10: Path) -> dict[str, Path]:
     found = {}
     for row_type in ("float32", "float16", "int8"):
         found[row_type] = until_10.parent / row_type
-        wanted = ServingConfig(export="there", format="onnx", row_type=row_type)
+        wanted = GraphConfig(format="onnx", row_type=row_type)
         source = CheckpointConfig(save_dir=str(until_10), checkpoint="latest")
-        export(source, found[row_type], wanted=wanted)
+        export(source, found[row_type], extras=[wanted])
     return found
 
 
@@ -209,7 +210,7 @@ def test_a_client_encodes_numbers_vectors_and_lists_as_the_server(tmp_path: Path
     model = recsuite.fit(
         events, users=users, items=items, schema=tmp_path / "schema.toml", epochs=1, preset="none"
     )
-    write_export(model.snapshot, tmp_path / "served", wanted=ServingConfig(export="there", format="onnx"))
+    write_export(model.snapshot, tmp_path / "served", extras=[GraphConfig(format="onnx")])
     client, edges = client_of(tmp_path / "served"), model.snapshot.encodings["age"].edges
     asked: dict[str, list[Any]] = {
         "user": [1, 2, -1, 3, 4],
@@ -277,7 +278,7 @@ def test_a_feature_may_have_any_name_in_training_checkpoints_graphs_and_clients(
     asked |= {"keys": [["a"], [], ["b", "c"]], "values": [["d"], ["a", "b"], []]}
     asked |= {"training": [0.5, None, -1.0], "pop": [1.0, 2.0, None]}
     asked |= {"history": [[1], [], [2, 3]], "history_ratings": [[4.0], [], [1.0, 5.0]]}
-    write_export(model.snapshot, tmp_path / "served", wanted=ServingConfig(export="there", format="onnx"))
+    write_export(model.snapshot, tmp_path / "served", extras=[GraphConfig(format="onnx")])
     found = model.score(asked)
     np.testing.assert_allclose(
         client_of(tmp_path / "served").score(asked), found.numpy(), rtol=1e-5, atol=1e-5
@@ -357,9 +358,9 @@ def test_a_model_of_a_user_is_traced(until_10: Path, values: dict[str, list[Any]
 def test_a_model_that_cannot_be_a_graph_is_refused_with_one_sentence(
     until_10: Path, tmp_path: Path, kind: str, sentence: str
 ) -> None:
-    wanted = ServingConfig(export="there", format="onnx")
+    wanted = GraphConfig(format="onnx")
     with pytest.raises(UserError, match=sentence) as refusal:
-        write_export(with_own(until_10, kind).snapshot, tmp_path / "served", wanted=wanted)
+        write_export(with_own(until_10, kind).snapshot, tmp_path / "served", extras=[wanted])
     assert "\n" not in str(refusal.value)
     assert not [*tmp_path.iterdir()]
 
@@ -367,10 +368,10 @@ def test_a_model_that_cannot_be_a_graph_is_refused_with_one_sentence(
 def test_a_refused_export_leaves_nothing(
     until_10: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recsuite.extras.graph.find_spec", lambda package: None)
-    wanted = ServingConfig(export="there", format="onnx")
+    monkeypatch.setattr("recsuite.extras.graph.graph.find_spec", lambda package: None)
+    wanted = GraphConfig(format="onnx")
     with pytest.raises(UserError, match="--format onnx requires onnx; pip install onnx onnxscript"):
-        export(CheckpointConfig(save_dir=str(until_10)), tmp_path / "served", wanted=wanted)
+        export(CheckpointConfig(save_dir=str(until_10)), tmp_path / "served", extras=[wanted])
     assert not [*tmp_path.iterdir()]
     with pytest.raises(UserError, match="--row_type int8 requires --format torch or onnx"):
         parse_args(["--export", "there", "--row_type", "int8"])
@@ -379,6 +380,6 @@ def test_a_refused_export_leaves_nothing(
 def test_onnxscript_does_not_know_the_size_of_a_repeated_tensor() -> None:
     from onnxscript.function_libs.torch_lib.ops import core
 
-    # If this fails, `repeat_interleave` in extras/graph.py is no longer needed.
+    # If this fails, `repeat_interleave` in extras/graph/graph.py is no longer needed.
     with pytest.raises(TypeError, match="output_size"):
         core.aten_repeat_interleave_Tensor(None, output_size=1)

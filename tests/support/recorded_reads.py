@@ -10,11 +10,20 @@ import sys
 from typing import Any
 
 from recsuite.config.config import flag_names
-from recsuite.config.sections import Section
+from recsuite.config.flag import Section
 from tests.support.launch import ROOT
 
-CHECKS = {"validate", "is_default", "replaced", "flags", "with_preset", "preset_flags", "fitting_preset"}
-PLACES = ("recsuite/config", "dataclasses")
+CHECKS = {
+    "validate",
+    "check",
+    "is_default",
+    "replaced",
+    "flags",
+    "with_preset",
+    "preset_flags",
+    "fitting_preset",
+}
+PLACES = ("recsuite/config", "/flags.py", "dataclasses")
 
 
 def main() -> None:

@@ -16,11 +16,11 @@ from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.presets import PRESETS
-from recsuite.config.sections import ServingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
+from recsuite.extras.graph.flags import GraphConfig
 from recsuite.models import heads
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.export import write_export
@@ -157,13 +157,13 @@ def test_an_export_scores_as_its_checkpoint(trained: Trained, tmp_path: Path) ->
 
 def test_a_graph_scores_as_its_checkpoint_or_says_that_it_cannot(trained: Trained, tmp_path: Path) -> None:
     model, values = ServedModel.open(trained.folder, "latest"), trained.values(50)
-    onnx = ServingConfig(export="there", format="onnx")
+    onnx = GraphConfig(format="onnx")
     if trained.config.model.reads_order:
         with pytest.raises(UserError, match="--format onnx cannot be used with --task sequence"):
-            write_export(model.snapshot, tmp_path / "exported", wanted=onnx)
+            write_export(model.snapshot, tmp_path / "exported", extras=[onnx])
         assert not [*tmp_path.iterdir()]
         return
-    write_export(model.snapshot, tmp_path / "exported", wanted=onnx)
+    write_export(model.snapshot, tmp_path / "exported", extras=[onnx])
     found = importlib.import_module("onnx_client").Client(tmp_path / "exported").score(values)
     np.testing.assert_allclose(found, model.score(values).numpy(), rtol=1e-6, atol=1e-6)
 

@@ -156,9 +156,10 @@ def checked_flags(folder: Path, recorded: dict[str, Any]) -> dict[str, Any]:
     """Check flags that were read, as `read_recorded` does, and return them."""
     kinds = {name: kind for section in sections().values() for name, kind in get_type_hints(section).items()}
     flags: dict[str, Any] = {}
-    # Older files have no sections.
+    # Older files have no sections, or other ones.
     for name, value in recorded.items():
-        flags.update(value if name in sections() and isinstance(value, dict) else {name: value})
+        is_section = isinstance(value, dict) and (name in sections() or name not in kinds)
+        flags.update(value if is_section else {name: value})
     # Flags of other versions of the program have no type here; `_say_differences` names them.
     for name in flags.keys() & kinds.keys():
         try:

@@ -461,7 +461,7 @@ class CheckpointWriter:
     def _write_beside(self, making: Path, is_delta: bool) -> list[FileEntry]:
         """Write the files of a checkpoint without tensors, and wait until they are on the disk."""
         config = making / CONFIG
-        config.write_text(json.dumps(dataclasses.asdict(self.config), indent=1, allow_nan=False))
+        config.write_text(json.dumps(self.config.recorded, indent=1, allow_nan=False))
         copied = [] if is_delta else [making / VOCABULARY, making / SCHEMA_FILE]
         for path in copied:
             shutil.copyfile(Path(self.columns.folder) / path.name, path)

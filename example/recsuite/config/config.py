@@ -1,4 +1,4 @@
-"""The whole configuration: its sections, and the rules between them.
+"""The whole configuration: its sections, the rules between them, and the base of sections of extras.
 
 Does not import torch or read the environment. Reads only the files that a flag names.
 """
@@ -7,28 +7,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonpath, exists, isdir, realpath
-from typing import Any
+from typing import Any, ClassVar
 
+from recsuite import hooks
+from recsuite.config.flag import Section
 from recsuite.config.presets import AUTO
 from recsuite.config.sections import (
     LARGEST_BATCH,
     LARGEST_BATCH_OF,
     LEAST_BATCH,
-    MOST_CUTOFF,
     NEWEST,
     SAS,
     STEPS_OF_AN_EPOCH,
     CheckpointConfig,
     DataConfig,
+    EvaluationConfig,
     LoaderConfig,
     ModelConfig,
-    MonitoringConfig,
     OptimizerConfig,
     RuntimeConfig,
-    Section,
     ServingConfig,
     StreamConfig,
     TablesConfig,
@@ -36,19 +36,18 @@ from recsuite.config.sections import (
 )
 from recsuite.errors import require
 from recsuite.files import local
-from recsuite.places import folder_at, is_remote
+from recsuite.places import folder_at
 
-# Modes that train, and modes that one process runs alone, without a process group.
+# Modes that train.
 TRAINING = ("train", "dump", "inc_dump", "resume")
-ALONE = ("doctor", "schema", "export", "recommend")
 
 
 @dataclass(frozen=True)
 class Config:
     """Configuration of a run: one section of flags for each subject. A function takes the section it reads.
 
-    data, loader, tables, model, optimizer, training, stream, checkpoint, serving, monitoring, runtime: the
-    sections, see docs/flags.md; each flag is a field of one of them.
+    data, loader, tables, model, optimizer, training, stream, checkpoint, serving, evaluation, runtime: the
+    sections, see docs/flags.md; each flag is a field of one of them. extras: the sections of extras by name.
 
     Raises:
         UserError: from `validate`, for impossible values.
@@ -67,8 +66,11 @@ class Config:
     stream: StreamConfig = field(default_factory=StreamConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     serving: ServingConfig = field(default_factory=ServingConfig)
-    monitoring: MonitoringConfig = field(default_factory=MonitoringConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    extras: Mapping[str, ExtraSection] = field(
+        default_factory=lambda: {name: kind() for name, kind in hooks.sections().items()}
+    )
 
     @classmethod
     def of(cls, **flags: Any) -> Config:
@@ -81,11 +83,18 @@ class Config:
         changed: dict[str, dict[str, Any]] = {}
         for name, value in flags.items():
             changed.setdefault(flag_names()[name], {})[name] = value
-        sections = {
-            section: dataclasses.replace(getattr(self, section), **values)
-            for section, values in changed.items()
+        sections: dict[str, Any] = {
+            name: dataclasses.replace(section, **changed.get(name, {}))
+            for name, section in self.sections.items()
         }
-        return dataclasses.replace(self, **sections)
+        extras = {name: sections.pop(name) for name in self.extras}
+        return dataclasses.replace(self, **sections, extras=extras)
+
+    @property
+    def sections(self) -> dict[str, Section]:
+        """All sections by name, those of extras last."""
+        core = {name: section for name, section in vars(self).items() if name != "extras"}
+        return {**core, **self.extras}
 
     def global_batch(self, num_events: int, world_size: int) -> int:
         """Return the number of events of a step of all processes.
@@ -113,7 +122,12 @@ class Config:
     def flags(self) -> dict[str, Any]:
         """The value of every flag, by its name."""
         # No two sections have a flag of the same name; a test checks this.
-        return {name: value for section in vars(self).values() for name, value in vars(section).items()}
+        return {name: value for section in self.sections.values() for name, value in vars(section).items()}
+
+    @property
+    def recorded(self) -> dict[str, dict[str, Any]]:
+        """The value of every flag, by section, for a file; see `checked_flags`."""
+        return {name: vars(section) for name, section in self.sections.items()}
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -127,7 +141,12 @@ class Config:
     @property
     def is_alone(self) -> bool:
         """True if one process does all the work, without a process group."""
-        return any(self.flags[mode] for mode in ALONE)
+        return any(self.flags[mode] for mode in alone_modes())
+
+    @property
+    def serves(self) -> bool:
+        """True if the run exports or recommends, from a checkpoint."""
+        return bool(self.serving.export or self.serving.recommend)
 
     def validate(self) -> None:
         """Refuse impossible values, each with its own message.
@@ -136,7 +155,7 @@ class Config:
             UserError: for the first fault found.
         """
         self._check_modes()
-        for section in vars(self).values():
+        for section in self.sections.values():
             section.validate()
         self._check_required()
         self._check_paths()
@@ -145,20 +164,16 @@ class Config:
     def _check_modes(self) -> None:
         """Refuse modes that cannot run together, and flags of a mode that does not run."""
         flags = self.flags
-        chosen = [mode for mode in (*ALONE, "compact", *TRAINING, "load") if flags[mode]]
+        chosen = [mode for mode in (*alone_modes(), "compact", *TRAINING, "load") if flags[mode]]
         for other in chosen[1:]:
             if self.is_alone or (flags["compact"] and other in TRAINING):
                 require(False, f"--{chosen[0]} and --{other} cannot be used together")
-        for mode in ALONE:
+        for mode in alone_modes():
             require(not (self.data.rebuild and flags[mode]), f"--rebuild cannot be used with --{mode}")
-        serves = bool(flags["export"] or flags["recommend"])
-        trains = "train" in self.modes and not serves
-        for name in ("follow_data", "profile", "tensorboard"):
-            require(trains or not flags[name], f"--{name} requires a training; give --train too")
-        for name in ("report_dir", "by", "cutoffs"):
-            measures = (trains or flags["load"]) and not serves
-            require(measures or not flags[name], f"--{name} requires a training or --load; give one of them")
-        section = self.checkpoint
+        self.check_purpose(of_training=["follow_data"], of_results=["cutoffs"])
+        for extra in self.extras.values():
+            extra.check(self)
+        section, serves = self.checkpoint, self.serves
         require(
             bool(section.load) or serves or section.is_default("checkpoint"),
             f"--checkpoint {section.checkpoint} requires --load, --export or --recommend",
@@ -173,10 +188,25 @@ class Config:
             "--save_dir requires a mode that writes or reads checkpoints, such as --dump or --load",
         )
 
+    def check_purpose(self, of_training: Iterable[str], of_results: Iterable[str]) -> None:
+        """Refuse flags that a run does not use.
+
+        of_training: flags of a training; of_results: those of a training or of --load.
+
+        Raises:
+            UserError: names the first.
+        """
+        flags, trains = self.flags, "train" in self.modes and not self.serves
+        for name in of_training:
+            require(trains or not flags[name], f"--{name} requires a training; give --train too")
+        measures = trains or (flags["load"] and not self.serves)
+        for name in of_results:
+            require(measures or not flags[name], f"--{name} requires a training or --load; give one of them")
+
     def _check_required(self) -> None:
         """Refuse flags without the flag that each requires."""
         flags = self.flags
-        for section in vars(self).values():
+        for section in self.sections.values():
             for name in vars(section):
                 required = section.flag(name).requires
                 if required is None or section.is_default(name):
@@ -202,18 +232,11 @@ class Config:
         names = ("data_path",) if self.data.dataset else ()
         for name in (*names, "export"):
             local(flags[name], name)
-        for name in ("save_dir", "load", "warm_start", "report_dir", "cache_dir"):
+        for name in ("save_dir", "load", "warm_start", "cache_dir"):
             folder_at(flags[name], name)
-        for name in ("profile", "tensorboard"):
-            require(
-                not (flags[name] and is_remote(self.monitoring.report_dir)),
-                f"--{name} requires a --report_dir on this machine, got {self.monitoring.report_dir}",
-            )
-        # A folder without read permission passes here: the code that opens it reports the reason.
         # The user's own tables may be one file; a named data set is a folder of several.
-        for name in (*names, "cache_dir", "report_dir", "save_dir"):
-            path = flags[name]
-            require(not exists(path) or isdir(path), f"--{name} must be a folder, got the file {path}")
+        for name in (*names, "cache_dir", "save_dir"):
+            check_is_folder(flags[name], name)
 
     def _check_together(self) -> None:
         """Refuse flags of different sections that contradict each other."""
@@ -230,7 +253,6 @@ class Config:
                 f"--task {model.task} cannot be used with --stream, which does not hold all training events",
             )
             require(model.initial_rows == "random", "--initial_rows gaussian cannot be used with --stream")
-            require(not self.monitoring.by, "--by cannot be used with --stream, which has no test")
             require(not self.checkpoint.warm_start, "--warm_start is not for --stream; give --resume")
             require(data.is_default("day_feature"), "--day_feature cannot be used with --stream")
             require(
@@ -242,11 +264,6 @@ class Config:
             "--stream kafka:// requires --data_path, a folder of this machine for a copy of the messages and "
             "for schema.toml",
         )
-        cutoffs = self.monitoring.cutoffs
-        for cutoff in cutoffs:
-            require(
-                1 <= cutoff <= MOST_CUTOFF, f"--cutoffs must be between 1 and {MOST_CUTOFF:,}, got {cutoff}"
-            )
         require(
             not model.ranks or self.optimizer.l2 == 0,
             f"--l2 requires --task rating or response, got {model.task}",
@@ -265,13 +282,76 @@ class Config:
         )
 
 
+@dataclass(frozen=True)
+class ExtraSection(Section):
+    """Flags of an extra, and what the core asks of it: by default nothing.
+
+    Its module is in `hooks.SECTIONS`. Every command line imports it, so its methods import the heavy modules.
+    The types of higher layers are `Any` here.
+    """
+
+    # Flags that are modes: one process runs them alone, without a process group, see `run_alone`.
+    modes: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, config: Config) -> None:
+        """Refuse flags that contradict those of other sections.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+
+    def run_alone(self, config: Config) -> int:
+        """Run a mode of `modes`, and return the exit status. Not collective."""
+        raise NotImplementedError
+
+    def observers(self, config: Config, context: Any) -> Iterable[Any]:
+        """Yield callbacks and trackers of a training, on rank 0."""
+        return ()
+
+    def segments(self, columns: Any) -> Sequence[Any]:
+        """Return segments of the test events: each has a name, and `masks()` by value."""
+        return ()
+
+    def report_training(self, run: Any, seconds: Mapping[str, float], config: Config, context: Any) -> None:
+        """Write the results of a training, on rank 0. seconds: of its parts."""
+
+    def report_test(self, test: Any, columns: Any, config: Config) -> None:
+        """Write the test of a loaded checkpoint, on rank 0."""
+
+    def add_to_export(self, folder: Any, snapshot: Any, arrays: dict[str, Any]) -> tuple[Any, Any]:
+        """Return more files of an export, and more fields of its manifest; may replace the arrays."""
+        return (), {}
+
+
+def check_is_folder(path: str, name: str) -> None:
+    """Refuse a file where a flag needs a folder, which need not exist. name: of the flag.
+
+    Raises:
+        UserError: with the path.
+    """
+    # A folder without read permission passes here: the code that opens it reports the reason.
+    require(not exists(path) or isdir(path), f"--{name} must be a folder, got the file {path}")
+
+
 @functools.cache
 def sections() -> Mapping[str, type[Section]]:
     """The sections by their names, in the order of --help_all."""
-    return {name: type(section) for name, section in vars(Config()).items()}
+    return {name: type(section) for name, section in Config().sections.items()}
 
 
 @functools.cache
 def flag_names() -> Mapping[str, str]:
     """The section of every flag, by the name of the flag."""
     return {field.name: name for name, section in sections().items() for field in dataclasses.fields(section)}
+
+
+@functools.cache
+def alone_modes() -> tuple[str, ...]:
+    """Modes that one process runs alone, without a process group."""
+    return (*(mode for kind in hooks.sections().values() for mode in kind.modes), "export", "recommend")
+
+
+@functools.cache
+def machine_flags() -> tuple[str, ...]:
+    """Flags that may differ between machines: paths of data, workers, and reports."""
+    return tuple(name for name, section in flag_names().items() if sections()[section].flag(name).per_machine)

@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
-from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.presets import AUTO, PRESETS, as_given, in_words, with_preset
-from recsuite.config.sections import NEWEST, Section, check_given_flags
+from recsuite.config.config import Config, ExtraSection, flag_names, sections
+from recsuite.config.fitting import with_preset
+from recsuite.config.flag import Section
+from recsuite.config.presets import AUTO, PRESETS, as_given, in_words
+from recsuite.config.sections import NEWEST, check_given_flags
 from recsuite.errors import UserError, script_name
 from recsuite.files import PATHS
 
@@ -104,8 +106,8 @@ class _HelpAll(argparse.Action):
 def build_parser(unread: Collection[str] = (), shows_all: bool = False) -> argparse.ArgumentParser:
     """Return a parser of all flags.
 
-    unread: see `parse_given`; shows_all: the help text has every flag, by section, and the presets; else it
-    has the first ones.
+    unread: see `parse_given`; shows_all: the help text has every flag, by section, those of extras last, and
+    the presets; else it has the first ones.
     """
     parser = _Parser(
         prog=script_name(),
@@ -124,7 +126,8 @@ def build_parser(unread: Collection[str] = (), shows_all: bool = False) -> argpa
         title = (inspect.getdoc(section) or "").splitlines()[0]
         # A group without flags would print its heading alone.
         is_read = shows_all and not unread_flags([name]) <= {*unread}
-        group = parser.add_argument_group(name, title) if is_read else parser
+        heading = f"{name} (extra)" if issubclass(section, ExtraSection) else name
+        group = parser.add_argument_group(heading, title) if is_read else parser
         for field in dataclasses.fields(section):
             _add(group, section, field)
     for name, (sentence, flags) in PRESETS.items() if shows_all and "preset" not in unread else ():

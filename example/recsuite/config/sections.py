@@ -2,148 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from os.path import exists
-from typing import Any
 
+from recsuite.config.flag import Section, flag
 from recsuite.config.presets import AUTO, NONE, PRESETS
+from recsuite.config.units import Duration, duration, size_of
 from recsuite.errors import require
 from recsuite.hooks import INITIAL_ROWS
 
-
-@dataclass(frozen=True)
-class Flag:
-    """Help text and limits of a flag.
-
-    choices: the allowed texts; empty means any. least, most: limits of a number. requires: another flag and
-    the value that it must have; True means any value except the empty one.
-    """
-
-    text: str
-    choices: tuple[str, ...] = ()
-    least: float | None = None
-    most: float | None = None
-    requires: tuple[str, str | bool] | None = None
-
-    def check(self, name: str, value: Any) -> None:
-        """Refuse a value that is neither a choice nor within the limits.
-
-        Raises:
-            UserError: with the flag, its limits and the value.
-        """
-        choices = ", ".join(self.choices)
-        if value in self.choices or (self.least is None and not self.choices):
-            return
-        require(self.least is not None, f"--{name} must be one of {choices}, got {value}")
-        assert self.least is not None
-        most = float("inf") if self.most is None else self.most
-        limits = (
-            f"at least {self.least:,}" if self.most is None else f"between {self.least:,} and {self.most:,}"
-        )
-        words = f", or {choices}" if choices else ""
-        is_within = not isinstance(value, str) and self.least <= value <= most
-        require(is_within, f"--{name} must be {limits}{words}, got {value}")
-
-
-def flag(
-    default: Any,
-    text: str,
-    choices: tuple[str, ...] = (),
-    least: float | None = None,
-    most: float | None = None,
-    requires: tuple[str, str | bool] | None = None,
-) -> Any:
-    """Return a field of a section; see `Flag`."""
-    return dataclasses.field(default=default, metadata={"flag": Flag(text, choices, least, most, requires)})
-
-
-@dataclass(frozen=True)
-class Section:
-    """A group of flags; each is a field that `flag` makes."""
-
-    @classmethod
-    def flag(cls, name: str) -> Flag:
-        """Return the help text and the limits of a flag of this section."""
-        found = cls.__dataclass_fields__[name].metadata["flag"]
-        assert isinstance(found, Flag)
-        return found
-
-    def validate(self) -> None:
-        """Refuse impossible values, each with its own message.
-
-        Raises:
-            UserError: for the first fault found.
-        """
-        for name, value in vars(self).items():
-            # A default may be none of the choices: an empty one means that none was chosen.
-            if not self.is_default(name):
-                self.flag(name).check(name, value)
-
-    def is_default(self, name: str) -> bool:
-        """True if a field has its default value."""
-        # A dataclass keeps the default of a field as an attribute of the class.
-        return bool(getattr(self, name) == getattr(type(self), name))
-
-
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-# Upper limit of a duration: a hundred years of seconds, and more steps or events than any run has.
-MOST_SECONDS, MOST_NUMBER = 36_525 * 86_400, 2**40
-PATTERN = re.compile(r"(\d+)([smhdw]?)", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Duration:
-    """Seconds of event time, or a number of things such as steps or events."""
-
-    amount: int
-    is_time: bool
-
-
-def duration(flag: str, text: str, things: str) -> Duration:
-    """Parse the text of a flag as a duration. things: the unit of a number without one, as in "steps".
-
-    Raises:
-        UserError: when it is neither a time nor a number, or too large.
-    """
-    found = PATTERN.fullmatch(text.strip())
-    require(
-        found is not None and len(found[1]) <= 15,
-        f"--{flag} must be a time such as 12h or 90d (s, m, h, d or w), or a number of {things}, got {text}",
-    )
-    assert found is not None
-    amount, is_time = int(found[1]) * SECONDS.get(found[2], 1), bool(found[2])
-    most = MOST_SECONDS if is_time else MOST_NUMBER
-    require(amount <= most, f"--{flag} must be at most {'36525d' if is_time else most}, got {text}")
-    return Duration(amount, is_time)
-
-
 # Storage of tables in the host's memory, which a GPU reads.
 UVM, UVM_CACHING = "uvm", "uvm_caching"
-SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(?:([kKMGTP])(i?))?([Bb])(/s)?", re.ASCII)
-
-
-def size_of(text: str, flag: str, is_rate: bool = False) -> int:
-    """Parse the text of a flag, such as 512MB, 1.5TB or 16GiB, as a number of bytes.
-
-    is_rate: of a second; then 2GB/s and bits, such as 400Gb, are accepted too.
-
-    Raises:
-        UserError: when it is no size, or 0.
-    """
-    found, size = SIZE.fullmatch(text.strip()), 0
-    # 8gb and 8Gb for a memory are bits by their letter, and meant as bytes: refused.
-    if found is not None and (is_rate or (found[4], found[5]) == ("B", None)):
-        unit = (1024 if found[3] else 1000) ** " KMGTP".index((found[2] or " ").upper())
-        size = round(float(found[1]) * unit) // (8 if found[4] == "b" else 1)
-    shown = "rate such as 2GB/s or 400Gb/s" if is_rate else "size such as 512MB, 8GB or 16GiB"
-    require(size > 0, f"--{flag} must be a {shown}, got {text}")
-    return size
-
-
 OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")
 # Named here too: the configuration is a lower layer than the data sets, and must not import them.
 DATASETS = (
@@ -181,16 +53,13 @@ class DataConfig(Section):
         "Folder with the files, or for the downloaded ones; or your own tables: a folder, a file or a URL, "
         "see docs/your_data.md. Default: data/NAME in the repository, or in the working directory of an "
         "installed library.",
-    )
-    schema: str = flag(
-        "",
-        "Folder, file or URL of your own tables: write a schema.toml beside them that describes their "
-        "columns, for you to correct, and exit.",
+        per_machine=True,
     )
     cache_dir: str = flag(
         "",
         "Folder for the columns made from the files. Default: .columns beside the files. With a URL of an "
         "object store they are also copied there, and taken from there.",
+        per_machine=True,
     )
     rebuild: bool = flag(
         False,
@@ -373,6 +242,7 @@ class LoaderConfig(Section):
         choices=(AUTO,),
         least=0,
         most=1024,
+        per_machine=True,
     )
     # A forked worker inherits the locks of the trainer's threads, held or not, and a CUDA context that it
     # cannot use or free.
@@ -381,10 +251,15 @@ class LoaderConfig(Section):
         "Start method of workers: spawn, forkserver (starts a second pool faster), or fork (refused once "
         "CUDA is initialised).",
         choices=("spawn", "forkserver", "fork"),
+        per_machine=True,
     )
-    prefetch_factor: int = flag(2, "Batches that each worker makes ahead.", least=1, most=64)
+    prefetch_factor: int = flag(
+        2, "Batches that each worker makes ahead.", least=1, most=64, per_machine=True
+    )
     # Below --timeout, so that a silent worker is reported before other ranks give up waiting for this one.
-    worker_timeout: int = flag(120, "Seconds that a rank waits for a worker's batch.", least=1)
+    worker_timeout: int = flag(
+        120, "Seconds that a rank waits for a worker's batch.", least=1, per_machine=True
+    )
 
     def validate(self) -> None:
         """Refuse impossible values.
@@ -1013,10 +888,6 @@ class CheckpointConfig(Section):
             )
 
 
-# Formats of an export, and types of its rows.
-FORMATS, ROW_TYPES = ("library", "torch", "onnx"), ("float32", "float16", "int8")
-
-
 @dataclass(frozen=True)
 class ServingConfig(Section):
     """Exports and recommendations from a checkpoint."""
@@ -1024,19 +895,6 @@ class ServingConfig(Section):
     export: str = flag(
         "",
         "New folder for the --checkpoint in --save_dir, complete but without optimizer state, for a server.",
-    )
-    format: str = flag(
-        FORMATS[0],
-        "What --export writes beside the tables: nothing for servers of this library, or the dense part as a "
-        "graph for other programs, by torch.export or ONNX.",
-        choices=FORMATS,
-        requires=("export", True),
-    )
-    row_type: str = flag(
-        ROW_TYPES[0],
-        "Type of the rows in an export with a graph; int8 with a scale for each row.",
-        choices=ROW_TYPES,
-        requires=("export", True),
     )
     recommend: bool = flag(False, "Print the recommendations of the --checkpoint in --save_dir for --user.")
     user: str = flag("", "Raw id of the user of --recommend.", requires=("recommend", True))
@@ -1054,44 +912,26 @@ class ServingConfig(Section):
             UserError: for the first fault found.
         """
         super().validate()
-        require(
-            self.format != FORMATS[0] or self.is_default("row_type"),
-            f"--row_type {self.row_type} requires --format torch or onnx, for other programs",
-        )
         require(not self.recommend or bool(self.user), "--recommend requires --user, the raw id of a user")
 
 
 @dataclass(frozen=True)
-class MonitoringConfig(Section):
-    """Reports, trackers and profiles of a training, and the check of the machine."""
+class EvaluationConfig(Section):
+    """Metrics of the test."""
 
-    doctor: bool = flag(
-        False, "Check the packages, the device, the memory and the data on this machine; trains nothing."
-    )
-    report_dir: str = flag(
-        "",
-        "Folder, or URL of an object store, that gets metrics.json of a training, or test.json of --load; "
-        "empty means no report.",
-    )
-    by: str = flag(
-        "",
-        "Features with one value, separated by commas, by whose values the test is also measured; "
-        "history_length is the number of training ratings of the user.",
-    )
     cutoffs: tuple[int, ...] = flag(
         (),
         "More lengths of lists at which the test of a ranking is measured, such as 5,20,100, or none; "
         "baselines are measured at 10 alone.",
     )
-    profile: int = flag(
-        0,
-        "Training steps that rank 0 records with PyTorch's profiler after a warm-up, for a table of the "
-        "costliest operations and a trace.json in --report_dir or the current folder; 0 means none.",
-        least=0,
-        most=10_000,
-    )
-    tensorboard: bool = flag(
-        False,
-        "Write losses, learning rates, speed and metrics for TensorBoard into --report_dir/tensorboard.",
-        requires=("report_dir", True),
-    )
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        for cutoff in self.cutoffs:
+            require(
+                1 <= cutoff <= MOST_CUTOFF, f"--cutoffs must be between 1 and {MOST_CUTOFF:,}, got {cutoff}"
+            )

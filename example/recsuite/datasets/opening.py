@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from socket import gethostname
 from typing import TYPE_CHECKING
 
-from recsuite.config.config import Config
+from recsuite.config.config import Config, machine_flags
 from recsuite.config.presets import AUTO
 from recsuite.config.sections import FEW_VALIDATION, SHARE_OF_VALIDATION, DataConfig
 from recsuite.datasets.batches import EventBatches
@@ -123,20 +123,6 @@ def _ends_a_line(file: TableFile) -> bool:
     with file.open() as opened:
         opened.seek(-1, 2)
         return opened.read(1) == b"\n"
-
-
-# Flags that may differ between machines: paths of data, workers, and monitoring.
-MACHINE_FLAGS = (
-    "data_path",
-    "cache_dir",
-    "num_workers",
-    "mp_context",
-    "prefetch_factor",
-    "worker_timeout",
-    "report_dir",
-    "profile",
-    "tensorboard",
-)
 
 
 # Tasks for each kind of label; the first is used if the default of --task does not fit.
@@ -347,7 +333,7 @@ def check_same_flags(config: Config) -> None:
         UserError: on every rank, names a flag and both values.
     """
     # Otherwise a flag given on one machine would be lost, because all continue with those of rank 0.
-    mine = {name: value for name, value in config.flags.items() if name not in MACHINE_FLAGS}
+    mine = {name: value for name, value in config.flags.items() if name not in machine_flags()}
     everyones = all_gather_object(lambda: mine)
     for rank, other in enumerate(everyones):
         for name, value in other.items():
@@ -359,8 +345,8 @@ def check_same_flags(config: Config) -> None:
 
 
 def with_machine_flags(mine: Config, decided: Config) -> Config:
-    """Return the configuration of rank 0 with the flags of this machine, see MACHINE_FLAGS."""
-    return decided.replaced(**{name: mine.flags[name] for name in MACHINE_FLAGS})
+    """Return the configuration of rank 0 with the flags of this machine, see `machine_flags`."""
+    return decided.replaced(**{name: mine.flags[name] for name in machine_flags()})
 
 
 def _check_same_data(everyones: Sequence[tuple[str, Columns]]) -> None:

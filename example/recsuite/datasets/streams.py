@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from recsuite.config.sections import Duration
+from recsuite.config.units import Duration
 from recsuite.errors import UserError
 
 # A stream computes the mean label and the mean weight from so many first events: the means of all events

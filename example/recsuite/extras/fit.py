@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 
-from recsuite.config.config import ALONE, TRAINING, Config, flag_names, sections
+from recsuite.config.config import TRAINING, Config, alone_modes, flag_names, sections
+from recsuite.config.fitting import with_preset
 from recsuite.config.parser import nearest_flag
-from recsuite.config.presets import with_preset
 from recsuite.datasets.schema import EVENT, ITEM, RATING, USER, Feature, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
@@ -227,7 +227,7 @@ FITTING = threading.Lock()
 PREFIX = "recsuite-fit-"
 CONTENT = {"data", "columns", "checkpoints"}
 # Flags that `fit` sets itself.
-DECIDED = ("data_path", "load", "compact", *TRAINING, *ALONE)
+DECIDED = ("data_path", "load", "compact", *TRAINING, *alone_modes())
 
 
 def fit(

@@ -76,15 +76,15 @@ class Flags(TypedDict, total=False):
     dump_every: int
     keep: int
     async_dump: bool
-    format: str
-    row_type: str
     user: str
     top: int
     follow: bool
-    report_dir: str | Path
-    by: str
     cutoffs: tuple[int, ...]
-    profile: int
-    tensorboard: bool
     seed: int
     timeout: int
+    report_dir: str | Path
+    by: str
+    profile: int
+    tensorboard: bool
+    format: str
+    row_type: str

@@ -32,10 +32,11 @@ from torchrec.distributed.planner.types import HardwareConfig, PlannerError
 from torchrec.distributed.types import ParameterSharding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsuite.config.config import ALONE, Config
+from recsuite.config.config import Config, alone_modes
+from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
-from recsuite.config.presets import with_preset
-from recsuite.config.sections import MAX_EMBEDDING_DIM, size_of
+from recsuite.config.sections import MAX_EMBEDDING_DIM
+from recsuite.config.units import size_of
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler
@@ -407,7 +408,7 @@ def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
     )
     require(flags.gpus_per_host > 0 or not flags.uvm + flags.on_disk, "--uvm and --on_disk require GPUs")
     is_sized = bool(flags.table or flags.tables)
-    trains = given & {*ALONE, "load", "compact", "stream", "storage"}
+    trains = given & {*alone_modes(), "load", "compact", "stream", "storage"}
     unused = given - {"batch_size", "local_batch_size"} if is_sized else trains
     named = "plan and tables of given sizes" if is_sized else "plan"
     require(not unused, f"--{min(unused, default='')} cannot be used with {named}")

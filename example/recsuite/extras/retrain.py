@@ -32,9 +32,9 @@ from typing import Any, cast
 
 from recsuite.checkpoint.folder import set_link
 from recsuite.checkpoint.recorded import DATA_FLAGS, NAME_FLAGS
-from recsuite.config.config import ALONE, TRAINING, Config
+from recsuite.config.config import TRAINING, Config, alone_modes
+from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
-from recsuite.config.presets import with_preset
 from recsuite.datasets.metrics import lower_is_better
 from recsuite.errors import UserError, markdown_table
 from recsuite.files import explained, held, resolved
@@ -55,7 +55,7 @@ FAR, MANY_NEW = 0.1, 0.3
 RUN = re.compile(r"run-(\d{6})")
 # Flags that this program sets itself.
 RESERVED = {
-    *(*ALONE, *TRAINING, "compact", "load", "resume", "stream"),
+    *(*alone_modes(), *TRAINING, "compact", "load", "resume", "stream"),
     *("warm_start", "report_dir", "other_data"),
 }
 

@@ -1,6 +1,6 @@
 """Export of a checkpoint into one folder for a server, without its optimizer; `served.py` reads it.
 
-Other programs read one with a graph, see `graph.py`.
+Other programs read one with a graph, an extra.
 
 PATH/
     model.safetensors   all rows of the tables ("tables.user.weight"), the dense part
@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from recsuite.checkpoint.chain import describe_choice, requested_kind
 from recsuite.checkpoint.format import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
 from recsuite.checkpoint.origin import ORIGIN
 from recsuite.checkpoint.shards import PREFIX, write_shard_file
-from recsuite.config.sections import CheckpointConfig, ServingConfig
+from recsuite.config.config import ExtraSection
+from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import HISTORY, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, plain, replacing
@@ -49,11 +51,11 @@ def export(
     source: CheckpointConfig,
     target: Path,
     model: ModelMaker | None = None,
-    wanted: ServingConfig | None = None,
+    extras: Iterable[ExtraSection] = (),
 ) -> None:
     """Write the --checkpoint of --save_dir into the new folder `target`, and print a line about it.
 
-    model: see `ServedModel.open`; wanted: see `write_export`.
+    model: see `ServedModel.open`; extras: see `write_export`.
 
     Raises:
         UserError: when there is no checkpoint, when it is not whole, when the folder is taken or cannot be
@@ -63,37 +65,37 @@ def export(
     # Before the model is read: reading can take long.
     _check_free(target)
     snapshot = read_settled(save_dir, source.checkpoint, model, source.accept_changed_model)
-    size = write_export(snapshot, target, wanted=wanted)
+    size = write_export(snapshot, target, extras=extras)
     asked = requested_kind(save_dir, source.checkpoint)
     choice = describe_choice(snapshot.manifest.progress, asked, snapshot.metric)
     say(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
 
 
 def write_export(
-    snapshot: Snapshot, target: Path, lists: Any = None, wanted: ServingConfig | None = None
+    snapshot: Snapshot, target: Path, lists: Any = None, extras: Iterable[ExtraSection] = ()
 ) -> int:
     """Write a model into a new folder, and return its size in bytes. It gets its name when all is written.
 
-    lists: `NearestItems.lists` of an index of its items, written too; wanted: flags with the format
-    and the type of the rows.
+    lists: `NearestItems.lists` of an index of its items, written too; extras: may add a graph, and convert
+    the rows.
 
     Raises:
         UserError: when the folder is taken or cannot be written, and when the model cannot be traced.
     """
-    wanted = wanted or ServingConfig()
     target = target.absolute()
     _check_free(target)
     aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
     with explained(f"Cannot write {target}", "give another folder"):
         with replacing(target, aside) as making:
             making.mkdir(parents=True)
-            graph = []
-            if wanted.format != "library":
-                graph = [flushed(extra("graph").write_graph(making, snapshot, wanted.format))]
-            arrays = _arrays_of(snapshot, wanted.row_type)
-            files = (*_write_files(making, snapshot, arrays), *graph)
+            arrays, added = _arrays_of(snapshot), []
             index = extra("index").write_lists(making, lists) if lists else {}
-            about = {**index, "row_type": wanted.row_type}
+            about = {**index, "row_type": "float32"}
+            for section in extras:
+                paths, fields = section.add_to_export(making, snapshot, arrays)
+                added += [flushed(path) for path in paths]
+                about |= fields
+            files = (*_write_files(making, snapshot, arrays), *added)
             write_manifest(making, _describe(snapshot, arrays, files, about))
         # As in `writer.publish`: before this, a power cut can undo the rename.
         flush(target.parent)
@@ -130,19 +132,11 @@ def _write_files(folder: Path, snapshot: Snapshot, arrays: dict[str, np.ndarray]
     return entry, *(flushed(folder / name) for name in texts)
 
 
-def _arrays_of(snapshot: Snapshot, row_type: str) -> dict[str, np.ndarray]:
-    """Return all weights under their names in a checkpoint. row_type: of `ROW_TYPES`."""
+def _arrays_of(snapshot: Snapshot) -> dict[str, np.ndarray]:
+    """Return all weights under their names in a checkpoint."""
     rows = {
         slot: array for name, table in snapshot.tables.items() for slot, array in table.arrays(name).items()
     }
-    for name in [name for name in rows if name.endswith(".weight")]:
-        if row_type == "float16":
-            rows[name] = rows[name].astype(np.float16)
-        elif row_type == "int8":
-            # The largest number of a row becomes 127.
-            scale = np.abs(rows[name]).max(axis=1, initial=0.0) / 127
-            rows[f"{name.removesuffix('weight')}scale"] = scale.astype(np.float32)
-            rows[name] = np.rint(rows[name] / np.where(scale > 0, scale, 1)[:, None]).astype(np.int8)
     return rows | {name: value.numpy() for name, value in snapshot.dense.items()}
 
 

@@ -35,7 +35,8 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
-from recsuite.config.sections import UVM, UVM_CACHING, TablesConfig, TrainingConfig, size_of
+from recsuite.config.sections import UVM, UVM_CACHING, TablesConfig, TrainingConfig
+from recsuite.config.units import size_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import HISTORY, UNKNOWN_ROW, Table
 from recsuite.errors import UserError, counted, require

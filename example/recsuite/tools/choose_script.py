@@ -7,8 +7,8 @@ import re
 import shlex
 import sys
 
+from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
-from recsuite.config.presets import with_preset
 from recsuite.config.sections import DataConfig
 from recsuite.errors import UserError
 from recsuite.hooks import extra

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsuite.config.config import ALONE, TRAINING, Config
+from recsuite.config.config import TRAINING, Config, alone_modes
+from recsuite.config.fitting import fitting_preset, preset_flags, with_preset
 from recsuite.config.parser import check_read, parse_given, unread_flags
-from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
+from recsuite.config.presets import AUTO, NONE, in_words
 from recsuite.config.sections import DataConfig
 from recsuite.errors import BrokenLaunchError, UserError, require
 from recsuite.hooks import extra
@@ -62,7 +63,7 @@ NEXT = (
     "./run.sh help lists the rest"
 )
 # Flags of modes that write or read checkpoints, or do not need any.
-WITH_CHECKPOINTS = (WITH_TRAINING | READING | {f"--{name}" for name in ALONE}) - {"--train"}
+WITH_CHECKPOINTS = (WITH_TRAINING | READING | {f"--{name}" for name in alone_modes()}) - {"--train"}
 
 
 def run_script(main: Callable[[], int]) -> None:
@@ -229,7 +230,7 @@ def check_machine() -> None:
 
 
 def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = None) -> int:
-    """Examine the machine, write a schema, export or recommend, on rank 0 of a launch; return the status.
+    """Export, recommend, or run the mode of an extra, on rank 0 of a launch. Return the exit status.
 
     Not collective.
 
@@ -241,20 +242,16 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
     # With status 0, because torchrun would end rank 0 during its work if another rank failed.
     if read_launch().rank != 0:
         return 0
-    # Before `check_machine`: the doctor prints its errors as lines, beside the other lines.
-    if config.monitoring.doctor:
-        status: int = extra("doctor").diagnose(config)
-        return status
-    # Needs none of the packages that are checked.
-    if config.data.schema:
-        extra("guess").propose(config.data.schema).show()
-        return 0
+    # Before `check_machine`: an extra checks what it needs.
+    for section in config.extras.values():
+        if any(config.flags[mode] for mode in section.modes):
+            return section.run_alone(config)
     check_machine()
     with showing_progress():
         if config.serving.export:
             from recsuite.serving.export import export
 
-            export(config.checkpoint, Path(config.serving.export), model, config.serving)
+            export(config.checkpoint, Path(config.serving.export), model, config.extras.values())
         else:
             extra("recommend").recommend(config, given, model)
     return 0
@@ -524,15 +521,16 @@ def report_test(
     from recsuite.training.stream import report_rest_of_stream
 
     feed = BatchFeed(data.loader)
-    evaluator = make_evaluator(feed, data.columns, config.model, context, config.monitoring)
+    evaluator = make_evaluator(feed, data.columns, config.model, context, config)
     if config.stream.stream:
         report_rest_of_stream(evaluator, model.model, progress, data.columns, context)
         return
     test = evaluator.test(model.model, progress.epoch)
     print_results(describe_step(progress), test, data.columns, config, context)
-    if context.rank == 0 and config.monitoring.report_dir:
+    if context.rank == 0:
         config = config.with_global_batch(data.columns.num_train, context.world_size)
-        extra("report").write_test(test, data.columns, config)
+        for section in config.extras.values():
+            section.report_test(test, data.columns, config)
 
 
 def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from typing_extensions import override
 
-from recsuite.config.sections import ModelConfig, MonitoringConfig
+from recsuite.config.config import Config
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import history_prefix, places_of
 from recsuite.datasets.columns import Columns
@@ -39,7 +40,6 @@ from recsuite.datasets.metrics import (
 from recsuite.datasets.schema import HISTORY, ITEM, UNKNOWN_ROW, USER, YES_NO
 from recsuite.datasets.spread import Spread, spread_of
 from recsuite.errors import UserError
-from recsuite.hooks import extra
 from recsuite.models.layers import repeated
 from recsuite.models.losses import parts_of
 from recsuite.models.retrieval import Added, highest
@@ -78,24 +78,24 @@ def make_evaluator(
     columns: Columns,
     config: ModelConfig,
     context: RuntimeContext,
-    monitoring: MonitoringConfig | None = None,
+    flags: Config | None = None,
 ) -> Evaluator:
     """Return the evaluator of the configured task. Not collective.
 
-    monitoring: flags with the segments of the test, see `segments_of`, and the lengths of lists.
+    flags: with the lengths of lists, and extras with segments of the test.
 
     Raises:
         UserError: for a segment that cannot be, and for lengths of lists without a ranking.
     """
-    monitoring = monitoring or MonitoringConfig()
-    users = Users(columns, [name.strip() for name in monitoring.by.split(",") if name.strip()])
+    flags = flags or Config()
+    segments = [one for extra in flags.extras.values() for one in extra.segments(columns)]
+    users, cutoffs = Users(columns, segments), flags.evaluation.cutoffs
     task = TASKS[config.task]
     if task.evaluation == "ranks":
         if columns.schema.more_labels:
             context.say(f"a ranking is not evaluated on {', '.join(columns.schema.label_names[1:])}")
-        cutoffs = sorted({TOP, *monitoring.cutoffs})
-        return RankingEvaluator(feed, columns, context, users, cutoffs)
-    if monitoring.cutoffs:
+        return RankingEvaluator(feed, columns, context, users, sorted({TOP, *cutoffs}))
+    if cutoffs:
         raise UserError(f"--cutoffs requires a task that ranks, got --task {config.task}; leave it out.")
     return PredictionEvaluator(task, feed, columns, context, users)
 
@@ -103,11 +103,11 @@ def make_evaluator(
 class Users:
     """Users of the events of splits, and the events with a user, or an item, of the training.
 
-    by: names of segments of the test.
+    segments: of the test, see `ExtraSection.segments`.
     """
 
-    def __init__(self, columns: Columns, by: list[str]) -> None:
-        self._segments = extra("segments").segments_of(columns, "test", by) if by else []
+    def __init__(self, columns: Columns, segments: Sequence[Any]) -> None:
+        self._segments = segments
         has_trained = (columns.user_counts() > 0, columns.column("item_counts") > 0)
         self.of: dict[str, np.ndarray] = {}
         self._is_known: dict[str, list[np.ndarray]] = {}

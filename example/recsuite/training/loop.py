@@ -310,9 +310,7 @@ class Training:
 
     def _make_evaluator(self) -> None:
         # It maps its columns now: like the loader, it does not need the files later.
-        self.evaluator = make_evaluator(
-            self.feed, self.columns, self.config.model, self.context, self.config.monitoring
-        )
+        self.evaluator = make_evaluator(self.feed, self.columns, self.config.model, self.context, self.config)
 
     def _begin_pass(self) -> bool:
         """Prepare the next pass, for a stream with a prediction of it; return False if there is none."""
@@ -437,7 +435,7 @@ class Training:
         return run
 
     def report(self, run: Run) -> None:
-        """Print the results of a training, and write its report if --report_dir is given. Not collective.
+        """Print the results of a training, and have the extras report them. Not collective.
 
         Args:
             run: Results, from `finish`.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from recsuite.config.config import Config
 from recsuite.hooks import extra
-from recsuite.places import folder_at
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import PHASES, Callback, Tracker
 from recsuite.training.progress import Progress
@@ -94,30 +93,24 @@ def observing(
     with contextlib.ExitStack() as stack:
         # The output of an epoch is the same on every rank, and each file in --report_dir needs one writer.
         if context.rank == 0:
-            observers.callbacks += _asked_for(config, context, trackers, observers.flags, stack)
+            observers.callbacks += _requested(config, context, trackers, observers.flags, stack)
         observers.callbacks += callbacks
         yield observers
 
 
-def _asked_for(
+def _requested(
     config: Config,
     context: RuntimeContext,
     trackers: Sequence[Tracker],
     all_flags: Mapping[str, Any],
     stack: contextlib.ExitStack,
 ) -> Iterator[Callback]:
-    flags = config.monitoring
-    # First, because the others write into this folder.
-    if flags.report_dir:
-        extra("report").make_report_dir(folder_at(flags.report_dir))
-    if flags.profile:
-        yield extra("profiler").Profile(flags.profile, Path(flags.report_dir or "."), context)
-    if flags.tensorboard or trackers:
-        of_trackers = extra("trackers")
-        if flags.tensorboard:
-            trackers = [of_trackers.TensorBoardTracker(Path(flags.report_dir, "tensorboard")), *trackers]
-        for tracker in trackers:
-            tracking = of_trackers.Tracking(tracker, all_flags, context.say)
-            # Also if the training fails: the tracker gets the values until then, and its end.
-            stack.push(tracking.close)
-            yield tracking
+    of_extras = (section.observers(config, context) for section in config.extras.values())
+    for observer in itertools.chain(*of_extras, trackers):
+        if isinstance(observer, Callback):
+            yield observer
+            continue
+        tracking = extra("trackers").Tracking(observer, all_flags, context.say)
+        # Also if the training fails: the tracker gets the values until then, and its end.
+        stack.push(tracking.close)
+        yield tracking

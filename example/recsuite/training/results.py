@@ -28,7 +28,7 @@ MOST_DIFFERENCE = 0.1
 
 
 def report_run(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
-    """Write the report of a training if --report_dir is given, and print the results. Not collective.
+    """Have the extras report a training, and print the results. Not collective.
 
     seconds: of the parts of the run, from this rank's stopwatch.
 
@@ -37,15 +37,14 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
     """
     config = config.with_global_batch(run.columns.num_train, context.world_size)
     # Without an epoch the existing report of the training would be overwritten.
+    if context.rank == 0 and run.epochs:
+        for extra in config.extras.values():
+            extra.report_training(run, seconds, config, context)
     if run.is_stream:
-        if context.rank == 0 and config.monitoring.report_dir and run.epochs:
-            extra("report").write_report(run, seconds, config, context)
         print_stream_results(run, config.model, context)
         return
     if not run.epochs:
         context.say(describe_no_epochs_left(run, config.training))
-    elif context.rank == 0 and config.monitoring.report_dir:
-        extra("report").write_report(run, seconds, config, context)
     when = f"epoch {run.test_epoch}" if run.test_epoch else "initial rows"
     print_results(when, run.test, run.columns, config, context, run.validation)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.config.sections import Duration
+from recsuite.config.units import Duration
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns

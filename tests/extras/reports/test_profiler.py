@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from recsuite.extras.profiler import OTHER, PARTS, Profile, segments, split_steps
+from recsuite.extras.reports.profiler import OTHER, PARTS, Profile, segments, split_steps
 from recsuite.runtime import process
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.progress import Progress

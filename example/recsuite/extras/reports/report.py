@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from recsuite.datasets.metrics import Measured, finite
 from recsuite.datasets.schema import ITEM, USER
 from recsuite.extras.reports.drift import drift_of
 from recsuite.files import digest_of_bytes, explained
-from recsuite.places import folder_at, write_whole
+from recsuite.places import write_whole
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Epoch, Run, TrainedWindow
@@ -36,20 +37,21 @@ def make_report_dir(folder: Path) -> None:
         (folder / ".writable").unlink(missing_ok=True)
 
 
-def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
+def write_report(
+    folder: Path, run: Run, seconds: Mapping[str, float], config: Config, context: RuntimeContext
+) -> None:
     """Write metrics.json into --report_dir, as a whole. Call on rank 0.
 
     Raises:
         UserError: when the folder cannot be written.
     """
-    folder = folder_at(config.monitoring.report_dir)
     advice = "give another --report_dir; the training itself ended well"
     with explained(f"Cannot write the report to {folder}", advice):
         report = {**_report(run, config, context), "time": seconds}
         write_whole(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
 
 
-def write_test(test: Measured, columns: Columns, config: Config) -> None:
+def write_test(folder: Path, test: Measured, columns: Columns, config: Config) -> None:
     """Write the test of a checkpoint as test.json into --report_dir, as a whole. Call on rank 0.
 
     Raises:
@@ -57,11 +59,10 @@ def write_test(test: Measured, columns: Columns, config: Config) -> None:
     """
     from recsuite.models.tasks import TASKS
 
-    folder, main = folder_at(config.monitoring.report_dir), TASKS[config.model.task].main_metric
     report = {
         "config": config.flags,
         "test_digest": digest_of_test(columns),
-        "main_metric": main,
+        "main_metric": TASKS[config.model.task].main_metric,
         **_measured(test),
     }
     with explained(f"Cannot write the report to {folder}", "give another --report_dir"):

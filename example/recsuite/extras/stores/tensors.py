@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
 from recsuite.checkpoint.format import TYPES, parsing
 from recsuite.files import parsed
-
-if TYPE_CHECKING:
-    from recsuite.extras.stores.objects import FsspecPath
+from recsuite.places import ObjectPath
 
 # Bytes of a header of safetensors, at most, as in its own reader.
 LARGEST_HEADER = 100_000_000
@@ -27,7 +25,7 @@ class ObjectTensors:
     Only the first bytes of the file, which hold the header, and the requested rows are read.
     """
 
-    def __init__(self, path: FsspecPath) -> None:
+    def __init__(self, path: ObjectPath) -> None:
         self._path = path
         (self._head,) = path.read_ranges([0], [HEAD_BYTES])
         begin = 8 + int.from_bytes(self._head[:8], "little")

@@ -29,6 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -117,6 +118,19 @@ def example_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
         if getattr(snapshot.head, "own_items", None) is not None:
             given[f"{HISTORY}.own"] = torch.zeros(number)
     return given | snapshot.dense
+
+
+def convert_rows(arrays: dict[str, np.ndarray], row_type: str) -> None:
+    """Convert the rows of tables among the arrays of an export. row_type: one of `ROW_TYPES`."""
+    # The dense part has weights too.
+    for name in [name for name in arrays if name.endswith(".weight") and not name.startswith("dense.")]:
+        if row_type == "float16":
+            arrays[name] = arrays[name].astype(np.float16)
+        elif row_type == "int8":
+            # The largest number of a row becomes 127.
+            scale = np.abs(arrays[name]).max(axis=1, initial=0.0) / 127
+            arrays[f"{name.removesuffix('weight')}scale"] = scale.astype(np.float32)
+            arrays[name] = np.rint(arrays[name] / np.where(scale > 0, scale, 1)[:, None]).astype(np.int8)
 
 
 def write_graph(folder: Path, snapshot: Snapshot, kind: str) -> Path:

@@ -1,0 +1,53 @@
+"""Flags of exports with a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from recsuite.config.config import ExtraSection
+from recsuite.config.flag import flag
+from recsuite.errors import require
+
+# Formats of an export, and types of its rows.
+FORMATS, ROW_TYPES = ("library", "torch", "onnx"), ("float32", "float16", "int8")
+
+
+@dataclass(frozen=True)
+class GraphConfig(ExtraSection):
+    """Exports for other programs."""
+
+    format: str = flag(
+        FORMATS[0],
+        "What --export writes beside the tables: nothing for servers of this library, or the dense part as a "
+        "graph for other programs, by torch.export or ONNX.",
+        choices=FORMATS,
+        requires=("export", True),
+    )
+    row_type: str = flag(
+        ROW_TYPES[0],
+        "Type of the rows in an export with a graph; int8 with a scale for each row.",
+        choices=ROW_TYPES,
+        requires=("export", True),
+    )
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        super().validate()
+        require(
+            self.format != FORMATS[0] or self.is_default("row_type"),
+            f"--row_type {self.row_type} requires --format torch or onnx, for other programs",
+        )
+
+    def add_to_export(self, folder: Any, snapshot: Any, arrays: dict[str, Any]) -> tuple[Any, Any]:
+        """See `ExtraSection`."""
+        if self.format == FORMATS[0]:
+            return (), {}
+        from recsuite.extras.graph.graph import convert_rows, write_graph
+
+        convert_rows(arrays, self.row_type)
+        return [write_graph(folder, snapshot, self.format)], {"row_type": self.row_type}
