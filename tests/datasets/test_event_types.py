@@ -12,6 +12,7 @@ import numpy as np
 import pandas
 import pytest
 
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.sections import ServingConfig
@@ -204,13 +205,13 @@ def test_the_cart_counts_more_than_views_and_is_served_as_it_was_tested(trained:
     config = parse_args([*flags, "--task", "ranking", "--split", "leave_one_out"])
     raw = read(locate(config.data, 0), config.data)
     cases = cases_of(open_columns(config), raw, "test", 50)
-    model = ServedModel.open(trained / "dumps")
+    model = ServedModel.open(trained / "dumps", model=make_model)
     served = cases.metrics(lambda values, k, exclude: model.recommend(values, k, exclude=exclude))
     assert served["ndcg_at_10"] == pytest.approx(measured["ndcg_at_10"], abs=1e-6)
 
 
 def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: Path, tmp_path: Path) -> None:
-    model = ServedModel.open(trained / "dumps")
+    model = ServedModel.open(trained / "dumps", model=make_model)
     history: dict[str, list[Any]] = {
         "history": [["i3", "unknown", "i1", "i2", "i4", "i2"], []],
         "history_ratings": [["buy", "buy", "view", "view", "view", "cart"], []],
@@ -252,7 +253,7 @@ def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: P
 
 
 def test_requests_name_the_types_of_events(trained: Path) -> None:
-    model = ServedModel.open(trained / "dumps")
+    model = ServedModel.open(trained / "dumps", model=make_model)
     model.describe_items({"item": [f"i{item}" for item in range(40)]})
     mine = [("i3", "buy"), ("i1", "view"), ("i2", "cart")]
     by_name = model.recommend(events=[mine], exclude=None)

@@ -19,6 +19,7 @@ from typing import Any
 import pandas
 import pytest
 
+from example import make_model
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.extras import plan
@@ -254,7 +255,7 @@ def scores_elsewhere(lines: Lines, clone: Path) -> None:
     command = lines[1].replace(".venv/bin/python", sys.executable)
     output = succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", lines[0], command), clone))
     values = json.loads(shlex.split(command)[-1])
-    wanted = ServedModel.open(clone / "dumps").score(values).tolist()
+    wanted = ServedModel.open(clone / "dumps", model=make_model).score(values).tolist()
     found = [float(word) for word in output.splitlines()[-1].strip("[]").split()]
     assert found == pytest.approx(wanted, abs=1e-5)
 

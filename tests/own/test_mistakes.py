@@ -15,6 +15,7 @@ from torch import nn
 from torchrec.optim.keyed import KeyedOptimizer
 
 import recsuite as rs
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.config.sections import OptimizerConfig
 from recsuite.datasets.opening import open_data
@@ -210,7 +211,7 @@ def test_a_model_without_vectors_is_refused_for_a_ranking(
         with pytest.raises(rs.UserError, match=r"--task ranking requires a TwoSided, got Small"):
             training.shard(small())
         with pytest.raises(rs.UserError, match=r"--task ranking .* ranks"):
-            training.shard(metrics={"spread": lambda predictions, labels: 0.0})
+            training.shard(make_model, metrics={"spread": lambda predictions, labels: 0.0})
 
 
 # --- what is possible ---------------------------------------------------------------------------------

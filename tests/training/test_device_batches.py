@@ -11,6 +11,7 @@ import pandas
 import pytest
 import torch
 
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets import batching
 from recsuite.datasets.batches import EventBatches
@@ -205,14 +206,14 @@ def data(synthetic_folder: Path, context: RuntimeContext) -> Iterator[tuple[Conf
 def test_a_gpu_is_required_for_its_batches(data: tuple[Config, Data], context: RuntimeContext) -> None:
     config = data[0].replaced(data_device="cuda")
     with Training(data[1], config, context) as training, pytest.raises(UserError, match="requires a GPU"):
-        training.shard()
+        training.shard(make_model)
 
 
 def test_a_training_with_them_learns_the_same(data: tuple[Config, Data], context: RuntimeContext) -> None:
     losses = []
     for on_device in (False, True):
         with Training(data[1], data[0], context) as training:
-            model = training.shard()
+            model = training.shard(make_model)
             if on_device:
                 training.input_pipeline.on_device = DeviceBatches(data[1].loader.dataset, CPU)
             for epoch in training.epochs():
@@ -263,7 +264,7 @@ def test_products_in_bf16_learn_nearly_the_same(data: tuple[Config, Data], conte
     losses = []
     for precision in ("fp32", "bf16"):
         with Training(data[1], data[0].replaced(precision=precision), context) as training:
-            losses.append([epoch.train_loss for epoch in training.run().epochs])
+            losses.append([epoch.train_loss for epoch in training.run(make_model).epochs])
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], abs=5e-3)
 
@@ -273,7 +274,7 @@ def test_a_model_computes_in_the_precision_of_the_script(
 ) -> None:
     found = []
     with Training(data[1], data[0], context) as training:
-        model = training.shard()
+        model = training.shard(make_model)
         model.head.mlp.register_forward_hook(lambda module, given, output: found.append(output.dtype))
         batch = next(iter(next(training.epochs())))
         model.output(batch)
@@ -285,4 +286,4 @@ def test_a_model_computes_in_the_precision_of_the_script(
 def test_tf32_requires_a_gpu(data: tuple[Config, Data], context: RuntimeContext) -> None:
     config = data[0].replaced(precision="tf32")
     with Training(data[1], config, context) as training, pytest.raises(UserError, match="requires a GPU"):
-        training.shard()
+        training.shard(make_model)

@@ -49,7 +49,7 @@ NO_OPTIMIZER = "an optimizer that an export leaves out"
 def export(
     source: CheckpointConfig,
     target: Path,
-    model: ModelMaker | None = None,
+    model: ModelMaker | None,
     wanted: ServingConfig | None = None,
 ) -> None:
     """Write the --checkpoint of --save_dir into the new folder `target`, and print a line about it.

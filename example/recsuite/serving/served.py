@@ -74,7 +74,7 @@ class ServedModel:
     Raises:
         UserError: from its methods, for values of a wrong type and for features that the model lacks.
 
-        model = rs.ServedModel.open("dumps")
+        model = rs.ServedModel.open("dumps", model=make_model)
         model.score({"user": [42, 42], "item": [1, 3]})      # float32 [2]
         model.recommend([42], k=10)                           # [[(item, score), ...]]
     """
@@ -96,7 +96,7 @@ class ServedModel:
     ) -> ServedModel:
         """Open an export, a checkpoint, a delta with all before it, or the best or latest one of a folder.
 
-        model: makes a model of your own, as given to the training; without it, the model of the task.
+        model: makes the model, as given to the training, such as `make_model` of example.py; required.
         accept_changed_model: True to use it although its source has changed since the training.
         data_path: the data of the training. Features and histories of users and items given by ids come from
         there.
@@ -394,7 +394,7 @@ class Follower:
     Raises:
         UserError: when the first checkpoint is missing or damaged.
 
-        follower = rs.Follower("dumps", checkpoint="latest")
+        follower = rs.Follower("dumps", checkpoint="latest", model=make_model)
         if follower.refresh():
             print(follower.model.progress.step)
     """

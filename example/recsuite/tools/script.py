@@ -119,7 +119,7 @@ def exit_status(work: Callable[[], int]) -> int:
 def run_modes(
     argv: list[str] | None,
     modes: Mapping[str, Mode],
-    model: ModelMaker | None = None,
+    model: ModelMaker,
     defaults: Sequence[str] = (),
     after: Mode | None = None,
     unread: Sequence[str] = (),
@@ -165,7 +165,7 @@ def run(
     given: frozenset[str],
     modes: Mapping[str, Mode],
     after: Mode | None,
-    model: ModelMaker | None,
+    model: ModelMaker,
     defaults: frozenset[str],
 ) -> None:
     """Run the modes of a configuration, see `run_modes`. Collective: every rank.
@@ -211,7 +211,7 @@ def check_machine() -> None:
     check_versions()
 
 
-def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = None) -> int:
+def run_alone(config: Config, given: frozenset[str], model: ModelMaker) -> int:
     """Examine the machine, write a schema, export or recommend, on rank 0 of a launch. Return the exit
     status. Not collective.
 
@@ -437,14 +437,13 @@ def session(
 
 
 def restore(
-    data: Data, config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any
+    data: Data, config: Config, context: RuntimeContext, model: ModelMaker, **others: Any
 ) -> tuple[ShardedModel, Progress]:
     """Return a model with the weights of a checkpoint, and the progress of its training. Collective: every
     rank.
 
     data: see `open_data`; config, context: flags and process, --load names the checkpoint; model: makes it,
-    as for `Training.shard`; None for that of --task; others: its loss, tables,
-    dense and metrics, likewise.
+    as for `Training.shard`; others: its loss, tables, dense and metrics, likewise.
 
     Raises:
         UserError: when the checkpoint is missing, damaged or of another model.
@@ -499,7 +498,7 @@ def report_test(
         extra("report").write_test(test, data.columns, config)
 
 
-def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:
+def compact(config: Config, context: RuntimeContext, model: ModelMaker, **others: Any) -> None:
     """Merge deltas into one full checkpoint. Collective: every rank.
 
     config, context: flags and process; model, others: see `restore`.

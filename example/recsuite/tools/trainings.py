@@ -16,6 +16,7 @@ from recsuite.errors import UserError, script_name
 from recsuite.runtime.process import read_launch
 
 if TYPE_CHECKING:
+    from recsuite.models.tasks import ModelMaker
     from recsuite.serving.served import Follower
 
 # Seconds between two checks of the checkpoint folders.
@@ -95,10 +96,10 @@ def have_ended(begun: Mapping[str, subprocess.Popen[bytes]]) -> bool:
 
 
 def newest(
-    folders: Mapping[str, Path], begun: Mapping[str, subprocess.Popen[bytes]]
+    folders: Mapping[str, Path], begun: Mapping[str, subprocess.Popen[bytes]], model: ModelMaker
 ) -> Iterator[dict[str, Follower]]:
     """Yield the followers of training folders, by name, each time that one is newer and all have a model;
-    until all trainings have ended.
+    until all trainings have ended. model: makes the models.
 
     Raises:
         UserError: see `have_ended`, and `Follower`.
@@ -115,7 +116,7 @@ def newest(
             if name in followers:
                 is_newer |= followers[name].refresh()
             elif found is not None and step_of(found) > 0:
-                followers[name], is_newer = Follower(folder, checkpoint=LATEST), True
+                followers[name], is_newer = Follower(folder, None, LATEST, model), True
         if is_newer and len(followers) == len(folders):
             yield followers
         elif ended:
