@@ -283,7 +283,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         trainings = [*worlds(Path(folder), flags.share)]
         for real in flags.real:
             trainings += real_trainings(real, flags.seeds, Path(folder) / "columns")
-        return {**describe(), "runs": [training.run(make_model) for training in trainings]}
+        return {**describe(), "runs": [training.run() for training in trainings]}
 
 
 def worlds(folder: Path, share: float) -> Iterator[QualityTraining]:

@@ -21,7 +21,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
 from recsuite.extras.guess.guessing import guess
-from recsuite.models.tasks import ModelData, library_model
+from recsuite.models.tasks import ModelData
 from recsuite.serving.export import write_export
 from recsuite.serving.followers import ModelChain
 from recsuite.serving.reader import checked_head, made_head
@@ -241,13 +241,13 @@ def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: P
     excluded = dataclasses.replace(model.snapshot.schema, seen="exclude", event_types=())
     features = [each for each in model.snapshot.features if each.name in ("user", "item", "history")]
     args = Config.of(task="ranking", history=50, history_weights="learned").model
-    assert library_model(ModelData(excluded, features, history=50), args).own_items is None
+    assert make_model(ModelData(excluded, features, history=50), args).own_items is None
     # A checkpoint from before there were such numbers is served without them.
     snapshot, folder = model.snapshot, tmp_path / "exported"
     kept = {name: each for name, each in snapshot.manifest.tensors.items() if "own_items" not in name}
     assert len(snapshot.manifest.tensors) > len(kept)
     before = dataclasses.replace(snapshot.manifest, tensors=kept)
-    empty = made_head(folder, snapshot.schema, snapshot.features, before)
+    empty = made_head(folder, snapshot.schema, snapshot.features, before, make_model)
     assert empty.own_items is not None
     assert checked_head(folder, empty, snapshot.features, before).own_items is None
 

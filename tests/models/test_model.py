@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from example import make_model
+from example import RatingModel, make_model
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
@@ -18,7 +18,7 @@ from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
-from recsuite.models.heads import Interaction
+from recsuite.models.tasks import ModelData
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
 from recsuite.sharding.dynamic_ranks import dynamic_rows
@@ -142,7 +142,7 @@ def test_the_loss_is_the_mean_over_real_rows_with_the_decay_of_their_vectors(
 
 
 def test_the_model_follows_the_table_of_features(columns: Columns) -> None:
-    head = Interaction([table.feature for table in columns.tables], 8, (4,), 3.5)
+    head = RatingModel(ModelData(columns.schema, [table.feature for table in columns.tables], 3.5), 8, (4,))
     recommender = Recommender({table.name: table.rows for table in columns.tables}, 8, head)
     names = [key.split(".")[1] for key in recommender.embeddings[0].state_dict()]
     assert names == [table.name for table in columns.tables]

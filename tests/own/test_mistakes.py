@@ -66,8 +66,8 @@ class Sums(Small):
         return rows.sum(self.names).sum(1)
 
 
-def library_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
-    model = rs.library_model(data, args)
+def two_towers(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
+    model = rs.TwoTower(data.features, args.embedding_dim, args.mlp_dims)
     model.embedding_dims = {"genres": 8}
     return model
 
@@ -132,7 +132,7 @@ def trained(training: Training, **given: Any) -> rs.Run:
             r"added up .* one width, got user 4, movie 8\. Fix: give these features the same width",
         ),
         (
-            {"maker": library_model},
+            {"maker": two_towers},
             rs.UserError,
             r"of the library adds up rows, .* --embedding_dim, 4, got \{'genres': 8\}",
         ),

@@ -45,12 +45,12 @@ serve = pytest.importorskip("serve")
 SERVE = ROOT / "example" / "serve.py"
 ENV = {"PYTHONPATH": str(ROOT / "example")}
 OWN_SCRIPT = """
+import example
 import serve
-from recsuite import library_model
 
 def make_model(data, args):
     print("made by the script", flush=True)
-    return library_model(data, args)
+    return example.make_model(data, args)
 
 raise SystemExit(serve.main(model=make_model))
 """
@@ -302,7 +302,7 @@ def test_command_line_http_and_python_recommend_and_score_the_same(
         assert ServedModel.open(save_dir, model=make_model).recommend([1], 5) != [found]
     capsys.readouterr()
     flags = {"save_dir": str(save_dir), "data_path": data, "user": "1", "top": 5}
-    recommend(Config.of(recommend=True, **flags), flags.keys())
+    recommend(Config.of(recommend=True, **flags), flags.keys(), make_model)
     rows = re.findall(r"^\|    [1-5] \| (.+?) +\| +([\d.]+) \|$", capsys.readouterr().out, re.MULTILINE)
     items = open_viewer(model, Config.of(**flags, recommend=True), flags.keys()).raw.items
     titles = dict(zip(items["movie_id"], items["title"], strict=True))

@@ -137,8 +137,9 @@ def test_scores_are_those_of_the_sharded_model_for_every_checkpoint(trained: Tra
 
 def test_the_server_needs_neither_torchrec_nor_the_trainer(exported: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from recsuite.serving.served import ServedModel\n"
-        f"model = ServedModel.open(Path({str(exported)!r}))\n"
+        "import sys; from pathlib import Path; from example import make_model\n"
+        "from recsuite.serving.served import ServedModel\n"
+        f"model = ServedModel.open(Path({str(exported)!r}), model=make_model)\n"
         "model.score({'user': [1], 'movie': [2]}); model.similar_items([2])\n"
         "model.recommend(events=[[(2, 4.5)]], k=3)\n"
         "import torch; assert not torch.distributed.is_initialized()\n"

@@ -79,7 +79,7 @@ class NoStep(TableRule):
 
 
 def trained(
-    config: Config, context: RuntimeContext, rule: TableRule | None = None, maker: ModelMaker | None = None
+    config: Config, context: RuntimeContext, rule: TableRule | None = None, maker: ModelMaker = make_model
 ) -> Trained:
     """Losses of an epoch, all that was learned and which rows changed in it, and if the tables were ours."""
     columns = open_columns(config)
@@ -114,9 +114,9 @@ def test_an_epoch_equals_that_of_fbgemm(
     assert all(float(state[name].max()) > 0 for name in state if name.endswith("momentum1"))
 
 
-@pytest.mark.parametrize("maker", [None, several_widths])
+@pytest.mark.parametrize("maker", [make_model, several_widths])
 def test_one_rank_learns_without_the_exchanges_of_torchrec_what_it_learns_with_them(
-    monkeypatch: pytest.MonkeyPatch, config: Config, context: RuntimeContext, maker: ModelMaker | None
+    monkeypatch: pytest.MonkeyPatch, config: Config, context: RuntimeContext, maker: ModelMaker
 ) -> None:
     config = config.replaced(cpu_tables="torchrec")
     with mock.patch.object(dist_data, "_get_recat", wraps=dist_data._get_recat) as orders:

@@ -47,7 +47,7 @@ def test_a_served_model_scores_as_the_trained_one(
         columns = data.columns
         with checkpointing(columns, config, context) as checkpointer:
             loop = Training(data, config, context, checkpointer)
-            loop.run()
+            loop.run(make_model)
         evaluator = PredictionEvaluator(
             loop.task, InputPipeline(data.loader), columns, context, Users(columns, [])
         )

@@ -11,7 +11,7 @@ import pandas
 import pytest
 import torch
 
-from example import make_model
+from example import RatingModel, make_model
 from recsuite.config.config import Config
 from recsuite.datasets import batching
 from recsuite.datasets.batches import EventBatches
@@ -21,7 +21,6 @@ from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
-from recsuite.models.heads import Interaction
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training import device_batches
@@ -238,7 +237,7 @@ def test_features_come_in_the_order_of_the_lookup(config: Config) -> None:
         assert torch.equal(plain[name].lengths(), turned[name].lengths())
 
 
-class ReadsValues(Interaction):
+class ReadsValues(RatingModel):
     """A model that reads the single rows of a list."""
 
     def item_vectors(self, rows: Any, batch: Any) -> torch.Tensor:
@@ -249,11 +248,11 @@ class ReadsValues(Interaction):
 def test_a_model_that_reads_the_single_values_of_a_list_is_recognised(
     data: tuple[Config, Data], context: RuntimeContext
 ) -> None:
-    def make(told: Any, args: Any) -> Interaction:
-        return ReadsValues(told.features, args.embedding_dim, args.mlp_dims, told.mean_label)
+    def make(told: Any, args: Any) -> RatingModel:
+        return ReadsValues(told, args.embedding_dim, args.mlp_dims)
 
     batches, found = DeviceBatches(data[1].loader.dataset, CPU), []
-    for maker in (None, make):
+    for maker in (make_model, make):
         with Training(data[1], data[0], context) as training:
             found.append(why_not_padded(training.shard(maker), batches))
     assert found[0] is None
