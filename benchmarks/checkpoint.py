@@ -243,11 +243,11 @@ def training_steps(
     """Function that makes the next training step and returns its seconds, without those of its batch."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.training.steps import InputPipeline
+    from recsuite.training.steps import BatchFeed
 
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
-        inputs = InputPipeline(loader)
+        inputs = BatchFeed(loader)
         batches = (batch for epoch in itertools.count() for batch in inputs.batches("train", epoch))
         state.model.train()
 

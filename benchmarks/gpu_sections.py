@@ -314,13 +314,13 @@ def measure_workers(
     from recsuite.extras.profiler import Profile
     from recsuite.training.progress import Progress
     from recsuite.training.state import Schedule, build_train_state
-    from recsuite.training.steps import InputPipeline, Pass, learn
+    from recsuite.training.steps import BatchFeed, Pass, learn
 
     columns = columns_of(folder, DEFAULT)
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         is_made_there = context.device.type == "cuda" and config.loader.num_workers == 0
-        inputs = inputs_on_device(columns, config, context) if is_made_there else InputPipeline(loader)
+        inputs = inputs_on_device(columns, config, context) if is_made_there else BatchFeed(loader)
         state = build_train_state(columns, config, context, make_model)
         step = captured_step(state, context, not is_made_there)
         schedule = Schedule(columns.num_train, EPOCHS)
@@ -623,10 +623,10 @@ def inputs_on_device(columns: Columns, config: Config, context: RuntimeContext) 
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.training.device_batches import DeviceBatches
-    from recsuite.training.steps import InputPipeline
+    from recsuite.training.steps import BatchFeed
 
     dataset = EventBatches(columns, config, context.rank, context.world_size)
-    inputs = InputPipeline(build_dataloader(dataset, EpochSampler(dataset), config))
+    inputs = BatchFeed(build_dataloader(dataset, EpochSampler(dataset), config))
     inputs.on_device = DeviceBatches(dataset, context.device)
     return inputs
 
@@ -951,11 +951,11 @@ def _features(columns: Any, config: Config, context: RuntimeContext) -> list[Any
     """Batches of ids, on the device."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.training.steps import InputPipeline
+    from recsuite.training.steps import BatchFeed
 
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
-        found = [batch.features.to(context.device) for batch in InputPipeline(loader).batches("train", 0)]
+        found = [batch.features.to(context.device) for batch in BatchFeed(loader).batches("train", 0)]
     assert len(found) == SETS
     return found
 

@@ -81,7 +81,7 @@ def train(folder: Path, name: str, given: dict[str, Any], is_mapped: bool) -> No
     from recsuite.sharding.storage import TableRows
     from recsuite.training.progress import Progress
     from recsuite.training.state import Schedule, build_train_state
-    from recsuite.training.steps import InputPipeline, Pass, learn
+    from recsuite.training.steps import BatchFeed, Pass, learn
 
     def mapped(module: Any, sharder: Any, is_split: bool) -> TableRows:
         weights = module.emb_module.weights_host.detach().view(-1, module.emb_module.max_D)
@@ -92,7 +92,7 @@ def train(folder: Path, name: str, given: dict[str, Any], is_mapped: bool) -> No
     with mock.patch.object(cpu_tables, "_rows_of", mapped) if is_mapped else contextlib.nullcontext():
         state = build_train_state(columns, config, context, make_model)
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
-    inputs = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    inputs = BatchFeed(build_dataloader(sampler.dataset, sampler, config))
     rows = next((table.rows.on_disk for table in state.tables.values() if table.rows.on_disk), None)
     for epoch in range(2):
         before = vars(rows.counts).copy() if rows else {}

@@ -200,11 +200,11 @@ class Here:
         """Endless batches."""
         from recsuite.datasets.batches import EventBatches
         from recsuite.datasets.loader import EpochSampler, build_dataloader
-        from recsuite.training.steps import InputPipeline
+        from recsuite.training.steps import BatchFeed
 
         config = self.config.replaced(local_batch_size=batch_size)
         sampler = EpochSampler(EventBatches(self.columns, config, self.context.rank, self.context.world_size))
-        inputs = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+        inputs = BatchFeed(build_dataloader(sampler.dataset, sampler, config))
         for epoch in itertools.count():
             yield from inputs.batches("train", epoch)
 

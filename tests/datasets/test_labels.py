@@ -27,7 +27,7 @@ from recsuite.extras.guess.writer import text_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.evaluation import make_evaluator
 from recsuite.training.loop import Training
-from recsuite.training.steps import InputPipeline
+from recsuite.training.steps import BatchFeed
 
 NUM_EVENTS = 400
 IDS = '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n'
@@ -113,7 +113,7 @@ def test_a_batch_has_all_labels_and_the_weight_of_one_that_is_lacking_is_0(confi
     assert "134 of 400 events lack the label stars" in " ".join(columns.notes)
     dataset = EventBatches(columns, config, 0, 1)
     request = Request("train", 0, 0)
-    batch = InputPipeline.to_model_input(_pipeline(dataset), dataset[request])
+    batch = BatchFeed.to_model_input(_pipeline(dataset), dataset[request])
     positions, _ = dataset._positions_of_step(request)
     rows = events().set_index(["user", "item"])
     mean = rows["weight"].loc[_pairs(columns, range(columns.num_train))].mean()
@@ -127,14 +127,14 @@ def test_a_batch_has_all_labels_and_the_weight_of_one_that_is_lacking_is_0(confi
     weights = [weight, weight * of_batch["trust"] * ~lacks, weight * of_batch["stars"].notna()]
     np.testing.assert_allclose(batch.all_weights.numpy(), np.stack(weights, axis=1), rtol=1e-6)
     # What is measured counts each event once, with the weights that its labels have of their own.
-    batch = InputPipeline.to_model_input(_pipeline(dataset), dataset[Request("test", 0, 1)])
+    batch = BatchFeed.to_model_input(_pipeline(dataset), dataset[Request("test", 0, 1)])
     assert columns.num_test == 48 + 32
     assert batch.all_weights[32:].abs().sum() == 0
     assert batch.all_weights[:32, 0].tolist() == [48 / 32] * 32
 
 
 def _pipeline(dataset: EventBatches) -> Any:
-    pipeline = InputPipeline.__new__(InputPipeline)
+    pipeline = BatchFeed.__new__(BatchFeed)
     pipeline.keys = [table.name for table in dataset.tables]
     pipeline.item = pipeline.share = None
     return pipeline
@@ -170,7 +170,7 @@ def test_each_label_is_measured_on_the_events_that_have_it(config: Config, conte
     with open_data(config, context) as data, Training(data, config, context) as training:
         shapes = {"labels": lambda predictions, labels: float(predictions.shape[1] + labels.shape[1])}
         model = training.shard(ThreeOutputs, loss=FirstLoss(), metrics=shapes)
-        evaluator: Any = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
+        evaluator: Any = make_evaluator(BatchFeed(data.loader), data.columns, config.model, context)
         predictions = evaluator.predict(model.model, "test", 0)
         found = evaluator.test(model.model, 0)
         validated = evaluator.validate(model.model, 0)
@@ -194,7 +194,7 @@ def test_a_model_of_the_first_label_alone_is_taken_and_reported(
 ) -> None:
     with open_data(config, context) as data, Training(data, config, context) as training:
         model = training.shard(make_model)
-        evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
+        evaluator = make_evaluator(BatchFeed(data.loader), data.columns, config.model, context)
         found = evaluator.test(model.model, 0)
     assert "the model predicts bought alone, so clicked, stars is not measured" in capsys.readouterr().out
     assert not {name for name in found if name.startswith(("clicked", "stars"))}
@@ -207,7 +207,7 @@ def test_another_number_of_outputs_than_labels_is_refused(config: Config, contex
 
     with open_data(config, context) as data, Training(data, config, context) as training:
         model = training.shard(Two, loss=FirstLoss())
-        evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
+        evaluator = make_evaluator(BatchFeed(data.loader), data.columns, config.model, context)
         with pytest.raises(
             ValueError, match=r"or 3, of the labels bought, clicked, stars, got the shape \[48, 2\]"
         ):
@@ -222,7 +222,7 @@ def test_labels_of_several_kinds_require_a_model_that_names_its_labels(
 
     with open_data(config, context) as data, Training(data, config, context) as training:
         model = training.shard(Silent, loss=FirstLoss())
-        evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
+        evaluator = make_evaluator(BatchFeed(data.loader), data.columns, config.model, context)
         with pytest.raises(ValueError, match=r"labels of several kinds .rating, yes_no. must say"):
             evaluator.test(model.model, 0)
 

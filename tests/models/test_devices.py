@@ -38,7 +38,7 @@ from recsuite.sharding.torchrec_tables import OneRankTablesSharder, TorchRecTabl
 from recsuite.training import steps
 from recsuite.training.progress import Progress
 from recsuite.training.state import Schedule
-from recsuite.training.steps import InputPipeline, Pass
+from recsuite.training.steps import BatchFeed, Pass
 
 DEVICE = torch.device("meta")
 Move = Callable[[torch.Tensor], torch.Tensor]
@@ -215,11 +215,11 @@ def model_and_batch(config: Config) -> tuple[TrainableModel, ModelInput]:
     """A model with all that training gives it but tables, and its first batch, on the CPU."""
     columns = open_columns(config)
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
-    input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    feed = BatchFeed(build_dataloader(sampler.dataset, sampler, config))
     num_rows = {table.name: table.rows for table in columns.tables}
     head = make_head(columns, config.model, config.data.history, example.make_model)
     model = make_model(columns, config, head, num_rows)
-    return model, next(input_pipeline.batches("train", 0))
+    return model, next(feed.batches("train", 0))
 
 
 def moved(

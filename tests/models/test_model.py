@@ -31,7 +31,7 @@ from recsuite.sharding.recommender import (
     torchrec_name,
 )
 from recsuite.training.state import build_train_state
-from recsuite.training.steps import InputPipeline
+from recsuite.training.steps import BatchFeed
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -57,8 +57,8 @@ def tables_of(columns: Columns, config: Config, context: RuntimeContext) -> dict
 
 def first_batch(columns: Columns, config: Config, context: RuntimeContext) -> ModelInput:
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
-    input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-    return next(input_pipeline.batches("train", 0)).to(context.device)
+    feed = BatchFeed(build_dataloader(sampler.dataset, sampler, config))
+    return next(feed.batches("train", 0)).to(context.device)
 
 
 def test_initial_rows_depend_on_the_seed_and_the_row_alone(

@@ -41,7 +41,7 @@ from recsuite.sharding.table_rules import (
 from recsuite.sharding.torchrec_tables import OneRankTables
 from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
-from recsuite.training.steps import InputPipeline
+from recsuite.training.steps import BatchFeed
 from tests.support.several_widths import several_widths
 from tests.support.steps import train_epoch
 
@@ -86,8 +86,8 @@ def trained(
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
     train_state = build_train_state(columns, config, context, maker, tables=rule)
     track_changes(train_state.model, train_state.tables)
-    input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-    losses = train_epoch(train_state, input_pipeline, Progress(), config.training, context)
+    feed = BatchFeed(build_dataloader(sampler.dataset, sampler, config))
+    losses = train_epoch(train_state, feed, Progress(), config.training, context)
     state = {
         name: (value.local_shards()[0].tensor if isinstance(value, ShardedTensor) else value).detach().clone()
         for name, value in tensors_of(train_state).items()
@@ -211,7 +211,7 @@ def test_an_optimizer_with_more_state_needs_more_memory_in_the_plan(
 def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeContext) -> None:
     columns = open_columns(config)
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
-    batch = next(InputPipeline(build_dataloader(sampler.dataset, sampler, config)).batches("train", 0))
+    batch = next(BatchFeed(build_dataloader(sampler.dataset, sampler, config)).batches("train", 0))
     model = build_train_state(columns, config, context, make_model).model
     for row in (columns.tables[0].rows, -1):
         batch.features.values()[7] = row

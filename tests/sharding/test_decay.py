@@ -26,7 +26,7 @@ from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdagrad, Ro
 from recsuite.training.loop import Training
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel, build_train_state
-from recsuite.training.steps import InputPipeline, learn
+from recsuite.training.steps import BatchFeed, learn
 from recsuite.training.weights import apply_row_scale
 from tests.support.feature_rows import feature_rows
 from tests.support.planted_model import local_parts
@@ -169,15 +169,15 @@ def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
         before = rows_of(train_state)
         reference = Reference(model, before, config, rule)
         with open_data(config, context) as data:
-            input_pipeline = InputPipeline(data.loader)
+            feed = BatchFeed(data.loader)
             position, num_train = Progress(), columns.num_train
             for batch, size in zip(
-                input_pipeline.batches("train", 0), data.loader.dataset.step_sizes("train"), strict=True
+                feed.batches("train", 0), data.loader.dataset.step_sizes("train"), strict=True
             ):
                 left = 1 - position.samples / num_train / config.training.epochs
                 reference.step(batch, left, size / num_train)
                 position = dataclasses.replace(position, samples=position.samples + size)
-            train_epoch(train_state, input_pipeline, Progress(), config.training, context)
+            train_epoch(train_state, feed, Progress(), config.training, context)
         after = rows_of(train_state)
     finally:
         cleanup_runtime()

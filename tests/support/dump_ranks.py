@@ -25,7 +25,7 @@ from recsuite.config.config import Config
 from recsuite.remote import ObjectPath, filesystem, folder_at
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
 from tests.support.steps import tell
-from tests.support.trainings import advance, digests, evaluate, gather, input_pipeline_of, train
+from tests.support.trainings import advance, digests, evaluate, feed_of, gather, train
 
 SEED = int(os.environ.get("DUMP_SEED", "0"))
 # The numbers of ranks that write and read.
@@ -232,7 +232,7 @@ def marked(checkpointer: Any, context: RuntimeContext) -> dict[str, list[int]]:
 def evaluated(columns: Any, config: Config, context: RuntimeContext) -> dict[str, list[int]]:
     """Rows of whole tables that an evaluation looks up. Collective."""
     mine: dict[str, list[int]] = {}
-    for batch in input_pipeline_of(columns, config, context).batches("test", 0):
+    for batch in feed_of(columns, config, context).batches("test", 0):
         for table, jagged in batch.features.to_dict().items():
             mine.setdefault(table, []).extend(jagged.values().tolist())
     return united(mine, context)

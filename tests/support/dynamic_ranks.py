@@ -12,7 +12,7 @@ from typing import Any
 
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
-from tests.support.trainings import input_pipeline_of
+from tests.support.trainings import feed_of
 
 # Room for some of the ids alone, so that a training admits, evicts and refuses in most of its steps.
 TIGHT: dict[str, Any] = {
@@ -72,18 +72,18 @@ def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
     from tests.support.steps import train_epoch
 
     columns = open_columns(config)
-    input_pipeline = input_pipeline_of(columns, config, context)
+    feed = feed_of(columns, config, context)
     train_state = build_train_state(columns, config, context, make_model)
     losses, step = [], STEPS_BETWEEN_GROWTH - 3
-    with input_pipeline.loader:
+    with feed.loader:
         for epoch in range(2):
             progress = Progress(step, epoch)
-            found = train_epoch(train_state, input_pipeline, progress, config.training, context)
+            found = train_epoch(train_state, feed, progress, config.training, context)
             step += len(found)
             losses += found.tolist()
         shares = dynamic_rows(train_state.model)
         before = counts_of(shares)
-        evaluator = make_evaluator(input_pipeline, columns, config.model, context)
+        evaluator = make_evaluator(feed, columns, config.model, context)
         metrics = evaluator.test(train_state.model, 2)
     after = counts_of(shares)
     return {

@@ -39,7 +39,7 @@ def measure(config: Config, context: RuntimeContext, steps: int) -> dict[str, An
     from recsuite.datasets.opening import load
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.training.state import build_train_state
-    from recsuite.training.steps import InputPipeline
+    from recsuite.training.steps import BatchFeed
     from tests.support.steps import make_step
 
     once_per_node(context, lambda: open_columns(config), deadline=60)
@@ -56,7 +56,7 @@ def measure(config: Config, context: RuntimeContext, steps: int) -> dict[str, An
     found["tensors"] = sum(shard.numel() * shard.element_size() for shard in shards)
     read = noting_reads()
     with load(columns, config.replaced(num_workers=0), context) as loader:
-        for batch in itertools.islice(InputPipeline(loader).batches("train", 0), steps):
+        for batch in itertools.islice(BatchFeed(loader).batches("train", 0), steps):
             read.append({})
             make_step(train_state, batch)
     return {**found, "read": read}

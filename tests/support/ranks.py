@@ -13,7 +13,7 @@ from typing import Any
 
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
-from tests.support.trainings import input_pipeline_of
+from tests.support.trainings import feed_of
 
 EPOCHS = 3
 
@@ -138,17 +138,17 @@ def build(
     from example import make_model
     from recsuite.training.state import build_train_state
 
-    input_pipeline = input_pipeline_of(columns, config, context)
-    return build_train_state(columns, config, context, maker or make_model, tables=rule), input_pipeline
+    feed = feed_of(columns, config, context)
+    return build_train_state(columns, config, context, maker or make_model, tables=rule), feed
 
 
 def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:
     """Metrics of the initial weights, and their intervals."""
     from recsuite.training.evaluation import make_evaluator
 
-    train_state, input_pipeline = build(columns, config, context)
-    with input_pipeline.loader:
-        found = make_evaluator(input_pipeline, columns, config.model, context).test(train_state.model, 0)
+    train_state, feed = build(columns, config, context)
+    with feed.loader:
+        found = make_evaluator(feed, columns, config.model, context).test(train_state.model, 0)
     # The ends of the intervals too.
     ends = {f"{name} {end}": found.intervals[name][end] for name in found.intervals for end in (0, 1)}
     return {**found, **ends}
@@ -162,13 +162,13 @@ def train_all(
     from recsuite.training.progress import Progress
     from tests.support.steps import train_epoch
 
-    train_state, input_pipeline = build(columns, config, context, rule, maker)
-    evaluator = make_evaluator(input_pipeline, columns, config.model, context)
+    train_state, feed = build(columns, config, context, rule, maker)
+    evaluator = make_evaluator(feed, columns, config.model, context)
     losses = []
-    with input_pipeline.loader:
+    with feed.loader:
         for epoch in range(config.training.epochs):
             position = Progress(0, epoch)
-            found = train_epoch(train_state, input_pipeline, position, config.training, context)
+            found = train_epoch(train_state, feed, position, config.training, context)
             losses.append(found.tolist())
             metrics = evaluator.test(train_state.model, epoch)
     return losses, metrics, optimizer_sums(train_state)
@@ -211,9 +211,9 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     # Some movies in a block, and some users at once, so that there are many of both.
     config = config.replaced(task="ranking", batch_size=96)
     evaluation.SCORES_AT_ONCE, sharding.INIT_STD, usual = 2**13, std, sharding.INIT_STD
-    train_state, input_pipeline = build(columns, config, context)
+    train_state, feed = build(columns, config, context)
     sharding.INIT_STD = usual
-    evaluator = RankingEvaluator(input_pipeline, columns, context, evaluation.Users(columns, []))
+    evaluator = RankingEvaluator(feed, columns, context, evaluation.Users(columns, []))
     listed = {split: np.zeros(columns.num_items, np.int64) for split in ("validation", "test")}
     ranks = {
         split: evaluator.ranks(train_state.model, split, 0, counts).tolist()
@@ -222,10 +222,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     vectors = {}
     for split in ("validation", "test", "catalogue"):
         with torch.no_grad():
-            outputs = [
-                train_state.model(batch.to(context.device)).output
-                for batch in input_pipeline.batches(split, 0)
-            ]
+            outputs = [train_state.model(batch.to(context.device)).output for batch in feed.batches(split, 0)]
         numbers = torch.stack(outputs).unbind(dim=-1)
         both = 2 * len(columns.range_of(split))
         # Contiguous, as nccl wants what it gathers.
@@ -241,11 +238,11 @@ def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContex
     from tests.support.several_widths import several_widths
     from tests.support.steps import make_step
 
-    train_state, input_pipeline = build(columns, config, context, maker=several_widths)
+    train_state, feed = build(columns, config, context, maker=several_widths)
     overlap = Overlap(train_state.model, train_state.optimizer, context.device)
     train_state.after_forward = overlap.after_forward
     # To the end, for it exchanges the ids of batches ahead.
-    for batch in overlap.device_batches(input_pipeline.batches("test", epoch=0)):
+    for batch in overlap.device_batches(feed.batches("test", epoch=0)):
         make_step(train_state, batch)
     return len(overlap._pipelined_modules)
 

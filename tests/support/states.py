@@ -53,13 +53,13 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
     from recsuite.checkpoint.restore import restore
     from recsuite.datasets.opening import open_data
     from recsuite.training.state import build_train_state
-    from recsuite.training.steps import InputPipeline
+    from recsuite.training.steps import BatchFeed
 
     found = {}
     with open_data(config, context) as data, torch.no_grad():
-        train_state, input_pipeline = (
+        train_state, feed = (
             build_train_state(data.columns, config, context, make_model),
-            InputPipeline(data.loader),
+            BatchFeed(data.loader),
         )
         train_state.model.eval()
         for folder in (
@@ -68,7 +68,7 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
         ):
             restore(chain_at(folder), train_state, data.columns, context)
             mine = torch.stack(
-                [train_state.model(batch).output.predictions for batch in input_pipeline.batches("test", 0)]
+                [train_state.model(batch).output.predictions for batch in feed.batches("test", 0)]
             )
             everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
             dist.all_gather(everyones, mine)

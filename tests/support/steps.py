@@ -18,15 +18,13 @@ def tell(checkpointer: Any, progress: Any, loss: float = 0.5) -> None:
         checkpointer.on_epoch(Epoch(progress, np.array([loss], np.float32), loss, {}, 0.0, 0.0, 0.0))
 
 
-def train_epoch(
-    train_state: Any, input_pipeline: Any, progress: Any, config: Any, context: Any, *on_step: Any
-) -> Any:
+def train_epoch(train_state: Any, feed: Any, progress: Any, config: Any, context: Any, *on_step: Any) -> Any:
     """Train on the rest of an epoch; returns the losses, float32 [steps]. Collective: every rank."""
     from recsuite.training.state import Schedule
     from recsuite.training.steps import Pass, learn
 
-    schedule = Schedule(len(input_pipeline.loader.dataset.ranges["train"]), config.epochs)
-    return learn(Pass(train_state, input_pipeline, progress, schedule, config, context, *on_step))
+    schedule = Schedule(len(feed.loader.dataset.ranges["train"]), config.epochs)
+    return learn(Pass(train_state, feed, progress, schedule, config, context, *on_step))
 
 
 def make_step(train_state: Any, batch: Any) -> Any:

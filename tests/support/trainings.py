@@ -79,19 +79,19 @@ def noting(dataset: Any, taken: list[int]) -> Any:
     return mock.patch.object(dataset, "make", make_and_note)
 
 
-def input_pipeline_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
+def feed_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.training.steps import InputPipeline
+    from recsuite.training.steps import BatchFeed
 
     dataset = EventBatches(columns, config, context.rank, context.world_size)
-    return InputPipeline(build_dataloader(dataset, EpochSampler(dataset), config))
+    return BatchFeed(build_dataloader(dataset, EpochSampler(dataset), config))
 
 
 def evaluate(train_state: Any, columns: Any, config: Config, context: RuntimeContext) -> dict[str, float]:
     from recsuite.training.evaluation import make_evaluator
 
-    evaluator = make_evaluator(input_pipeline_of(columns, config, context), columns, config.model, context)
+    evaluator = make_evaluator(feed_of(columns, config, context), columns, config.model, context)
     return evaluator.test(train_state.model, 0)
 
 
@@ -111,12 +111,12 @@ def advance(
     from recsuite.training.state import set_rates
     from tests.support.steps import make_step
 
-    input_pipeline = input_pipeline_of(columns, config, context)
+    feed = feed_of(columns, config, context)
     train_state.model.train()
     losses: list[float] = []
     while len(losses) < num_steps:
-        batches = input_pipeline.batches("train", progress.epoch, progress.samples)
-        sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples)
+        batches = feed.batches("train", progress.epoch, progress.samples)
+        sizes = feed.loader.dataset.step_sizes("train", progress.samples)
         for size in sizes[: num_steps - len(losses)]:
             set_rates(train_state.optimizer, 1.0, float(train_state.row_scale), progress.step)
             loss = make_step(train_state, next(batches).to(context.device)).clone()

@@ -79,7 +79,7 @@ def on_device(opened: tuple[Config, Data], context: RuntimeContext) -> Iterator[
     config, data = opened
     with Training(data, config, context) as training:
         model = training.shard(make_model)
-        training.input_pipeline.on_device = DeviceBatches(data.loader.dataset, CPU)
+        training.feed.on_device = DeviceBatches(data.loader.dataset, CPU)
         yield training, model
 
 

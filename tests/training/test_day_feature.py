@@ -17,7 +17,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.served import ServedModel
 from recsuite.training.evaluation import PredictionEvaluator, Users
 from recsuite.training.loop import Training
-from recsuite.training.steps import InputPipeline
+from recsuite.training.steps import BatchFeed
 from tests.support.launch import EXAMPLE, succeeded, torchrun
 from tests.support.raw_values import raw_days, raw_features, raw_histories
 from tests.support.states import FLAGS
@@ -49,7 +49,7 @@ def test_a_served_model_scores_as_the_trained_one(
             loop = Training(data, config, context, checkpointer)
             loop.run(make_model)
         evaluator = PredictionEvaluator(
-            loop.task, InputPipeline(data.loader), columns, context, Users(columns, [])
+            loop.task, BatchFeed(data.loader), columns, context, Users(columns, [])
         )
         expected = evaluator.predict(loop.train_state.model, "test", 0)
     model = ServedModel.open(tmp_path / "dumps", "best", model=make_model)

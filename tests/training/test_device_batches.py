@@ -214,7 +214,7 @@ def test_a_training_with_them_learns_the_same(data: tuple[Config, Data], context
         with Training(data[1], data[0], context) as training:
             model = training.shard(make_model)
             if on_device:
-                training.input_pipeline.on_device = DeviceBatches(data[1].loader.dataset, CPU)
+                training.feed.on_device = DeviceBatches(data[1].loader.dataset, CPU)
             for epoch in training.epochs():
                 for batch in epoch:
                     assert isinstance(batch, DeviceInput) == on_device

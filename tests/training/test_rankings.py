@@ -28,7 +28,7 @@ from recsuite.serving.export import write_export
 from recsuite.serving.served import ServedModel
 from recsuite.training.evaluation import RankingEvaluator, Users
 from recsuite.training.loop import Training
-from recsuite.training.steps import InputPipeline
+from recsuite.training.steps import BatchFeed
 from tests.support.launch import EXAMPLE, succeeded, torchrun
 from tests.support.raw_values import raw_features, raw_lists
 
@@ -111,9 +111,7 @@ def trained(
         with checkpointing(data.columns, config, context) as checkpointer:
             loop = Training(data, config, context, checkpointer)
             loop.run(make_model)
-        evaluator = RankingEvaluator(
-            InputPipeline(data.loader), data.columns, context, Users(data.columns, [])
-        )
+        evaluator = RankingEvaluator(BatchFeed(data.loader), data.columns, context, Users(data.columns, []))
         loop.train_state.model.eval()
         with torch.no_grad():
             _, scores, _ = evaluator._embed(loop.train_state.model, "test", 0)

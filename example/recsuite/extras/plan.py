@@ -59,7 +59,7 @@ from recsuite.sharding.plan import (
 from recsuite.sharding.recommender import make_embeddings, table_of
 from recsuite.sharding.table_rules import RULES, RowWiseAdagrad, TableRule
 from recsuite.tools.script import exit_status, fitted_to_data, run_script
-from recsuite.training.steps import InputPipeline
+from recsuite.training.steps import BatchFeed
 
 # Kernels of tables that are not in the memory of a GPU, by the flag that names the tables.
 KERNELS = {
@@ -317,7 +317,7 @@ def first_batches(columns: Columns, config: Config, ranks: int, steps: int) -> l
     found: list[list[KeyedJaggedTensor]] = []
     for rank in range(ranks):
         dataset = EventBatches(columns, config, rank, ranks)
-        pipeline = InputPipeline(BatchLoader(dataset, EpochSampler(dataset), config.loader))
+        pipeline = BatchFeed(BatchLoader(dataset, EpochSampler(dataset), config.loader))
         requests = [Request("train", 0, step) for step in range(min(steps, dataset.num_steps("train")))]
         found.append([pipeline.to_model_input(dataset[request]).features for request in requests])
     return [list(step) for step in zip(*found, strict=True)]

@@ -483,10 +483,10 @@ def report_test(
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import describe_step
     from recsuite.training.results import print_results
-    from recsuite.training.steps import InputPipeline
+    from recsuite.training.steps import BatchFeed
     from recsuite.training.stream import report_rest_of_stream
 
-    pipeline = InputPipeline(data.loader)
+    pipeline = BatchFeed(data.loader)
     evaluator = make_evaluator(pipeline, data.columns, config.model, context, config.monitoring)
     if config.stream.stream:
         report_rest_of_stream(evaluator, model.model, progress, data.columns, context)

@@ -46,7 +46,7 @@ from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.dynamic_ranks import have_rows
 from recsuite.sharding.recommender import ModelInput
-from recsuite.training.steps import InputPipeline
+from recsuite.training.steps import BatchFeed
 
 # Users times items to score at once: 32 MiB as float64.
 SCORES_AT_ONCE = 2**22
@@ -72,7 +72,7 @@ class Evaluator(Protocol):
 
 
 def make_evaluator(
-    input_pipeline: InputPipeline,
+    feed: BatchFeed,
     columns: Columns,
     config: ModelConfig,
     context: RuntimeContext,
@@ -92,10 +92,10 @@ def make_evaluator(
         if columns.schema.more_labels:
             context.say(f"a ranking measures no {' and no '.join(columns.schema.label_names[1:])}")
         cutoffs = sorted({TOP, *monitoring.cutoffs})
-        return RankingEvaluator(input_pipeline, columns, context, users, cutoffs)
+        return RankingEvaluator(feed, columns, context, users, cutoffs)
     if monitoring.cutoffs:
         raise UserError(f"--cutoffs requires a task that ranks, got --task {config.task}; leave it out.")
-    return PredictionEvaluator(task, input_pipeline, columns, context, users)
+    return PredictionEvaluator(task, feed, columns, context, users)
 
 
 class Users:
@@ -143,13 +143,13 @@ class PredictionEvaluator:
     def __init__(
         self,
         task: WorkerTask,
-        input_pipeline: InputPipeline,
+        feed: BatchFeed,
         columns: Columns,
         context: RuntimeContext,
         users: Users,
     ) -> None:
         self.task = task
-        self.input_pipeline = input_pipeline
+        self.feed = feed
         self.context = context
         self.schema = columns.schema
         # float32 [n], or [n, L] of L labels.
@@ -270,10 +270,10 @@ class PredictionEvaluator:
         # Not only for layers: in this mode the tracker of a delta marks no row as changed.
         model.eval()
         # Allocated once: tensors of each step, between temporaries, would leave holes in the heap.
-        dataset = self.input_pipeline.loader.dataset
+        dataset = self.feed.loader.dataset
         shape = dataset.num_steps(split, window=window), dataset.local_batch_size
         mine = torch.empty(*shape, device=self.context.device)
-        batches = batches_with_progress(self.input_pipeline, split, epoch, self.context, window)
+        batches = batches_with_progress(self.feed, split, epoch, self.context, window)
         for step, batch in enumerate(batches):
             output = model(batch.to(self.context.device, non_blocking=True)).output
             found = predictions_of(model.module.recommender.head, self.task, output, self.schema)
@@ -284,19 +284,19 @@ class PredictionEvaluator:
 
 
 def batches_with_progress(
-    input_pipeline: InputPipeline,
+    feed: BatchFeed,
     split: str,
     epoch: int,
     context: RuntimeContext,
     window: tuple[int, int] | None = None,
 ) -> Iterator[ModelInput]:
     """Yield the batches of a pass, and show its progress. Not collective."""
-    sizes, done = input_pipeline.loader.dataset.step_sizes(split, window=window), 0
-    schema, quiet = input_pipeline.loader.dataset.schema, context.rank != 0
+    sizes, done = feed.loader.dataset.step_sizes(split, window=window), 0
+    schema, quiet = feed.loader.dataset.schema, context.rank != 0
     unit = schema.items if split == "catalogue" else schema.labels
     title = f"evaluation, {split}" if window is None else f"predicting window {epoch + 1}"
     with stage(title, sum(sizes), unit, quiet=quiet) as reached:
-        batches = input_pipeline.batches(split, epoch, window=window)
+        batches = feed.batches(split, epoch, window=window)
         for size, batch in zip(sizes, batches, strict=True):
             yield batch
             done += size
@@ -425,19 +425,18 @@ class RankingEvaluator:
 
     def __init__(
         self,
-        input_pipeline: InputPipeline,
+        feed: BatchFeed,
         columns: Columns,
         context: RuntimeContext,
         users: Users,
         cutoffs: Sequence[int] = (TOP,),
     ) -> None:
         self.cutoffs = cutoffs
-        self.input_pipeline = input_pipeline
+        self.feed = feed
         self.context = context
         # Both splits now: the training may outlive the files.
         self.cases = {
-            split: RankedCases(columns, input_pipeline.loader.dataset, split)
-            for split in ("validation", "test")
+            split: RankedCases(columns, feed.loader.dataset, split) for split in ("validation", "test")
         }
         self.users, self._has_row, self._ids = users, columns.listed_items(), columns.item_ids()
         self._had = columns.column("item_counts")
@@ -541,7 +540,7 @@ class RankingEvaluator:
         users, end = torch.empty(0), 0
         scores = torch.empty(len(cases.items), dtype=torch.float64, device=device)
         added = AddedScores(self._keys, self._rows != UNKNOWN_ROW, device)
-        batches = batches_with_progress(self.input_pipeline, split, epoch, self.context)
+        batches = batches_with_progress(self.feed, split, epoch, self.context)
         for size, batch in zip(cases.sizes.tolist(), batches, strict=True):
             batch = batch.to(device, non_blocking=True)
             vectors, of_history = parts_of(model(batch).output)
@@ -563,10 +562,10 @@ class RankingEvaluator:
 
     def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield all items in blocks: the position of the first, and their vectors, float64 [m, D]."""
-        dataset = self.input_pipeline.loader.dataset
+        dataset = self.feed.loader.dataset
         first = 0
         sizes = dataset.step_sizes("catalogue")
-        batches = batches_with_progress(self.input_pipeline, "catalogue", epoch, self.context)
+        batches = batches_with_progress(self.feed, "catalogue", epoch, self.context)
         for size, batch in zip(sizes, batches, strict=True):
             vectors, _ = parts_of(model(batch.to(self.context.device, non_blocking=True)).output)
             # A strided view of a larger tensor, which a collective does not accept.

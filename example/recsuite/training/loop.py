@@ -52,7 +52,7 @@ from recsuite.training.state import (
     has_epochs_left,
     stops_early,
 )
-from recsuite.training.steps import InputPipeline, Pass, learn, place_batches, start_clock
+from recsuite.training.steps import BatchFeed, Pass, learn, place_batches, start_clock
 from recsuite.training.stream import StreamWindows, WindowLog, describe_growth
 from recsuite.training.weights import (
     InitialRows,
@@ -113,7 +113,7 @@ class Training:
         self._seconds = seconds
         bar = ProgressBar(self.columns.num_train, self.unit, config.training.epochs, context.rank != 0)
         self.callbacks = Callbacks([*callbacks, bar])
-        self.input_pipeline = InputPipeline(data.loader, self.phase)
+        self.feed = BatchFeed(data.loader, self.phase)
         self.windows: StreamWindows | None = None
         if config.stream.stream:
             self.windows = StreamWindows(data, config, context)
@@ -126,7 +126,7 @@ class Training:
         )
         if has_more:
             context.say(describe_batch(data.loader.dataset, self.unit, is_stream=self.windows is not None))
-            self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples, self.window)
+            self.feed.prepare("train", self.progress.epoch, self.progress.samples, self.window)
 
     def shard(
         self,
@@ -162,7 +162,7 @@ class Training:
         self.plan = describe_plan(self.train_state.model, self.columns)
         for line in self.plan.splitlines():
             self.context.say(line)
-        place_batches(self.input_pipeline, self.train_state, self.config, self.context)
+        place_batches(self.feed, self.train_state, self.config, self.context)
         if initial_rows is None and self.config.model.initial_rows in INITIAL_ROWS:
             name = self.config.model.initial_rows
             initial_rows = getattr(extra(name), INITIAL_ROWS[name])
@@ -222,8 +222,8 @@ class Training:
             return function
         if self.context.device.type != "cuda":
             reason = "there is no GPU"
-        elif self.input_pipeline.on_device is None:
-            reason = f"batches are made on the host: {self.input_pipeline.why_on_host}"
+        elif self.feed.on_device is None:
+            reason = f"batches are made on the host: {self.feed.why_on_host}"
         elif self.config.tables.storage == UVM:
             reason = f"--storage is {UVM}"
         step = TrainingStep(function, self.train_state, self.context, reason, config.capture == "on")
@@ -291,7 +291,7 @@ class Training:
     def _make_evaluator(self) -> None:
         # It maps its columns now: like the loader, it does not need the files later.
         self.evaluator = make_evaluator(
-            self.input_pipeline, self.columns, self.config.model, self.context, self.config.monitoring
+            self.feed, self.columns, self.config.model, self.context, self.config.monitoring
         )
 
     def _begin_pass(self) -> bool:
@@ -342,8 +342,8 @@ class Training:
         if stream is None:
             return
         self.stream, self.columns = stream, windows.columns
-        self.input_pipeline.loader.close()
-        self.input_pipeline = InputPipeline(windows.load(), self.phase)
+        self.feed.loader.close()
+        self.feed = BatchFeed(windows.load(), self.phase)
         self._make_evaluator()
         with self.phase(self.checkpointer.phase):
             self.checkpointer.on_growth(self.columns)
@@ -477,7 +477,7 @@ class Training:
         # First of all: the next steps would validate, compare and save a broken model.
         check_finite(epoch.losses, self.progress.step, self.train_state.rates)
         # The wait of the rank that waited most: in every step all ranks wait for it.
-        epoch.wait = _largest(self.input_pipeline.seconds_waited / epoch.seconds, self.context)
+        epoch.wait = _largest(self.feed.seconds_waited / epoch.seconds, self.context)
         step, number = self.progress.step + len(epoch.losses), self.progress.epoch + 1
         self.progress = dataclasses.replace(self.progress, step=step, epoch=number, samples=0)
         if self.windows is None:
@@ -562,7 +562,7 @@ class TrainingPass(Pass):
         num_events = num_train if window is None else len(window)
         super().__init__(
             training.train_state,
-            training.input_pipeline,
+            training.feed,
             training.progress,
             Schedule(num_train, config.epochs, training.config.optimizer.decay_power)
             if window is None

@@ -43,7 +43,7 @@ from recsuite.training.progress import Progress
 from recsuite.training.state import RowScale, Schedule, ShardedModel, scheduled_rates, set_rates
 
 
-class InputPipeline:
+class BatchFeed:
     """Batches of all passes; each pass is a new iterator.
 
     TorchRec's pipeline recognises an exhausted iterator by its identity, so a second pass with the same
@@ -133,9 +133,7 @@ class InputPipeline:
         )
 
 
-def place_batches(
-    inputs: InputPipeline, model: ShardedModel, config: Config, context: RuntimeContext
-) -> None:
+def place_batches(inputs: BatchFeed, model: ShardedModel, config: Config, context: RuntimeContext) -> None:
     """Make batches on the device if --data_device and the model allow it, and say so. Collective: every rank.
 
     Raises:
@@ -315,14 +313,14 @@ class Pass:
     def __init__(
         self,
         model: ShardedModel,
-        input_pipeline: InputPipeline,
+        feed: BatchFeed,
         progress: Progress,
         schedule: Schedule,
         config: TrainingConfig,
         context: RuntimeContext,
         on_step: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        self.model, self.input_pipeline = model, input_pipeline
+        self.model, self.feed = model, feed
         self.begin = self.progress = progress
         self.schedule, self.context, self.on_step = schedule, context, on_step
         exchanges = context.device.type == "cuda" and context.world_size > 1
@@ -332,7 +330,7 @@ class Pass:
         self.prefetches = is_auto and any(isinstance(rows, RowsInHostMemory) for rows in held)
         self.overlaps = exchanges or self.prefetches if is_auto else config.pipeline == "sparse_dist"
         self.window = (progress.stream.begin, progress.stream.end) if progress.stream else None
-        self.step_sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples, self.window)
+        self.step_sizes = feed.loader.dataset.step_sizes("train", progress.samples, self.window)
         self.losses: np.ndarray | None = None
         self.seconds = 0.0
 
@@ -345,9 +343,9 @@ class Pass:
         # waits.
         scale = RowScale(model.row_scale, model.weight_decay)
         losses = torch.zeros(len(self.step_sizes), device=device)
-        full = self.input_pipeline.loader.dataset.batch_size
-        source = self.input_pipeline.batches("train", progress.epoch, progress.samples, self.window)
-        if self.input_pipeline.on_device is not None:
+        full = self.feed.loader.dataset.batch_size
+        source = self.feed.batches("train", progress.epoch, progress.samples, self.window)
+        if self.feed.on_device is not None:
             batches = source
         else:
             batches = self._overlapped(source) if self.overlaps else copied(source, device)
