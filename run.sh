@@ -337,7 +337,7 @@ report() {
 plan() {
   set_up
   set_environment
-  exec "$venv/bin/python" -m recsuite.extras.plan "$@"
+  exec "$venv/bin/python" "$here/example/plan.py" "$@"
 }
 
 # It sees what local rank 0 of train's launch would see.

@@ -39,6 +39,7 @@ from common import DOCS, bar, describe, finish, make_parser, origin, ratio, show
 from dynamic import draw_ids, ids_that_fill, put_ids
 from safetensors import safe_open
 
+from example import make_model
 from recsuite.checkpoint.checkpointer import Checkpointer
 from recsuite.checkpoint.folder import deltas_in, remove_checkpoint
 from recsuite.checkpoint.format import read_manifest
@@ -248,7 +249,7 @@ def _started(
 ) -> Checkpointer:
     """Checkpointer of an untrained model, after its first checkpoint."""
     # Bytes and seconds do not depend on the values of rows.
-    state = build_train_state(columns, config, context)
+    state = build_train_state(columns, config, context, make_model)
     if fill is not None:
         fill(dynamic_rows(state.model)[TABLE])
     checkpointer = Checkpointer(None, "benchmark", columns, config, context)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from common import DOCS, ROOT, bar, describe, finish, make_parser, origin, table, torchrun
 
+from example import make_model
 from recsuite.config.sections import CheckpointConfig
 from recsuite.extras.graph.flags import ROW_TYPES, GraphConfig
 from recsuite.serving.export import MODEL, export
@@ -57,9 +58,12 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         for row_type in ROW_TYPES:
             target = folder / row_type
             wanted = GraphConfig(format="onnx", row_type=row_type)
-            export(CheckpointConfig(save_dir=str(folder / "dumps")), target, extras=[wanted])
+            export(CheckpointConfig(save_dir=str(folder / "dumps")), target, make_model, extras=[wanted])
             rows.append({"rows": row_type, "bytes": (target / MODEL).stat().st_size})
-            model, client = ServedModel.open(folder / "dumps", data_path=data), Client(target)
+            model, client = (
+                ServedModel.open(folder / "dumps", model=make_model, data_path=data),
+                Client(target),
+            )
             for table, held in model.snapshot.tables.items():
                 rows_of = client.looked_up(table, np.arange(len(held.matrix)))
                 held.matrix.copy_(torch.from_numpy(rows_of))

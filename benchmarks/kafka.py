@@ -30,6 +30,7 @@ import pyarrow
 from common import DOCS, EXAMPLE, describe, finish, make_parser, origin, table
 from online_serving import wait_until
 
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.extras.kafka import COPY, Topic
@@ -182,7 +183,7 @@ def delays(brokers: Brokers | None, flags: argparse.Namespace, folder: Path) -> 
     with subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL) as process:
         try:
             wait_for_first(folder / "dumps")
-            follower = Follower(folder / "dumps", checkpoint="latest")
+            follower = Follower(folder / "dumps", model=make_model, checkpoint="latest")
             wait_until(follower, begin)
             for _ in range(flags.chunks):
                 send(rows_of(begin, flags.chunk))

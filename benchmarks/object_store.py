@@ -28,6 +28,7 @@ from common import DOCS, Result, describe, finish, make_parser, origin, table
 from gpu_sections import two_tables
 from train_here import MLP_DIMS, columns_of, make_columns
 
+from example import make_model
 from recsuite.checkpoint.chain import chain_at
 from recsuite.checkpoint.checkpointer import Checkpointer
 from recsuite.checkpoint.folder import writing
@@ -72,7 +73,7 @@ def measure(flags: argparse.Namespace) -> Result:
         for step in range(1, flags.rounds + 1):
             for where, place in places.items():
                 config = model.config.replaced(dump=True, save_dir=place)
-                state = build_train_state(columns, config, context)
+                state = build_train_state(columns, config, context, make_model)
                 save_dir = folder_at(place)
                 with writing(save_dir):
                     pass

@@ -30,6 +30,7 @@ import pandas as pd
 from common import DOCS, EXAMPLE, bar, describe, finish, make_parser, mean, origin, table, train
 from online_quality import Lines
 
+from example import make_model
 from recsuite.checkpoint.folder import LATEST
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
@@ -76,9 +77,9 @@ def follow(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
     lines.write_oldest(begin, folder / "data")
     with training(folder, flags):
         wait_for_first(folder / "dumps")
-        follower = Follower(folder / "dumps", checkpoint="latest")
+        follower = Follower(folder / "dumps", model=make_model, checkpoint="latest")
         wait_until(follower, begin)
-        models = {SERVED: follower.model, NEVER: ServedModel.open(folder / "dumps", LATEST)}
+        models = {SERVED: follower.model, NEVER: ServedModel.open(folder / "dumps", LATEST, model=make_model)}
         seconds, errors, start = [], [], time.monotonic()
         for number in range(flags.chunks):
             if number % flags.night == 0:
@@ -114,7 +115,7 @@ def retrained(lines: Lines, folder: Path, number: int) -> ServedModel:
     lines.write_oldest(number, data)
     fixed = ("--dump", "--duplicates", "keep", "--test_fraction", str(TESTED))
     train("--data_path", data, "--cache_dir", folder / "columns", "--save_dir", save_dir, *fixed)
-    return ServedModel.open(save_dir)
+    return ServedModel.open(save_dir, model=make_model)
 
 
 def append(path: Path, rows: list[bytes]) -> None:

@@ -33,6 +33,7 @@ from common import (
     timed,
 )
 
+from example import make_model
 from recsuite.serving.served import ServedModel
 
 # Scores may differ by rounding.
@@ -52,7 +53,7 @@ def main() -> None:
 
 def measure_all(flags: argparse.Namespace) -> dict[str, Any]:
     """All results of a run."""
-    model = ServedModel.open(flags.save_dir)
+    model = ServedModel.open(flags.save_dir, model=make_model)
     limits = {"limits": costs(model)} if flags.limits else {}
     return {"about": describe(), **measure(model, flags.rounds), **limits}
 

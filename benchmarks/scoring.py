@@ -37,6 +37,7 @@ from common import (
     write_parquet,
 )
 
+from example import make_model
 from recsuite.serving.served import ServedModel
 
 PAGE = DOCS / "serving.md"
@@ -115,7 +116,7 @@ def run(ranks: int, script: str, *flags: object) -> str:
 def largest_difference(save_dir: Path, data: Path, output: Path) -> float:
     """Largest difference between scores in the first files and those of `recommend`; infinite for other
     items."""
-    model, worst = ServedModel.open(save_dir, data_path=data), 0.0
+    model, worst = ServedModel.open(save_dir, model=make_model, data_path=data), 0.0
     for path in sorted(output.glob("part-*"))[:PARTS_COMPARED]:
         found = pyarrow.parquet.read_table(path).to_pandas()
         users = found["user_id"].unique().tolist()

@@ -67,6 +67,7 @@ from peers import (
     popularity,
 )
 
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import TOP, Metrics
@@ -441,7 +442,7 @@ def served_metrics(save_dir: Path, columns: Columns) -> Metrics:
     test = columns.range_of("test")
     rows, moments = (columns.column(name)[test.start : test.stop] for name in ("rows", "time"))
     users, items = rows["user"].astype(np.int64), rows["item"].astype(np.int64)
-    model = ServedModel.open(save_dir)
+    model = ServedModel.open(save_dir, model=make_model)
     # For any user: the data, and the length of a history in the model.
     config = Config.of(recommend=True, user="0", data_path=columns.source)
     viewer = open_viewer(model, config, ["data_path"])

@@ -394,7 +394,7 @@ def _explanation(result: dict[str, Any], model: dict[str, Any]) -> str:
         f"The model of the example at --embedding_dim {model['dim']} {what}; "
         f"{model['batch']:,} ratings a rank, {number * model['batch']:,} for plain PyTorch in one process; "
         f"{ids}. A process here has one thread. "
-        f"Plain PyTorch is the same `Interaction` on {plain}, with its ratings in memory; only the layers "
+        f"Plain PyTorch is the same `RatingModel` on {plain}, with its ratings in memory; only the layers "
         "are compiled, because torch.compile refuses the sparse gradients of tables. "
         "Medians over rounds, of ratios within a round, and [least, most] of them."
     )

@@ -19,9 +19,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from train_here import MEAN_RATING, Model
 from train_plain import DENSE_LR, LR, SIDES, Replays, inputs_of
 
+from example import RatingModel
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import HISTORY, ITEM, USER
-from recsuite.models.heads import Interaction
+from recsuite.models.tasks import ModelData
 
 
 class Limit:
@@ -43,7 +44,8 @@ class Limit:
         )
         for weights in self.kernel.split_embedding_weights():
             torch.nn.init.normal_(weights, std=0.05)
-        self.head = Interaction(self.features, model.dim, model.mlp_dims, MEAN_RATING).to(device)
+        data = ModelData(columns.schema, self.features, MEAN_RATING)
+        self.head = RatingModel(data, model.dim, model.mlp_dims).to(device)
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=DENSE_LR, fused=True, capturable=True)
         events = columns.column("rows")
         events = events.take(torch.randperm(len(events), generator=torch.Generator().manual_seed(0)).numpy())

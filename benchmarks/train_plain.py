@@ -22,10 +22,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from train_here import COMPILED, MEAN_RATING, MODELS, Model, columns_of
 
+from example import RatingModel
 from recsuite.datasets.batching import places_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import HISTORY, ITEM, USER
-from recsuite.models.heads import Interaction
+from recsuite.models.tasks import ModelData
 
 LR, DENSE_LR = 0.04, 0.001
 # Other variants: one that adds two arrays up into a third one, after the triad of McCalpin's STREAM, and one
@@ -42,13 +43,13 @@ SIDES = {USER: USER, HISTORY: USER, ITEM: ITEM}
 
 
 class PlainModel(nn.Module):
-    """`Interaction` on an embedding for each feature."""
+    """`RatingModel` on an embedding for each feature."""
 
     def __init__(self, columns: Columns, model: Model, sparse: bool) -> None:
         super().__init__()
         dim = model.dim
         self.features = [table.feature for table in columns.tables]
-        self.head = Interaction(self.features, dim, model.mlp_dims, MEAN_RATING)
+        self.head = RatingModel(ModelData(columns.schema, self.features, MEAN_RATING), dim, model.mlp_dims)
         self.tables = nn.ModuleDict()
         for table in columns.tables:
             is_sparse = sparse and table.rows >= FEWEST_ROWS_SPARSE
@@ -76,7 +77,7 @@ class PlainModel(nn.Module):
         return self.score(vectors[USER], vectors[ITEM])
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Predicted ratings of vectors as of `Interaction`, by operations of PyTorch alone."""
+        """Predicted ratings of vectors as of `RatingModel`, by operations of PyTorch alone."""
         products = users * items
         score = products[:, 1:].sum(dim=1) + users[:, 0] + items[:, 0]
         return MEAN_RATING + score + self.head.mlp(users, items, products)

@@ -39,9 +39,14 @@ class RatingModel(rs.TwoSided):
         self.mlp = rs.PairMLP(dim, hidden)
         self.register_buffer("mean_rating", torch.tensor(data.mean_label))
 
+    @property
+    def mean_label(self) -> torch.Tensor:
+        """The mean of the labels, float32 []."""
+        return self.mean_rating
+
     def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
         """Return the vectors of the users of B events, float32 [B, D]."""
-        ratings = {"history": batch.history_labels - self.mean_rating}
+        ratings = {"history": batch.history_labels - self.mean_label}
         return rs.with_slow_bias(self.numbers.added(rows.sum(self.users, ratings), batch, "user"))
 
     def item_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
@@ -64,7 +69,34 @@ class RatingModel(rs.TwoSided):
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return predicted ratings, float32 [B]: what recommendations are sorted by."""
-        return self.scores(users, items).predictions
+        return self.predictions(self.scores(users, items))
+
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Return the same of each user with each movie, float32 [U, N], by one product of matrices."""
+        biases = users[:, :1] + items[:, 0]
+        return self.mean_rating + biases + users[:, 1:] @ items[:, 1:].t() + self.mlp.for_all(users, items)
+
+
+class ResponseModel(RatingModel):
+    """Predict the probability of a yes: the model above predicts its logit."""
+
+    def __init__(self, data: rs.ModelData, dim: int, hidden: Sequence[int]) -> None:
+        super().__init__(data, dim, hidden)
+        # If all labels are equal, their logit is infinite.
+        self.mean_rating = torch.tensor(data.mean_label).clamp(1e-4, 1 - 1e-4).logit()
+
+    @property
+    def mean_label(self) -> torch.Tensor:
+        """The share of yes, float32 []."""
+        return self.mean_rating.sigmoid()
+
+    def predictions(self, output: rs.WithSquares) -> torch.Tensor:
+        """Return probabilities of the logits for the loss."""
+        return output.predictions.sigmoid()
+
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Return probabilities of each user with each item, float32 [U, N]."""
+        return super().score_all(users, items).sigmoid()
 
 
 class RatingLoss(nn.Module):
@@ -81,10 +113,16 @@ class RatingLoss(nn.Module):
 
 
 def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
-    """Return the model above, or the library's for another --task."""
-    if args.task != "rating":
-        return rs.library_model(data, args)
-    return RatingModel(data, args.embedding_dim, args.mlp_dims)
+    """Return a model above, or for another --task that of its script."""
+    if args.task in ("rating", "response"):
+        kind = RatingModel if args.task == "rating" else ResponseModel
+        return kind(data, args.embedding_dim, args.mlp_dims)
+    # A copy of this file needs these scripts only for their tasks.
+    import retrieval
+    import sequential
+
+    script = retrieval if args.task == "ranking" else sequential
+    return script.make_model(data, args)
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
@@ -94,8 +132,6 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         rate, decay = args.optimizer.dense_lr, args.optimizer.dense_weight_decay
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
 
-    if args.model.task != "rating":
-        runtime.say(f"RatingModel is for ratings, so --task {args.model.task} trains the library's model")
     with rs.session(args, runtime, build_dataloader) as training:
         model = training.shard(
             make_model,

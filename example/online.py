@@ -73,9 +73,10 @@ def run(flags: argparse.Namespace, others: list[str]) -> int:
 
 def serve(save_dir: Path, begun: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Progress]:
     """Serve each newer model of a training until its end; yield the progress of each."""
+    from example import make_model
     from recsuite.training.stream import day
 
-    for followers in newest(dict.fromkeys(begun, save_dir), begun):
+    for followers in newest(dict.fromkeys(begun, save_dir), begun, make_model):
         (follower,) = followers.values()
         model, stream = follower.model, stream_of(follower.model.progress)
         say(

@@ -67,6 +67,8 @@ def run(flags: argparse.Namespace, others: Sequence[str]) -> int:
 
 def serve(save_dir: Path, given: Sequence[object]) -> ModelChain:
     """Train both, and serve the newest of each until both have ended. Return the final chain."""
+    # It makes the models of both scripts.
+    from example import make_model
     from recsuite.serving.followers import ModelChain
 
     folders = {"retriever": save_dir / "retriever", "ranker": save_dir / "ranker"}
@@ -76,7 +78,7 @@ def serve(save_dir: Path, given: Sequence[object]) -> ModelChain:
     }
     chain = None
     with started(commands) as begun:
-        for followers in newest(folders, begun):
+        for followers in newest(folders, begun, make_model):
             epochs = {name: each.model.progress.epoch for name, each in followers.items()}
             say("serving " + ", ".join(f"the {name} after epoch {epoch}" for name, epoch in epochs.items()))
             chain = ModelChain(followers["retriever"].model, followers["ranker"].model)

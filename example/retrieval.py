@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 import recsuite as rs
 from recsuite.errors import UserError, counted
@@ -43,11 +44,24 @@ UNREAD = ("task", "block", "num_blocks", "num_heads", "dropout", "initial_rows",
 USERS, LEAST = 200, 5
 
 
+def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
+    """Return two towers: a vector of the user, and one of the item."""
+    num_places, types = data.history if args.learns_history_weights else 0, data.schema.event_types
+    if types and not num_places:
+        raise UserError(
+            f"Events of several types ({', '.join(types)}) require --history_weights learned, got "
+            f"{args.history_weights}."
+        )
+    # Without other events, all items of a history are excluded where items that a user had are.
+    repeats, num_types = len(types) > 1 or not data.schema.excludes_seen, max(1, len(types))
+    return rs.TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places, num_types, repeats)
+
+
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     """Train, validate after each epoch, and test the best weights. Collective: every rank."""
     with rs.session(args, runtime, rs.build_dataloader) as training:
-        # Two towers, by a softmax over the items of the batch and those of --negatives.
-        model = training.shard(rs.library_model)
+        # The loss of the task: a softmax over the items of the batch and those of --negatives.
+        model = training.shard(make_model)
 
         @training.step
         def step(batch: rs.ModelInput) -> torch.Tensor:
@@ -67,7 +81,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     """Load a checkpoint, and test it. Collective: every rank."""
     with rs.open_data(args, runtime, rs.build_dataloader) as data:
-        model, progress = rs.restore(data, args, runtime, rs.library_model)
+        model, progress = rs.restore(data, args, runtime, make_model)
         rs.report_test(model, progress, data, args, runtime)
 
 
@@ -84,12 +98,12 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
     from recsuite.extras.recommend import open_viewer, page
     from recsuite.serving.served import Follower, ServedModel
 
-    best = ServedModel.open(config.checkpoint.save_dir, config.checkpoint.checkpoint)
+    best = ServedModel.open(config.checkpoint.save_dir, config.checkpoint.checkpoint, model=make_model)
     viewer = open_viewer(best, config, config.flags)
     # An export is a folder of this machine.
     save_dir = config.checkpoint.save_dir
     start = export(best, Path() if is_remote(save_dir) else Path(save_dir))
-    follower = Follower(config.checkpoint.save_dir, start=start, checkpoint=LATEST)
+    follower = Follower(config.checkpoint.save_dir, start, LATEST, make_model)
     model = follower.model
     model.tell(viewer.features)
     follow(follower)
@@ -148,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
         # Checked before a training whose end would fail.
         if importlib.util.find_spec("faiss") is None:
             raise UserError("retrieval.py requires faiss, which is not installed; run pip install faiss-cpu.")
-        return rs.run_modes(argv, MODES, defaults=DEFAULTS, after=retrieve, unread=UNREAD)
+        return rs.run_modes(argv, MODES, make_model, defaults=DEFAULTS, after=retrieve, unread=UNREAD)
 
     return rs.exit_status(start)
 

@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import example
 import recsuite as rs
 from recsuite.config.config import Config
 from recsuite.errors import UserError
@@ -39,9 +40,9 @@ LONGEST = timedelta(days=2)
 def main(argv: list[str] | None = None, model: ModelMaker | None = None) -> int:
     """Score, and return the exit status: 2 for a user's mistake. Collective: every rank.
 
-    model: makes a model of your own, as for the training.
+    model: makes a model of your own, as for the training; without it, `make_model` of example.py.
     """
-    return rs.exit_status(lambda: score(parse(argv), model))
+    return rs.exit_status(lambda: score(parse(argv), model or example.make_model))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -66,7 +67,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return flags
 
 
-def score(flags: argparse.Namespace, model: ModelMaker | None = None) -> int:
+def score(flags: argparse.Namespace, model: ModelMaker) -> int:
     """Score this rank's share, and wait for the other ranks."""
     import torch.distributed as dist
 
@@ -108,7 +109,7 @@ def score(flags: argparse.Namespace, model: ModelMaker | None = None) -> int:
 
 
 def read_on_all(
-    flags: argparse.Namespace, model: ModelMaker | None, context: RuntimeContext, group: Any
+    flags: argparse.Namespace, model: ModelMaker, context: RuntimeContext, group: Any
 ) -> BatchScoring:
     """Return what `opened` does. Collective: every rank. group: all ranks, with a long deadline."""
     found: list[BatchScoring] = []
@@ -130,7 +131,7 @@ def check_same(first: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
             raise UserError(f"The {name} changed while the ranks read it. Fix: start again.")
 
 
-def opened(flags: argparse.Namespace, model: ModelMaker | None) -> BatchScoring:
+def opened(flags: argparse.Namespace, model: ModelMaker) -> BatchScoring:
     """Return the model with the data of its training, and the rows to score. Not collective."""
     from recsuite.extras.scoring import BatchScoring
     from recsuite.serving.training_data import data_at

@@ -13,6 +13,7 @@ event, and the predicted next items; not with --train alone.
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 import recsuite as rs
 
@@ -22,11 +23,26 @@ DEFAULTS = ("--task", "sequence", "--preset", "sequence", "--synthetic_ratings",
 UNREAD = ("task", "history_weights", "initial_rows", "l2", "stream")
 
 
+def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
+    """Return a transformer, whose blocks are those of SASRec or of HSTU."""
+    dim, heads, width = args.embedding_dim, args.num_heads, data.history
+    # Checked here, because the default of --embedding_dim is known only now.
+    if dim % heads:
+        raise rs.UserError(f"--embedding_dim must be a multiple of --num_heads {heads}, got {dim}.")
+    blocks: list[nn.Module] = []
+    for number in range(args.num_blocks):
+        if args.block == "hstu":
+            blocks.append(rs.HstuBlock(dim, heads, width, args.dropout, number))
+        else:
+            blocks.append(rs.SasBlock(dim, heads, width, args.mlp_dims, args.dropout, number))
+    return rs.SequenceHead(data.features, dim, data.schema.ids, blocks, width, args.dropout)
+
+
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     """Train, validate after each epoch, and test the best weights. Collective: every rank."""
     with rs.session(args, runtime, rs.build_dataloader) as training:
-        # A transformer, with a softmax over sampled items or over all of them: see --negatives.
-        model = training.shard(rs.library_model)
+        # The loss of the task: a softmax over sampled items or over all of them, see --negatives.
+        model = training.shard(make_model)
 
         @training.step
         def step(batch: rs.ModelInput) -> torch.Tensor:
@@ -46,7 +62,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     """Load a checkpoint, and test it. Collective: every rank."""
     with rs.open_data(args, runtime, rs.build_dataloader) as data:
-        model, progress = rs.restore(data, args, runtime, rs.library_model)
+        model, progress = rs.restore(data, args, runtime, make_model)
         rs.report_test(model, progress, data, args, runtime)
 
 
@@ -59,13 +75,13 @@ def show_next(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         from recsuite.extras.recommend import recommend
 
         # Without --user, the user of the newest event.
-        recommend(args, given=args.flags)
+        recommend(args, args.flags, make_model)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Return the exit status: 2 for a user's mistake."""
     return rs.exit_status(
-        lambda: rs.run_modes(argv, MODES, defaults=DEFAULTS, after=show_next, unread=UNREAD)
+        lambda: rs.run_modes(argv, MODES, make_model, defaults=DEFAULTS, after=show_next, unread=UNREAD)
     )
 
 

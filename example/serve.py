@@ -69,7 +69,7 @@ INSTALL = "pip install --no-deps -r requirements.txt"
 def main(argv: list[str] | None = None, model: "ModelMaker | None" = None) -> int:
     """Serve until SIGINT or SIGTERM. Return the exit status: 2 for a user's mistake.
 
-    model: makes a model of your own, as for the training.
+    model: makes a model of your own, as for the training; without it, `make_model` of example.py.
     """
     return rs.exit_status(lambda: serve(parse(argv), model))
 
@@ -98,14 +98,15 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve.py needs {error.name}, which is not installed; run {INSTALL}") from None
+    import example
     from recsuite.serving.followers import follow, retried, wait_for_first
     from recsuite.serving.served import Follower
 
     hosts = hosts_of(flags.allowed_hosts, flags.host)
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir, flags.checkpoint)
-        accepts = flags.accept_changed_model
-        follower = retried(lambda: Follower(flags.save_dir, None, flags.checkpoint, model, accepts))
+        accepts, maker = flags.accept_changed_model, model or example.make_model
+        follower = retried(lambda: Follower(flags.save_dir, None, flags.checkpoint, maker, accepts))
         tell(follower.model, flags)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
         server = server_of(service(follower, thread.is_alive, hosts))

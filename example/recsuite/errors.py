@@ -18,7 +18,7 @@ class UserError(Exception):
     without a traceback and exits with status 2; every other exception keeps its traceback.
 
         try:
-            model = rs.ServedModel.open("dumps")
+            model = rs.ServedModel.open("dumps", model=make_model)
         except rs.UserError as error:
             print(error)
     """

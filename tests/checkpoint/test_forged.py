@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from example import make_model
 from recsuite.checkpoint.checkpointer import compact
 from recsuite.checkpoint.folder import remove_checkpoint
 from recsuite.checkpoint.format import MANIFEST, read_manifest, write_manifest
@@ -128,18 +129,18 @@ def test_every_forged_manifest_gives_one_message_or_a_correct_load(
         trained.load(path.parent)
         assert differing(tensors_of(trained.train_state), step) == []
 
-    whole = ServedModel.open(path.parent).snapshot.tables["user"].matrix.clone()
+    whole = ServedModel.open(path.parent, model=make_model).snapshot.tables["user"].matrix.clone()
     for number in range(count if is_sealed else count // 3):
         forged = forge(found, chance)
         path.write_text(json.dumps(sealed(forged) if is_sealed else forged))
         shown = path.read_text()[:3000]
         loads += ends_well(load)
         served = []
-        if ends_well(lambda: served.append(ServedModel.open(path.parent))):  # noqa: B023
+        if ends_well(lambda: served.append(ServedModel.open(path.parent, model=make_model))):  # noqa: B023
             assert torch.equal(served[0].snapshot.tables["user"].matrix, whole), shown
             assert served[0].age is not None
         if number % 10 == 0:
-            ends_well(lambda: Follower(trained.folder, checkpoint="latest").refresh())
+            ends_well(lambda: Follower(trained.folder, model=make_model, checkpoint="latest").refresh())
             ends_well(lambda: resume(trained))
             ends_well(lambda: export_and_remove(trained.folder))
     path.write_bytes(content)
@@ -150,7 +151,7 @@ def test_every_forged_manifest_gives_one_message_or_a_correct_load(
 
 def export_and_remove(save_dir: Path) -> None:
     target = save_dir.parent / "exported"
-    export(CheckpointConfig(save_dir=str(save_dir)), target)
+    export(CheckpointConfig(save_dir=str(save_dir)), target, make_model)
     shutil.rmtree(target)
 
 
@@ -165,7 +166,7 @@ def test_an_invalid_manifest_is_refused_by_load_resume_compact_export_and_servin
             lambda: resume(trained),
             lambda: compact(trained.train_state, trained.columns, alone, trained.context),  # noqa: B023
             lambda: export_and_remove(trained.folder),
-            lambda: Follower(trained.folder, checkpoint="latest"),
+            lambda: Follower(trained.folder, model=make_model, checkpoint="latest"),
         ):
             with pytest.raises(UserError, match=re.escape(str(path))):
                 action()
@@ -287,7 +288,7 @@ OF_DELTAS = {
 
 def refused_by_restore_and_reader(trained: Trained, folder: Path) -> None:
     write_step(tensors_of(trained.train_state), 99)
-    for action in (lambda: trained.load(folder), lambda: ServedModel.open(folder)):
+    for action in (lambda: trained.load(folder), lambda: ServedModel.open(folder, model=make_model)):
         with pytest.raises(UserError, match=re.escape(str(folder))) as refusal:
             action()
         assert "\n" not in str(refusal.value)
@@ -306,7 +307,7 @@ def test_a_full_checkpoint_with_files_unlike_its_manifest_changes_nothing(
 def test_a_delta_with_files_unlike_its_manifest_changes_nothing(trained: Trained, change: str) -> None:
     rewrite(trained.folder / DELTA / PART, OF_DELTAS[change])
     refused_by_restore_and_reader(trained, trained.folder / DELTA)
-    model = ServedModel.open(trained.folder / "step-000000002")
+    model = ServedModel.open(trained.folder / "step-000000002", model=make_model)
     before = model.snapshot.tables["movie"].matrix.clone()
     with pytest.raises(UserError, match=DELTA):
         model.apply(trained.folder / DELTA)
@@ -332,7 +333,7 @@ def test_shard_files_are_joined_only_without_gaps(trained: Trained) -> None:
     split_part(trained.folder / DUMP, 0)
     assert trained.load(trained.folder / DUMP).step == 1
     assert differing(tensors_of(trained.train_state), 1) == []
-    ServedModel.open(trained.folder / DUMP)
+    ServedModel.open(trained.folder / DUMP, model=make_model)
     dump = trained.folder / "step-000000002"
     split_part(dump, 1)
     refused_by_restore_and_reader(trained, dump)
@@ -387,8 +388,8 @@ def test_a_fault_of_the_program_keeps_its_traceback(
 
         monkeypatch.setattr(RowReader, "fill", fail)
         for read in (
-            lambda: ServedModel.open(trained.folder),
-            lambda: Follower(trained.folder, checkpoint="latest"),
+            lambda: ServedModel.open(trained.folder, model=make_model),
+            lambda: Follower(trained.folder, model=make_model, checkpoint="latest"),
         ):
             with pytest.raises(fault, match="ours"):
                 read()

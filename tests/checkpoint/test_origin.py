@@ -19,8 +19,9 @@ import torch
 import recsuite as rs
 from recsuite.checkpoint.folder import newest_in
 from recsuite.checkpoint.format import read_manifest, write_manifest
-from recsuite.checkpoint.origin import ORIGIN, TWINS, check_origin, origin_of
+from recsuite.checkpoint.origin import EQUAL_MODELS, ORIGIN, ModelOrigin, check_origin, origin_of
 from recsuite.config.sections import CheckpointConfig
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.files import plain
 from recsuite.serving.export import export
 from recsuite.tools.cases import cases_of_models
@@ -37,8 +38,7 @@ def kept(predictions, labels):
     return 0.0
 """
 FEW = ("--dataset", "synthetic", "--synthetic_ratings", 2000, "--batch_size", 128, "--num_workers", 0)
-MINE, LIBRARY = "mine.RatingModel", "recsuite.models.heads.Interaction"
-OPEN = "ServedModel.open(folder, model=make_model)"
+MINE, OTHER = "mine.RatingModel", "example.RatingModel"
 
 
 def written(path: Path, *edits: tuple[str, str]) -> Path:
@@ -86,7 +86,10 @@ def test_only_the_model_that_was_trained_scores_as_it_did(place: Path) -> None:
     dumps, own = place / "dumps", loaded(place / "mine.py")
     with pytest.raises(rs.UserError) as refused:
         rs.ServedModel.open(dumps)
-    names_both(str(refused.value), LIBRARY, OPEN)
+    names_both(str(refused.value), "model=", "from mine import make_model")
+    with pytest.raises(rs.UserError) as refused:
+        rs.ServedModel.open(dumps, model=loaded(EXAMPLE).make_model)
+    names_both(str(refused.value), OTHER, "another source")
     model = rs.ServedModel.open(dumps, model=own.make_model)
     _, cases = cases_of_models([model], str(place / "data"))
     described = model._data.of_items(model.snapshot)
@@ -118,11 +121,7 @@ def test_each_command_refuses_a_model_that_was_not_trained(place: Path, command:
     save_dir = () if "--warm_start" in flags else ("--save_dir", "dumps")
     ended = python(EXAMPLE.with_name(script), *flags, *data, *save_dir, cwd=place)
     assert ended.returncode == 2
-    is_of_task = script != "example.py" or "--export" in flags
-    names_both(
-        ended.stderr.splitlines()[-1], "dumps", "example.RatingModel" if script == "example.py" else LIBRARY
-    )
-    assert is_of_task or "--accept_changed_model" in ended.stderr
+    names_both(ended.stderr.splitlines()[-1], "dumps", OTHER, "--accept_changed_model")
     assert not (place / "exported").exists()
     assert not (place / "scored").exists()
 
@@ -184,19 +183,24 @@ def test_merging_and_exports_of_exports_keep_the_record(place: Path, tmp_path: P
     for folder in (merged, tmp_path / "first", tmp_path / "second"):
         assert read_manifest(folder).about[ORIGIN] == record
     with pytest.raises(rs.UserError, match=MINE):
-        rs.ServedModel.open(tmp_path / "second")
+        rs.ServedModel.open(tmp_path / "second", model=loaded(EXAMPLE).make_model)
 
 
-def test_the_model_of_the_first_script_is_that_of_the_library(trained: Trained) -> None:
-    example = loaded(EXAMPLE)
-    wanted = rs.ServedModel.open(trained.folder)
-    found = rs.ServedModel.open(trained.folder, model=example.make_model)
-    (newest, *_) = [digest for digest in TWINS if digest == origin_of(found.snapshot.head).digest]
-    assert TWINS[newest] == origin_of(wanted.snapshot.head).name
-    assert origin_of(wanted.snapshot.head).digest == ""
-    values = {"user": [1, 2, 3], "movie": [3, 1, 2], "history": [[1], [2, 3], []]}
-    values["history_ratings"] = [[4.0], [1.0, 5.0], []]
-    assert found.score(values).numpy() == pytest.approx(wanted.score(values).numpy(), rel=1e-5)
+@pytest.mark.parametrize("name", ["RatingModel", "ResponseModel"])
+def test_what_earlier_versions_wrote_is_read_by_the_first_script(trained: Trained, name: str) -> None:
+    kind, data = getattr(loaded(EXAMPLE), name), rs.ModelData(SCHEMA, SCHEMA.features, 0.5)
+    model, manifest = kind(data, 8, (4,)), read_manifest(trained.folder / "step-000000002")
+    ours = origin_of(model)
+    (equal,) = (equal for equal in EQUAL_MODELS if (ours.name, ours.digest) in equal)
+    for their_name, digest in equal:
+        theirs = dataclasses.replace(ours, name=their_name, digest=digest)
+        if is_library := digest == "library":
+            theirs = ModelOrigin("recsuite.models.heads", their_name, "", is_library)
+        about = dataclasses.replace(manifest, about={ORIGIN: plain(theirs)})
+        assert check_origin(trained.folder, about, model, accepts_changed=False) == ""
+    about = dataclasses.replace(manifest, about={ORIGIN: plain(dataclasses.replace(ours, digest="0"))})
+    with pytest.raises(rs.UserError, match="another source"):
+        check_origin(trained.folder, about, model, accepts_changed=False)
 
 
 def test_a_checkpoint_from_before_the_record_opens_and_says_so(
@@ -208,7 +212,7 @@ def test_a_checkpoint_from_before_the_record_opens_and_says_so(
         write_manifest(folder, dataclasses.replace(manifest, about=about))
     folder = trained.folder / "step-000000002"
     own = loaded(written(tmp_path / "mine.py"))
-    for model in (None, own.make_model):
+    for model in (loaded(EXAMPLE).make_model, own.make_model):
         assert rs.ServedModel.open(folder, model=model).progress.step == 2
         assert "did not record the class of its model" in capsys.readouterr().out
     trained.load(folder)

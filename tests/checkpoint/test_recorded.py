@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from example import make_model
 from recsuite.checkpoint import recorded
 from recsuite.checkpoint.format import CONFIG, read_manifest, write_manifest
 from recsuite.checkpoint.recorded import (
@@ -390,7 +391,7 @@ def test_a_default_of_a_script_does_not_go_before_the_flags_of_a_checkpoint(
     monkeypatch.setattr(script, "check_machine", lambda: None)
     defaults = ("--task", "ranking", "--preset", "ranking", "--negatives", "512")
     flags = ["--resume", "--negatives", "5", "--save_dir", trained.checkpoint.save_dir]
-    script.run_modes(flags, {}, defaults=defaults)
+    script.run_modes(flags, {}, make_model, defaults=defaults)
     config, given, *_, added = begun
     assert added == {"task", "preset"}
     # What was given is still held against the checkpoint.

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from example import make_model
 from recsuite.checkpoint import chain
 from recsuite.checkpoint import folder as folders
 from recsuite.checkpoint.chain import CheckpointChain, chain_at, check_chain, chosen_chain, with_suggestion
@@ -176,7 +177,7 @@ def test_a_checkpoint_moved_during_a_read_is_retried(tmp_path: Path, monkeypatch
     for module in (chain, reader):
         monkeypatch.setattr(module, "check_whole", Mock(side_effect=AssertionError("read")), raising=False)
     monkeypatch.setattr(chain, "suggestion", Mock(side_effect=AssertionError("suggested")))
-    reader.read_settled(tmp_path, LATEST)
+    reader.read_settled(tmp_path, LATEST, make_model)
     assert read == ["step-000000010", "step-000000005"]
 
 

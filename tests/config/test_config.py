@@ -15,6 +15,7 @@ import online
 import pipeline
 import recsuite
 import serve
+from example import make_model
 from recsuite import hooks
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.flag import Section
@@ -281,12 +282,12 @@ def test_a_named_data_set_cannot_be_written_to_a_url() -> None:
         lambda url: pipeline.parse(["--save_dir", url]),
         lambda url: online.parse(["--save_dir", url]),
         lambda url: results.main([url]),
-        lambda url: ServedModel.open(url),
-        lambda url: ServedModel.open(Path(url)),
-        lambda url: Follower(".", start=url),
-        lambda url: Follower(url, start="."),
+        lambda url: ServedModel.open(url, model=make_model),
+        lambda url: ServedModel.open(Path(url), model=make_model),
+        lambda url: Follower(".", model=make_model, start=url),
+        lambda url: Follower(url, model=make_model, start="."),
         lambda url: recsuite.FittedModel.save(SimpleNamespace(snapshot=None), url),
-        lambda url: recsuite.fit(url, save_dir=Path(url)),
+        lambda url: recsuite.fit(url, model=make_model, save_dir=Path(url)),
     ],
 )
 def test_every_script_and_call_refuses_a_url_as_a_folder(given: Callable[[str], object]) -> None:

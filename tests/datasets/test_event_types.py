@@ -12,6 +12,7 @@ import numpy as np
 import pandas
 import pytest
 
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
@@ -21,7 +22,7 @@ from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from recsuite.extras.graph.flags import GraphConfig
 from recsuite.extras.guess.guessing import guess
-from recsuite.models.tasks import ModelData, library_model
+from recsuite.models.tasks import ModelData
 from recsuite.serving.export import write_export
 from recsuite.serving.followers import ModelChain
 from recsuite.serving.reader import checked_head, made_head
@@ -205,13 +206,13 @@ def test_the_cart_counts_more_than_views_and_is_served_as_it_was_tested(trained:
     config = parse_args([*flags, "--task", "ranking", "--split", "leave_one_out"])
     raw = read(locate(config.data, 0), config.data)
     cases = cases_of(open_columns(config), raw, "test", 50)
-    model = ServedModel.open(trained / "dumps")
+    model = ServedModel.open(trained / "dumps", model=make_model)
     served = cases.metrics(lambda values, k, exclude: model.recommend(values, k, exclude=exclude))
     assert served["ndcg_at_10"] == pytest.approx(measured["ndcg_at_10"], abs=1e-6)
 
 
 def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: Path, tmp_path: Path) -> None:
-    model = ServedModel.open(trained / "dumps")
+    model = ServedModel.open(trained / "dumps", model=make_model)
     history: dict[str, list[Any]] = {
         "history": [["i3", "unknown", "i1", "i2", "i4", "i2"], []],
         "history_ratings": [["buy", "buy", "view", "view", "view", "cart"], []],
@@ -241,19 +242,19 @@ def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: P
     excluded = dataclasses.replace(model.snapshot.schema, seen="exclude", event_types=())
     features = [each for each in model.snapshot.features if each.name in ("user", "item", "history")]
     args = Config.of(task="ranking", history=50, history_weights="learned").model
-    assert library_model(ModelData(excluded, features, history=50), args).own_items is None
+    assert make_model(ModelData(excluded, features, history=50), args).own_items is None
     # A checkpoint from before there were such numbers is served without them.
     snapshot, folder = model.snapshot, tmp_path / "exported"
     kept = {name: each for name, each in snapshot.manifest.tensors.items() if "own_items" not in name}
     assert len(snapshot.manifest.tensors) > len(kept)
     before = dataclasses.replace(snapshot.manifest, tensors=kept)
-    empty = made_head(folder, snapshot.schema, snapshot.features, before)
+    empty = made_head(folder, snapshot.schema, snapshot.features, before, make_model)
     assert empty.own_items is not None
     assert checked_head(folder, empty, snapshot.features, before).own_items is None
 
 
 def test_requests_name_the_types_of_events(trained: Path) -> None:
-    model = ServedModel.open(trained / "dumps")
+    model = ServedModel.open(trained / "dumps", model=make_model)
     model.describe_items({"item": [f"i{item}" for item in range(40)]})
     mine = [("i3", "buy"), ("i1", "view"), ("i2", "cart")]
     by_name = model.recommend(events=[mine], exclude=None)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
@@ -91,7 +92,7 @@ def test_recommended_and_known_items_are_the_same_for_any_order_of_the_table(
         monkeypatch.setattr("recsuite.datasets.movielens.source.SCHEMA", schema_of(table))
         save_dir = str(tmp_path / str(place))
         train(config.replaced(save_dir=save_dir, dump=True), context)
-        model = ServedModel.open(Path(save_dir))
+        model = ServedModel.open(Path(save_dir), model=make_model)
         asked = Config.of(recommend=True, user="7", data_path=config.data.data_path)
         viewer = open_viewer(model, asked, ["data_path"])
         # The first line says how old the model is.

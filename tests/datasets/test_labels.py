@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import recsuite as rs
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
@@ -192,7 +193,7 @@ def test_a_model_of_the_first_label_alone_is_taken_and_reported(
     config: Config, context: RuntimeContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open_data(config, context) as data, Training(data, config, context) as training:
-        model = training.shard()
+        model = training.shard(make_model)
         evaluator = make_evaluator(BatchFeed(data.loader), data.columns, config.model, context)
         found = evaluator.test(model.model, 0)
     assert "the model predicts only bought: clicked, stars not evaluated" in capsys.readouterr().out

@@ -11,6 +11,7 @@ import pyarrow
 import pytest
 
 import recsuite
+from example import make_model
 from recsuite.config.parser import parse_args
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.opening import open_data
@@ -196,7 +197,7 @@ def test_new_items_are_rated_by_their_vectors_and_served_alike(tmp_path: Path) -
     flags: dict[str, Any] = {"embedding_dim": 8, "batch_size": 256, "num_workers": 0, "epochs": 6}
     # A name that a dictionary of modules has itself.
     (tmp_path / "schema.toml").write_text(SCHEMA.replace("[features.picture]", "[features.values]"))
-    model = recsuite.fit(events(), items=items(), schema=tmp_path / "schema.toml", **flags)
+    model = recsuite.fit(events(), model=make_model, items=items(), schema=tmp_path / "schema.toml", **flags)
     # The noise is 0.2. The spread of the stars is 0.9, and nothing but the vectors tells it of new items.
     assert model.metrics["rmse"] < 0.45
     some = {name: events().tail(50)[name].tolist() for name in ("user", "item")}
@@ -217,7 +218,7 @@ def test_a_projection_changes_predictions_of_new_items_alone(
     with monkeypatch.context() as without:
         without.setattr(loop, "project_rows", lambda *_: None)
         with open_data(config, context) as data, loop.Training(data, config, context) as training:
-            model = training.shard(initial_rows=gaussian_rows)
+            model = training.shard(make_model, initial_rows=gaussian_rows)
             evaluate = training.evaluator.validate, training.evaluator.test
             before = [each(model.model, 0)["rmse"] for each in evaluate]
             project_rows(model, training.columns)

@@ -19,6 +19,7 @@ from typing import Any
 import pandas
 import pytest
 
+from example import make_model
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.extras import plan
@@ -254,7 +255,7 @@ def scores_elsewhere(lines: Lines, clone: Path) -> None:
     command = lines[1].replace(".venv/bin/python", sys.executable)
     output = succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", lines[0], command), clone))
     values = json.loads(shlex.split(command)[-1])
-    wanted = ServedModel.open(clone / "dumps").score(values).tolist()
+    wanted = ServedModel.open(clone / "dumps", model=make_model).score(values).tolist()
     found = [float(word) for word in output.splitlines()[-1].strip("[]").split()]
     assert found == pytest.approx(wanted, abs=1e-5)
 
@@ -352,7 +353,7 @@ def plans(lines: Lines, clone: Path) -> None:
         # Without the seconds that imports take in each process.
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            status = plan.main(shlex.split(command)[2:])
+            status = plan.main(shlex.split(command)[2:], make_model)
         found = re.sub(r"^\S+: (?=The tables)", "plan.py: ", output.getvalue())
         assert status == 2 * wanted[0].startswith("plan.py: ")
     printed = iter(found.splitlines())
@@ -408,9 +409,9 @@ def fits_a_model_in_a_notebook(clone: Path) -> None:
     assert [1 <= value <= 5 for value in stars] == [True, True]
     # What was saved is read without the tables, dense numbers and all.
     (clone / "saved.py").write_text(
-        "from recsuite.serving.served import ServedModel\n"
+        "from example import make_model\nfrom recsuite.serving.served import ServedModel\n"
         f"known = {{'item': [{best[0][0]!r}, 'SKU-NONE'], 'price': [9.5, None]}}\n"
-        "print(ServedModel.open('served').score({'user': ['x', 'x'], **known}).tolist())\n"
+        "print(ServedModel.open('served', model=make_model).score({'user': ['x', 'x'], **known}).tolist())\n"
     )
     (scores,) = run_python("saved.py", clone)
     assert [0 < score < 6 for score in scores] == [True, True]

@@ -26,6 +26,7 @@ import pyarrow
 import pytest
 
 import recsuite
+from example import make_model
 from recsuite.datasets.metrics import finite
 from recsuite.datasets.tables.sections import (
     FeatureColumn,
@@ -96,7 +97,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> recsuite.FittedModel:
     # The rest is guessed, and no column of the event is taken by itself.
     schema = tmp_path_factory.mktemp("schema") / "schema.toml"
     schema.write_text('[features.device]\nof = "event"\ncolumn = "device"\nkind = "category"\n')
-    return recsuite.fit(events, items=items, schema=schema, **FLAGS)
+    return recsuite.fit(events, model=make_model, items=items, schema=schema, **FLAGS)
 
 
 def test_a_model_of_frames_scores_their_rows_on_the_scale_of_the_labels(model: recsuite.FittedModel) -> None:
@@ -130,7 +131,7 @@ def test_a_saved_model_scores_the_same_without_the_tables(
         "history": [[]],
         "history_ratings": [[]],
     }
-    served = ServedModel.open(tmp_path / "served")
+    served = ServedModel.open(tmp_path / "served", model=make_model)
     assert served.score(values).item() == pytest.approx(model.score(values).item(), abs=1e-6)
     with pytest.raises(UserError, match="exists already"):
         model.save(tmp_path / "served")
@@ -151,26 +152,26 @@ def test_a_saved_model_scores_the_same_without_the_tables(
 )
 def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        recsuite.fit(frames(50)[0], **flags)
+        recsuite.fit(frames(50)[0], model=make_model, **flags)
 
 
 def test_an_argument_that_is_no_frame_gives_one_message() -> None:
     with pytest.raises(UserError, match="events must be a table of pandas, polars"):
-        recsuite.fit([1, 2, 3])
+        recsuite.fit([1, 2, 3], model=make_model)
 
 
 def test_a_frame_that_no_table_can_hold_gives_one_message() -> None:
     events, _ = frames(50)
     twice = pandas.concat([events, events[["device"]]], axis=1)
     with pytest.raises(UserError, match="events has a column 'device', and takes columns with one name each"):
-        recsuite.fit(twice)
+        recsuite.fit(twice, model=make_model)
     mixed = events.assign(device=["phone", 3] * 25)
     with pytest.raises(UserError, match="The column device holds values of several types"):
-        recsuite.fit(mixed)
+        recsuite.fit(mixed, model=make_model)
     with pytest.raises(UserError, match="events has an index 'user_id', which is not read; call reset_index"):
-        recsuite.fit(events.set_index("user_id"))
+        recsuite.fit(events.set_index("user_id"), model=make_model)
     with pytest.raises(UserError, match="The column z holds values of several types"):
-        recsuite.fit(events.assign(z=1j))
+        recsuite.fit(events.assign(z=1j), model=make_model)
 
 
 class Streamed:
@@ -212,7 +213,9 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
         flags = {**FLAGS, "seed": seed}
         call = threading.Thread(
             target=lambda flags=flags: found.append(
-                recsuite.fit(Streamed(events), items=pyarrow.Table.from_pandas(items), **flags)
+                recsuite.fit(
+                    Streamed(events), model=make_model, items=pyarrow.Table.from_pandas(items), **flags
+                )
             )
         )
         call.start()
@@ -234,7 +237,7 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
     # The guess can be given again.
     tables = found[0].tables
     assert tables.label == LabelColumn("rating", "stars", 1.0, 5.0, 4.0, noun="rating")
-    assert recsuite.fit(events, schema=tables, items=items, **FLAGS).tables == tables
+    assert recsuite.fit(events, model=make_model, schema=tables, items=items, **FLAGS).tables == tables
 
 
 def argument_in(text: str) -> Any:
@@ -255,19 +258,19 @@ def test_advice_on_frames_is_an_argument_and_trains_when_it_is_followed(
     )
     unnamed = events.rename(columns={"user_id": "a", "product_id": "b", "session_id": "c"})
     with pytest.raises(UserError) as refused:
-        recsuite.fit(unnamed, **FLAGS)
+        recsuite.fit(unnamed, model=make_model, **FLAGS)
     assert argument_in(str(refused.value)) == {"user": {"column": "NAME"}, "item": {"column": "NAME"}}
     unrated = events.drop(columns=["stars", "timestamp"])
     with pytest.raises(UserError) as refused:
-        recsuite.fit(unrated, **FLAGS)
+        recsuite.fit(unrated, model=make_model, **FLAGS)
     label = argument_in(str(refused.value))
     assert label == {"label": {"kind": "clicks"}}
     with pytest.raises(UserError, match="the table events, row 6: user_id is missing") as missing:
-        recsuite.fit(unrated, schema=label, **FLAGS)
+        recsuite.fit(unrated, model=make_model, schema=label, **FLAGS)
     shown = capsys.readouterr().out
     user = argument_in(shown)
     assert user == {"user": {"column": "session_id"}}
-    model = recsuite.fit(unrated, schema=label | user, **FLAGS)
+    model = recsuite.fit(unrated, model=make_model, schema=label | user, **FLAGS)
     assert (model.tables.user.column, model.tables.label.kind) == ("session_id", "clicks")
     assert model.tables.timestamp == TimestampColumn("eventdate")
     for text in (str(refused.value), str(missing.value), shown, capsys.readouterr().out):
@@ -308,7 +311,9 @@ def test_frames_with_decimal_commas_and_a_word_are_trained_and_scored() -> None:
     )
     items = items.assign(price=[f"{price:.2f}" for price in items["price"][:-1]] + ["unknown"])
     paid = {"features": {"paid": {"of": "event", "column": "paid", "kind": "number"}}}
-    model = recsuite.fit(events[events["paid"] != "free"], items=items, schema=paid, **FLAGS)
+    model = recsuite.fit(
+        events[events["paid"] != "free"], model=make_model, items=items, schema=paid, **FLAGS
+    )
     assert (model.tables.label.kind, model.tables.files.decimal_commas) == ("rating", ("stars", "paid"))
     rows = events[events["paid"] == "3,50"].head(3)
     same = model.score(rows.assign(paid=3.5)).tolist()
@@ -321,7 +326,7 @@ def test_a_bad_row_is_named_by_its_table_and_place() -> None:
     events, _ = frames(300)
     events.loc[250, "user_id"] = None
     with pytest.raises(UserError) as raised:
-        recsuite.fit(events, **FLAGS)
+        recsuite.fit(events, model=make_model, **FLAGS)
     assert str(raised.value) == (
         'Cannot read the table events, row 251: user_id is missing. Fix: correct it, or give bad_rows="skip".'
     )
@@ -379,7 +384,7 @@ def strange() -> tuple[pandas.DataFrame, recsuite.FittedModel]:
         },
     )
     flags = {**FLAGS, "epochs": 3, "batch_size": 32, "test_fraction": 0.1, "duplicates": "keep"}
-    return events, recsuite.fit(events, schema=schema, **flags)
+    return events, recsuite.fit(events, model=make_model, schema=schema, **flags)
 
 
 def test_the_rows_of_the_test_have_the_reported_error(
@@ -424,7 +429,7 @@ def test_a_path_has_its_columns_beside_the_tables_and_a_report_where_one_is_want
     (tmp_path / "shop").mkdir()
     for name, frame in (("events", events), ("items", items)):
         frame.to_parquet(tmp_path / "shop" / f"{name}.parquet")
-    model = recsuite.fit(tmp_path / "shop", **FLAGS, report_dir=tmp_path / "report")
+    model = recsuite.fit(tmp_path / "shop", model=make_model, **FLAGS, report_dir=tmp_path / "report")
     assert (tmp_path / "shop" / ".columns").is_dir()
     assert read_json(tmp_path / "report" / "metrics.json")["test"] == finite(model.metrics)
 
@@ -435,7 +440,7 @@ def test_ranks_without_a_common_launcher_are_refused(monkeypatch: pytest.MonkeyP
     for name, value in launch.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="start them with torchrun"):
-        recsuite.fit(frames(50)[0])
+        recsuite.fit(frames(50)[0], model=make_model)
 
 
 def test_files_of_a_killed_fit_are_removed_by_the_next(
@@ -480,7 +485,7 @@ def test_ctrl_c_in_a_fit_is_a_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Checkpointer, "on_step", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        recsuite.fit(frames(300)[0], **{**FLAGS, "batch_size": 32})
+        recsuite.fit(frames(300)[0], model=make_model, **{**FLAGS, "batch_size": 32})
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -496,7 +501,9 @@ def test_recommendations_have_the_scores_of_the_same_values_with_numbers_and_a_c
         "discount": FeatureColumn("event", "discount", "number", "dense"),
     }
     schema = TableSchema(UserColumn("user_id"), ItemColumn("product_id"), label, features=features)
-    model = recsuite.fit(events, items=items, schema=schema, **FLAGS, split="random", lr=0.1)
+    model = recsuite.fit(
+        events, model=make_model, items=items, schema=schema, **FLAGS, split="random", lr=0.1
+    )
     coming = {"device": "phone", "discount": 0.4}
     (found,) = model.recommend(["user-3"], k=40, event=coming, exclude=None)
     ids = [item for item, _ in found]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from example import make_model
 from recsuite.checkpoint.folder import full_checkpoints_in
 from recsuite.config.parser import parse_args
 from recsuite.config.sections import ModelConfig
@@ -246,7 +247,7 @@ def begun(flags: list[str], context: RuntimeContext, **arguments: Any) -> dict[s
     """The rows of all tables before the first step."""
     config = parse_args(flags)
     with open_data(config, context) as data, Training(data, config, context) as training:
-        tables = training.shard(**arguments).tables
+        tables = training.shard(make_model, **arguments).tables
         return {name: table.export()["weight"].clone() for name, table in tables.items()}
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import recsuite
+from example import make_model
 from recsuite.config.parser import parse_args
 from recsuite.config.sections import CheckpointConfig
 from recsuite.errors import UserError
@@ -57,7 +58,7 @@ def exports(until_10: Path) -> dict[str, Path]:
         found[row_type] = until_10.parent / row_type
         wanted = GraphConfig(format="onnx", row_type=row_type)
         source = CheckpointConfig(save_dir=str(until_10), checkpoint="latest")
-        export(source, found[row_type], extras=[wanted])
+        export(source, found[row_type], make_model, extras=[wanted])
     return found
 
 
@@ -81,7 +82,7 @@ def inputs_of(model: ServedModel, values: Mapping[str, list[Any]]) -> dict[str, 
 def test_a_client_without_torch_scores_as_the_server(
     exports: dict[str, Path], until_10: Path, values: dict[str, list[Any]]
 ) -> None:
-    model, client = ServedModel.open(until_10, "latest"), client_of(exports["float32"])
+    model, client = ServedModel.open(until_10, "latest", model=make_model), client_of(exports["float32"])
     np.testing.assert_allclose(client.score(values), model.score(values).numpy(), atol=1e-6)
     # One event; and unknown values, and nothing but an item.
     schema = model.snapshot.schema
@@ -91,7 +92,9 @@ def test_a_client_without_torch_scores_as_the_server(
     np.testing.assert_allclose(client.score(few), model.score(few).numpy(), atol=1e-6)
     assert client.score({"movie": []}).shape == (0,)
     # The export is one of this library too.
-    assert torch.equal(ServedModel.open(exports["float32"]).score(values), model.score(values))
+    assert torch.equal(
+        ServedModel.open(exports["float32"], model=make_model).score(values), model.score(values)
+    )
 
 
 def test_a_client_imports_neither_torch_nor_the_library(exports: dict[str, Path]) -> None:
@@ -119,7 +122,7 @@ def test_short_rows_are_within_their_rounding(
             assert (np.abs(client.looked_up(table["name"], rows) - exact) <= limit).all()
         assert 0 < np.abs(client.score(values) - whole.score(values)).max() < 0.05
         with pytest.raises(UserError, match=f"--row_type {row_type}"):
-            ServedModel.open(exports[row_type])
+            ServedModel.open(exports[row_type], model=make_model)
     assert sizes["int8"] < sizes["float16"] < (exports["float32"] / MODEL).stat().st_size
 
 
@@ -135,7 +138,7 @@ def test_deltas_are_applied_to_an_export_in_their_order(
     np.testing.assert_array_equal(client.score(values), before)
     for step in (12, 14):
         client.apply(state(trained_folder / "dumps", step))
-    wanted = ServedModel.open(state(trained_folder / "dumps", 14)).score(values).numpy()
+    wanted = ServedModel.open(state(trained_folder / "dumps", 14), model=make_model).score(values).numpy()
     assert np.abs(wanted - before).max() > most
     np.testing.assert_allclose(client.score(values), wanted, atol=most)
 
@@ -208,7 +211,13 @@ def test_a_client_encodes_numbers_vectors_and_lists_as_the_server(tmp_path: Path
     items["image"], items["tags"] = draw.normal(size=(30, 4)).tolist(), [["a", "b"], ["c"], []] * 10
     (tmp_path / "schema.toml").write_text(SCHEMA)
     model = recsuite.fit(
-        events, users=users, items=items, schema=tmp_path / "schema.toml", epochs=1, preset="none"
+        events,
+        model=make_model,
+        users=users,
+        items=items,
+        schema=tmp_path / "schema.toml",
+        epochs=1,
+        preset="none",
     )
     write_export(model.snapshot, tmp_path / "served", extras=[GraphConfig(format="onnx")])
     client, edges = client_of(tmp_path / "served"), model.snapshot.encodings["age"].edges
@@ -270,7 +279,7 @@ def test_a_feature_may_have_any_name_in_training_checkpoints_graphs_and_clients(
     assert "missing 0, unexpected 0" in loaded
     lines = [line for line in (trained + loaded).splitlines() if line.startswith("| this model, ")]
     assert len({line.partition("|")[2].partition("|")[2] for line in lines}) == 1
-    model = ServedModel.open(dumps)
+    model = ServedModel.open(dumps, model=make_model)
     tables = {name.split(".")[1] for name in model.snapshot.manifest.tensors if name.startswith("tables.")}
     assert tables >= {"user", "item", "history", *NAMES} - {"training", "pop"}
     asked: dict[str, list[Any]] = {"user": [1, 2, 3], "item": [3, 4, -1]}
@@ -309,7 +318,7 @@ def test_a_client_refuses_names_and_lengths_that_cannot_be(
 def test_a_graph_of_torch_export_scores_as_the_server(
     until_10: Path, values: dict[str, list[Any]], tmp_path: Path
 ) -> None:
-    model = ServedModel.open(until_10, "latest")
+    model = ServedModel.open(until_10, "latest", model=make_model)
     graph = torch.export.load(write_graph(tmp_path, model.snapshot, "torch")).module()
     for number in (40, 1):
         few = {name: given[:number] for name, given in values.items()}
@@ -335,7 +344,7 @@ class Own(TwoSided):
 
 
 def with_own(folder: Path, kind: str) -> ServedModel:
-    model = ServedModel.open(folder, "latest")
+    model = ServedModel.open(folder, "latest", model=make_model)
     model.snapshot.__dict__["head"] = Own(model.snapshot.tables["user"].matrix.size(1), kind)
     return model
 
@@ -371,7 +380,7 @@ def test_a_refused_export_leaves_nothing(
     monkeypatch.setattr("recsuite.extras.graph.graph.find_spec", lambda package: None)
     wanted = GraphConfig(format="onnx")
     with pytest.raises(UserError, match="--format onnx requires onnx; pip install onnx onnxscript"):
-        export(CheckpointConfig(save_dir=str(until_10)), tmp_path / "served", extras=[wanted])
+        export(CheckpointConfig(save_dir=str(until_10)), tmp_path / "served", make_model, extras=[wanted])
     assert not [*tmp_path.iterdir()]
     with pytest.raises(UserError, match="--row_type int8 requires --format torch or onnx"):
         parse_args(["--export", "there", "--row_type", "int8"])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from example import make_model
 from recsuite.checkpoint.format import DynamicRecord, read_manifest
 from recsuite.errors import UserError
 from recsuite.extras.index import FILE, NOTHING, NearestItems, curve_lines, recall_curve
@@ -287,7 +288,10 @@ def exported(written: Path, tmp_path: Path) -> Path:
 
 
 def test_an_export_opens_with_its_index(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, original = ServedModel.open(exported), ServedModel(snapshot_of("ranking", items=400))
+    model, original = (
+        ServedModel.open(exported, model=make_model),
+        ServedModel(snapshot_of("ranking", items=400)),
+    )
     # The index is not made again. The class of the model is not recorded by this snapshot.
     assert [line.partition(" which ")[2] for line in capsys.readouterr().out.splitlines()] == [
         "did not record the class of its model"
@@ -303,7 +307,7 @@ def test_an_export_without_an_index_has_no_trace_of_one(tmp_path: Path) -> None:
     write_export(snapshot_of("ranking"), tmp_path / "export")
     assert not (tmp_path / "export" / FILE).exists()
     assert "index" not in read_manifest(tmp_path / "export").about
-    model = ServedModel.open(tmp_path / "export")
+    model = ServedModel.open(tmp_path / "export", model=make_model)
     assert model.snapshot.lists is None
     assert model.recommend([1], approximate=True) == model.recommend([1])
 
@@ -333,7 +337,7 @@ def test_a_damaged_index_is_rebuilt_and_reported(
     exported: Path, damage: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(exported)
-    model = ServedModel.open(exported)
+    model = ServedModel.open(exported, model=make_model)
     said = capsys.readouterr().out
     assert f"ignoring the index of {exported} (" in said
     assert "; a new one will be made" in said
@@ -360,11 +364,14 @@ def test_a_kill_while_an_export_is_written_leaves_all_of_it_or_nothing(tmp_path:
                 break
             kills += 1
             if (folder / "e").exists():
-                assert ServedModel.open(folder / "e").recommend([1, 2], approximate=True) == wanted
+                assert (
+                    ServedModel.open(folder / "e", model=make_model).recommend([1, 2], approximate=True)
+                    == wanted
+                )
     finally:
         torch.set_num_threads(threads)
     assert kills >= 5
-    assert ServedModel.open(folder / "e").snapshot.lists is not None
+    assert ServedModel.open(folder / "e", model=make_model).snapshot.lists is not None
 
 
 # --- what is told of it ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from example import make_model
 from recsuite.config.sections import MAX_EMBEDDING_DIM
 from recsuite.errors import UserError
 from recsuite.extras import plan
@@ -25,7 +26,7 @@ LARGE = "--table=user:1_000_000_000:64"
 def planned(*words: str) -> tuple[plan.PlannedTables, plan.Plan, list[np.ndarray]]:
     """The tables of a command, their plan, and what ranks send in each step."""
     cluster, config, given = plan.parse([*words])
-    make, batches = plan.tables_of(cluster, config, given)
+    make, batches = plan.tables_of(cluster, config, given, make_model)
     tables = make(cluster, MAX_EMBEDDING_DIM)
     found = plan.find_plan(tables, cluster, {})
     assert found is not None
@@ -40,14 +41,14 @@ def described(found: plan.Plan) -> dict[str, list[Any]]:
 def refused(*words: str) -> str:
     """The sentence by which a command is refused."""
     with pytest.raises(UserError) as error:
-        plan.plan(*plan.parse([*words]))
+        plan.plan(*plan.parse([*words]), make_model)
     return str(error.value)
 
 
 def fits(*words: str) -> bool:
     """True if a command prints a plan."""
     try:
-        return plan.plan(*plan.parse([*words])) == 0
+        return plan.plan(*plan.parse([*words]), make_model) == 0
     except UserError:
         return False
 
@@ -86,7 +87,7 @@ def test_without_data_ranks_send_at_most_the_distinct_ids_spread_over_the_rows()
 def test_a_trillion_parameters_are_planned_in_their_tiers() -> None:
     words = (*EIGHT, "--hosts", "16", "--table=user:16_000_000_000:64", "--table=item:1_000_000:64")
     cluster, config, given = plan.parse([*words])
-    tables = plan.tables_of(cluster, config, given)[0](cluster, MAX_EMBEDDING_DIM)
+    tables = plan.tables_of(cluster, config, given, make_model)[0](cluster, MAX_EMBEDDING_DIM)
     kept, uvm, disk = (
         plan.find_plan(tables, cluster, kernels)
         for kernels in ({}, {"user": plan.KERNELS["uvm"]}, {"user": plan.KERNELS["on_disk"]})
@@ -107,16 +108,16 @@ def test_a_file_of_tables_and_flags_give_the_same_plan(
 ) -> None:
     file = tmp_path / "sizes.csv"
     file.write_text("name,rows,dim,ids\nuser,1000000,64,1\nitem,50000,64,20\n")
-    assert plan.main([*GPUS, "--tables", str(file)]) == 0
+    assert plan.main([*GPUS, "--tables", str(file)], make_model) == 0
     first = capsys.readouterr().out
-    assert plan.main([*GPUS, "--table=user:1000000:64", "--table=item:50_000:64:20"]) == 0
+    assert plan.main([*GPUS, "--table=user:1000000:64", "--table=item:50_000:64:20"], make_model) == 0
     assert capsys.readouterr().out == first
 
 
 def test_a_plan_shows_tables_ranks_slowest_rank_and_the_time_of_a_checkpoint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert plan.main([*EIGHT, "--hosts", "4", LARGE, "--disk", "1GB/s"]) == 0
+    assert plan.main([*EIGHT, "--hosts", "4", LARGE, "--disk", "1GB/s"], make_model) == 0
     output = capsys.readouterr().out
     assert re.search(
         r"^\| user +\| 1,000,000,000 \| +64 \| +1 \| +row_wise \| +fused \| +0-31 \|", output, re.M
@@ -138,7 +139,7 @@ def test_a_plan_that_does_not_fit_names_changes_that_fit_and_no_smaller_ones(
     def command(hosts: int = 4, dim: int = 64, *words: str) -> list[str]:
         return [*EIGHT, "--hosts", str(hosts), *(each.format(dim) for each in tables), *words]
 
-    assert plan.main(command()) == 2
+    assert plan.main(command(), make_model) == 2
     said = capsys.readouterr().err
     found = re.search(
         r"--hosts (\d+), or an embedding_dim of (\d+), or --uvm (\S+), or --on_disk (\S+)\.", said
@@ -223,7 +224,7 @@ def test_the_plan_of_a_training_is_that_of_its_ranks_with_their_memory_and_bytes
 def test_the_size_of_a_checkpoint_is_that_of_its_shard_files(trained: Trained) -> None:
     (cluster, _, _), config = plan.parse([*CPUS, "1"]), trained.config
     ids = {table.name: 1.0 for table in trained.columns.tables}
-    make = plan.trained_tables(trained.columns, config, RowWiseAdagrad(1.0), ids)
+    make = plan.trained_tables(trained.columns, config, RowWiseAdagrad(1.0), ids, make_model)
     tables = make(cluster, MAX_EMBEDDING_DIM)
     found = plan.find_plan(tables, cluster, {})
     assert found is not None

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from example import make_model
 from recsuite.checkpoint.folder import set_link
 from recsuite.config.config import Config
 from recsuite.errors import UserError
@@ -55,7 +56,7 @@ def promoted(weeks: Path) -> str:
 
 def test_a_better_model_is_promoted_and_followed(weeks: Path) -> None:
     models = weeks / "models"
-    follower = Follower(models / PROMOTED)
+    follower = Follower(models / PROMOTED, model=make_model)
     before = follower.model.run
     output = succeeded(retrain(weeks / "shop", models))
     assert promoted(weeks) == "run-000002"
@@ -68,7 +69,7 @@ def test_a_better_model_is_promoted_and_followed(weeks: Path) -> None:
     assert follower.refresh()
     assert follower.model.run != before
     # The first week's model knows no item of the second week, and is measured by what it is served with.
-    assert not ServedModel.open(models / "run-000001").knows("item", "p39")
+    assert not ServedModel.open(models / "run-000001", model=make_model).knows("item", "p39")
     assert follower.model.knows("item", "p39")
 
 
@@ -126,7 +127,7 @@ def test_what_fails_or_is_killed_leaves_the_promoted_model(weeks: Path) -> None:
             time.sleep(0.05)
         assert names_of_processes(str(models)) == []
     assert promoted(weeks) == "run-000001"
-    ServedModel.open(models / PROMOTED)
+    ServedModel.open(models / PROMOTED, model=make_model)
     output = succeeded(retrain(weeks / "shop", models))
     assert f"removing {models / 'run-000003'}, which was not finished" in output
     # No number is used again: what is left of the killed one may still write into its run.

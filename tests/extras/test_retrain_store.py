@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from example import make_model
 from recsuite.errors import UserError
 from recsuite.extras import retrain as program
 from recsuite.extras.retrain import LOCK, PROMOTED, VERDICT, claimed, promoted_in
@@ -64,7 +65,7 @@ def test_a_better_model_is_promoted_and_followed(models: FsspecPath, store: Stor
     output = succeeded(retrain(shop, models, env=store.env))
     assert f"promoted {models}/run-000001: it is the first" in output
     wait_for_first(folder_at(f"{models}/{PROMOTED}"))
-    follower = Follower(f"{models}/{PROMOTED}")
+    follower = Follower(f"{models}/{PROMOTED}", model=make_model)
     before = follower.model.run
     assert not follower.refresh()
     write_weeks(shop, 2)
@@ -266,4 +267,4 @@ def test_a_newer_retrain_beside_a_training_ends_the_older_one_with_a_sentence(
     assert f"removing {models}/run-000002, which was not finished" in output
     assert runs_in(models) == ["run-000001", "run-000003"]
     assert (models / PROMOTED).resolve() == models / "run-000003"
-    ServedModel.open(f"{models}/{PROMOTED}")
+    ServedModel.open(f"{models}/{PROMOTED}", model=make_model)

@@ -14,6 +14,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
+from example import make_model
 from recsuite.errors import UserError
 from recsuite.extras import scoring
 from recsuite.extras.scoring import JOB, BatchScoring, begin, describe_lists, described, end
@@ -27,7 +28,7 @@ SCORE = ROOT / "example" / "score.py"
 
 @pytest.fixture(scope="module")
 def model(trained_folder: Path, synthetic_folder: Path) -> ServedModel:
-    return ServedModel.open(trained_folder / "dumps", data_path=synthetic_folder)
+    return ServedModel.open(trained_folder / "dumps", model=make_model, data_path=synthetic_folder)
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +151,7 @@ def test_changed_data_are_another_job(
     *lines, last = ratings.read_text().splitlines()
     user, movie, stars, time = last.split("::")
     ratings.write_text("\n".join([*lines, f"{user}::{movie}::{1 + int(stars) % 5}::{time}"]) + "\n")
-    changed = ServedModel.open(trained_folder / "dumps", data_path=tmp_path / "data")
+    changed = ServedModel.open(trained_folder / "dumps", model=make_model, data_path=tmp_path / "data")
     with pytest.raises(UserError, match="holds scores of another model, data, input or --k"):
         begin(tmp_path / "recs", BatchScoring(changed, None, 3).job())
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+import example
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM_CACHING
 from recsuite.datasets.batches import EventBatches
@@ -186,7 +187,9 @@ def test_on_gpus_the_number_and_the_flags_choose_kernels_and_pipeline(
     world_size, flags, is_distinct, overlaps, prefetches = ON_GPUS[name]
     config = Config.of(data_path=str(synthetic_folder), **flags)
     context = RuntimeContext(0, 0, world_size, world_size, torch.device("cuda"), 1)
-    _, sharder, _, _ = unsharded(open_columns(config), config, context, RowWiseAdagrad(0.04), 2**30)
+    _, sharder, _, _ = unsharded(
+        open_columns(config), config, context, RowWiseAdagrad(0.04), 2**30, example.make_model
+    )
     static = OneRankTablesSharder if world_size == 1 else EmbeddingCollectionSharder
     assert type(sharder) is (TorchRecTablesSharder if name == "dynamic" else static)
     assert vars(sharder)["_use_index_dedup"] is is_distinct
@@ -214,7 +217,7 @@ def model_and_batch(config: Config) -> tuple[TrainableModel, ModelInput]:
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
     feed = BatchFeed(build_dataloader(sampler.dataset, sampler, config))
     num_rows = {table.name: table.rows for table in columns.tables}
-    head = make_head(columns, config.model, config.data.history)
+    head = make_head(columns, config.model, config.data.history, example.make_model)
     model = make_model(columns, config, head, num_rows)
     return model, next(feed.batches("train", 0))
 

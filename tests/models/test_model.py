@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from example import RatingModel, make_model
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
@@ -17,7 +18,7 @@ from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
-from recsuite.models.heads import Interaction
+from recsuite.models.tasks import ModelData
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
 from recsuite.sharding.dynamic_ranks import dynamic_rows
@@ -46,7 +47,7 @@ def columns(config: Config) -> Columns:
 
 
 def tables_of(columns: Columns, config: Config, context: RuntimeContext) -> dict[str, torch.Tensor]:
-    state = build_train_state(columns, config, context).model.state_dict()
+    state = build_train_state(columns, config, context, make_model).model.state_dict()
     return {
         name.split(".")[-2]: value.local_shards()[0].tensor.detach()
         for name, value in state.items()
@@ -89,7 +90,7 @@ def test_a_table_may_have_the_name_of_any_attribute_of_a_module() -> None:
 def test_different_users_get_different_rankings(
     columns: Columns, config: Config, context: RuntimeContext
 ) -> None:
-    model = build_train_state(columns, config, context).model.module
+    model = build_train_state(columns, config, context, make_model).model.module
     for shard in (value.local_shards()[0].tensor for value in model.state_dict().values() if _sharded(value)):
         shard.detach().mul_(10)
     batch = first_batch(columns, config, context)
@@ -130,7 +131,7 @@ def test_the_loss_is_the_mean_over_real_rows_with_the_decay_of_their_vectors(
     columns: Columns, config: Config, context: RuntimeContext
 ) -> None:
     config = config.replaced(l2=0.3)
-    model = build_train_state(columns, config, context).model.module
+    model = build_train_state(columns, config, context, make_model).model.module
     batch = first_batch(columns, config, context)
     half = torch.zeros_like(batch.weights)
     half[: len(half) // 2] = 2
@@ -141,7 +142,7 @@ def test_the_loss_is_the_mean_over_real_rows_with_the_decay_of_their_vectors(
 
 
 def test_the_model_follows_the_table_of_features(columns: Columns) -> None:
-    head = Interaction([table.feature for table in columns.tables], 8, (4,), 3.5)
+    head = RatingModel(ModelData(columns.schema, [table.feature for table in columns.tables], 3.5), 8, (4,))
     recommender = Recommender({table.name: table.rows for table in columns.tables}, 8, head)
     names = [key.split(".")[1] for key in recommender.embeddings[0].state_dict()]
     assert names == [table.name for table in columns.tables]
@@ -154,7 +155,7 @@ def test_the_model_follows_the_table_of_features(columns: Columns) -> None:
 
 
 def test_the_plan_is_a_line_for_each_table(columns: Columns, config: Config, context: RuntimeContext) -> None:
-    model = build_train_state(columns, config, context).model
+    model = build_train_state(columns, config, context, make_model).model
     lines = describe_plan(model, columns).splitlines()
     assert lines[0].split() == ["table", "rows", "dim", "sharding", "ranks", "MiB"]
     assert [line.split()[0] for line in lines[1:]] == [table.name for table in columns.tables]
@@ -170,7 +171,7 @@ def test_tables_that_do_not_fit_are_refused(
     )
     monkeypatch.setattr(sharding, "_room_per_rank", lambda config, context: 2**30)
     with pytest.raises(UserError, match=r"need [\d,]+.\d GiB .* 1 rank of 1.0 GiB each .*; start more"):
-        build_train_state(huge, config, context)
+        build_train_state(huge, config, context, make_model)
 
 
 @pytest.mark.parametrize(("capacity", "grow"), [("100%", 0.0), ("user=80%,movie=5%,history=5%", 0.75)])
@@ -184,7 +185,7 @@ def test_a_share_of_the_memory_fits_it_also_when_tables_have_grown(
     memory = 2**24
     monkeypatch.setattr(sharding, "_room_per_rank", lambda config, context: memory)
     tried = config.replaced(vocabulary="dynamic", history=5, capacity=capacity, max_load_factor=grow)
-    model = build_train_state(open_columns(tried), tried, context).model
+    model = build_train_state(open_columns(tried), tried, context, make_model).model
     taken = sum(rows.weights.nbytes for rows in dynamic_rows(model).values())
     assert 0.5 * memory < taken < memory
 
@@ -195,4 +196,4 @@ def test_a_capacity_beyond_the_memory_is_refused_before_anything_is_made_of_it(
     monkeypatch.setattr(sharding, "_room_per_rank", lambda config, context: 2**30)
     tried = config.replaced(vocabulary="dynamic", history=5, capacity=str(2**38))
     with pytest.raises(UserError, match=r"^--capacity 274877906944 .* 8 times .* GiB.* 870.4 MiB"):
-        build_train_state(open_columns(tried), tried, context)
+        build_train_state(open_columns(tried), tried, context, make_model)

@@ -29,8 +29,9 @@ from recsuite.models.sequences import (
     dropout_mask,
     separate_histories,
 )
-from recsuite.models.tasks import TASKS, ModelData
+from recsuite.models.tasks import ModelData
 from recsuite.training.steps import with_histories
+from sequential import make_model
 from tests.support.feature_rows import feature_rows
 
 DIM, WIDTH, HEADS = 8, 5, 2
@@ -69,7 +70,7 @@ def normal(*shape: int, seed: int = 1) -> torch.Tensor:
 
 def make_head(block: str, dropout: float = 0.0) -> SequenceHead:
     args = ModelConfig("sequence", DIM, (16,), block=block, num_heads=HEADS, dropout=dropout)
-    return randomized(TASKS["sequence"].make_model(ModelData(SCHEMA, FEATURES, history=WIDTH), args))
+    return randomized(make_model(ModelData(SCHEMA, FEATURES, history=WIDTH), args))
 
 
 def pairs() -> list[tuple[int, int]]:

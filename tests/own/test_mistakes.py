@@ -15,6 +15,7 @@ from torch import nn
 from torchrec.optim.keyed import KeyedOptimizer
 
 import recsuite as rs
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.config.sections import OptimizerConfig
 from recsuite.datasets.opening import open_data
@@ -65,8 +66,8 @@ class Sums(Small):
         return rows.sum(self.names).sum(1)
 
 
-def library_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
-    model = rs.library_model(data, args)
+def two_towers(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
+    model = rs.TwoTower(data.features, args.embedding_dim, args.mlp_dims)
     model.embedding_dims = {"genres": 8}
     return model
 
@@ -131,7 +132,7 @@ def trained(training: Training, **given: Any) -> rs.Run:
             r"added up .* one width, got user 4, movie 8\. Fix: give these features the same width",
         ),
         (
-            {"maker": library_model},
+            {"maker": two_towers},
             rs.UserError,
             r"of the library adds up rows, .* --embedding_dim, 4, got \{'genres': 8\}",
         ),
@@ -210,7 +211,7 @@ def test_a_model_without_vectors_is_refused_for_a_ranking(
         with pytest.raises(rs.UserError, match=r"--task ranking requires a TwoSided, got Small"):
             training.shard(small())
         with pytest.raises(rs.UserError, match=r"--task ranking .* ranks"):
-            training.shard(metrics={"spread": lambda predictions, labels: 0.0})
+            training.shard(make_model, metrics={"spread": lambda predictions, labels: 0.0})
 
 
 # --- what is possible ---------------------------------------------------------------------------------

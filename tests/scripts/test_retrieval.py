@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from example import make_model
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import ROOT, python, read_json, succeeded, torchrun
@@ -43,12 +44,12 @@ def test_the_index_of_a_training_on_any_ranks_is_exported_followed_and_shown(
     assert found is not None
     assert float(found[1]) == 1
     # The model and the index that a server opens are those of the sharded training.
-    served, best = ServedModel.open(export), ServedModel.open(dumps)
+    served, best = ServedModel.open(export, model=make_model), ServedModel.open(dumps, model=make_model)
     assert served.snapshot.lists is not None
     assert served.recommend([1, 2], approximate=True) == best.recommend([1, 2])
-    follower = Follower(dumps, start=export, checkpoint="latest")
+    follower = Follower(dumps, model=make_model, start=export, checkpoint="latest")
     follower.refresh()
-    latest = ServedModel.open(dumps, "latest")
+    latest = ServedModel.open(dumps, "latest", model=make_model)
     assert follower.model.recommend([1, 2], approximate=True) == latest.recommend([1, 2])
     # What a person sees: what the user had, and ten movies with their titles.
     page = output[output.index("user ") :] if "rated" in output else ""

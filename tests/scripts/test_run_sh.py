@@ -481,7 +481,7 @@ def test_the_doctor_refuses_the_flags_that_train_refuses(copy: Copy) -> None:
 def test_a_plan_is_one_process_with_the_flags_as_given(copy: Copy) -> None:
     copy.run("plan", "--hosts", "4", "--table", "two words:10:8", env={"FAKE_GPUS": "8", "VARIANT": "cpu"})
     assert len(copy.installs()) == 1
-    assert copy.calls()[-1] == "-m|recsuite.extras.plan|--hosts|4|--table|two words:10:8"
+    assert copy.calls()[-1] == f"{copy.folder}/example/plan.py|--hosts|4|--table|two words:10:8"
 
 
 # --- mistakes ---

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from example import make_model
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import SCHEMA_FILE
 from recsuite.errors import UserError
@@ -37,7 +38,7 @@ def values(synthetic_folder: Path) -> dict[str, list[Any]]:
 
 def ids_at(dumps: Path, step: int, feature: str) -> set[int]:
     """Return the ids with a row after a step, from the files."""
-    table = ServedModel.open(state(dumps, step)).snapshot.tables[feature]
+    table = ServedModel.open(state(dumps, step), model=make_model).snapshot.tables[feature]
     assert isinstance(table, IdTable)
     return {*table.ids.tolist()}
 
@@ -46,7 +47,7 @@ def test_scores_equal_those_of_the_training(dynamic_folder: Path, values: dict[s
     predictions = np.load(dynamic_folder / "predictions.npz")
     assert sorted(map(int, predictions)) == [*STEPS]
     for step in STEPS:
-        model = ServedModel.open(state(dynamic_folder / "dumps", step))
+        model = ServedModel.open(state(dynamic_folder / "dumps", step), model=make_model)
         scores = model.score(values).numpy()
         assert np.abs(scores - predictions[str(step)]).max() <= 1e-6, step
     # Not all of the test are known.
@@ -58,11 +59,11 @@ def test_deltas_applied_in_place_equal_opening_the_checkpoint_again(
     dumps: Path, values: dict[str, list[Any]]
 ) -> None:
     for base, steps in ((0, (2, 4, 6)), (8, (10, 12, 14))):
-        model = ServedModel.open(state(dumps, base))
+        model = ServedModel.open(state(dumps, base), model=make_model)
         for step in steps:
             assert model.apply(state(dumps, step))
             assert not model.apply(state(dumps, step))
-            anew = ServedModel.open(state(dumps, step))
+            anew = ServedModel.open(state(dumps, step), model=make_model)
             assert torch.equal(model.score(values), anew.score(values))
             assert model.recommend([1, 2, 3]) == anew.recommend([1, 2, 3])
 
@@ -70,7 +71,7 @@ def test_deltas_applied_in_place_equal_opening_the_checkpoint_again(
 def test_a_new_user_of_a_delta_is_known_after_a_refresh(dumps: Path, tmp_path: Path) -> None:
     came = sorted(ids_at(dumps, 10, "user") - ids_at(dumps, 8, "user"))
     left = sorted(ids_at(dumps, 8, "user") - ids_at(dumps, 10, "user"))
-    follower = Follower(copied(dumps, tmp_path / "dumps", 8), checkpoint="latest")
+    follower = Follower(copied(dumps, tmp_path / "dumps", 8), model=make_model, checkpoint="latest")
     model = follower.model
     before = model.recommend([came[0], -1])
     # Whoever is unknown is recommended what any other is.
@@ -84,10 +85,10 @@ def test_a_new_user_of_a_delta_is_known_after_a_refresh(dumps: Path, tmp_path: P
 
 
 def test_a_new_item_is_recommended_and_an_evicted_one_is_not(dumps: Path) -> None:
-    model = ServedModel.open(state(dumps, 8))
+    model = ServedModel.open(state(dumps, 8), model=make_model)
     came_ever, left_ever = set(), set()
     everything = sorted({item for step in STEPS for item in ids_at(dumps, step, "movie")})
-    described = ServedModel.open(state(dumps, 8))
+    described = ServedModel.open(state(dumps, 8), model=make_model)
     described.describe_items({"movie": [*map(float, reversed(everything)), -1]})
     for step in (10, 12, 14):
         before, live = ids_at(dumps, model.progress.step, "movie"), ids_at(dumps, step, "movie")
@@ -108,7 +109,7 @@ def test_a_new_item_is_recommended_and_an_evicted_one_is_not(dumps: Path) -> Non
 
 
 def test_serving_inserts_no_ids(dumps: Path, values: dict[str, list[Any]]) -> None:
-    model = ServedModel.open(dumps)
+    model = ServedModel.open(dumps, model=make_model)
     tables = model.snapshot.tables
     before = {name: each.ids.clone() for name, each in tables.items() if isinstance(each, IdTable)}
     assert {"user", "movie", "history"} <= before.keys()
@@ -128,9 +129,9 @@ def test_serving_inserts_no_ids(dumps: Path, values: dict[str, list[Any]]) -> No
 
 def test_an_export_serves_the_same_scores(dumps: Path, values: dict[str, list[Any]], tmp_path: Path) -> None:
     save_dir = copied(dumps, tmp_path / "dumps", 12)
-    export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), tmp_path / "exported")
-    exported = ServedModel.open(tmp_path / "exported")
-    whole = ServedModel.open(state(dumps, 12))
+    export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), tmp_path / "exported", make_model)
+    exported = ServedModel.open(tmp_path / "exported", model=make_model)
+    whole = ServedModel.open(state(dumps, 12), model=make_model)
     assert torch.equal(exported.score(values), whole.score(values))
     assert exported.recommend([1, 2]) == whole.recommend([1, 2])
 
@@ -138,7 +139,7 @@ def test_an_export_serves_the_same_scores(dumps: Path, values: dict[str, list[An
 def test_a_damaged_delta_leaves_the_model_as_it_was(
     dumps: Path, values: dict[str, list[Any]], tmp_path: Path
 ) -> None:
-    model = ServedModel.open(state(dumps, 8))
+    model = ServedModel.open(state(dumps, 8), model=make_model)
     before = model.score(values)
     delta = tmp_path / "delta-000000010"
     shutil.copytree(state(dumps, 10), delta)
@@ -159,7 +160,7 @@ def test_a_schema_with_other_dynamic_tables_is_refused(dumps: Path, tmp_path: Pa
     (base / SCHEMA_FILE).write_text(text.replace('"ids": "dynamic"', '"ids": "vocabulary"', 1))
     reseal(base)
     with pytest.raises(UserError, match=f"{base} has the dynamic tables age, .*, and its schema names"):
-        ServedModel.open(base)
+        ServedModel.open(base, model=make_model)
 
 
 def test_requests_during_deltas_use_one_snapshot(
@@ -168,9 +169,9 @@ def test_requests_during_deltas_use_one_snapshot(
     few = {name: given[:300] for name, given in values.items()}
     wanted, best = {}, {}
     for step in STEPS[1:]:
-        model = ServedModel.open(state(dumps, step))
+        model = ServedModel.open(state(dumps, step), model=make_model)
         wanted[step], best[step] = model.score(few), model.recommend([1, 2], k=5)
-    follower = Follower(copied(dumps, tmp_path / "dumps", 2), checkpoint="latest")
+    follower = Follower(copied(dumps, tmp_path / "dumps", 2), model=make_model, checkpoint="latest")
     seen: list[torch.Tensor] = []
     lists: list[Any] = []
 

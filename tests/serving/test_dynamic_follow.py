@@ -12,6 +12,7 @@ import numpy as np
 import pandas
 import pytest
 
+from example import make_model
 from recsuite.serving.served import Follower
 from tests.support.launch import EXAMPLE, started
 
@@ -55,7 +56,7 @@ def test_a_new_user_of_a_stream_is_known_after_the_next_delta(tmp_path: Path) ->
     with started([sys.executable, *training]) as trainer, started([sys.executable, *asking]) as viewer:
         page = next_page(viewer.stdout)
         assert "the model knows no user newcomer; these are the popular items" in page
-        follower = Follower(dumps, checkpoint="latest")
+        follower = Follower(dumps, model=make_model, checkpoint="latest")
         assert not follower.model.knows("user", "newcomer")
         append(data / "events.csv", range(4, 7), [*users, "newcomer"], [*items, "novelty"])
         while "knows no user" in page:

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import UserError
@@ -44,12 +45,12 @@ serve = pytest.importorskip("serve")
 SERVE = ROOT / "example" / "serve.py"
 ENV = {"PYTHONPATH": str(ROOT / "example")}
 OWN_SCRIPT = """
+import example
 import serve
-from recsuite import library_model
 
 def make_model(data, args):
     print("made by the script", flush=True)
-    return library_model(data, args)
+    return example.make_model(data, args)
 
 raise SystemExit(serve.main(model=make_model))
 """
@@ -105,7 +106,7 @@ def service(trained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 def test_a_script_serves_a_model_of_its_own(service: Service) -> None:
     scores = service.client.post("/score", json=VALUES).json()["scores"]
     assert "made by the script\n" in service.said
-    assert scores == ServedModel.open(service.save_dir, "latest").score(VALUES).tolist()
+    assert scores == ServedModel.open(service.save_dir, "latest", model=make_model).score(VALUES).tolist()
 
 
 def test_each_answer_under_load_is_that_of_the_step_that_it_names(
@@ -114,7 +115,7 @@ def test_each_answer_under_load_is_that_of_the_step_that_it_names(
     dumps = trained_folder / "dumps"
     save_dir = copied(dumps, tmp_path / "dumps", 2)
     steps = [2, 4, 6, 8, 10, 12, 14, 16]
-    models = {step: ServedModel.open(state(dumps, step)) for step in steps}
+    models = {step: ServedModel.open(state(dumps, step), model=make_model) for step in steps}
     scores = {step: model.score(VALUES).tolist() for step, model in models.items()}
     items = {step: [[*each] for each in model.recommend([1], 5)[0]] for step, model in models.items()}
     answers: list[tuple[str, dict[str, Any]]] = []
@@ -274,7 +275,7 @@ def test_a_server_without_the_data_of_the_training_names_the_missing_features(
     assert "item features (genres, year) are missing, so recommendations are worse" in said
     assert "takes the history of a user, and gets none" in said
     alone = service.client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
-    model = ServedModel.open(service.save_dir, "latest")
+    model = ServedModel.open(service.save_dir, "latest", model=make_model)
     with pytest.warns(UserWarning, match="takes the history of a user, and gets none"):
         assert alone == [[[*pair] for pair in model.recommend([1], 5)[0]]]
 
@@ -288,20 +289,20 @@ def test_command_line_http_and_python_recommend_and_score_the_same(
         step = client.get("/health").json()["step"]
         pairs = {"user": [1] * 5, "movie": [item for item, _ in served]}
         scored = client.post("/score", json=pairs).json()["scores"]
-    model = ServedModel.open(save_dir, data_path=data)
+    model = ServedModel.open(save_dir, model=make_model, data_path=data)
     (found,) = model.recommend([1], 5)
     assert (step, served) == (model.progress.step, [[*pair] for pair in found])
     # A pair has one score, whoever asks for it, and what a request says counts before the data.
     assert scored == model.score(pairs).tolist() == pytest.approx([score for _, score in found], abs=1e-5)
     assert model.score({**pairs, "history": [[]] * 5, "history_ratings": [[]] * 5}).tolist() != scored
     with pytest.warns(UserWarning, match="takes the history of a user, and gets none"):
-        assert ServedModel.open(save_dir).score(pairs).tolist() != scored
+        assert ServedModel.open(save_dir, model=make_model).score(pairs).tolist() != scored
     # Other than without histories.
     with pytest.warns(UserWarning, match="takes the history of a user, and gets none"):
-        assert ServedModel.open(save_dir).recommend([1], 5) != [found]
+        assert ServedModel.open(save_dir, model=make_model).recommend([1], 5) != [found]
     capsys.readouterr()
     flags = {"save_dir": str(save_dir), "data_path": data, "user": "1", "top": 5}
-    recommend(Config.of(recommend=True, **flags), flags.keys())
+    recommend(Config.of(recommend=True, **flags), flags.keys(), make_model)
     rows = re.findall(r"^\|    [1-5] \| (.+?) +\| +([\d.]+) \|$", capsys.readouterr().out, re.MULTILINE)
     items = open_viewer(model, Config.of(**flags, recommend=True), flags.keys()).raw.items
     titles = dict(zip(items["movie_id"], items["title"], strict=True))
@@ -325,7 +326,10 @@ def test_a_follower_of_the_best_checkpoint_passes_over_a_later_one_that_is_worse
     best = save_dir / "delta-000000002"
     for module in ("serving.served", "checkpoint.chain"):
         monkeypatch.setattr(f"recsuite.{module}.best_in", lambda folder: best)
-    follower, newest = Follower(save_dir), Follower(save_dir, checkpoint="latest")
+    follower, newest = (
+        Follower(save_dir, model=make_model),
+        Follower(save_dir, model=make_model, checkpoint="latest"),
+    )
     publish_state(dumps, 8, save_dir)
     assert [each.refresh() for each in (follower, newest)] == [False, True]
     assert [each.model.progress.step for each in (follower, newest)] == [2, 8]
@@ -453,7 +457,7 @@ def test_a_link_to_itself_in_place_of_the_folder_stops_following_only_while_it_e
     trained_folder: Path, tmp_path: Path
 ) -> None:
     save_dir = copied(trained_folder / "dumps", tmp_path / "dumps", 2)
-    follower, aside = Follower(save_dir), save_dir.with_name("aside")
+    follower, aside = Follower(save_dir, model=make_model), save_dir.with_name("aside")
     with following_of(follower):
         save_dir.rename(aside)
         save_dir.symlink_to(save_dir)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from example import make_model
 from recsuite.checkpoint.chain import describe_choice
 from recsuite.checkpoint.folder import (
     archive_checkpoints,
@@ -99,7 +100,7 @@ def written(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of the checkpoint after step 14."""
     folder = tmp_path_factory.mktemp("exports")
     save_dir = copied(trained.save_dir, folder / "until-14", 14)
-    export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), folder / "exported")
+    export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), folder / "exported", make_model)
     return folder / "exported"
 
 
@@ -112,7 +113,7 @@ def exported(written: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def model(trained: Trained) -> ServedModel:
     """The best model, which no test changes."""
-    return ServedModel.open(trained.save_dir)
+    return ServedModel.open(trained.save_dir, model=make_model)
 
 
 # --- scores -------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def model(trained: Trained) -> ServedModel:
 def test_scores_are_those_of_the_sharded_model_for_every_checkpoint(trained: Trained) -> None:
     differences: dict[Any, float] = {}
     for step, wanted in trained.predictions.items():
-        model = ServedModel.open(state(trained.save_dir, step))
+        model = ServedModel.open(state(trained.save_dir, step), model=make_model)
         assert model.progress.step == step
         differences[step] = float(np.abs(model.score(trained.values).numpy() - wanted).max())
     # Of one rating torch multiplies a vector instead of a matrix, and rounds differently.
@@ -131,13 +132,14 @@ def test_scores_are_those_of_the_sharded_model_for_every_checkpoint(trained: Tra
     print(f"largest difference: {max(differences.values()):.1e}")
     assert max(differences.values()) <= 1e-6
     # The checkpoints themselves are told apart.
-    assert trained.step_of(ServedModel.open(trained.save_dir).score(trained.few)) == 16
+    assert trained.step_of(ServedModel.open(trained.save_dir, model=make_model).score(trained.few)) == 16
 
 
 def test_the_server_needs_neither_torchrec_nor_the_trainer(exported: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from recsuite.serving.served import ServedModel\n"
-        f"model = ServedModel.open(Path({str(exported)!r}))\n"
+        "import sys; from pathlib import Path; from example import make_model\n"
+        "from recsuite.serving.served import ServedModel\n"
+        f"model = ServedModel.open(Path({str(exported)!r}), model=make_model)\n"
         "model.score({'user': [1], 'movie': [2]}); model.similar_items([2])\n"
         "model.recommend(events=[[(2, 4.5)]], k=3)\n"
         "import torch; assert not torch.distributed.is_initialized()\n"
@@ -242,20 +244,22 @@ def test_types_of_long_histories_are_checked_quickly(
 
 
 def test_folders_may_be_texts_and_an_unknown_checkpoint_is_refused(trained: Trained) -> None:
-    assert ServedModel.open(str(trained.save_dir)).progress.step == 16
-    assert Follower(str(trained.save_dir), checkpoint="latest").refresh() in (True, False)
+    assert ServedModel.open(str(trained.save_dir), model=make_model).progress.step == 16
+    assert Follower(str(trained.save_dir), model=make_model, checkpoint="latest").refresh() in (True, False)
     with pytest.raises(UserError, match="checkpoint 'newest' is not known; give best or latest"):
-        ServedModel.open(trained.save_dir, "newest")
+        ServedModel.open(trained.save_dir, "newest", model=make_model)
 
 
 # --- export -------------------------------------------------------------------------------------------
 
 
 def test_an_export_scores_as_the_checkpoint_that_it_was_made_of(trained: Trained, exported: Path) -> None:
-    model = ServedModel.open(exported)
+    model = ServedModel.open(exported, model=make_model)
     assert trained.step_of(model.score(trained.few)) == model.progress.step == 14
     assert model.run == read_manifest(state(trained.save_dir, 14)).run
-    assert model.age == pytest.approx(ServedModel.open(state(trained.save_dir, 14)).age, abs=5)
+    assert model.age == pytest.approx(
+        ServedModel.open(state(trained.save_dir, 14), model=make_model).age, abs=5
+    )
     names = {path.name for path in exported.iterdir()}
     assert names == {MODEL, VOCABULARY, SCHEMA_FILE, FEATURES_FILE, MANIFEST}
     tensors = load_file(exported / MODEL)
@@ -273,7 +277,7 @@ def test_export_reports_its_files_and_refuses_a_used_folder(trained: Trained, tm
     assert re.match(rf"exported {state(trained.save_dir, 16)}, {best}, to {tmp_path}/new/model: ", line)
     taken = f"{tmp_path}/new/model exists already; give a new folder, or remove that one."
     with pytest.raises(UserError, match=f"^{re.escape(taken)}$"):
-        export(CheckpointConfig(save_dir=str(trained.save_dir)), tmp_path / "new" / "model")
+        export(CheckpointConfig(save_dir=str(trained.save_dir)), tmp_path / "new" / "model", make_model)
 
 
 def test_a_load_refuses_an_export_and_names_the_flags_that_read_it(exported: Path) -> None:
@@ -286,7 +290,7 @@ def test_a_refusal_of_damage_names_a_checkpoint_that_can_be_read(trained: Traine
     save_dir = copied(trained.save_dir, tmp_path / "dumps", 16)
     asked = {
         CONFIG: lambda: with_recorded(*parse_given(["--load", "--save_dir", str(save_dir)])),
-        "part-00001.safetensors": lambda: ServedModel.open(save_dir),
+        "part-00001.safetensors": lambda: ServedModel.open(save_dir, model=make_model),
     }
     for name, ask in asked.items():
         (save_dir / "step-000000016" / name).write_bytes(b"{")
@@ -295,7 +299,7 @@ def test_a_refusal_of_damage_names_a_checkpoint_that_can_be_read(trained: Traine
         ) as refusal:
             ask()
         good = Path(str(refusal.value).partition("complete one there is ")[2].partition(";")[0])
-        assert ServedModel.open(good).progress.step == 14
+        assert ServedModel.open(good, model=make_model).progress.step == 14
         found = with_recorded(*parse_given(["--load", str(good), "--data_path", str(tmp_path)]))
         assert found.data.history == FLAGS.data.history
         shutil.copy(trained.save_dir / "step-000000016" / name, save_dir / "step-000000016" / name)
@@ -319,7 +323,7 @@ def test_which_checkpoint_was_taken_is_reported(progress: Progress, asked: str, 
 
 def test_an_export_into_a_folder_that_is_invalid_is_refused_with_one_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Cannot read .*: File name too long\. Fix: "):
-        export(CheckpointConfig(), tmp_path / ("a" * 1000))
+        export(CheckpointConfig(), tmp_path / ("a" * 1000), make_model)
 
 
 def test_a_failed_export_leaves_nothing(
@@ -330,7 +334,7 @@ def test_a_failed_export_leaves_nothing(
 
     monkeypatch.setattr("recsuite.serving.export.write_shard_file", fail)
     with pytest.raises(UserError, match=r"Cannot write .*: No space left on device\. Fix: "):
-        export(CheckpointConfig(save_dir=str(trained.save_dir)), tmp_path / "model")
+        export(CheckpointConfig(save_dir=str(trained.save_dir)), tmp_path / "model", make_model)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -361,36 +365,36 @@ def change_json(name: str, change: Callable[[Any], Any]) -> Callable[[Path], Non
 def test_a_damaged_or_hostile_export_is_refused(exported: Path, damage: Callable[[Path], None]) -> None:
     damage(exported)
     with pytest.raises(UserError, match=str(exported)):
-        ServedModel.open(exported)
+        ServedModel.open(exported, model=make_model)
 
 
 # --- deltas ---------------------------------------------------------------------------------------
 
 
 def test_deltas_applied_in_place_equal_opening_the_checkpoint_again(trained: Trained, exported: Path) -> None:
-    model = ServedModel.open(state(trained.save_dir, 8))
+    model = ServedModel.open(state(trained.save_dir, 8), model=make_model)
     for step in (10, 12, 14):
         assert model.apply(state(trained.save_dir, step))
-        anew = ServedModel.open(state(trained.save_dir, step))
+        anew = ServedModel.open(state(trained.save_dir, step), model=make_model)
         assert model.progress == anew.progress
         for name, table in model.snapshot.tables.items():
             assert torch.equal(table.matrix, anew.snapshot.tables[name].matrix)
         assert torch.equal(model.score(trained.few), anew.score(trained.few))
         # Once more changes nothing.
         assert not model.apply(state(trained.save_dir, step))
-    assert not ServedModel.open(exported).apply(state(trained.save_dir, 12))
+    assert not ServedModel.open(exported, model=make_model).apply(state(trained.save_dir, 12))
 
 
 def test_an_export_accepts_later_deltas(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained.save_dir, tmp_path / "until-10", 10)
-    export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), tmp_path / "model")
-    model = ServedModel.open(tmp_path / "model")
+    export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), tmp_path / "model", make_model)
+    model = ServedModel.open(tmp_path / "model", model=make_model)
     assert model.apply(state(trained.save_dir, 12))
     assert trained.step_of(model.score(trained.few)) == 12
 
 
 def test_a_delta_out_of_order_is_refused(trained: Trained, tmp_path: Path) -> None:
-    model = ServedModel.open(state(trained.save_dir, 8))
+    model = ServedModel.open(state(trained.save_dir, 8), model=make_model)
     before = model.score(trained.few)
     with pytest.raises(UserError, match=r"number 2 from step 10, expected number 1 from step 8"):
         model.apply(state(trained.save_dir, 12))
@@ -415,7 +419,7 @@ def shorten(tensors: dict[str, torch.Tensor]) -> None:
 def test_a_damaged_delta_leaves_the_model_as_it_was(
     trained: Trained, tmp_path: Path, damage: Callable[[dict[str, torch.Tensor]], None] | None
 ) -> None:
-    model = ServedModel.open(state(trained.save_dir, 8))
+    model = ServedModel.open(state(trained.save_dir, 8), model=make_model)
     before = model.score(trained.few)
     delta = tmp_path / "delta-000000010"
     shutil.copytree(state(trained.save_dir, 10), delta)
@@ -437,7 +441,7 @@ def test_a_damaged_delta_leaves_the_model_as_it_was(
 
 def test_a_follower_takes_deltas_full_checkpoints_and_compactions(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained.save_dir, tmp_path / "dumps", 2)
-    follower = Follower(save_dir, checkpoint="latest")
+    follower = Follower(save_dir, model=make_model, checkpoint="latest")
     assert not follower.refresh()
     for step in (4, 6, 8, 10):
         matrix = follower.model.snapshot.tables["user"].matrix
@@ -462,7 +466,7 @@ def test_a_follower_takes_deltas_full_checkpoints_and_compactions(trained: Train
 
 def test_a_follower_changes_to_a_new_run_after_its_validation(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained.save_dir, tmp_path / "dumps", 10)
-    follower = Follower(save_dir, checkpoint="latest")
+    follower = Follower(save_dir, model=make_model, checkpoint="latest")
     archive_checkpoints(save_dir)
     assert not follower.refresh()
     assert follower.model.progress.step == 10
@@ -483,7 +487,7 @@ def test_a_follower_changes_to_the_initial_rows_of_a_new_run_if_they_were_valida
     trained: Trained, tmp_path: Path
 ) -> None:
     save_dir = copied(trained.save_dir, tmp_path / "dumps", 10)
-    follower = Follower(save_dir)
+    follower = Follower(save_dir, model=make_model)
     archive_checkpoints(save_dir)
     making = save_dir / ".making-0"
     shutil.copytree(state(trained.save_dir, 0), making)
@@ -491,7 +495,7 @@ def test_a_follower_changes_to_the_initial_rows_of_a_new_run_if_they_were_valida
         making, dataclasses.replace(read_manifest(making), run="another", progress=Progress(best=0.5))
     )
     publish(making, save_dir / f"step-{0:09d}", keep=9)
-    latest = Follower(trained.save_dir, checkpoint="latest")
+    latest = Follower(trained.save_dir, model=make_model, checkpoint="latest")
     latest.save_dir = save_dir
     assert not latest.refresh()
     assert follower.refresh()
@@ -507,8 +511,8 @@ def test_an_untrained_checkpoint_is_served_only_by_its_name(trained: Trained, tm
             UserError, match="holds only step-000000000, which is untrained; wait for the next"
         ):
             use(save_dir)
-    export(CheckpointConfig(save_dir=str(state(trained.save_dir, 0))), tmp_path / "model")
-    assert ServedModel.open(tmp_path / "model").progress.step == 0
+    export(CheckpointConfig(save_dir=str(state(trained.save_dir, 0))), tmp_path / "model", make_model)
+    assert ServedModel.open(tmp_path / "model", model=make_model).progress.step == 0
 
 
 def test_a_folder_stands_for_its_best_checkpoint_unless_the_latest_is_requested(
@@ -516,14 +520,21 @@ def test_a_folder_stands_for_its_best_checkpoint_unless_the_latest_is_requested(
 ) -> None:
     save_dir = copied(trained.save_dir, tmp_path / "dumps", 14)
     for checkpoint, step in (("best", 8), ("latest", 14)):
-        assert ServedModel.open(save_dir, checkpoint).progress.step == step
-        export(CheckpointConfig(save_dir=str(save_dir), checkpoint=checkpoint), tmp_path / checkpoint)
-        assert ServedModel.open(tmp_path / checkpoint).progress.step == step
-    assert Follower(save_dir, checkpoint="latest").model.progress.step == 14
+        assert ServedModel.open(save_dir, checkpoint, model=make_model).progress.step == step
+        export(
+            CheckpointConfig(save_dir=str(save_dir), checkpoint=checkpoint), tmp_path / checkpoint, make_model
+        )
+        assert ServedModel.open(tmp_path / checkpoint, model=make_model).progress.step == step
+    assert Follower(save_dir, model=make_model, checkpoint="latest").model.progress.step == 14
 
 
 def test_a_follower_continues_from_an_export(trained: Trained, exported: Path, tmp_path: Path) -> None:
-    follower = Follower(copied(trained.save_dir, tmp_path / "dumps", 12), start=exported, checkpoint="latest")
+    follower = Follower(
+        copied(trained.save_dir, tmp_path / "dumps", 12),
+        model=make_model,
+        start=exported,
+        checkpoint="latest",
+    )
     assert not follower.refresh()
     # The folder is behind the export, of the same run.
     assert follower.model.progress.step == 14
@@ -538,7 +549,7 @@ def test_a_reader_writes_nothing(trained: Trained, tmp_path: Path) -> None:
 
     save_dir = copied(trained.save_dir, tmp_path / "dumps", 14)
     before = [(str(save_dir), save_dir.stat().st_mtime_ns), *listing()]
-    Follower(save_dir, checkpoint="latest").refresh()
+    Follower(save_dir, model=make_model, checkpoint="latest").refresh()
     assert [(str(save_dir), save_dir.stat().st_mtime_ns), *listing()] == before
 
 
@@ -574,7 +585,7 @@ def test_a_reader_only_ever_sees_a_whole_model(
 
     monkeypatch.setattr(serving, "read_change", read_slowly)
     save_dir = copied(trained.save_dir, tmp_path / "dumps", 2)
-    follower = Follower(save_dir, checkpoint="latest")
+    follower = Follower(save_dir, model=make_model, checkpoint="latest")
     with hammered(follower.model, trained.few) as seen:
         for step in (4, 6, 8, 10, 12, 14, 16):
             publish_state(trained.save_dir, step, save_dir)
@@ -589,7 +600,7 @@ def test_a_reader_only_ever_sees_a_whole_model(
 
 def test_a_follower_survives_the_removal_of_files_during_a_read(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained.save_dir, tmp_path / "dumps", 2)
-    follower = Follower(save_dir, checkpoint="latest")
+    follower = Follower(save_dir, model=make_model, checkpoint="latest")
     trainer = threading.Thread(target=train_on, args=(trained, save_dir))
     trainer.start()
     seen = set()

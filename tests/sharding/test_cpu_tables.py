@@ -16,6 +16,7 @@ from torchrec.distributed import dist_data
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from example import make_model
 from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
@@ -78,7 +79,7 @@ class NoStep(TableRule):
 
 
 def trained(
-    config: Config, context: RuntimeContext, rule: TableRule | None = None, maker: ModelMaker | None = None
+    config: Config, context: RuntimeContext, rule: TableRule | None = None, maker: ModelMaker = make_model
 ) -> Trained:
     """Losses of an epoch, all that was learned and which rows changed in it, and if the tables were ours."""
     columns = open_columns(config)
@@ -113,9 +114,9 @@ def test_an_epoch_equals_that_of_fbgemm(
     assert all(float(state[name].max()) > 0 for name in state if name.endswith("momentum1"))
 
 
-@pytest.mark.parametrize("maker", [None, several_widths])
+@pytest.mark.parametrize("maker", [make_model, several_widths])
 def test_one_rank_learns_without_the_exchanges_of_torchrec_what_it_learns_with_them(
-    monkeypatch: pytest.MonkeyPatch, config: Config, context: RuntimeContext, maker: ModelMaker | None
+    monkeypatch: pytest.MonkeyPatch, config: Config, context: RuntimeContext, maker: ModelMaker
 ) -> None:
     config = config.replaced(cpu_tables="torchrec")
     with mock.patch.object(dist_data, "_get_recat", wraps=dist_data._get_recat) as orders:
@@ -202,16 +203,16 @@ def test_an_optimizer_with_more_state_needs_more_memory_in_the_plan(
     # For twice the rows, beside what the plan leaves to the dense part.
     room = int(2 * rows * config.model.embedding_dim * 4 / (1 - plan.RESERVED_FOR_DENSE))
     monkeypatch.setattr(plan, "_room_per_rank", lambda config, context: room)
-    build_train_state(columns, config, context)
+    build_train_state(columns, config, context, make_model)
     with pytest.raises(UserError, match=r"--embedding_dim\.$"):
-        build_train_state(columns, config, context, tables=Adam(0.01))
+        build_train_state(columns, config, context, make_model, tables=Adam(0.01))
 
 
 def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeContext) -> None:
     columns = open_columns(config)
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
     batch = next(BatchFeed(build_dataloader(sampler.dataset, sampler, config)).batches("train", 0))
-    model = build_train_state(columns, config, context).model
+    model = build_train_state(columns, config, context, make_model).model
     for row in (columns.tables[0].rows, -1):
         batch.features.values()[7] = row
         with pytest.raises(IndexError, match=f"user: rows .*{row}"):

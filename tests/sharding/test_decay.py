@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from example import make_model
 from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
-from recsuite.models.tasks import ModelData, ModelMaker, library_model
+from recsuite.models.tasks import ModelData, ModelMaker
 from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.sharding.plan import embedding_tables
 from recsuite.sharding.recommender import ModelInput
@@ -137,7 +138,7 @@ def rows_of(train_state: ShardedModel) -> dict[str, torch.Tensor]:
 
 RULES = RowWiseAdagrad(0.04), Adagrad(0.04), Adam(0.01, eps=1e-12), RowWiseAdam(0.01), SGD(8.0)
 CASES = [
-    *((rule, library_model, "vectorised") for rule in RULES[:1]),
+    *((rule, make_model, "vectorised") for rule in RULES[:1]),
     *((rule, several_widths, "vectorised") for rule in RULES),
     (RULES[1], several_widths, "torchrec"),
 ]
@@ -189,7 +190,7 @@ def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
         assert (rows - before[name] * train_state.row_scale).abs().max() > 0.001
     assert not reference.seen["movie"][UNKNOWN_ROW]
     unknown = after["movie"][UNKNOWN_ROW].tolist()
-    assert unknown == [float(train_state.row_scale)] * (32 if maker is library_model else WIDTHS["movie"])
+    assert unknown == [float(train_state.row_scale)] * (32 if maker is make_model else WIDTHS["movie"])
 
 
 def test_the_decay_of_the_second_pass_is_divided_by_two_to_the_power(synthetic_folder: Path) -> None:
@@ -204,7 +205,7 @@ def test_the_decay_of_the_second_pass_is_divided_by_two_to_the_power(synthetic_f
     context = init_runtime(config)
     try:
         with open_data(config, context) as data, Training(data, config, context) as training:
-            model = training.shard(library_model)
+            model = training.shard(make_model)
             for epoch in training.epochs():
                 learn(epoch)
                 training.save(training.validate())

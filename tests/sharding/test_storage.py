@@ -14,6 +14,7 @@ import pytest
 import torch
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 
+from example import make_model
 from recsuite.checkpoint.chain import chain_at
 from recsuite.checkpoint.folder import checkpoints_in
 from recsuite.checkpoint.format import read_manifest
@@ -204,7 +205,9 @@ def planned(folder: Path, memory: int, monkeypatch: pytest.MonkeyPatch, **flags:
     config = Config.of(data_path=str(folder), embedding_dim=64, history=3, batch_size=64, **flags)
     monkeypatch.setattr(plan, "_room_per_rank", lambda config, context: memory)
     rule = RowWiseAdagrad(0.04)
-    model, sharder, num_rows, specs = plan.unsharded(open_columns(config), config, context, rule, memory)
+    model, sharder, num_rows, specs = plan.unsharded(
+        open_columns(config), config, context, rule, memory, make_model
+    )
     found = plan.make_plan(model, sharder, num_rows, specs, config, context, rule)
     return {name: table for module in found.plan.values() for name, table in module.items()}
 
@@ -257,7 +260,7 @@ def test_storage_that_a_device_or_a_table_does_not_have_is_refused(
     context = RuntimeContext(0, 0, 1, 1, torch.device(device), 1)
     config = Config.of(data_path=str(synthetic_folder), history=3, **flags)
     with pytest.raises(UserError, match=sentence):
-        plan.unsharded(open_columns(config), config, context, RowWiseAdagrad(0.04), 2**30)
+        plan.unsharded(open_columns(config), config, context, RowWiseAdagrad(0.04), 2**30, make_model)
 
 
 # --- trainings ---

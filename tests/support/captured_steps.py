@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 import recsuite as rs
+from example import RatingModel
 from recsuite.config.config import Config
 from recsuite.datasets.opening import open_data
-from recsuite.models.heads import Interaction
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.table import StaticTable, track_changes
 from recsuite.training.loop import Training
@@ -33,14 +33,14 @@ RULES = {
 }
 
 
-class Random(Interaction):
-    """The library's model with dropout, which draws from the device's generator in each step."""
+class Random(RatingModel):
+    """The model of example.py with dropout, which draws from the device's generator in each step."""
 
     def user_vectors(self, rows: Any, batch: Any) -> torch.Tensor:
         return nn.functional.dropout(super().user_vectors(rows, batch), 0.1, self.training)
 
 
-class Waiting(Interaction):
+class Waiting(RatingModel):
     """A model that reads a value on the host."""
 
     def scores(self, users: torch.Tensor, items: torch.Tensor) -> rs.WithSquares:
@@ -49,11 +49,11 @@ class Waiting(Interaction):
         return rs.WithSquares(factor * found.predictions, found.squares)
 
 
-def maker(kind: type[Interaction]) -> Any:
-    return lambda data, args: kind(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
+def maker(kind: type[RatingModel]) -> Any:
+    return lambda data, args: kind(data, args.embedding_dim, args.mlp_dims)
 
 
-def trained(config: Config, context: RuntimeContext, rule: Any, kind: type[Interaction]) -> dict[str, Any]:
+def trained(config: Config, context: RuntimeContext, rule: Any, kind: type[RatingModel]) -> dict[str, Any]:
     """Digests of a training of 3 epochs, its losses, and the lines that it prints."""
     said = io.StringIO()
     with (

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from example import make_model
 from recsuite.checkpoint.format import Manifest, ParentLink
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.models.rows import with_row_scale
-from recsuite.models.tasks import TASKS, ModelData
+from recsuite.models.tasks import ModelData
 from recsuite.serving.snapshot import Snapshot, VocabularyTable
 from recsuite.training.progress import Progress
 
@@ -51,7 +52,7 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
         args = ModelConfig(task, DIM, (7, 5))
         about = {"model": json.loads(json.dumps({**dataclasses.asdict(args), "history": 20}))}
         data = ModelData(SCHEMA, features, 3.5, 20)
-        head = with_row_scale(TASKS[task].make_model(data, args))
+        head = with_row_scale(make_model(data, args))
     return Snapshot(
         folder=Path("none"),
         schema=SCHEMA,
@@ -61,6 +62,7 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
             for name, matrix in tables.items()
         },
         head=head.eval().requires_grad_(False),
+        maker=make_model,
         vocabulary=vocabulary,
         encodings={},
         manifest=Manifest("0123456789ab", Progress(step=7, epoch=1), {}, (), "", "", about),

@@ -47,6 +47,7 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from example import make_model
     from recsuite.checkpoint.chain import chain_at
     from recsuite.checkpoint.folder import deltas_in, full_checkpoints_in, step_of
     from recsuite.checkpoint.restore import restore
@@ -57,7 +58,7 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
     found = {}
     with open_data(config, context) as data, torch.no_grad():
         train_state, feed = (
-            build_train_state(data.columns, config, context),
+            build_train_state(data.columns, config, context, make_model),
             BatchFeed(data.loader),
         )
         train_state.model.eval()

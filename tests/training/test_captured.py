@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.opening import Data, open_data
@@ -77,7 +78,7 @@ def on_device(opened: tuple[Config, Data], context: RuntimeContext) -> Iterator[
     """A training with batches of the device, and its model."""
     config, data = opened
     with Training(data, config, context) as training:
-        model = training.shard()
+        model = training.shard(make_model)
         training.feed.on_device = DeviceBatches(data.loader.dataset, CPU)
         yield training, model
 
@@ -196,7 +197,7 @@ def test_a_loop_that_names_no_step_is_refused_if_it_is_to_be_captured(
 ) -> None:
     config, data = opened
     with Training(data, config.replaced(capture="on"), context) as training:
-        training.shard()
+        training.shard(make_model)
         epoch = next(training.epochs())
         with pytest.raises(UserError, match="no step of the pass was captured"):
             learn(epoch)
@@ -262,7 +263,7 @@ def test_an_optimizer_that_computes_with_the_rate_on_the_host_is_refused(
 ) -> None:
     config, data = opened
     with Training(data, config, context) as training:
-        model = training.shard(dense=lambda weights: torch.optim.NAdam(weights, lr=0.001))
+        model = training.shard(make_model, dense=lambda weights: torch.optim.NAdam(weights, lr=0.001))
         with pytest.raises(UserError, match="NAdam, is not fused"):
             TrainingStep(model.train_on, model, context, None, True, Repeated)
 
@@ -270,7 +271,7 @@ def test_an_optimizer_that_computes_with_the_rate_on_the_host_is_refused(
 def test_a_gpu_is_required_for_captured_steps(opened: tuple[Config, Data], context: RuntimeContext) -> None:
     config, data = opened
     with Training(data, config.replaced(capture="on"), context) as training:
-        model = training.shard()
+        model = training.shard(make_model)
         with pytest.raises(UserError, match="there is no GPU"):
             training.step(model.train_on)
 

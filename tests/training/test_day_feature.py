@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from example import make_model
 from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
@@ -46,12 +47,12 @@ def test_a_served_model_scores_as_the_trained_one(
         columns = data.columns
         with checkpointing(columns, config, context) as checkpointer:
             loop = Training(data, config, context, checkpointer)
-            loop.run()
+            loop.run(make_model)
         evaluator = PredictionEvaluator(
             loop.task, BatchFeed(data.loader), columns, context, Users(columns, [])
         )
         expected = evaluator.predict(loop.train_state.model, "test", 0)
-    model = ServedModel.open(tmp_path / "dumps", "best")
+    model = ServedModel.open(tmp_path / "dumps", "best", model=make_model)
     few = slice(0, 200)
     told = {**raw_features(columns, config), **raw_days(columns), **raw_histories(columns)}
     values = {name: given[few] for name, given in told.items()}

@@ -11,6 +11,7 @@ import pandas
 import pytest
 import torch
 
+from example import RatingModel, make_model
 from recsuite.config.config import Config
 from recsuite.datasets import batching
 from recsuite.datasets.batches import EventBatches
@@ -20,7 +21,6 @@ from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
-from recsuite.models.heads import Interaction
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training import device_batches
@@ -205,14 +205,14 @@ def data(synthetic_folder: Path, context: RuntimeContext) -> Iterator[tuple[Conf
 def test_a_gpu_is_required_for_its_batches(data: tuple[Config, Data], context: RuntimeContext) -> None:
     config = data[0].replaced(data_device="cuda")
     with Training(data[1], config, context) as training, pytest.raises(UserError, match="requires a GPU"):
-        training.shard()
+        training.shard(make_model)
 
 
 def test_a_training_with_them_learns_the_same(data: tuple[Config, Data], context: RuntimeContext) -> None:
     losses = []
     for on_device in (False, True):
         with Training(data[1], data[0], context) as training:
-            model = training.shard()
+            model = training.shard(make_model)
             if on_device:
                 training.feed.on_device = DeviceBatches(data[1].loader.dataset, CPU)
             for epoch in training.epochs():
@@ -237,7 +237,7 @@ def test_features_come_in_the_order_of_the_lookup(config: Config) -> None:
         assert torch.equal(plain[name].lengths(), turned[name].lengths())
 
 
-class ReadsValues(Interaction):
+class ReadsValues(RatingModel):
     """A model that reads the single rows of a list."""
 
     def item_vectors(self, rows: Any, batch: Any) -> torch.Tensor:
@@ -248,11 +248,11 @@ class ReadsValues(Interaction):
 def test_a_model_that_reads_the_single_values_of_a_list_is_recognised(
     data: tuple[Config, Data], context: RuntimeContext
 ) -> None:
-    def make(told: Any, args: Any) -> Interaction:
-        return ReadsValues(told.features, args.embedding_dim, args.mlp_dims, told.mean_label)
+    def make(told: Any, args: Any) -> RatingModel:
+        return ReadsValues(told, args.embedding_dim, args.mlp_dims)
 
     batches, found = DeviceBatches(data[1].loader.dataset, CPU), []
-    for maker in (None, make):
+    for maker in (make_model, make):
         with Training(data[1], data[0], context) as training:
             found.append(why_not_padded(training.shard(maker), batches))
     assert found[0] is None
@@ -263,7 +263,7 @@ def test_products_in_bf16_learn_nearly_the_same(data: tuple[Config, Data], conte
     losses = []
     for precision in ("fp32", "bf16"):
         with Training(data[1], data[0].replaced(precision=precision), context) as training:
-            losses.append([epoch.train_loss for epoch in training.run().epochs])
+            losses.append([epoch.train_loss for epoch in training.run(make_model).epochs])
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], abs=5e-3)
 
@@ -273,7 +273,7 @@ def test_a_model_computes_in_the_precision_of_the_script(
 ) -> None:
     found = []
     with Training(data[1], data[0], context) as training:
-        model = training.shard()
+        model = training.shard(make_model)
         model.head.mlp.register_forward_hook(lambda module, given, output: found.append(output.dtype))
         batch = next(iter(next(training.epochs())))
         model.output(batch)
@@ -285,4 +285,4 @@ def test_a_model_computes_in_the_precision_of_the_script(
 def test_tf32_requires_a_gpu(data: tuple[Config, Data], context: RuntimeContext) -> None:
     config = data[0].replaced(precision="tf32")
     with Training(data[1], config, context) as training, pytest.raises(UserError, match="requires a GPU"):
-        training.shard()
+        training.shard(make_model)

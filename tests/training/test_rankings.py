@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from example import make_model
 from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
@@ -109,7 +110,7 @@ def trained(
     with open_data(config, context) as data:
         with checkpointing(data.columns, config, context) as checkpointer:
             loop = Training(data, config, context, checkpointer)
-            loop.run()
+            loop.run(make_model)
         evaluator = RankingEvaluator(BatchFeed(data.loader), data.columns, context, Users(data.columns, []))
         loop.train_state.model.eval()
         with torch.no_grad():
@@ -119,7 +120,7 @@ def trained(
 
 def test_a_served_model_scores_as_the_trained_one(trained: Trained) -> None:
     # The weights of the best epoch, which a training ends with.
-    model, values = ServedModel.open(trained.folder, "best"), trained.values(200)
+    model, values = ServedModel.open(trained.folder, "best", model=make_model), trained.values(200)
     assert max(map(len, values["history_ages"])) == SIZES["history"]
     found = model.score(values)
     torch.testing.assert_close(found, trained.scores[:200], rtol=1e-5, atol=1e-5)
@@ -137,26 +138,26 @@ def test_a_checkpoint_from_before_own_scores_is_continued_with_them(
         with monkeypatch.context() as patched:
             patched.setattr(heads, "OwnItems", lambda num_types: None)
             with checkpointing(data.columns, first, context) as checkpointer:
-                Training(data, first, context, checkpointer).run()
-        assert ServedModel.open(tmp_path / "dumps").snapshot.head.own_items is None
+                Training(data, first, context, checkpointer).run(make_model)
+        assert ServedModel.open(tmp_path / "dumps", model=make_model).snapshot.head.own_items is None
         # The second delta builds on a full checkpoint with all parameters.
         second = first.replaced(resume=True, epochs=3)
         with checkpointing(data.columns, second, context) as checkpointer:
-            run = Training(data, second, context, checkpointer).run()
+            run = Training(data, second, context, checkpointer).run(make_model)
     assert [epoch.number for epoch in run.epochs] == [2, 3]
-    head = ServedModel.open(tmp_path / "dumps", "latest").snapshot.head
+    head = ServedModel.open(tmp_path / "dumps", "latest", model=make_model).snapshot.head
     assert head.own_items.types.abs().max() > 0
 
 
 def test_an_export_scores_as_its_checkpoint(trained: Trained, tmp_path: Path) -> None:
-    model, values = ServedModel.open(trained.folder, "latest"), trained.values(50)
+    model, values = ServedModel.open(trained.folder, "latest", model=make_model), trained.values(50)
     write_export(model.snapshot, tmp_path / "exported")
-    again = ServedModel.open(tmp_path / "exported").score(values)
+    again = ServedModel.open(tmp_path / "exported", model=make_model).score(values)
     assert torch.equal(again, model.score(values))
 
 
 def test_a_graph_scores_as_its_checkpoint_or_says_that_it_cannot(trained: Trained, tmp_path: Path) -> None:
-    model, values = ServedModel.open(trained.folder, "latest"), trained.values(50)
+    model, values = ServedModel.open(trained.folder, "latest", model=make_model), trained.values(50)
     onnx = GraphConfig(format="onnx")
     if trained.config.model.reads_order:
         with pytest.raises(UserError, match="--format onnx cannot be used with --task sequence"):
@@ -181,10 +182,10 @@ def test_a_graph_scores_as_its_checkpoint_or_says_that_it_cannot(trained: Traine
 def test_ages_that_is_invalid_are_refused_with_one_message(
     trained: Trained, ages: list[Any], sentence: str
 ) -> None:
-    movies = [*ServedModel.open(trained.folder, "latest").snapshot.vocabulary["movie"]][:2]
+    movies = [*ServedModel.open(trained.folder, "latest", model=make_model).snapshot.vocabulary["movie"]][:2]
     values = {"movie": movies[:1], HISTORY: [movies], "history_ratings": [[3.0, 4.0]], "history_ages": ages}
     with pytest.raises(UserError, match=sentence):
-        ServedModel.open(trained.folder, "latest").score(values)
+        ServedModel.open(trained.folder, "latest", model=make_model).score(values)
 
 
 def test_ids_without_a_vocabulary_are_ranked_by_learned_weights_too(

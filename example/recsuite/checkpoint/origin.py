@@ -26,9 +26,19 @@ from recsuite.files import digest_of_bytes, typed
 
 # Key in `Manifest.about`.
 ORIGIN = "model_class"
-# Digests of the models of scripts to the class of the library that computes the same: serve.py answers for
-# example.py. Keep the old digest when that model changes; a test compares the newest.
-TWINS = dict.fromkeys(("21a5e16136966b87c457b2eefdb949a0", "728f416bf3eef2486763c1e89c9c35fb"), "Interaction")
+LIBRARY = "library"
+# Classes with their digests that compute the same: those of example.py, as they were and as they are, and
+# those of the library from which earlier versions made the same models. Add a line when the source in
+# example.py changes and what it computes does not; a test compares the newest.
+EQUAL_MODELS = (
+    {
+        ("Interaction", LIBRARY),
+        ("RatingModel", "21a5e16136966b87c457b2eefdb949a0"),
+        ("RatingModel", "728f416bf3eef2486763c1e89c9c35fb"),
+        ("RatingModel", "cffe85d10fae52f5f29382f9d78ede72"),
+    },
+    {("Response", LIBRARY), ("ResponseModel", "a107fb1e54e79fa3efd7fc2470bdc35a")},
+)
 FIX = (
     "use the script that trained it, or give the function that makes it: ServedModel.open(folder, "
     "model=make_model), serve.main(model=make_model) or score.main(model=make_model)."
@@ -53,8 +63,8 @@ class ModelOrigin:
     @property
     def keys(self) -> set[tuple[str, str]]:
         """Equal models have one of these in common."""
-        own = {(self.name, "library" if self.is_library and not self.digest else self.digest)}
-        return own | ({(TWINS[self.digest], "library")} if self.digest in TWINS else set())
+        own = self.name, LIBRARY if self.is_library and not self.digest else self.digest
+        return next((equal for equal in EQUAL_MODELS if own in equal), {own})
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
@@ -94,6 +104,30 @@ def origin_of(model: Any) -> ModelOrigin:
     return ModelOrigin(printable(module), printable(kind.__qualname__), digest, is_library)
 
 
+def recorded_origin(folder: Path, manifest: Manifest) -> ModelOrigin | None:
+    """Return the class of the model that wrote a checkpoint; None if an earlier version wrote it.
+
+    Raises:
+        UserError: when the manifest does not say it.
+    """
+    found = manifest.about.get(ORIGIN)
+    if found is None:
+        return None
+    with parsing(f"the class of the model in {folder / MANIFEST}"):
+        origin: ModelOrigin = typed(ModelOrigin, found, ORIGIN)
+    return origin
+
+
+def no_maker(folder: Path, manifest: Manifest) -> ChoiceError:
+    """Return the error for a checkpoint that is opened without the function that makes its model."""
+    origin = recorded_origin(folder, manifest)
+    script = "example" if origin is None or origin.is_library else origin.module
+    return ChoiceError(
+        f"{folder} requires the function that makes its model{f', {origin}' if origin else ''}. Fix: give "
+        f"model=, such as make_model of {script}.py: from {script} import make_model."
+    )
+
+
 def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: bool) -> str:
     """Refuse another model than the one that wrote a checkpoint. Return a line to print, or "".
 
@@ -102,18 +136,15 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
     Raises:
         UserError: names both, and what to give.
     """
-    found = manifest.about.get(ORIGIN)
-    if found is None:
+    theirs = recorded_origin(folder, manifest)
+    if theirs is None:
         return f"{folder} was written by an earlier version, which did not record the class of its model"
-    with parsing(f"the class of the model in {folder / MANIFEST}"):
-        theirs = typed(ModelOrigin, found, ORIGIN)
     ours = origin_of(model)
     if theirs.keys & ours.keys:
         return ""
     if (theirs.name, theirs.is_library) != (ours.name, ours.is_library):
-        fix = "give rs.library_model, or no model=." if theirs.is_library else FIX
         raise ChoiceError(
-            f"{folder} was trained with the model {theirs}, and this program has {ours}. Fix: {fix}"
+            f"{folder} was trained with the model {theirs}, and this program has {ours}. Fix: {FIX}"
         )
     if not (theirs.digest and ours.digest):
         return f"the source of {ours} cannot be read, so it is not known if it changed since the training"

@@ -2,7 +2,9 @@
 
     import recsuite
 
-    model = recsuite.fit(events, epochs=5)            # a table in memory, or the path of tables
+    from example import make_model                    # or a function of your own
+
+    model = recsuite.fit(events, model=make_model, epochs=5)    # a table, or the path of tables
     model.recommend(["8d1f..."], k=5, event={"device": "phone"})
     model.score(events.head(3))
     model.save("served")                              # a folder that ServedModel.open reads
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from recsuite.datasets.metrics import Metrics
     from recsuite.datasets.tables.sections import TableSchema
     from recsuite.extras.flags import Flags
+    from recsuite.models.tasks import ModelMaker
 
 
 class FittedModel(ServedModel):
@@ -80,7 +83,7 @@ class FittedModel(ServedModel):
     Raises:
         UserError: from its methods, for values of a wrong type and for features that the model lacks.
 
-        model = rs.fit(events, epochs=5)
+        model = rs.fit(events, model=make_model, epochs=5)
         model.recommend(["8d1f"], k=5)              # [[(item, score), ...]]: 5 pairs for one user
         model.save("served")
     """
@@ -234,6 +237,7 @@ def fit(
     events: Any,
     schema: str | Path | Mapping[str, Any] | TableSchema | None = None,
     *,
+    model: ModelMaker | None = None,
     users: Any = None,
     items: Any = None,
     **flags: Unpack[Flags],
@@ -244,7 +248,8 @@ def fit(
     events: a table with a row for each event, of pandas, polars, pyarrow, DuckDB or anything else with
     `__arrow_c_stream__`, or the path of tables as for --data_path. users, items: such tables with a row for
     each, or None. schema: a schema.toml or its content, such as {"label": {"column": "stars"}}; the rest is
-    guessed from tables in memory, and found or guessed beside a path. flags: those of the command line by
+    guessed from tables in memory, and found or guessed beside a path. model: makes the model, such as
+    `make_model` of example.py; required. Its loss is that of the task. flags: those of the command line by
     their names, such as epochs=5. A `save_dir` keeps the checkpoints; several machines need one that all of
     them share. With a path the columns are kept in `cache_dir` or beside the tables, as on the command line.
 
@@ -254,9 +259,14 @@ def fit(
         KeyboardInterrupt: on Ctrl-C, in the main thread.
 
         events = pandas.DataFrame({"user": [1, 1, 2], "item": [7, 8, 7], "rating": [4.0, 3.0, 5.0]})
-        model = rs.fit(events, epochs=5)
+        model = rs.fit(events, model=make_model, epochs=5)
         model.score(events)                                   # float32 [3]
     """
+    if model is None:
+        raise UserError(
+            "fit requires the function that makes the model. Fix: from example import make_model, then "
+            "fit(events, model=make_model); example.py is in the repository, or give a function of your own."
+        )
     config = _config_of(flags)
     is_path = isinstance(events, (str, Path))
     # All checks on every rank, before any of them writes: so all report the same error.
@@ -282,7 +292,7 @@ def fit(
                     config = config.replaced(data_path=str(folder / "data"), cache_dir=columns)
                 if "save_dir" not in flags:
                     config = config.replaced(save_dir=str(folder / "checkpoints"))
-                return _fitted(config, frozenset(flags), folder)
+                return _fitted(config, frozenset(flags), folder, model)
         finally:
             # The objects of a training have reference cycles with its process groups and mapped columns.
             # Their threads and descriptors would stay until Python's garbage collector runs.
@@ -470,7 +480,8 @@ def _write(
     )
 
 
-def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
+def _fitted(config: Config, given: frozenset[str], folder: Path, model: ModelMaker) -> FittedModel:
+    from recsuite.checkpoint.folder import BEST
     from recsuite.datasets.loader import build_dataloader
     from recsuite.datasets.preparation.reading import read
     from recsuite.datasets.source import locate
@@ -479,13 +490,13 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
 
     with joined_launch(config, given) as (config, context):
         with session(config, context, build_dataloader) as training:
-            run = training.run()
+            run = training.run(model)
         # Prints the table of results, and writes the outputs that the flags request.
         raise_on_all(lambda: training.report(run))
 
         def known() -> tuple[Snapshot, RawData, TableSchema]:
             source = locate(config.data, config.runtime.seed)
-            snapshot = read_settled(folder_at(config.checkpoint.save_dir))
+            snapshot = read_settled(folder_at(config.checkpoint.save_dir), BEST, model)
             return snapshot, read(source, config.data), source.table_schema
 
         # On every rank, because each may be asked for scores. The folder is removed after all have read it,

@@ -43,6 +43,7 @@ from recsuite.datasets.loader import BatchLoader, EpochSampler
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError, counted, markdown_table, require
 from recsuite.files import explained
+from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.console import filter_library_messages
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu_tables import CpuTablesSharder, RequestCounter
@@ -292,20 +293,22 @@ def local_batch(config: Config, num_events: int, ranks: int) -> int:
     return -(-config.global_batch(num_events, ranks) // ranks)
 
 
-def trained_tables(columns: Columns, config: Config, rule: TableRule, ids: Mapping[str, float]) -> Maker:
+def trained_tables(
+    columns: Columns, config: Config, rule: TableRule, ids: Mapping[str, float], model: ModelMaker
+) -> Maker:
     """Return a function that makes the tables of a training. ids: of an event, by table."""
 
     def make(cluster: Cluster, widest: int) -> PlannedTables:
         cut = config.replaced(embedding_dim=min(config.model.embedding_dim, widest))
         memory = cluster.hbm if cluster.gpus_per_host else cluster.host_memory // cluster.procs_per_host
-        model, sharder, num_rows, specs = unsharded(columns, cut, cluster.context, rule, memory)
-        widths = model.recommender.widths
+        made, sharder, num_rows, specs = unsharded(columns, cut, cluster.context, rule, memory, model)
+        widths = made.recommender.widths
         sizes = {
             name: bytes_of_a_place(cut.tables, width) if name in specs else bytes_of_row(rule, width)
             for name, width in widths.items()
         }
         batch_size = local_batch(config, columns.num_train, cluster.context.world_size)
-        return PlannedTables(model, sharder, num_rows, specs, widths, ids, sizes, batch_size, rule)
+        return PlannedTables(made, sharder, num_rows, specs, widths, ids, sizes, batch_size, rule)
 
     return make
 
@@ -416,9 +419,11 @@ def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
 
 
 def tables_of(
-    flags: Cluster, config: Config, given: frozenset[str]
+    flags: Cluster, config: Config, given: frozenset[str], model: ModelMaker | None = None
 ) -> tuple[Maker, list[list[KeyedJaggedTensor]]]:
     """Return a function that makes the tables of flags, and the ids of first steps, see `first_batches`.
+
+    model: makes the model of a training.
 
     Raises:
         UserError: when the tables or the data cannot be read.
@@ -431,6 +436,10 @@ def tables_of(
         lines += [":".join(line) for line in csv.reader(text.splitlines()[1:]) if line]
     if lines:
         return given_tables(lines, config, rule), []
+    if model is None:
+        raise UserError(
+            "A plan of a training requires its model. Fix: ./run.sh plan, or main(model=make_model)."
+        )
     ranks = flags.context.world_size
     fitted, name = fitted_to_data(config, given)
     config = with_preset(fitted.replaced(preset=name), given).replaced(num_workers=0)
@@ -439,17 +448,19 @@ def tables_of(
     counts = zip(batches[0][0].keys(), batches[0][0].length_per_key(), strict=True)
     num_rows = local_batch(config, columns.num_train, ranks)
     ids = {name: number / num_rows for name, number in counts}
-    return trained_tables(columns, config, rule, ids), batches
+    return trained_tables(columns, config, rule, ids, model), batches
 
 
-def plan(cluster: Cluster, config: Config, given: frozenset[str]) -> int:
+def plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelMaker | None = None) -> int:
     """Print the plan of tables on a cluster; return the exit status. Not collective.
+
+    model: see `tables_of`.
 
     Raises:
         UserError: when the tables do not fit, with all that would make them fit.
     """
     filter_library_messages()
-    make, batches = tables_of(cluster, config, given)
+    make, batches = tables_of(cluster, config, given, model)
     tables = make(cluster, MAX_EMBEDDING_DIM)
     named = {flag: [name for name in getattr(cluster, flag).split(",") if name] for flag in KERNELS}
     kernels = {name: KERNELS[flag] for flag, names in named.items() for name in names}
@@ -465,9 +476,9 @@ def plan(cluster: Cluster, config: Config, given: frozenset[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Plan, and return the exit status: 2 for a mistake or tables that do not fit."""
-    return exit_status(lambda: plan(*parse(sys.argv[1:] if argv is None else argv)))
+def main(argv: Sequence[str] | None = None, model: ModelMaker | None = None) -> int:
+    """Plan, and return the exit status: 2 for a mistake or tables that do not fit. model: see `tables_of`."""
+    return exit_status(lambda: plan(*parse(sys.argv[1:] if argv is None else argv), model))
 
 
 if __name__ == "__main__":

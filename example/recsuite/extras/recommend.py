@@ -176,7 +176,7 @@ PAST_TENSE = {
 }
 
 
-def recommend(config: Config, given: Collection[str], maker: ModelMaker | None = None) -> None:
+def recommend(config: Config, given: Collection[str], maker: ModelMaker) -> None:
     """Print the recommendations to --user; with --follow again after every newer checkpoint, until SIGINT.
 
     given: the flags of the command line, which take precedence over those in the checkpoint. maker: see

@@ -13,19 +13,16 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from recsuite.datasets.schema import EVENT, HISTORY, ITEM, LEAST_SHARE, USER, Feature
+from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Feature
 from recsuite.models.layers import (
     NumberLayers,
     OwnItems,
-    PairMLP,
     Recency,
     VectorProjection,
-    biased_products,
     make_mlp,
     repeated,
-    with_slow_bias,
 )
-from recsuite.models.losses import WithOwn, WithSquares
+from recsuite.models.losses import WithOwn
 from recsuite.models.rows import FeatureRows, Inputs, Weight
 
 # The entities whose features make the vector of a user and of an item. Features of the event, such as the
@@ -164,89 +161,6 @@ class Head(TwoSided):
 SCALE = 5.0
 
 
-class Interaction(Head):
-    """Predict mean + biases + <user factors, item factors> + MLP(user, item, user * item).
-
-    The product of the factors makes the ranking of items differ between users. The weights of a history are
-    the differences of its labels from the mean (after Koren, "Factorization Meets the Neighborhood", 2008,
-    which divides by the root of their number; the mean predicted better).
-    """
-
-    has_biases = True
-
-    def __init__(
-        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float
-    ) -> None:
-        super().__init__(features, embedding_dim)
-        # The factors of three vectors; the biases are added separately.
-        self.mlp = PairMLP(embedding_dim, mlp_dims)
-        # Its name in checkpoints.
-        self.mean_rating: torch.Tensor
-        self.register_buffer("mean_rating", torch.tensor(mean_label, dtype=torch.float32))
-
-    def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `TwoSided`."""
-        return with_slow_bias(super().user_vectors(rows, batch))
-
-    def item_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `TwoSided`."""
-        return with_slow_bias(super().item_vectors(rows, batch))
-
-    def forward(self, rows: FeatureRows, batch: Inputs) -> WithSquares:
-        """Return the input of the loss."""
-        return self.scores(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
-
-    def predictions(self, output: WithSquares) -> torch.Tensor:
-        """Return predicted labels, float32 [B], of the input of the loss."""
-        return output.predictions
-
-    def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `Head`."""
-        return batch.history_labels - self.mean_rating
-
-    def scores(self, users: torch.Tensor, items: torch.Tensor) -> WithSquares:
-        """Return what the loss takes for each pair of vectors: here predicted labels and squares."""
-        score, products, squares = biased_products(users, items)
-        return WithSquares(self.mean_rating + score + self.mlp(users, items, products), squares)
-
-    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return predicted labels, see `TwoSided`."""
-        return self.scores(users, items).predictions
-
-    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return predicted labels, see `TwoSided`."""
-        biases = users[:, :1] + items[:, 0]
-        return self.mean_rating + biases + users[:, 1:] @ items[:, 1:].t() + self.mlp.for_all(users, items)
-
-
-class Response(Interaction):
-    """Predict the probability of a yes: the logistic function of the prediction of `Interaction`."""
-
-    def __init__(
-        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float
-    ) -> None:
-        super().__init__(features, embedding_dim, mlp_dims, mean_label)
-        # If all labels are equal their logit would be infinite.
-        mean = torch.tensor(mean_label, dtype=torch.float32).clamp(LEAST_SHARE, 1 - LEAST_SHARE)
-        self.mean_rating = mean.logit()
-
-    def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `Head`."""
-        return batch.history_labels - self.mean_rating.sigmoid()
-
-    def predictions(self, output: WithSquares) -> torch.Tensor:
-        """Return probabilities: the loss takes logits, for which alone its logarithm is exact."""
-        return output.predictions.sigmoid()
-
-    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return probabilities, see `Head`."""
-        return super().score_pairs(users, items).sigmoid()
-
-    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return probabilities, see `Head`."""
-        return super().score_all(users, items).sigmoid()
-
-
 class ProductHead(Head):
     """Score items for a user: item bias + <user factors, item factors>."""
 
@@ -272,9 +186,12 @@ class ProductHead(Head):
 class TwoTower(ProductHead):
     """Product model that adds an MLP of the user's factors to them. A history counts whatever its labels.
 
-    num_places: the number of items of a history that have a learned weight each, see `Recency`; 0 for equal
-    weights. With learned weights there is an MLP only if it has hidden layers. num_types: see `Recency`;
-    repeats: True if an item of a history may be chosen again, see `OwnItems`.
+    features: of the data; embedding_dim: D numbers in a row; mlp_dims: widths of the hidden layers of the
+    MLP; num_places: the number of items of a history that have a learned weight each, see `Recency`; 0 for
+    equal weights. With learned weights there is an MLP only if it has hidden layers. num_types: see
+    `Recency`; repeats: True if an item of a history may be chosen again, see `OwnItems`.
+
+        model = training.shard(lambda data, args: rs.TwoTower(data.features, args.embedding_dim, [64]))
     """
 
     def __init__(
@@ -294,7 +211,7 @@ class TwoTower(ProductHead):
         self.own_items = OwnItems(num_types) if num_places and repeats else None
 
     def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor | WithOwn:  # type: ignore[override]
-        """Return the vectors, see `ProductHead`, with what items of histories add to their own scores."""
+        """Return the vectors, float32 [B, 2, D], with what items of histories add to their own scores."""
         vectors = super().forward(rows, batch)
         return vectors if self.own_items is None else WithOwn(vectors, self.own_items(batch.members))
 
@@ -309,7 +226,7 @@ class TwoTower(ProductHead):
         return found.index_add(0, events, added)
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `Head`."""
+        """See `TwoSided`."""
         vectors = super().user_vectors(rows, batch)
         if self.recency is not None:
             # After the scale: the weights are trained too, and their gradient includes it.
@@ -321,7 +238,7 @@ class TwoTower(ProductHead):
         return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
 
     def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `Head`."""
+        """Return the weight of each row of the histories, see `Head`, float32 [V]."""
         lengths = rows.found[HISTORY].lengths().to(torch.int64)
         # The mean, times the root of the length, is the sum over the root.
         return repeated(lengths.to(torch.float32).sqrt(), lengths, len(batch.history_labels))

@@ -186,7 +186,10 @@ class SasBlock(nn.Module):
 
     Source: Kang and McAuley, "Self-attentive sequential recommendation", 2018.
 
-    widths: of the hidden layers after the attention; number: index of the block.
+    dim: D numbers of an item; num_heads: of the attention; width: see `SequenceHead`; widths: of the hidden
+    layers after the attention; dropout: share of numbers that are dropped; number: index of the block.
+
+        block = rs.SasBlock(64, num_heads=2, width=50, widths=[64], dropout=0.2, number=0)
     """
 
     def __init__(
@@ -213,6 +216,10 @@ class HstuBlock(nn.Module):
 
     Source: Zhai et al., "Actions speak louder than words: trillion-parameter sequential transducers for
     generative recommendations", 2024.
+
+    dim, num_heads, width, dropout, number: see `SasBlock`.
+
+        block = rs.HstuBlock(64, num_heads=2, width=50, dropout=0.2, number=0)
     """
 
     def __init__(self, dim: int, num_heads: int, width: int, dropout: float, number: int) -> None:
@@ -240,10 +247,14 @@ ITEMS_AT_ONCE = 2**14
 
 
 class SequenceHead(ProductHead):
-    """Transformer over a user's history, see the module.
+    """Transformer over a user's history: it scores items as the next one.
 
-    ids: the features that identify users and items; blocks: of the transformer; width: the largest number of
-    items of a history that are used.
+    features: of the data; embedding_dim: D numbers in a row; ids: the features that identify users and items;
+    blocks: of the transformer, such as `SasBlock`; width: the largest number of items of a history that are
+    used; dropout: share of numbers of the inputs that are dropped.
+
+        blocks = [rs.SasBlock(64, 2, data.history, [64], 0.2, number) for number in range(2)]
+        head = rs.SequenceHead(data.features, 64, data.schema.ids, blocks, data.history, 0.2)
     """
 
     takes_ages = True
@@ -280,7 +291,7 @@ class SequenceHead(ProductHead):
         return super().forward(apart_rows, batch)
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return the vectors, see `Head`; batch.members: with ages, and in training with draws."""
+        """Return the vectors, float32 [B, D]; batch.members: with ages, and in training with draws."""
         vectors = SCALE * super().user_vectors(rows, batch)
         vectors = vectors + self._states_of(rows, batch)
         # The bias of an item counts once.

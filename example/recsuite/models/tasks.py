@@ -1,4 +1,4 @@
-"""Tasks: the library's model and loss for a name of --task, and its metrics and labels."""
+"""Tasks: the loss, metrics and labels for a name of --task."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from recsuite.config.sections import HSTU, MAX_EMBEDDING_DIM, ModelConfig
+from recsuite.config.sections import MAX_EMBEDDING_DIM, ModelConfig
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, Feature, Schema
 from recsuite.errors import require
-from recsuite.models.heads import Head, Interaction, Response, TwoTower
+from recsuite.models.heads import Head
 from recsuite.models.losses import Decayed, LogLoss, SampledSoftmax, SquaredError
 
 
@@ -64,7 +64,7 @@ class TrainingData(Protocol):
 
 
 class WorkerTask(ABC):
-    """Choice of --task: the library's model and loss for it, and its metrics and labels.
+    """Choice of --task: its loss, metrics and labels.
 
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
     which two models are compared; epoch_metrics: those in the line of an epoch; evaluation: "predictions"
@@ -82,10 +82,6 @@ class WorkerTask(ABC):
     evaluation: ClassVar[Literal["predictions", "ranks", "answers"]]
     score_label: ClassVar[str]
     reads_order: ClassVar[bool] = False
-
-    @abstractmethod
-    def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
-        """Return the library's model for the task, untrained."""
 
     @abstractmethod
     def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
@@ -128,11 +124,6 @@ class Rating(WorkerTask):
     evaluation = "predictions"
     score_label = "predicted"
 
-    def make_model(self, data: ModelData, args: ModelConfig) -> Interaction:
-        """See `WorkerTask`."""
-        # The mean label is added, so that rows and layers learn only differences from it.
-        return Interaction(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
-
     def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
         """See `WorkerTask`."""
         return Decayed(SquaredError(), l2)
@@ -146,11 +137,6 @@ class ResponseTask(WorkerTask):
     epoch_metrics = ("log_loss", "auc")
     evaluation = "answers"
     score_label = "chance of {answer}"
-
-    def make_model(self, data: ModelData, args: ModelConfig) -> Response:
-        """See `WorkerTask`."""
-        # The share of yes is added, so that rows and layers learn only differences from it.
-        return Response(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
 
     def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
         """See `WorkerTask`."""
@@ -175,20 +161,6 @@ class Ranking(WorkerTask):
         """See `WorkerTask`."""
         return {name: name.replace("_at_", "@").upper() for name in {**found, **self.metrics}}
 
-    def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
-        """See `WorkerTask`."""
-        # Without the mean: a number added to every score changes no rank.
-        num_places, types = data.history if args.learns_history_weights else 0, data.schema.event_types
-        require(
-            not types or num_places > 0,
-            f"Events of several types ({', '.join(types)}) require --history_weights learned, got "
-            f"{args.history_weights}",
-        )
-        # Without other events, all items of a history are excluded where items that a user had are.
-        repeats = len(types) > 1 or not data.schema.excludes_seen
-        num_types = max(1, len(types))
-        return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places, num_types, repeats)
-
     def make_loss(self, data: TrainingData, l2: float = 0.0) -> SampledSoftmax:
         """See `WorkerTask`."""
         ids = data.item_ids()
@@ -201,25 +173,6 @@ class NextItem(Ranking):
     """Next-item task, see `WorkerTask`; trained and evaluated like a ranking."""
 
     reads_order = True
-
-    def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
-        """See `WorkerTask`."""
-        # Not at the top: no other task needs a transformer.
-        from recsuite.models.sequences import HstuBlock, SasBlock, SequenceHead
-
-        dim, width = args.embedding_dim, data.history
-        # Checked here, because the default of --embedding_dim is known only now.
-        require(
-            dim % args.num_heads == 0,
-            f"--embedding_dim must be a multiple of --num_heads {args.num_heads}, got {dim}",
-        )
-        blocks: list[nn.Module] = []
-        for number in range(args.num_blocks):
-            if args.block == HSTU:
-                blocks.append(HstuBlock(dim, args.num_heads, width, args.dropout, number))
-            else:
-                blocks.append(SasBlock(dim, args.num_heads, width, args.mlp_dims, args.dropout, number))
-        return SequenceHead(data.features, dim, data.schema.ids, blocks, width, args.dropout)
 
 
 # By the names of --task, whose choices are in `ModelConfig`: data workers read them without torch.
@@ -288,18 +241,3 @@ def require_shape(value: Any, dims: int, rule: str, fix: str) -> None:
     if not isinstance(value, torch.Tensor) or value.dim() != dims:
         got = f"the shape {[*value.shape]}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise ValueError(f"{rule}, got {got}. Fix: {fix}.")
-
-
-def library_model(data: ModelData, args: ModelConfig) -> nn.Module:
-    """Return the library's model for --task, untrained.
-
-    It is an `nn.Module`, called with `FeatureRows` and a batch.
-
-    data: the data set of the model; args: its flags.
-
-    Raises:
-        UserError: when --embedding_dim is not a multiple of --num_heads.
-
-        model = training.shard(rs.library_model)
-    """
-    return TASKS[args.task].make_model(data, args)

@@ -23,7 +23,6 @@ from recsuite.checkpoint.chain import (
     retrying_if_moved,
     with_suggestion,
 )
-from recsuite.checkpoint.folder import BEST
 from recsuite.checkpoint.format import (
     ADDED_LATER,
     CONFIG,
@@ -39,7 +38,7 @@ from recsuite.checkpoint.format import (
     read_config,
     read_manifest,
 )
-from recsuite.checkpoint.origin import FIX, check_origin
+from recsuite.checkpoint.origin import FIX, check_origin, no_maker
 from recsuite.checkpoint.shards import RowReader, check_shard_files, reading, shape_of, widths_in
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.preparation.vocabulary import Buckets, Encoding, encoding_of
@@ -60,17 +59,17 @@ from recsuite.errors import UserError, printable, with_article
 from recsuite.files import LARGEST, parsed, typed
 from recsuite.hooks import extra
 from recsuite.models.rows import with_row_scale
-from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
+from recsuite.models.tasks import ModelData, ModelMaker, widths_of
 from recsuite.runtime.console import say
 from recsuite.serving.snapshot import IdTable, ServedTable, Snapshot, TableChange, VocabularyTable
 
 
 def read_snapshot(
-    chain: CheckpointChain, maker: ModelMaker | None = None, accepts_changed: bool = False
+    chain: CheckpointChain, maker: ModelMaker | None, accepts_changed: bool = False
 ) -> Snapshot:
     """Return the model of a checkpoint, with its deltas replayed.
 
-    maker: makes the model, if it is not the task's; accepts_changed: see `ServedModel.open`.
+    maker: makes the model, None is refused; accepts_changed: see `ServedModel.open`.
 
     Raises:
         UserError: when anything is missing, damaged, or of another run or model.
@@ -88,7 +87,7 @@ def read_snapshot(
 
 
 def read_settled(
-    folder: Path, checkpoint: str = BEST, maker: ModelMaker | None = None, accepts_changed: bool = False
+    folder: Path, checkpoint: str, maker: ModelMaker | None, accepts_changed: bool = False
 ) -> Snapshot:
     """Return `read_snapshot` of the checkpoint chosen in a folder, also while a trainer writes there."""
 
@@ -118,6 +117,8 @@ def _read_base(
     features = _read_features(folder, manifest, schema)
     model = model_of(folder, manifest)[0]
     held = with_tables(features, model.reads_order)
+    if maker is None:
+        raise no_maker(folder, newest)
     head = made_head(folder, schema, features, manifest, maker)
     if line := check_origin(folder, newest, head, accepts_changed):
         say(line)
@@ -138,6 +139,7 @@ def _read_base(
         features=features,
         tables=tables,
         head=read_head(reader, head),
+        maker=maker,
         vocabulary=vocabulary,
         encodings=encodings,
         manifest=manifest,
@@ -146,7 +148,6 @@ def _read_base(
         config=config,
         lists=extra("index").read_lists(folder, manifest) if INDEX in manifest.about else None,
         task_name=model.task,
-        maker=maker,
         accepts_changed=accepts_changed,
     )
 
@@ -316,18 +317,15 @@ def made_head(
     schema: Schema,
     features: Sequence[Feature],
     manifest: Manifest,
-    maker: ModelMaker | None = None,
+    maker: ModelMaker,
 ) -> nn.Module:
-    """Return the model that the flags of a folder describe, on the device "meta".
-
-    maker: makes the model; None for the maker of the task.
-    """
+    """Return the model that the flags of a folder describe, on the device "meta"."""
     config, history = model_of(folder, manifest)
     data = ModelData(schema, features, 0.0, history)
     # A tensor on "meta" has a shape and no numbers, so the widths in the manifest are compared with the model
     # before any memory is allocated.
     with torch.device("meta"):
-        return with_row_scale((maker or TASKS[config.task].make_model)(data, config))
+        return with_row_scale(maker(data, config))
 
 
 def checked_head(

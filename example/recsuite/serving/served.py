@@ -73,7 +73,7 @@ class ServedModel:
         UserError: From its methods, for values of a wrong type and for features that the model lacks.
 
     Example:
-        model = rs.ServedModel.open("dumps")
+        model = rs.ServedModel.open("dumps", model=make_model)
         model.score({"user": [42, 42], "item": [1, 3]})      # float32 [2]
         model.recommend([42], k=10)                           # [[(item, score), ...]]
     """
@@ -100,7 +100,7 @@ class ServedModel:
             checkpoint: The one of a folder of checkpoints: "best" by validation, or "latest".
             data_path: The data of the training. Features and histories of users and items given by ids come
                 from there.
-            model: makes a model of your own, as given to the training; without it, the model of the task.
+            model: Makes the model, as given to the training, such as `make_model` of example.py; required.
             accept_changed_model: True to use it although its source has changed since the training.
 
         Returns:
@@ -480,7 +480,7 @@ class Follower:
         UserError: When the first checkpoint is missing or damaged.
 
     Example:
-        follower = rs.Follower("dumps", checkpoint="latest")
+        follower = rs.Follower("dumps", checkpoint="latest", model=make_model)
         if follower.refresh():
             print(follower.model.progress.step)
     """

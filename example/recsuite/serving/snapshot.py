@@ -379,12 +379,12 @@ class Snapshot:
     """Whole model in memory.
 
     schema: of the data of its training; features: of the model, in the order in which it adds them up;
-    tables: by name; vocabulary: feature to raw value to row, without dynamic features; encodings: feature to
-    the encoding of its numbers as rows or inputs; manifest: of the checkpoint; follows: the link that the
-    next delta must have; config: of the training, empty in an export; trained: the folder with that config;
-    folder: the folder it was read from; lists: of the index of items that was written with it, or with the
-    checkpoint that deltas were applied to; task_name: the --task of the training; maker: makes the model, if
-    it is not the task's; accepts_changed: see `ServedModel.open`.
+    tables: by name; maker: makes the head; vocabulary: feature to raw value to row, without dynamic
+    features; encodings: feature to the encoding of its numbers as rows or inputs; manifest: of the
+    checkpoint; follows: the link that the next delta must have; config: of the training, empty in an export;
+    trained: the folder with that config; folder: the folder it was read from; lists: of the index of items
+    that was written with it, or with the checkpoint that deltas were applied to; task_name: the --task of the
+    training; accepts_changed: see `ServedModel.open`.
     """
 
     folder: Path
@@ -392,6 +392,7 @@ class Snapshot:
     features: tuple[Feature, ...]
     tables: Mapping[str, ServedTable]
     head: Any
+    maker: ModelMaker
     vocabulary: dict[str, dict[Any, int]]
     encodings: dict[str, Encoding]
     manifest: Manifest
@@ -400,7 +401,6 @@ class Snapshot:
     config: dict[str, Any]
     lists: Any = None
     task_name: str = "rating"
-    maker: ModelMaker | None = None
     accepts_changed: bool = False
 
     @property

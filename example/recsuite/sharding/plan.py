@@ -77,7 +77,7 @@ def build_model(
     config: Config,
     context: RuntimeContext,
     tables: TableRule,
-    maker: ModelMaker | None = None,
+    maker: ModelMaker,
     loss: nn.Module | None = None,
 ) -> DistributedModelParallel:
     """Return the model of a data set, sharded over all ranks, with the tables' optimizer in the backward.
@@ -107,7 +107,7 @@ def unsharded(
     context: RuntimeContext,
     tables: TableRule,
     memory: int,
-    maker: ModelMaker | None = None,
+    maker: ModelMaker,
     loss: nn.Module | None = None,
 ) -> tuple[TrainableModel, EmbeddingCollectionSharder, dict[str, int], dict[str, DynamicSpec]]:
     """Return the model of a data set with its tables on the meta device, and all that a plan is made from.

@@ -317,17 +317,15 @@ def _as_it_is(table: torch.Tensor) -> None:
     """Leave a table unchanged."""
 
 
-def make_head(
-    columns: Columns, config: ModelConfig, history: int, maker: ModelMaker | None = None
-) -> nn.Module:
+def make_head(columns: Columns, config: ModelConfig, history: int, maker: ModelMaker) -> nn.Module:
     """Return the model that computes with the rows of a data set.
 
-    history: the largest number of items in a history; maker: makes the model, None for that of the task.
+    history: the largest number of items in a history; maker: makes the model.
     """
     task = TASKS[config.task]
     features = [*(table.feature for table in columns.tables), *columns.numbers]
     data = ModelData(columns.schema, features, columns.mean_label, history)
-    head = (maker or task.make_model)(data, config)
+    head = maker(data, config)
     wanted = TwoSided if task.evaluation == "ranks" else nn.Module
     if not isinstance(head, wanted):
         raise UserError(

@@ -130,7 +130,7 @@ def exit_status(work: Callable[[], int]) -> int:
 def run_modes(
     argv: list[str] | None,
     modes: Mapping[str, Mode],
-    model: ModelMaker | None = None,
+    model: ModelMaker,
     defaults: Sequence[str] = (),
     after: Mode | None = None,
     unread: Sequence[str] = (),
@@ -183,7 +183,7 @@ def run(
     given: frozenset[str],
     modes: Mapping[str, Mode],
     after: Mode | None,
-    model: ModelMaker | None,
+    model: ModelMaker,
     defaults: frozenset[str],
 ) -> None:
     """Run the modes of a configuration, see `run_modes`. Collective: every rank.
@@ -229,7 +229,7 @@ def check_machine() -> None:
     check_versions()
 
 
-def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = None) -> int:
+def run_alone(config: Config, given: frozenset[str], model: ModelMaker) -> int:
     """Export, recommend, or run the mode of an extra, on rank 0 of a launch. Return the exit status.
 
     Not collective.
@@ -458,7 +458,7 @@ def session(
 
 
 def restore(
-    data: Data, config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any
+    data: Data, config: Config, context: RuntimeContext, model: ModelMaker, **others: Any
 ) -> tuple[ShardedModel, Progress]:
     """Load a model from the checkpoint that --load names. Collective: every rank.
 
@@ -466,7 +466,7 @@ def restore(
         data: See `open_data`.
         config: The flags.
         context: This process.
-        model: Makes the model, as for `Training.shard`; None for that of --task.
+        model: Makes the model, as for `Training.shard`.
         others: Its loss, tables, dense and metrics, as for `Training.shard`.
 
     Returns:
@@ -533,7 +533,7 @@ def report_test(
             section.report_test(test, data.columns, config)
 
 
-def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:
+def compact(config: Config, context: RuntimeContext, model: ModelMaker, **others: Any) -> None:
     """Merge deltas into one full checkpoint. Collective: every rank.
 
     Args:

@@ -16,6 +16,7 @@ from recsuite.errors import UserError, script_name
 from recsuite.runtime.process import read_launch
 
 if TYPE_CHECKING:
+    from recsuite.models.tasks import ModelMaker
     from recsuite.serving.served import Follower
 
 # Seconds between two checks of the checkpoint folders.
@@ -95,11 +96,11 @@ def have_ended(begun: Mapping[str, subprocess.Popen[bytes]]) -> bool:
 
 
 def newest(
-    folders: Mapping[str, Path], begun: Mapping[str, subprocess.Popen[bytes]]
+    folders: Mapping[str, Path], begun: Mapping[str, subprocess.Popen[bytes]], model: ModelMaker
 ) -> Iterator[dict[str, Follower]]:
     """Yield the followers of training folders, by name, each time that one is newer and all have a model.
 
-    Ends with the last training.
+    Ends with the last training. model: makes the models.
 
     Raises:
         UserError: see `have_ended`, and `Follower`.
@@ -116,7 +117,7 @@ def newest(
             if name in followers:
                 is_newer |= followers[name].refresh()
             elif checkpoint is not None and step_of(checkpoint) > 0:
-                followers[name], is_newer = Follower(folder, checkpoint=LATEST), True
+                followers[name], is_newer = Follower(folder, None, LATEST, model), True
         if is_newer and len(followers) == len(folders):
             yield followers
         elif ended:

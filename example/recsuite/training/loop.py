@@ -84,7 +84,7 @@ class Training:
 
     Example:
         with Training(data, config, context, checkpointer, callbacks) as training:
-            model = training.shard()
+            model = training.shard(make_model)
             step = training.step(model.train_on)
             for epoch in training.epochs():
                 for batch in epoch:
@@ -135,7 +135,7 @@ class Training:
 
     def shard(
         self,
-        maker: ModelMaker | None = None,
+        maker: ModelMaker,
         loss: nn.Module | None = None,
         tables: TableRule | None = None,
         dense: DenseOptimizer | None = None,
@@ -233,7 +233,7 @@ class Training:
         """
         config, reason = self.config.training, None
         if not hasattr(self, "train_state"):
-            raise RuntimeError("There is no model yet. Fix: call training.shard() before training.step.")
+            raise RuntimeError("There is no model yet. Fix: call training.shard before training.step.")
         if config.capture == "off":
             return function
         if self.context.device.type != "cuda":
@@ -246,8 +246,8 @@ class Training:
         self._steps.append(step)
         return step
 
-    def run(self) -> Run:
-        """Train with the model of the task. Collective: every rank.
+    def run(self, maker: ModelMaker) -> Run:
+        """Train a model with the loss of the task. Collective: every rank. maker: see `shard`.
 
         Returns:
             The results.
@@ -257,7 +257,7 @@ class Training:
             WorkerError: when a data worker fails.
         """
         with self:
-            self.shard()
+            self.shard(maker)
             step = self.step(self.train_state.train_on)
             for epoch in self.epochs():
                 learn(epoch, step)

@@ -293,7 +293,7 @@ def build_train_state(
     columns: Columns,
     config: Config,
     context: RuntimeContext,
-    maker: ModelMaker | None = None,
+    maker: ModelMaker,
     loss: nn.Module | None = None,
     tables: TableRule | None = None,
     dense: DenseOptimizer | None = None,
@@ -301,8 +301,8 @@ def build_train_state(
 ) -> ShardedModel:
     """Return the model of a data set and its optimizers, untrained. Collective: every rank.
 
-    maker, loss: None for those of the task; tables, dense: the optimizers, None for those of the flags;
-    metrics: of predictions and labels, besides those of the task.
+    maker: makes the model; loss: None for that of the task; tables, dense: the optimizers, None for those of
+    the flags; metrics: of predictions and labels, besides those of the task.
 
     Raises:
         UserError: when the tables do not fit the memory of the ranks, or the optimizer is unsupported.

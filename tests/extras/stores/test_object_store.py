@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from example import make_model
 from recsuite.checkpoint.chain import chain_at, check_whole
 from recsuite.checkpoint.checkpointer import Checkpointer, checkpointing
 from recsuite.checkpoint.folder import best_in, checkpoints_in, full_checkpoints_in, newest_in, step_of
@@ -157,7 +158,7 @@ def test_another_number_of_ranks_resumes_from_a_store(launched: dict[str, Any], 
 def test_a_server_follows_the_deltas_of_a_store(trained: Trained, place: Any) -> None:
     with training(trained, place, inc_dump=True) as checkpointer:
         take_steps(trained, checkpointer, 1)
-        follower = Follower(str(place), checkpoint="latest")
+        follower = Follower(str(place), model=make_model, checkpoint="latest")
         before = follower.model.progress.step
         take_steps(trained, checkpointer, 2)
         assert follower.refresh()
@@ -168,7 +169,7 @@ def test_a_server_follows_the_deltas_of_a_store(trained: Trained, place: Any) ->
         fs.get(f"{path}/{name}/", str(copy / name), recursive=True)
     for name in follower.model.snapshot.names_of(("user", "item")):
         mine = follower.model.snapshot.table_of(name).arrays(name)
-        theirs = ServedModel.open(copy, "latest").snapshot.table_of(name).arrays(name)
+        theirs = ServedModel.open(copy, "latest", model=make_model).snapshot.table_of(name).arrays(name)
         assert mine.keys() == theirs.keys()
         assert all(np.array_equal(mine[each], theirs[each]) for each in mine)
 
