@@ -174,10 +174,19 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
             parser.addini(name, "of pytest-timeout")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker of tests that are beside the core in a file of the core."""
+    config.addinivalue_line("markers", "beside: only with --all, or if its file is given")
+
+
+def is_of_the_core_alone(config: pytest.Config) -> bool:
+    """True for a run without --all and without a path."""
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.getoption("all")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Skip what is beside the core, unless --all or a path is given."""
-    is_named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
-    return None if is_named or config.getoption("all") or not is_beside(collection_path) else True
+    return True if is_of_the_core_alone(config) and is_beside(collection_path) else None
 
 
 def is_beside(path: Path) -> bool:
@@ -186,8 +195,19 @@ def is_beside(path: Path) -> bool:
     return any(f"{name}/".startswith(f"{each}/") for each in BESIDE)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print which tests need --all."""
+    if is_of_the_core_alone(config):
+        paths = ", ".join(BESIDE)
+        terminalreporter.write_line(f"Not run without --all: in tests/ {paths}, and the marker beside")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the core, and with the files that take longest, so that the processes end together."""
+    if is_of_the_core_alone(config):
+        left = [item for item in items if item.get_closest_marker("beside")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (is_beside(item.path), places.get(item.path.stem, len(places))))
 

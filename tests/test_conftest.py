@@ -35,6 +35,30 @@ def test_plugins_may_be_missing_and_every_process_has_the_gpus(without: tuple[st
     assert "1 passed" in result.stdout, result.stdout + result.stderr
 
 
+def test_a_run_without_all_or_a_path_is_of_the_core_and_names_the_rest() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-q",
+        "--collect-only",
+        "-o",
+        "testpaths=tests/docs",
+    ]
+    core, everything = (
+        subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=1000).stdout
+        for flags in ((), ("--all",))
+    )
+    for name in (
+        "tests/docs/test_deploy.py::",
+        "test_commands.py::test_a_command_gives_the_documented_output[python example/ray_train.py",
+    ):
+        assert (name in core, name in everything) == (False, True)
+    assert ("docs/test_deploy.py" in core, "Not run without --all" in everything) == (True, False)
+
+
 @pytest.mark.skipif(WANTED not in os.environ, reason="for the test of a run that hangs")
 def test_that_hangs() -> None:
     # Longer than the run that starts it may take; only a signal that cannot be ignored ends it sooner.

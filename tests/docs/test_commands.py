@@ -24,7 +24,7 @@ from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.extras import plan
 from recsuite.serving.served import ServedModel
-from tests.support.documents import PAGES, README, blocks, commands, short_form
+from tests.support.documents import CORE, PAGES, README, blocks, commands, short_form
 from tests.support.launch import (
     INSTALLED,
     ROOT,
@@ -439,7 +439,8 @@ def names_what_is_there(lines: Lines, clone: Path) -> None:
 def trains_on_a_disk(lines: Lines, clone: Path) -> None:
     # The tables of few ratings fit the documented budget.
     small = " --batch_size 32 --memory_budget 150kB"
-    output = succeeded(shell((f"{lines[0]}{SHORT}{small}",), clone))
+    # One process, which waits for no other in each of its steps.
+    output = succeeded(shell((f"{lines[0]}{SHORT}{small}",), clone, NPROC="1"))
     assert models(output)
     shown = r"on disk: .*user.*; .* requested rows were in memory, .* were loaded ahead; .* written back"
     assert re.search(shown, output)
@@ -547,9 +548,14 @@ def test_every_command_of_every_document_has_a_check() -> None:
     assert len(BLOCKS) == len(CHECKS)
 
 
+def marks_of(lines: Lines) -> list[pytest.MarkDecorator]:
+    """Markers of a block: those that take long run with the soak, those of extras alone with --all."""
+    is_of_core = any(lines in commands(page) for page in CORE)
+    return [pytest.mark.soak] * (lines[0] in LONG) + [pytest.mark.beside] * (not is_of_core)
+
+
 @pytest.mark.parametrize(
-    "lines",
-    [pytest.param(lines, id=lines[0], marks=[pytest.mark.soak] * (lines[0] in LONG)) for lines in BLOCKS],
+    "lines", [pytest.param(lines, id=lines[0], marks=marks_of(lines)) for lines in BLOCKS]
 )
 def test_a_command_gives_the_documented_output(lines: Lines, clone: Path) -> None:
     CHECKS[lines[0]](lines, clone)

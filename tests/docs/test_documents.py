@@ -207,10 +207,13 @@ def test_public_docstrings_have_arguments_results_errors_and_an_example(name: st
             each.kind is each.VAR_POSITIONAL or each.name == "kwargs" or re.search(rf"\b{each.name}\b", text)
         )
     own = {key: each for key, each in vars(found).items() if key[0] != "_"} if inspect.isclass(found) else {}
-    methods = {key: each for key, each in own.items() if inspect.isfunction(each)}
-    for method in methods.values():
+    # An override without a docstring of its own is explained by its base.
+    methods = [
+        each for each in own.values() if inspect.isfunction(each) and not hasattr(each, "__override__")
+    ]
+    for method in methods:
         if "torch.Tensor" in str(method.__annotations__.get("return")):
-            assert re.search(r"float32 \[|See `TwoSided|As `ServedModel", method.__doc__ or "")
+            assert re.search(r"float32 \[|As `ServedModel", method.__doc__ or "")
     tree = ast.parse(textwrap.dedent(inspect.getsource(found)))
     called = {
         node.func.id

@@ -170,7 +170,7 @@ def test_tables_that_do_not_fit_are_refused(
         columns, tables=tuple(dataclasses.replace(table, rows=10**10) for table in columns.tables)
     )
     monkeypatch.setattr(sharding, "_room_per_rank", lambda config, context: 2**30)
-    with pytest.raises(UserError, match=r"need [\d,]+.\d GiB .* 1 rank of 1.0 GiB each .*; start more"):
+    with pytest.raises(UserError, match=r"need [\d,]+\.\d GiB.* 1 rank .*1\.0 GiB.*--embedding_dim"):
         build_train_state(huge, config, context, make_model)
 
 
@@ -195,5 +195,5 @@ def test_a_capacity_beyond_the_memory_is_refused_before_anything_is_made_of_it(
 ) -> None:
     monkeypatch.setattr(sharding, "_room_per_rank", lambda config, context: 2**30)
     tried = config.replaced(vocabulary="dynamic", history=5, capacity=str(2**38))
-    with pytest.raises(UserError, match=r"^--capacity 274877906944 .* 8 times .* GiB.* 870.4 MiB"):
+    with pytest.raises(UserError, match=r"^--capacity 274877906944 .*8 times .* GiB.* 870\.4 MiB"):
         build_train_state(open_columns(tried), tried, context, make_model)

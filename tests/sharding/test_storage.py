@@ -270,7 +270,7 @@ def test_tables_of_four_budgets_train_and_are_dumped_with_less_memory(
     tmp_path: Path,
 ) -> None:
     write_synthetic(tmp_path / "ratings", 30_000, seed=0)
-    wide = ("--embedding_dim", "4096", "--mlp_dims", "none", "--batch_size", "64", "--history", "4")
+    wide = ("--embedding_dim", "4096", "--mlp_dims", "none", "--batch_size", "96", "--history", "4")
     flags = ("--data_path", str(tmp_path / "ratings"), "--epochs", "1", "--initial_rows", "random", *wide)
     command = [sys.executable, str(EXAMPLE), *flags, "--split", "random"]
     status, plentiful, most = run_within(2**33, command)

@@ -49,6 +49,8 @@ def main() -> None:
         vocabulary="dynamic",
         batch_size=global_batch_size,
         history=5,
+        embedding_dim=16,
+        mlp_dims=(16,),
         epochs=8,
     )
     from recsuite.datasets.preparation.cache import open_columns

@@ -55,6 +55,9 @@ def imported() -> Iterator[Fresh]:
     # torch's own seeks the module of each call among all that are imported: half a second in each launcher.
     rendezvous: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
     rendezvous.get_method_name = _name_of_caller
+    # Ranks that wait for each other leave the cores to the tests beside them.
+    exchange: Any = importlib.import_module("recsuite.sharding.exchange")
+    exchange.SPIN_SECONDS, exchange.NAP_SECONDS = 0, 0.002
     # Or each fork would copy all that was imported, page by page, as its collector marks what is there.
     gc.freeze()
     # The project's modules are compiled once for all forks, wherever else Python would keep them.

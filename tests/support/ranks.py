@@ -170,7 +170,7 @@ def train_all(
             position = Progress(0, epoch)
             found = train_epoch(train_state, feed, position, config.training, context)
             losses.append(found.tolist())
-            metrics = evaluator.test(train_state.model, epoch).values
+        metrics = evaluator.test(train_state.model, epoch).values
     return losses, metrics, optimizer_sums(train_state)
 
 

@@ -32,13 +32,13 @@ def main() -> None:
     config = Config.of(
         data_path=data,
         batch_size=int(sys.argv[4]),
-        epochs=2,
+        epochs=1,
         embedding_dim=8,
         mlp_dims=(8,),
         history=4,
         initial_rows="random",
         inc_dump=True,
-        dump_every=20,
+        dump_every=10,
         keep=100,
         timeout=60,
     )
