@@ -377,7 +377,7 @@ def test_labels_for_another_task_than_that_of_a_checkpoint_are_refused(
     monkeypatch.setattr(script, "broadcast_from_rank0", lambda decided: decided())
     monkeypatch.setattr(opening, "check_same_flags", lambda config: None)
     config = Config.of(data_path=str(tmp_path), load="somewhere")
-    with pytest.raises(UserError, match=r"--task rating, and the labels of .* are for --task ranking;"):
+    with pytest.raises(UserError, match=r"--task rating, and the labels of .* require --task ranking;"):
         script._agree_on_flags(config, context, frozenset(), frozenset())
 
 
