@@ -199,7 +199,7 @@ def test_a_loop_that_names_no_step_is_refused_if_it_is_to_be_captured(
     with Training(data, config.replaced(capture="on"), context) as training:
         training.shard(make_model)
         epoch = next(training.epochs())
-        with pytest.raises(UserError, match="no step of the pass was captured"):
+        with pytest.raises(UserError, match="no step of the epoch was captured"):
             learn(epoch)
 
 
@@ -209,7 +209,7 @@ def test_a_step_before_the_model_is_a_clear_error(
     config, data = opened
     with (
         Training(data, config, context) as training,
-        pytest.raises(RuntimeError, match=r"call training.shard\(\)"),
+        pytest.raises(RuntimeError, match=r"call training\.shard"),
     ):
         training.step(print)
 
