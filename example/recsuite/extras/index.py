@@ -312,8 +312,8 @@ class NearestItems:
         """
         sorted_keys, self._order = keys.sort()
         vectors = vectors[self._order]
-        before, found = lists, None if lists is None else lists.after(sorted_keys, vectors)
-        self.lists, comes = found or (make_lists(sorted_keys, vectors), None)
+        before, moved = lists, None if lists is None else lists.after(sorted_keys, vectors)
+        self.lists, comes = moved or (make_lists(sorted_keys, vectors), None)
         if before is None or index is None or comes is None:
             self._index = _empty_index(vectors.shape[1], self.num_lists + 1)
             comes = torch.ones(len(keys), dtype=torch.bool)

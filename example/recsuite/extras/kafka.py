@@ -100,11 +100,11 @@ class Topic:
             seconds = min(seconds, FIRST_SECONDS)
         # Of all requests together: other ranks wait for the answers.
         until = time.monotonic() + seconds
-        found = self._retried(lambda: self._partitions(consumer), until)
+        partitions = self._retried(lambda: self._partitions(consumer), until)
         ask = functools.partial(consumer.get_watermark_offsets, timeout=ASK_SECONDS)
         return {
             number: self._retried(functools.partial(ask, TopicPartition(self.name, number)), until)
-            for number in found
+            for number in partitions
         }
 
     def copy(self, offsets: Mapping[int, tuple[int, int]]) -> list[str]:
@@ -449,7 +449,7 @@ def _lines_of_arrow(value: bytes) -> bytes:
     # One encoder for all rows: `json.dumps` would make one for each.
     encode = json.JSONEncoder(default=_as_text).encode
     # A NaN is a missing value, and JSON has none.
-    objects = ({name: None if each != each else each for name, each in row.items()} for row in rows)
+    objects = ({name: None if entry != entry else entry for name, entry in row.items()} for row in rows)
     lines = [f"{encode(row)}\n".encode() for row in objects]
     return b"".join(line if len(line) <= JSON_BLOCK_BYTES else _bad_line(line) for line in lines)
 

@@ -141,9 +141,9 @@ class RemoteFile(io.RawIOBase):
     def readinto(self, block: Any) -> int:
         """Read into a block, as far as data are left."""
         with explained_remote(self._url):
-            found = self._file.read(len(block))
-        block[: len(found)] = found
-        return len(found)
+            content = self._file.read(len(block))
+        block[: len(content)] = content
+        return len(content)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to a position."""
@@ -190,9 +190,9 @@ def list_files(url: str) -> list[str]:
         fs, path = filesystem(url)
         # The query of an address may hold these characters, but is not a pattern.
         if set("*[") & set(path.partition("?")[0]):
-            found = fs.glob(path)
+            paths = fs.glob(path)
         elif path.startswith("http") and not path.endswith("/"):
-            found = [path]
+            paths = [path]
         else:
-            found = [path] if fs.isfile(path) else fs.find(path)
-        return sorted(fs.unstrip_protocol(each) for each in found)
+            paths = [path] if fs.isfile(path) else fs.find(path)
+        return sorted(fs.unstrip_protocol(file) for file in paths)
