@@ -220,7 +220,7 @@ class FittedModel(ServedModel):
         """Write the model into a new folder, which `ServedModel.open` reads without the tables.
 
         Args:
-            folder: The folder; it is made.
+            folder: The folder, new or empty.
 
         Raises:
             UserError: When the folder is taken, or cannot be written.

@@ -196,11 +196,7 @@ class Topic:
         self._is_refused |= error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
     def _retried(self, ask: Callable[[], T], until: float) -> T:
-        """Return an answer of the brokers, as soon as there is one.
-
-        Raises:
-            UserError: at a time without one, or when the login is refused.
-        """
+        """Return the first answer of the brokers; refuse when there is none until a time."""
         from confluent_kafka import KafkaException
 
         begin, is_said = time.monotonic(), False
@@ -255,11 +251,7 @@ class Topic:
             ) from None
 
     def _recovered(self) -> CopyRecord:
-        """Return the record, and cut off what a killed process wrote after it.
-
-        Raises:
-            UserError: for files that are no copy of this topic.
-        """
+        """Return the record, and cut off what a killed process wrote after it."""
         record = self._record()
         if record.topic != self.name:
             raise UserError(
@@ -366,10 +358,7 @@ class Topic:
     def _messages(
         self, consumer: Any, ends: Mapping[int, int], most: int
     ) -> Iterator[tuple[int, int, bytes | None]]:
-        """Yield partition, offset and value of the next messages of partitions that are not at their ends.
-
-        The end of a partition is a message without a value at the last offset.
-        """
+        """Yield partition, offset and value of the next messages; no value at the end of a partition."""
         from confluent_kafka import KafkaError
 
         transient = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)

@@ -188,10 +188,7 @@ def _ranges(numbers: np.ndarray) -> np.ndarray:
 
 
 def _share_between(ranks: np.ndarray, items: np.ndarray) -> float:
-    """Share of the variance between items (eta squared), about 0 for a column unrelated to them.
-
-    Computed from ranks, so that transformations such as a logarithm, and outliers, do not change it.
-    """
+    """Share of the variance of ranks between items (eta squared), about 0 for a column unrelated to them."""
     ranks = ranks - ranks.mean()
     sizes = np.bincount(items)
     between = float(np.sum(np.bincount(items, ranks) ** 2 / sizes)) / float(np.sum(ranks**2))
@@ -200,17 +197,14 @@ def _share_between(ranks: np.ndarray, items: np.ndarray) -> float:
 
 
 def _share_of_information(values: np.ndarray, items: np.ndarray, is_of_both: bool = True) -> float:
-    """Mutual information of a category and an item beyond chance, as a share; 0 if they are unrelated.
-
-    is_of_both: a share of the smaller entropy of the two, else of the entropy of the item. Either may have
-    more values: a brand has many items, and an item many sizes with a code for each.
-    """
+    """Mutual information of a category and an item beyond chance, as a share; 0 if they are unrelated."""
     values = np.unique(values, return_inverse=True)[1]
     random = np.random.default_rng(0)
     orders = [items, *(random.permutation(items) for _ in range(SHUFFLES))]
     alone = _entropy(values), _entropy(items)
     information, *by_chance = (sum(alone) - _entropy(values * len(items) + order) for order in orders)
     mean, deviation = np.mean(by_chance), np.std(by_chance, ddof=1)
+    # Either may have more values: a brand has many items, and an item many sizes with a code for each.
     left = (min(alone) if is_of_both else alone[1]) - mean
     # If little information is left, the error of chance would be a large share of it.
     return float((information - mean - DEVIATIONS * deviation) / left) if left > LEAST_INFORMATION else 0.0

@@ -800,12 +800,7 @@ def _unrecognised(contents: Mapping[str, Content], user: str, item: str) -> User
 
 
 def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, item: str) -> str:
-    """Return the column with the times of the events; empty if there is none.
-
-    Columns with a name for times have priority; then times with a time of the day over plain dates, such as
-    those of partitions; then the best name.
-    """
-
+    """Return the column with the times of the events; empty if there is none."""
     has_sessions = any(has_word(name, ("session",)) for name in (user, *contents))
 
     def may_be(name: str) -> bool:
@@ -815,6 +810,7 @@ def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, ite
         owners = (item,) if is_event else (user, item)
         return rank(name, TIMES) is not None or not any(is_constant(events, name, owner) for owner in owners)
 
+    # A name for times counts most; then a time of the day, which dates of partitions lack; then the name.
     ranks = {
         name: (
             not _is_called_time(name),
@@ -838,11 +834,7 @@ def _is_called_time(name: str) -> bool:
 
 
 def _check_form(content: Content) -> None:
-    """Refuse a column of times whose values have no format, two formats, or an unknown one.
-
-    Raises:
-        UserError: with a value of each form, and the lines to write.
-    """
+    """Refuse a column of times whose values have no format, two formats, or an unknown one."""
     tried, name = some_of(content.texts), printable(content.name)
     forms = {form.name: form for form in forms_of(tried)}
     values = {form_name: repr(printable(form.example[:MOST_CHARACTERS])) for form_name, form in forms.items()}
@@ -1191,11 +1183,7 @@ def guess(
 def _check_label(
     events: pa.Table, contents: Mapping[str, Content], roles: ColumnRoles, given: Mapping[str, Any]
 ) -> None:
-    """Refuse a column that is named as the label, but has neither numbers nor booleans.
-
-    Raises:
-        UserError: with a value, and the lines to write.
-    """
+    """Refuse a column that is named as the label, but has neither numbers nor booleans."""
     named = [given["column"]] if given.get("column") else []
     if not named and roles.label.kind == CLICKS and "kind" not in given:
         named = [
@@ -1255,12 +1243,9 @@ def _owned(
     roles: ColumnRoles,
     named: Mapping[str, str],
 ) -> tuple[dict[str, dict[str, Content]], list[str], dict[str, str]]:
-    """Return the columns without a role by their owner (user, item, event), and notes on contradictions.
-
-    Columns of the tables of users and items come first. Also return the reasons why the owner of a column of
-    the events cannot be told.
-    """
+    """Return columns without a role by owner, notes on contradictions, and reasons for unknown owners."""
     ids = {USER: roles.user, ITEM: roles.item}
+    # Columns of the tables of users and items come first.
     owned: dict[str, dict[str, Content]] = {
         of: {
             name: each for name, each in contents.get(TABLES[of], {}).items() if name != (named[of] or column)

@@ -158,11 +158,9 @@ def _of_candidates(tables: Tables, events: TableFiles, candidates: Sequence[Tabl
 
 
 def _named(tables: Tables, part: TableFiles | None, grows: bool = False) -> str:
-    """Return the path of a file below the folder, or the pattern of several; empty for none.
-
-    grows: also return a pattern for one file with a number in its name: later files will have other numbers.
-    """
+    """Return the path of a file below the folder, or the pattern of several; empty for none."""
     names = [os.path.relpath(file.path, tables.root) for file in part or ()]
+    # A single file gets a pattern if more may come: those have other numbers in their names.
     if len(names) < 2 and not grows:
         return "".join(names)
     # Common first characters, not path components: a pattern matches characters.
@@ -193,10 +191,7 @@ def _roles(sample: pa.Table) -> ColumnRoles | None:
 def _own_table(
     rest: Mapping[TableFiles, pa.Table], ids: Content, other: str, things: Sequence[str]
 ) -> TableFiles | None:
-    """Return the table with one row for each id: one with their column, or titles, else the widest.
-
-    other: the id column of the other entity. things: words for the wanted entity.
-    """
+    """Return the table with one row for each id: one with their column, or titles, else the widest."""
     # Ids of users and of items may both count from 1.
     are_numbers = all(text.lstrip("-").isdigit() for text in ids.texts)
     fits = {}

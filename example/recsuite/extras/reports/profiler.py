@@ -205,9 +205,7 @@ class Profile(Callback):
             self.context.say(f"--profile recorded nothing: {self._seen} steps do not go beyond the warm-up")
 
     def _say(self) -> None:
-        """Print the profiler's own table, and the split of a step. The table cannot show the split: there a
-        range includes the time of nested parts.
-        """
+        """Print the profiler's own table, and the split of a step, which its nested ranges cannot show."""
         assert self._profiler
         device = self.context.device
         table = self._profiler.key_averages().table(
