@@ -213,7 +213,7 @@ def refusal(make: Maker, cluster: Cluster, kernels: Mapping[str, str]) -> str:
         added = {name: KERNELS[flag] for flag, names in moved.items() for name in names}
         return find_plan(make(changed, widest), changed, {**kernels, **added}) is not None
 
-    # No smaller number can hold the rows; buffers come on top.
+    # Fewer machines cannot even hold the rows without buffers.
     room, local = cluster.limits[cluster.tier], cluster.context.local_world_size
     first = last = max(cluster.hosts + 1, 0 if kernels else int(tables.bytes_of() // (room * local)))
     while last <= MOST_RANKS // local and not fits(last):
@@ -256,7 +256,7 @@ def sent(tables: PlannedTables, plan: Plan, features: Sequence[KeyedJaggedTensor
                     share = shard.shard_sizes[0] / tables.num_rows[name]
                     counts[:, shard.placement.rank()] += tables.requested(name) * share
         np.fill_diagonal(counts, 0)
-        # Our own static tables number the rows of all of them; TorchRec sends ids.
+        # Static tables of this library send row numbers over all tables; TorchRec sends ids.
         is_numbered = isinstance(tables.sharder, CpuTablesSharder) and not held.keys() & tables.specs.keys()
         key_bytes = 4 if is_numbered and sum(tables.num_rows[name] for name in held) < 2**31 else 8
         # Rows go to the rank that requested them, their gradients back to the rank that owns them.

@@ -103,8 +103,8 @@ TIME_OF_EVENT = re.compile(
 DATE_OF_EVENT = re.compile(
     r"(event|review|rating|order|purchase|transaction|click|invoice|interaction|visit|session)(time|date|ts|day)"
 )
-# Columns with the types of events, and words for the predicted type, the first match first. A type that takes
-# back another one is no context.
+# Columns with the types of events, and words for the predicted type, the first match first. Types that undo
+# others, such as a refund, are no context.
 TYPES = ("type", "event", "action", "behavior", "behaviour", "interaction", "activity")
 TARGETS = (
     *("purchase", "buy", "order", "transaction", "checkout", "conversion", "book", "play", "like", "click"),
@@ -116,13 +116,13 @@ TAKES_BACK = (
 MOST_TYPES = 12
 # Words for dates that are properties of users and items.
 OTHER_DATES = {"birth", "born", "release", "released", "publication", "published", "expiry", "due"}
-# Beside a word for a label: "is_click", "play_count", "user_rating".
+# Words that may stand beside a word for a label: "is_click", "play_count", "user_rating".
 OF_LABELS = (
     *("is", "has", "was", "did", "n", "num", "number", "of", "total", "value", "user", "customer", "item"),
     *("product", "play", "listen", "view", "click", "watch", "purchase", "review"),
     *ITEM_WORDS,
 )
-# Beside a word for a thing, these mark a column of ids.
+# Words that mark a column of ids beside a word for a user or an item.
 IDS = ("id", "ids", "uuid", "guid", "key", "code", "no", "nr", "num", "number", "hash", "idx", "index")
 TITLES = ("title", "name")
 BESIDE_IDS = (*IDS, "review")
@@ -389,7 +389,7 @@ def _of_texts(name: str, column: pa.ChunkedArray, files: Mapping[str, Any]) -> C
         is_number = pc.match_substring_regex(plain_numbers, NUMBER_FORM)
         words = ~is_number.to_numpy(zero_copy_only=False)
         damaged = float(np.average(words, weights=counts))
-        # A single word, such as "unknown", stands for a missing number.
+        # A single word among numbers, such as "unknown", stands for a missing number.
         if damaged <= (MOST_UNREAD if words.sum() == 1 else MOST_DAMAGED):
             numbers = pc.utf8_ltrim(pc.if_else(is_number, plain_numbers, None), "+ ").cast(pa.float64())
             numbers = numbers.to_numpy(zero_copy_only=False)
@@ -409,7 +409,7 @@ def _of_texts(name: str, column: pa.ChunkedArray, files: Mapping[str, Any]) -> C
 def _commas_of(
     name: str, column: pa.Array, texts: Sequence[str], counts: np.ndarray, files: Mapping[str, Any]
 ) -> str:
-    """Return the form of numbers with commas, UNCLEAR if a person has to tell it, empty for other texts."""
+    """Return the form of numbers with commas, UNCLEAR if only the user knows it, empty for other texts."""
     for form in COMMAS:
         if name in files.get(form, ()):
             return form
@@ -490,7 +490,7 @@ def _share_read(content: Content) -> float:
 
 # With fewer distinct whole numbers than this, they are classes.
 FEW_NUMBERS = 10
-# In a path of categories, such as Home > Kitchen.
+# Separator in a path of categories, such as Home > Kitchen.
 PATH = " > "
 # Names of pandas' index in a written table.
 INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
@@ -498,10 +498,10 @@ INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 # values than LEAST_KNOWN, this cannot be judged.
 NEARLY_ALL, LEAST_KNOWN = 0.9, 20
 NO_ISO = "it holds dates of another form than 2026-11-20, which are not read"
-AGE_TELLS = "its age at an event says which item that is of, which is not known before one is chosen"
+AGE_TELLS = "its age at an event reveals the item, which is unknown while items are ranked"
 OF_WEIGHT = "it may say how much an event counts; to use it so, name it as the column of [weight]"
 OF_DATES = "a user has one; if it is the time of the events, name it as the column of [timestamp]"
-# In place of OF_EVENT, where that cannot be told.
+# Reasons in place of OF_EVENT, where the owner is unknown.
 FEW_REPEATS = 'too few {0}s come twice to tell whether it is of the {0}; if so, write of = "{0}"'
 FEW_VALUES = 'its values do not tell whether it is of the {0}; if so, write of = "{0}"'
 OF_EVENT = "it differs from event to event; use it only if it is known before the label"

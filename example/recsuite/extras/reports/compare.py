@@ -18,7 +18,7 @@ from recsuite.places import folder_at
 from recsuite.runtime.console import end_when_pipe_closes
 from recsuite.runtime.host import check_limits
 
-# Flags of what is written, which are no difference between models.
+# Flags of outputs, which do not make models differ.
 REPORTED = ("report_dir", "save_dir", "by", "cutoffs")
 
 
@@ -144,7 +144,7 @@ def _segments_table(runs: Sequence[RunReport], name: str) -> list[list[str]]:
     rows = [[f"test {runs[0].label} by {name}", "number", *(run.name for run in runs)]]
     for value in dict.fromkeys(value for run in runs for value in run.segments[name]):
         of_runs = [run.segments[name].get(value, (0, None)) for run in runs]
-        # Of a number the ranges are those of the training, which may differ from run to run.
+        # Ranges of numbers come from the training data, which may differ between runs.
         numbers = {number for number, _ in of_runs if number}
         shown = " or ".join(f"{number:,}" for number in sorted(numbers))
         rows.append([value, shown, *(format_metric(metric) for _, metric in of_runs)])

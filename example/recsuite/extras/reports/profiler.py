@@ -220,7 +220,7 @@ class Profile(Callback):
     def _write(self) -> None:
         """Write the trace in one rename; the profiler itself does not report a failed write."""
         assert self._profiler
-        # The library cannot write to every name.
+        # The profiler cannot write to every name of a file.
         can = explained(f"Cannot write {self.path}", "give another --report_dir")
         with can, replacing(self.path) as aside, tempfile.NamedTemporaryFile(suffix=".json") as plain:
             self._profiler.export_chrome_trace(plain.name)

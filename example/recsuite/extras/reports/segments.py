@@ -34,7 +34,7 @@ class Segments:
         masks: dict[str, np.ndarray] = {}
         for code, value in enumerate(self.values):
             mask = self.codes == code
-            # A value may be called as the unknown ones are.
+            # A value may have the same name as the segment of unknown values.
             if mask.any():
                 masks[value if value not in masks else f"{value} ({code})"] = mask
         return masks

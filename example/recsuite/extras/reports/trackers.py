@@ -76,13 +76,11 @@ class Tracking(Callback):
 
     @override
     def on_end(self, run: Run) -> None:
-        # Also if there was nothing left to train: the training may have ended before its test.
+        # A resumed training with nothing left to train may lack its test.
         self._add({"test": finite(run.test.values)})
 
     def close(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Send the kept metrics, and end the tracker, if it was begun. kind: of the exception that ended the
-        training.
-        """
+        """Send the kept metrics, and end the tracker, if it was begun. kind: class of the final exception."""
         if self._step < 0:
             return
         if self._waiting:
@@ -111,7 +109,7 @@ class Tracking(Callback):
         try:
             self.tracker.log(self._waiting)
             self._waiting = {}
-        # Any exception: a training is worth more than its curves.
+        # No exception of a tracker may end the training.
         except Exception as failure:
             least, steps = PAUSE_AFTER_FAILURE, [*self._waiting]
             self.say(

@@ -17,7 +17,7 @@ from recsuite.extras.stores.urls import RemoteFile, filesystem, marks_of, reason
 from recsuite.files import local
 from recsuite.places import ObjectError, ObjectPath, shown
 
-# Kinds of stores that take the place of a folder: an object is there as a whole or not at all.
+# Kinds of stores that can be used as folders, because an object appears as a whole.
 STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 
 
@@ -93,13 +93,13 @@ class FsspecPath(ObjectPath):
         try:
             yield filesystem(self.url)
         except FileNotFoundError as error:
-            # Its words are a path, or those of the store about a bucket.
+            # The message is a path, or a sentence of the store on a bucket.
             reason = "it is not there" if self.name in str(error) else str(error)
             raise FileNotFoundError(errno.ENOENT, reason) from None
         except (FileExistsError, UserError):
             raise
         except Exception as error:
-            # No cause: it may hold the address with its secrets.
+            # Without a cause, which may hold the address with its secrets.
             raise ObjectError(self.url, reason_of_failure(error)) from None
 
     def _info(self) -> dict[str, Any]:

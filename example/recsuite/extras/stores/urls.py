@@ -40,7 +40,7 @@ def explained_remote(url: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        # No cause: it may hold the address with its secrets.
+        # Without a cause, which may hold the address with its secrets.
         raise UserError(
             f"Cannot read {shown(url)}: {reason_of_failure(error)}. Fix: check the address, the login and "
             "the network, or copy the file to this machine."
@@ -48,7 +48,7 @@ def explained_remote(url: str) -> Iterator[None]:
 
 
 def reason_of_failure(error: BaseException) -> str:
-    """Return the reason why a request failed, in this program's words."""
+    """Return the reason why a request failed, in a few words."""
     # fsspec reports every HTTP error as a missing file.
     if isinstance(error, FileNotFoundError) and error.__cause__:
         return reason_of_failure(error.__cause__)
@@ -56,7 +56,7 @@ def reason_of_failure(error: BaseException) -> str:
     status = {"FileNotFoundError": 404, "PermissionError": 403}.get(kind, status)
     if status:
         return REASONS.get(status, f"the server answers with status {status}")
-    # By its name: each library has its own.
+    # By the name of the class, because each library has its own.
     if isinstance(error, TimeoutError) or "Timeout" in kind:
         return f"the server was silent for {SILENT_SECONDS:.0f} s"
     if "Credentials" in kind:
