@@ -739,10 +739,10 @@ def _id_column(
 ) -> str:
     """Return the column whose name stands for the ids of users or items; empty if there is none."""
     ranks = {
-        name: (name not in own, place)
+        name: (name not in own, position)
         for name, content in contents.items()
         if name not in taken and _may_be_ids(content)
-        if (place := rank(name, known, BESIDE_IDS)) is not None
+        if (position := rank(name, known, BESIDE_IDS)) is not None
     }
     return min(ranks, key=lambda name: ranks[name]) if ranks else ""
 
@@ -868,18 +868,18 @@ def _label(
 ) -> LabelColumn:
     """Return the label: the column that is most like one, or the only column left."""
     ranks = {
-        name: place
+        name: likeness
         for name, content in contents.items()
         if content.kind in ("number", "flag") and content.distinct > 1 and content.numbers.size
         if np.abs(content.numbers).max() <= LARGEST_END
-        if (place := place_of_label(content)) is not None
+        if (likeness := place_of_label(content)) is not None
         # The mean rating of an item, or its number of views, is a property of the item.
         if not is_constant(events, name, owners[1])
         # A yes/no column without a label's name may be a property of the user.
-        if place[0] != UNNAMED or not is_constant(events, name, owners[0])
+        if likeness[0] != UNNAMED or not is_constant(events, name, owners[0])
     }
     # Yes/no values alone are a weak reason to predict a column, but better than a small quantity.
-    if all(place == UNNAMED for place, _ in ranks.values()):
+    if all(likeness == UNNAMED for likeness, _ in ranks.values()):
         return LabelColumn(CLICKS)
     return _label_of(contents[min(ranks, key=lambda name: ranks[name])], given)
 
@@ -931,8 +931,8 @@ def _place_of_mode(content: Content) -> float:
         return 0.0
     values, counts = np.unique(content.numbers, return_counts=True)
     lowest, highest = _scale_of(values)
-    place = (values[counts.argmax()] - lowest) / (highest - lowest)
-    return float(place) if values[0] >= 0 and values[-1] <= LONGEST_SCALE else 0.0
+    share = (values[counts.argmax()] - lowest) / (highest - lowest)
+    return float(share) if values[0] >= 0 and values[-1] <= LONGEST_SCALE else 0.0
 
 
 def _asked_scale(
@@ -973,11 +973,11 @@ def _drop_off_scale(
     numbers = content.numbers
     if is_given or not numbers.size:
         return label, ()
-    place, total = f"the column {printable(label.column[:40])}", f"of {len(numbers):,} values"
+    column, total = f"the column {printable(label.column[:40])}", f"of {len(numbers):,} values"
     if label.kind == COUNT and (numbers < 0).any():
         number = int((numbers < 0).sum())
         note = (
-            f'{place}: {number:,} {total} are below 0, as those of returns: drop = "<0", written under '
+            f'{column}: {number:,} {total} are below 0, as those of returns: drop = "<0", written under '
             "[label], leaves their events out"
         )
         return replace(label, drop="<0"), (note,)
@@ -986,7 +986,7 @@ def _drop_off_scale(
         shown = ", ".join(f"{value:g}" for value in sorted(off_scale))
         number = int(np.isin(numbers, off_scale).sum())
         note = (
-            f"{place}: {number:,} {total} are {shown}, apart from the scale from {label.lowest:g} to "
+            f"{column}: {number:,} {total} are {shown}, apart from the scale from {label.lowest:g} to "
             f'{label.highest:g}: drop = "{shown}", written under [label], leaves their events out; take '
             "it out, and widen lowest and highest, where they are answers"
         )
@@ -995,7 +995,7 @@ def _drop_off_scale(
     is_asked = label.kind == RATING and label.lowest == 0 and content.is_whole and least[0] == 0
     if is_asked and len(least) > 2 and counts[0] > MOST_OF_ZERO * counts[1]:
         note = (
-            f"{place}: {counts[0]:,} {total} are 0, and {counts[1]:,} are {least[1]:g}; where 0 means that "
+            f"{column}: {counts[0]:,} {total} are 0, and {counts[1]:,} are {least[1]:g}; where 0 means that "
             'there is no answer, write drop = "0" and lowest = 1 under [label], which leaves their events out'
         )
         return label, (note,)

@@ -268,10 +268,12 @@ class MLflowTracker(Tracker):
                 if self._client.get_experiment_by_name(self.experiment) is None:
                     raise
             experiment = self._client.get_experiment_by_name(self.experiment)
-        place = experiment.experiment_id
-        known = self._client.search_runs([place], f"tags.`{TAG}` = '{run}'", max_results=1)
+        experiment_id = experiment.experiment_id
+        known = self._client.search_runs([experiment_id], f"tags.`{TAG}` = '{run}'", max_results=1)
         name = self.name or run[:8]
-        this_run = known[0] if known else self._client.create_run(place, tags={TAG: run}, run_name=name)
+        this_run = (
+            known[0] if known else self._client.create_run(experiment_id, tags={TAG: run}, run_name=name)
+        )
         self._id, before = this_run.info.run_id, this_run.data.params
         self._client.update_run(self._id, status="RUNNING")
         # MLflow does not allow a parameter to change.
