@@ -338,7 +338,7 @@ def test_a_bad_row_is_named_by_its_table_and_place() -> None:
         (lambda model: model.recommend([["user-1"]]), r"The feature user takes .* not \['user-1'\]"),
         (lambda model: model.recommend(["user-1"], event="phone"), "event takes features of the coming"),
         (lambda model: model.score(None), "values must be a table of pandas.* got "),
-        (lambda model: model.score({"price": [10**400]}), "The feature price takes numbers"),
+        (lambda model: model.score({"price": [10**400]}), "price .* numbers"),
     ],
 )
 def test_values_that_a_model_cannot_use_give_one_message(

@@ -27,8 +27,8 @@ class Joined:
     def read(self, size: int) -> bytes:
         """Read up to `size` bytes, none at the end."""
         self._ready = self._ready or next(self._blocks, b"")
-        found, self._ready = self._ready[:size], self._ready[size:]
-        return found
+        block, self._ready = self._ready[:size], self._ready[size:]
+        return block
 
     def close(self) -> None:
         """Close the file."""
@@ -44,7 +44,7 @@ def joined(text: str, mark: str) -> str:
     if '"' not in text:
         return re.sub("[ \t]+", JOINT, text)
     # Blanks within quotes belong to a value.
-    return re.sub('("[^"\n]*")|[ \t]+', lambda found: found[1] or JOINT, text)
+    return re.sub('("[^"\n]*")|[ \t]+', lambda match: match[1] or JOINT, text)
 
 
 def sniffed(head: str) -> str:
@@ -56,10 +56,10 @@ def sniffed(head: str) -> str:
     # A row may have a megabyte; the last one may be incomplete.
     lines = head[: 2**20].lstrip("\r\n").split("\n", SNIFFED_ROWS)
     head = "\n".join(lines[: max(1, min(SNIFFED_ROWS, len(lines) - 1))])
-    found: dict[str, tuple[bool, int]] = {}
+    columns: dict[str, tuple[bool, int]] = {}
     for mark in NAMES:
-        if mark == " " and any(number > 1 for _, number in found.values()):
+        if mark == " " and any(number > 1 for _, number in columns.values()):
             continue
         counts = [len(row) for row in rows_in(head, mark)] or [0]
-        found[mark] = (counts.count(counts[0]) >= LEAST_ALIKE * len(counts) and counts[0] > 1, counts[0])
-    return max(found, key=lambda mark: found[mark])
+        columns[mark] = (counts.count(counts[0]) >= LEAST_ALIKE * len(counts) and counts[0] > 1, counts[0])
+    return max(columns, key=lambda mark: columns[mark])

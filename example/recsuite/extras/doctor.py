@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from recsuite.config.config import Config, ExtraSection
 from recsuite.config.flag import flag
 from recsuite.errors import LINES, UserError, counted, escaped
@@ -40,8 +42,8 @@ class DoctorConfig(ExtraSection):
     )
     modes: ClassVar[tuple[str, ...]] = ("doctor",)
 
+    @override
     def run_alone(self, config: Config) -> int:
-        """See `ExtraSection`."""
         return diagnose(config)
 
 
@@ -95,12 +97,12 @@ def check_device(launch: Launch) -> str:
         is_unused = DRIVER.is_file() and "CUDA_VISIBLE_DEVICES" not in os.environ
         unused = "; an NVIDIA driver is installed, but torch sees no GPU: try VARIANT=cuda ./run.sh setup"
         return f"CPU for {ranks}, with {counted(allowed_cores(), 'core')}{unused if is_unused else ''}"
-    found = re.search(r"\s(\d+(\.\d+)+)\s", DRIVER.read_text()) if DRIVER.is_file() else None
+    version = re.search(r"\s(\d+(\.\d+)+)\s", DRIVER.read_text()) if DRIVER.is_file() else None
     # The first operation on the device itself: a broken one fails here.
     free, total = torch.cuda.mem_get_info(device)
     return (
         f"{torch.cuda.get_device_name(device)}, {shown_bytes(free)} of {shown_bytes(total)} free, the first "
-        f"of {torch.cuda.device_count()} for {ranks}; driver {found[1] if found else 'unknown'}, CUDA "
+        f"of {torch.cuda.device_count()} for {ranks}; driver {version[1] if version else 'unknown'}, CUDA "
         f"{torch.version.cuda}, nccl {'.'.join(map(str, torch.cuda.nccl.version()))}"
     )
 

@@ -77,12 +77,19 @@ if TYPE_CHECKING:
 class FittedModel(ServedModel):
     """A `ServedModel` with the tables that it was trained on: features and histories of users and items.
 
-    snapshot: the weights; raw, tables: the tables and their schema, which `fit` takes again; history: the
-    maximum length of a history; metrics: on the test, by name. `fit` returns one.
+    `fit` returns one.
+
+    Args:
+        snapshot: The weights.
+        raw: The tables.
+        tables: The schema of the tables, which `fit` takes again.
+        history: The maximum length of a history.
+        metrics: Metrics on the test, by name.
 
     Raises:
-        UserError: from its methods, for values of a wrong type and for features that the model lacks.
+        UserError: From its methods, for values of a wrong type and for features that the model lacks.
 
+    Example:
         model = rs.fit(events, model=make_model, epochs=5)
         model.recommend(["8d1f"], k=5)              # [[(item, score), ...]]: 5 pairs for one user
         model.save("served")
@@ -118,7 +125,17 @@ class FittedModel(ServedModel):
     ) -> list[list[tuple[Any, float]]]:
         """As `ServedModel.recommend`. Users given by id get all their features from the tables.
 
-        event: features of the coming event, such as {"device": "phone"}, the same for all users.
+        Args:
+            users: U raw ids, or features of users by their names; None with `events`.
+            k: Maximum number of items for each user, 1 or more.
+            event: Features of the coming event, such as {"device": "phone"}, the same for all users.
+            options: Further arguments of `ServedModel.recommend`.
+
+        Returns:
+            U lists of pairs of raw id and score, best first.
+
+        Raises:
+            UserError: As `ServedModel.recommend`, and for an `event` that is no mapping.
         """
         coming = self._coming(event)
         if users is not None and not isinstance(users, Mapping):
@@ -134,6 +151,15 @@ class FittedModel(ServedModel):
         the user count, including the row's own event if it is in the tables, and features computed from times
         are missing. The reported metrics use nothing of the test; here the user's earlier test events count.
         Predicted ratings are on the scale of the labels.
+
+        Args:
+            values: Values of features by name, or a table of events.
+
+        Returns:
+            The scores, float32 [B]; of a model of L labels float32 [B, L].
+
+        Raises:
+            UserError: For values of a wrong type, and when a column of ids is missing.
         """
         if isinstance(values, Mapping):
             return super().score(values)
@@ -168,7 +194,7 @@ class FittedModel(ServedModel):
         known = self._data.users if call.of == USER else self._data.items
         # An id that is not in the tables has no date.
         days = np.append(self._days[call.of][dates_name(call.of, call.column)], np.nan)
-        ages = age_days(time, days[[known.places.get(each, -1) for each in ids[call.of]]])
+        ages = age_days(time, days[[known.places.get(key, -1) for key in ids[call.of]]])
         return [None if np.isnan(age) else age for age in ages.tolist()]
 
     def _coming(self, event: Any) -> dict[str, Any]:
@@ -178,7 +204,7 @@ class FittedModel(ServedModel):
                 'event takes features of the coming event by their names, such as {"device": "phone"}, and '
                 f"got {printable(repr(event))}."
             )
-        features = {each.name: each for each in self.snapshot.schema.features if each.entity == EVENT}
+        features = {own.name: own for own in self.snapshot.schema.features if own.entity == EVENT}
         return {
             name: self._event_values(features[name], [value])[0] if name in features else value
             for name, value in (event or {}).items()
@@ -193,8 +219,11 @@ class FittedModel(ServedModel):
     def save(self, folder: str | Path) -> None:
         """Write the model into a new folder, which `ServedModel.open` reads without the tables.
 
+        Args:
+            folder: The folder, new or empty.
+
         Raises:
-            UserError: when the folder is taken, or cannot be written.
+            UserError: When the folder is taken, or cannot be written.
         """
         write_export(self.snapshot, local(folder))
 
@@ -209,7 +238,7 @@ class FittedModel(ServedModel):
         schema, data = self.snapshot.schema, self._data
         known = (data.users if entity == USER else data.items).places
         # Arrow would treat them as a column of lists.
-        nested = [each for each in values if isinstance(each, (list, tuple, set, dict))]
+        nested = [value for value in values if isinstance(value, (list, tuple, set, dict))]
         check_values(schema.name_of(entity), nested, type_of(known))
         return raw_values(values, ColumnSpec(schema.column_of(entity), ID, entity), type_of(known))
 
@@ -245,19 +274,26 @@ def fit(
     """Train a model on tables, and return it with its best weights; prints what the command line prints.
     Works in any thread; a second call waits until the first has ended. Collective: every rank.
 
-    events: a table with a row for each event, of pandas, polars, pyarrow, DuckDB or anything else with
-    `__arrow_c_stream__`, or the path of tables as for --data_path. users, items: such tables with a row for
-    each, or None. schema: a schema.toml or its content, such as {"label": {"column": "stars"}}; the rest is
-    guessed from tables in memory, and found or guessed beside a path. model: makes the model, such as
-    `make_model` of example.py; required. Its loss is that of the task. flags: those of the command line by
-    their names, such as epochs=5. A `save_dir` keeps the checkpoints; several machines need one that all of
-    them share. With a path the columns are kept in `cache_dir` or beside the tables, as on the command line.
+    Args:
+        events: A table with a row for each event, of pandas, polars, pyarrow, DuckDB or anything else with
+            `__arrow_c_stream__`, or the path of tables as for --data_path. With a path the columns are kept
+            in `cache_dir` or beside the tables, as on the command line.
+        schema: A schema.toml or its content, such as {"label": {"column": "stars"}}. The rest is guessed from
+            tables in memory, and found or guessed beside a path.
+        model: Makes the model, such as `make_model` of example.py; required. Its loss is that of the task.
+        users: A table with a row for each user, or None.
+        items: A table with a row for each item, or None.
+        flags: Flags of the command line by their names, such as epochs=5. A `save_dir` keeps the checkpoints;
+            several machines need one that all of them share.
+
+    Returns:
+        The model with its best weights.
 
     Raises:
-        UserError: for a flag that is not known, and whatever a training raises; rows of
-            tables are counted from 1.
-        KeyboardInterrupt: on Ctrl-C, in the main thread.
+        UserError: For an unknown flag, and whatever a training raises; rows of tables are counted from 1.
+        KeyboardInterrupt: On Ctrl-C, in the main thread.
 
+    Example:
         events = pandas.DataFrame({"user": [1, 1, 2], "item": [7, 8, 7], "rating": [4.0, 3.0, 5.0]})
         model = rs.fit(events, model=make_model, epochs=5)
         model.score(events)                                   # float32 [3]
@@ -419,10 +455,10 @@ def in_arguments(text: str, folder: Path) -> str:
     """Return a message on the files of frames in a folder as one on the arguments of `fit`."""
     root = re.escape(str(folder))
     text = re.sub(rf"{root}/data/(\w+)\.parquet", r"the table \1", text)
-    text = re.sub(rf"{root}/data(/schema\.toml)?", lambda found: "schema" if found[1] else "the tables", text)
+    text = re.sub(rf"{root}/data(/schema\.toml)?", lambda match: "schema" if match[1] else "the tables", text)
     text = re.sub(rf"{root}[^\s;,]*", "a temporary folder", text)
     text = LINE.sub(lambda line: f'{{"{line[1]}": {{{KEY.sub(DICT_KEY, line[2])[2:]}}}}}', text)
-    text = SECTION.sub(lambda found: f'schema["{found[1]}"]' + f'["{found[2]}"]' * bool(found[2]), text)
+    text = SECTION.sub(lambda match: f'schema["{match[1]}"]' + f'["{match[2]}"]' * bool(match[2]), text)
     for pattern, words in TOLD:
         text = re.sub(pattern, words, text)
     return text
@@ -437,8 +473,8 @@ def _is_leftover(path: Path) -> bool:
     if not is_of_here or path.is_symlink() or not path.is_dir():
         return False
     with suppress(OSError):
-        found = {each.name for each in path.iterdir()}
-        return found <= CONTENT and stat_fields(int(process))[19:20] != [began]
+        names = {file.name for file in path.iterdir()}
+        return names <= CONTENT and stat_fields(int(process))[19:20] != [began]
     return False
 
 

@@ -68,8 +68,8 @@ class Side(NamedTuple):
 
     labels, weights: of the events, float64 [n]; own, other: the owner on this side and on the other side of
     each event, int32 [n]; shared: the sum of the rows that all events of an owner share, float64 [owners, d];
-    covariances: of the whole vector, float64 [owners, d, d]; places: rows of the event's features, int64 [n,
-    T], in event_rows, float64 [rows, d]; list_rows: float64 [owners of the other side, d]; roots: 1 / sqrt(n)
+    covariances: of the whole vector, float64 [owners, d, d]; feature_rows: of the event, int64 [n, T], in
+    event_rows, float64 [rows, d]; list_rows: float64 [owners of the other side, d]; roots: 1 / sqrt(n)
     of each owner, 0 while lists are not used, float64 [owners].
     """
 
@@ -79,7 +79,7 @@ class Side(NamedTuple):
     other: np.ndarray
     shared: np.ndarray
     covariances: np.ndarray
-    places: np.ndarray
+    feature_rows: np.ndarray
     event_rows: np.ndarray
     list_rows: np.ndarray
     roots: np.ndarray
@@ -105,8 +105,8 @@ class Rows(NamedTuple):
         known = np.diff(self.offsets) > 0
         if known.sum() > 1:
             spread = np.diagonal(self.covariances, axis1=1, axis2=2)
-            found = (self.means[known] ** 2 + spread[known]).mean(axis=0)
-            self.variances[:] = np.maximum(found, LEAST_VARIANCE)
+            estimated = (self.means[known] ** 2 + spread[known]).mean(axis=0)
+            self.variances[:] = np.maximum(estimated, LEAST_VARIANCE)
 
     def rows(self) -> np.ndarray:
         """Return the row of each member, int64."""
@@ -114,15 +114,15 @@ class Rows(NamedTuple):
 
 
 @inlined
-def vector(side: Side, event: int, found: np.ndarray) -> None:
+def vector(side: Side, event: int, mean: np.ndarray) -> None:
     """Write the mean vector of a side of an event, float64 [d]; the event itself is not in its list."""
     owner, other = side.own[event], side.other[event]
     root = side.roots[owner]
-    for a in range(len(found)):
-        found[a] = side.shared[owner, a] - root * side.list_rows[other, a]
-    for place in side.places[event]:
-        for a in range(len(found)):
-            found[a] += side.event_rows[place, a]
+    for a in range(len(mean)):
+        mean[a] = side.shared[owner, a] - root * side.list_rows[other, a]
+    for row in side.feature_rows[event]:
+        for a in range(len(mean)):
+            mean[a] += side.event_rows[row, a]
 
 
 @inlined
@@ -130,55 +130,55 @@ def residual(mine: Side, theirs: Side, event: int, x: np.ndarray, w: np.ndarray)
     """Return the label of an event minus its prediction, and write (1, factors) of both sides to x and w."""
     vector(mine, event, x)
     vector(theirs, event, w)
-    found = mine.labels[event] - x[0] - w[0]
+    rest = mine.labels[event] - x[0] - w[0]
     for a in range(1, len(x)):
-        found -= x[a] * w[a]
+        rest -= x[a] * w[a]
     x[0], w[0] = 1.0, 1.0
-    return found
+    return rest
 
 
 @inlined
-def gradient(mine: Side, theirs: Side, event: int, x: np.ndarray, w: np.ndarray, found: np.ndarray) -> None:
+def gradient(mine: Side, theirs: Side, event: int, x: np.ndarray, w: np.ndarray, result: np.ndarray) -> None:
     """Write E[w (label - prediction)] of an event, float64 [d], and w, see the module.
 
     x: float64 [d], is overwritten.
     """
-    d = len(found)
+    d = len(result)
     rest = residual(mine, theirs, event, x, w)
     covariance = theirs.covariances[theirs.own[event]]
     for a in range(d):
-        found[a] = rest * w[a]
+        result[a] = rest * w[a]
     # Column by column: the compiler may then use vectors without a change of any rounding.
     for b in range(d):
         for a in range(1, d):
-            found[a] -= covariance[b, a] * x[b]
+            result[a] -= covariance[b, a] * x[b]
 
 
 @inlined
-def add_moment(w: np.ndarray, covariance: np.ndarray, weight: float, found: np.ndarray) -> None:
-    """Add E[w w'] times a weight; w: the mean, float64 [d], with w[0] = 1; found: float64 [d, d]."""
-    found[0, 0] += weight
+def add_moment(w: np.ndarray, covariance: np.ndarray, weight: float, moment: np.ndarray) -> None:
+    """Add E[w w'] times a weight; w: the mean, float64 [d], with w[0] = 1; moment: float64 [d, d]."""
+    moment[0, 0] += weight
     for a in range(1, len(w)):
         scaled = weight * w[a]
-        found[a, 0] += scaled
-        found[0, a] += scaled
+        moment[a, 0] += scaled
+        moment[0, a] += scaled
         for b in range(1, len(w)):
-            found[a, b] += scaled * w[b] + weight * covariance[a, b]
+            moment[a, b] += scaled * w[b] + weight * covariance[a, b]
 
 
 @compiled
 def collect(begin: int, end: int, mine: Side, theirs: Side, rests: np.ndarray, moments: np.ndarray) -> None:
     """Write the sums over the events of some owners: of `gradient` [owners, d], of E[w w'] [owners, d, d]."""
     d = rests.shape[1]
-    x, w, found = np.empty(d), np.empty(d), np.empty(d)
+    x, w, of_event = np.empty(d), np.empty(d), np.empty(d)
     rests[begin:end], moments[begin:end] = 0.0, 0.0
     # Successive events mostly have the same user, so what is read of it is in the cache.
     for event in range(len(mine.labels)):
         owner = mine.own[event]
         if begin <= owner < end:
-            gradient(mine, theirs, event, x, w, found)
+            gradient(mine, theirs, event, x, w, of_event)
             for a in range(d):
-                rests[owner, a] += mine.weights[event] * found[a]
+                rests[owner, a] += mine.weights[event] * of_event[a]
             add_moment(w, theirs.covariances[theirs.own[event]], mine.weights[event], moments[owner])
 
 
@@ -269,14 +269,14 @@ def solve_shared(mine: Side, part: Rows, noise: float, rests: np.ndarray, moment
 def solve_events(begin: int, end: int, mine: Side, theirs: Side, part: Rows, noise: float) -> None:
     """Solve for some rows of a feature of events; their means lie in `event_rows`."""
     d = len(part.variances)
-    x, w, found = np.empty(d), np.empty(d), np.empty(d)
+    x, w, of_event = np.empty(d), np.empty(d), np.empty(d)
     moment, rest = np.empty((d, d)), np.empty(d)
     for row in range(begin, end):
         moment[:], rest[:] = 0.0, 0.0
         for event in part.members[part.offsets[row] : part.offsets[row + 1]]:
-            gradient(mine, theirs, event, x, w, found)
+            gradient(mine, theirs, event, x, w, of_event)
             for a in range(d):
-                rest[a] += mine.weights[event] * found[a]
+                rest[a] += mine.weights[event] * of_event[a]
             add_moment(w, theirs.covariances[theirs.own[event]], mine.weights[event], moment)
         if moment[0, 0] > 0:
             solve(moment, rest, noise, part.variances, part.means[row], part.covariances[row])
@@ -291,16 +291,16 @@ def solve_lists(
     Row j is in the list of each owner with an event of j, and acts on all other events of this owner.
     """
     d = len(part.variances)
-    x, w, found, inside = np.empty(d), np.empty(d), np.empty(d), np.empty(d)
+    x, w, of_event, inside = np.empty(d), np.empty(d), np.empty(d), np.empty(d)
     moment, rest = np.empty((d, d)), np.empty(d)
     for row in range(len(part.means)):
         moment[:], rest[:] = 0.0, 0.0
         for event in part.members[part.offsets[row] : part.offsets[row + 1]]:
             owner = mine.own[event]
             root = mine.roots[owner]
-            gradient(mine, theirs, event, x, w, found)
+            gradient(mine, theirs, event, x, w, of_event)
             for a in range(d):
-                rest[a] += root * (rests[owner, a] - mine.weights[event] * found[a])
+                rest[a] += root * (rests[owner, a] - mine.weights[event] * of_event[a])
                 for b in range(d):
                     moment[a, b] += root * root * moments[owner, a, b]
             add_moment(w, theirs.covariances[row], -mine.weights[event] * root * root, moment)
@@ -330,18 +330,18 @@ def solve_lists(
 
 
 @compiled
-def add_covariances(part: Rows, owners: np.ndarray, shares: np.ndarray, found: np.ndarray) -> None:
+def add_covariances(part: Rows, owners: np.ndarray, shares: np.ndarray, covariances: np.ndarray) -> None:
     """Add the covariances of rows times the squares of shares to those of their owners, [number, d, d].
 
     owners, shares: of the members of all rows.
     """
-    d = found.shape[1]
+    d = covariances.shape[1]
     for row in range(len(part.means)):
         for place in range(part.offsets[row], part.offsets[row + 1]):
             owner, square = owners[place], shares[place] * shares[place]
             for a in range(d):
                 for b in range(d):
-                    found[owner, a, b] += square * part.covariances[row, a, b]
+                    covariances[owner, a, b] += square * part.covariances[row, a, b]
 
 
 @compiled
@@ -403,9 +403,9 @@ def make_rows(
     """
     number, d = means.shape
     by_row = grouped(rows, number)
-    each = np.array([variances[0], *[variances[1]] * (d - 1)])
+    first_variances = np.array([variances[0], *[variances[1]] * (d - 1)])
     members, shares = members[by_row.events], shares[by_row.events]
-    return Rows(by_row.offsets, members, shares, means, np.zeros((number, d, d)), each)
+    return Rows(by_row.offsets, members, shares, means, np.zeros((number, d, d)), first_variances)
 
 
 def features_of(columns: Columns, entity: str) -> Iterator[tuple[Table, np.ndarray, np.ndarray, np.ndarray]]:
@@ -421,8 +421,8 @@ def features_of(columns: Columns, entity: str) -> Iterator[tuple[Table, np.ndarr
         if table.feature.multi:
             begins, lengths = record["lists"][:, lists].astype(np.int64).T
             members = np.repeat(owners, lengths)
-            places = np.arange(len(members)) + np.repeat(begins - lengths.cumsum() + lengths, lengths)
-            yield table, members, columns.column(f"{table.name}_values")[places], 1 / lengths[members]
+            positions = np.arange(len(members)) + np.repeat(begins - lengths.cumsum() + lengths, lengths)
+            yield table, members, columns.column(f"{table.name}_values")[positions], 1 / lengths[members]
             lists += 1
         else:
             yield table, owners, record["features"][:, singles], np.ones(len(owners))
@@ -432,8 +432,8 @@ def features_of(columns: Columns, entity: str) -> Iterator[tuple[Table, np.ndarr
 class Unknowns:
     """All rows of one side.
 
-    events: records of the training events; labels, weights: see `Side`; places: rows of their features in one
-    array of all of these; d: numbers in a row; draw: of the first factors.
+    events: records of the training events; labels, weights: see `Side`; feature_rows: see
+    `GaussianModel.feature_rows`; d: numbers in a row; random: of the first factors.
     """
 
     def __init__(
@@ -443,9 +443,9 @@ class Unknowns:
         events: np.ndarray,
         labels: np.ndarray,
         weights: np.ndarray,
-        places: np.ndarray,
+        feature_rows: np.ndarray,
         d: int,
-        draw: np.random.Generator,
+        random: np.random.Generator,
     ) -> None:
         own = np.ascontiguousarray(events[entity])
         other = np.ascontiguousarray(events[ITEM if entity == USER else USER])
@@ -461,7 +461,7 @@ class Unknowns:
         for table, owners, rows, shares in features_of(columns, entity):
             means, known, first = np.zeros((table.rows, d)), counts[owners] > 0, OF_FEATURES
             if table.name == self.ids:
-                means[:, 1:] = draw.normal(scale=FIRST_STD, size=(table.rows, d - 1))
+                means[:, 1:] = random.normal(scale=FIRST_STD, size=(table.rows, d - 1))
                 self.id_rows, first = rows, OF_IDS
             # Rows of owners without training events stay at their prior.
             self.of_owners[table.name] = make_rows(owners[known], rows[known], shares[known], means, first)
@@ -470,7 +470,7 @@ class Unknowns:
         members, ones, first_row = np.arange(len(own)), np.ones(len(own)), 0
         self.of_events: dict[str, Rows] = {}
         for number, table in enumerate(tables):
-            rows, means = places[:, number] - first_row, event_rows[first_row : first_row + table.rows]
+            rows, means = feature_rows[:, number] - first_row, event_rows[first_row : first_row + table.rows]
             self.of_events[table.name] = make_rows(members, rows, ones, means, OF_EVENTS)
             first_row += table.rows
         self.of_lists = make_rows(members, other, ones, np.zeros((others, d)), OF_LISTS)
@@ -481,7 +481,7 @@ class Unknowns:
             other,
             np.zeros((count, d)),
             np.zeros((count, d, d)),
-            places[:, : len(tables)],
+            feature_rows[:, : len(tables)],
             event_rows,
             self.of_lists.means,
             np.zeros(count),
@@ -524,8 +524,8 @@ class Unknowns:
 
         The rows of ids have the sums over lists in addition.
         """
-        mine, found = self.side, {**self.of_owners, **self.of_events}
-        means = {name: part.means for name, part in found.items()}
+        mine, of_all = self.side, {**self.of_owners, **self.of_events}
+        means = {name: part.means for name, part in of_all.items()}
         ids = means[self.ids] = means[self.ids].copy()
         if mine.roots.any():
             sums = np.zeros_like(mine.shared)
@@ -547,7 +547,7 @@ def restore(arrays: Sequence[np.ndarray], contents: Sequence[np.ndarray]) -> Non
 
 def event_tables(columns: Columns) -> list[Table]:
     """Return the features of events with one value, in the order of their records."""
-    return [each for each in columns.tables if each.feature.entity == EVENT and not each.feature.multi]
+    return [table for table in columns.tables if table.feature.entity == EVENT and not table.feature.multi]
 
 
 class GaussianModel:
@@ -557,15 +557,15 @@ class GaussianModel:
     """
 
     def __init__(self, columns: Columns, d: int, seed: int) -> None:
-        self.columns, draw = columns, np.random.default_rng(seed)
+        self.columns, random = columns, np.random.default_rng(seed)
         self.mean = columns.mean_label
         events = columns.events("train")
         self.weights = self._weights(events)
         self.std = math.sqrt(np.average((events["label"] - self.mean) ** 2, weights=self.weights)) or 1.0
         self.labels = (events["label"] - self.mean) / self.std
-        places = self.places(events)
-        self.users = Unknowns(columns, USER, events, self.labels, self.weights, places, d, draw)
-        self.items = Unknowns(columns, ITEM, events, self.labels, self.weights, places, d, draw)
+        feature_rows = self.feature_rows(events)
+        self.users = Unknowns(columns, USER, events, self.labels, self.weights, feature_rows, d, random)
+        self.items = Unknowns(columns, ITEM, events, self.labels, self.weights, feature_rows, d, random)
         for unknowns in (self.users, self.items):
             unknowns.side.covariances[:, range(d), range(d)] = FIRST_VARIANCE
         self.noise, self.sweeps, self.threads = 1.0, 0, Threads()
@@ -573,7 +573,7 @@ class GaussianModel:
         # `solve_lists` requires that a list has an item once; with repeated ones it would diverge.
         self.may_have_lists = columns.num_validation > 0 and len(np.unique(pairs)) == len(pairs)
 
-    def places(self, events: np.ndarray) -> np.ndarray:
+    def feature_rows(self, events: np.ndarray) -> np.ndarray:
         """Return the rows of the features of events in one array of all of these, int64 [n, T]."""
         sizes = [0, *(table.rows for table in event_tables(self.columns))]
         return np.ascontiguousarray(events["features"] + np.cumsum(sizes)[:-1])
@@ -621,7 +621,7 @@ class GaussianModel:
     def validation_error(self) -> float:
         """Return the weighted mean squared error of the validation events, in units of the labels."""
         events = self.columns.events("validation")
-        of_events = self.users.side.event_rows[self.places(events)].sum(axis=1)
+        of_events = self.users.side.event_rows[self.feature_rows(events)].sum(axis=1)
         users = self.users.side.shared[events[USER]] + of_events
         items = self.items.side.shared[events[ITEM]]
         products = (users[:, 1:] * items[:, 1:]).sum(axis=1)
@@ -639,14 +639,20 @@ class GaussianModel:
 
 
 def gaussian_rows(columns: Columns, config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
-    """Return initial rows: table name to float32 [rows, numbers]. Called on one process.
+    """Solve a Gaussian model of the labels for initial rows. Called on one process.
 
-    See the module for how. columns: of the data; config: the flags of the model, of which --embedding_dim
-    limits the numbers of a row; seed: of the first factors.
+    Args:
+        columns: The prepared data.
+        config: Flags of the model; --embedding_dim limits the numbers of a row.
+        seed: Seed of the first factors.
+
+    Returns:
+        The rows by the name of their table, float32 [rows, numbers].
 
     Raises:
-        UserError: when a table is dynamic, or the covariances do not fit into memory.
+        UserError: When a table is dynamic, or the covariances do not fit into memory.
 
+    Example:
         model = training.shard(make_model, initial_rows=rs.gaussian_rows)
     """
     d = min(config.embedding_dim, MOST_NUMBERS)

@@ -89,7 +89,8 @@ LEAST, SAMPLES = 16, 64
 ROUNDS = 10
 # The centres are recomputed once this many vectors have come for each vector that they were computed from.
 MAX_CHANGED_SHARE = 0.5
-# And once this share of the vectors is longer than all those were: every search scans the longer ones.
+# They are also recomputed once this share of the vectors is longer than all that they were computed from:
+# every search scans the longer ones.
 MOST_LONGER = 0.01
 
 
@@ -312,8 +313,8 @@ class NearestItems:
         """
         sorted_keys, self._order = keys.sort()
         vectors = vectors[self._order]
-        before, found = lists, None if lists is None else lists.after(sorted_keys, vectors)
-        self.lists, comes = found or (make_lists(sorted_keys, vectors), None)
+        before, moved = lists, None if lists is None else lists.after(sorted_keys, vectors)
+        self.lists, comes = moved or (make_lists(sorted_keys, vectors), None)
         if before is None or index is None or comes is None:
             self._index = _empty_index(vectors.shape[1], self.num_lists + 1)
             comes = torch.ones(len(keys), dtype=torch.bool)
@@ -338,7 +339,7 @@ class NearestItems:
     def _add(self, vectors: torch.Tensor, which: torch.Tensor) -> None:
         """Put some of the items into their lists. vectors: of all, in the order of keys; which: bool [N]."""
         pointer = _faiss().swig_ptr
-        # In variables until faiss has copied them: it gets only addresses.
+        # Variables keep the arrays alive until faiss, which gets only addresses, has copied them.
         padded = _padded(vectors[which] / self.lists.length)
         keys, numbers = self.lists.keys[which].numpy(), self.lists.numbers[which].numpy()
         self._index.add_core(len(keys), pointer(padded), pointer(keys), pointer(numbers))
@@ -382,7 +383,7 @@ class NearestItems:
             False,
             _faiss().SearchParametersIVF(nprobe=breadth + 1),
         )
-        # No result is known by its product, not by its key: any key may be an id, also a negative one.
+        # The product shows where faiss has no result. The key cannot: ids may have any value, also -1.
         return self._places(keys).where(products > torch.finfo(torch.float32).min, -1)
 
     def _places(self, keys: torch.Tensor) -> torch.Tensor:
@@ -434,7 +435,7 @@ def _padded(vectors: torch.Tensor) -> np.ndarray:
 
 
 def _faiss() -> Any:
-    # Imported by name: the type stubs of faiss are incomplete.
+    # Imported by name, because the type stubs of faiss are incomplete.
     try:
         return importlib.import_module("faiss")
     except ModuleNotFoundError:

@@ -60,8 +60,8 @@ class JsonLines(TextReader):
         lines = self._text.head.split(b"\n")
         names: dict[str, None] = {}
         for line in lines[:1000]:
-            found = _object(line)
-            names.update(dict.fromkeys(found if isinstance(found, dict) else ()))
+            row = _object(line)
+            names.update(dict.fromkeys(row if isinstance(row, dict) else ()))
         # The last line of a JSON list may be an object too.
         if not names or self._text.head.lstrip().startswith(b"["):
             number, first = next(((k, line) for k, line in enumerate(lines, 1) if line.strip()), (1, b""))
@@ -88,10 +88,10 @@ class JsonLines(TextReader):
         # Empty lines are not rows, and would shift the line numbers of the others.
         if table.num_rows != num_lines:
             return None
-        found = [_column(table, name) for name in columns]
-        if any(_is_rounded(column) for column in found):
+        arrays = [_column(table, name) for name in columns]
+        if any(_is_rounded(column) for column in arrays):
             return None
-        return pyarrow.RecordBatch.from_arrays(found, names=list(columns))
+        return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
 
     def _parsing(self) -> Any:
         schema = pyarrow.schema(list(self._texts.items())) if self._texts else None
@@ -105,12 +105,12 @@ class JsonLines(TextReader):
         for number, text in enumerate(block.split(b"\n"), start=line):
             if not text.strip():
                 continue
-            found = _object(text)
-            if isinstance(found, dict):
-                rows.append(found)
+            parsed = _object(text)
+            if isinstance(parsed, dict):
+                rows.append(parsed)
                 lines.append(number)
             else:
-                self.bad.append(BadRow(number, _shown(text), found))
+                self.bad.append(BadRow(number, _shown(text), parsed))
         self._leave_out_mixed(rows, lines, columns)
         arrays = [_array([row.get(name) for row in rows]) for name in columns]
         return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns)), np.array(lines, np.int64)
@@ -121,11 +121,11 @@ class JsonLines(TextReader):
             nested = [isinstance(row[name], list | dict) for row in rows if row.get(name) is not None]
             if len({*nested}) < 2:
                 continue
-            found, others = ("one value", "a list") if nested[0] else ("a list or object", "one value")
+            kind, others = ("one value", "a list") if nested[0] else ("a list or object", "one value")
             for place in reversed(range(len(rows))):
                 value = rows[place].get(name)
                 if value is not None and isinstance(value, list | dict) != nested[0]:
-                    reason = f"{name} is {found}, and {others} in rows before"
+                    reason = f"{name} is {kind}, and {others} in rows before"
                     self.bad.append(BadRow(lines[place], text_of(value)[:JSON_SHOWN], reason))
                     del rows[place], lines[place]
         self.bad.sort()
@@ -134,13 +134,13 @@ class JsonLines(TextReader):
 def _object(line: bytes) -> dict[str, Any] | str:
     """Parse the object of a line, or return the reason why it is bad."""
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except RecursionError:
         return "brackets nested too deeply"
     # Also raised for a number with thousands of digits.
     except ValueError as error:
         return f"not a JSON object: {str(error)[:80]}"
-    return found if isinstance(found, dict) else "not a JSON object"
+    return value if isinstance(value, dict) else "not a JSON object"
 
 
 def _shown(line: bytes) -> str:

@@ -33,11 +33,11 @@ RECORD = ".topic.json"
 # The limits are multiples of it: another copy of the topic must have the same files.
 OFFSETS_IN_FILE = 2**18
 FILE = re.compile(r"partition-(\d{5})-(\d{20})\.jsonl")
-# Names a file of settings of librdkafka, such as for TLS and a login, which must not be in a command line.
+# Variable with the path of settings of librdkafka, such as for TLS and a login: no secret in a command line.
 SETTINGS = "KAFKA_CONFIG"
-# Messages that are taken at once, and the seconds to wait for them.
+# Most messages of one request, and the seconds to wait for them.
 AT_ONCE, WAIT_SECONDS = 10_000, 0.2
-# Seconds between two replacements of the record; seconds of one request, and until no broker was there.
+# Seconds between two replacements of the record, of one request, and of the first contact with a broker.
 SAVE_SECONDS, ASK_SECONDS, FIRST_SECONDS = 5.0, 2.0, 30.0
 # Seconds of waiting after which the reason is shown.
 SAID_AFTER = 10.0
@@ -82,7 +82,7 @@ class Topic:
         self._fault, self._is_refused = "", False
 
     def close(self) -> None:
-        """Leave the brokers."""
+        """Close the connections to the brokers."""
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -100,11 +100,11 @@ class Topic:
             seconds = min(seconds, FIRST_SECONDS)
         # Of all requests together: other ranks wait for the answers.
         until = time.monotonic() + seconds
-        found = self._retried(lambda: self._partitions(consumer), until)
+        partitions = self._retried(lambda: self._partitions(consumer), until)
         ask = functools.partial(consumer.get_watermark_offsets, timeout=ASK_SECONDS)
         return {
             number: self._retried(functools.partial(ask, TopicPartition(self.name, number)), until)
-            for number in found
+            for number in partitions
         }
 
     def copy(self, offsets: Mapping[int, tuple[int, int]]) -> list[str]:
@@ -181,7 +181,7 @@ class Topic:
                 self._consumer = confluent_kafka.Consumer({**others, **given, **own})
             except confluent_kafka.KafkaException as error:
                 raise UserError(f"{SETTINGS} has a wrong setting: {error.args[0].str()}.") from None
-            # Settings that name functions of Python.
+            # Raised for settings that require functions of Python.
             except (TypeError, ValueError, AttributeError) as error:
                 raise UserError(f"{SETTINGS} has a wrong setting: {printable(str(error))}.") from None
         return self._consumer
@@ -190,29 +190,25 @@ class Topic:
         """Keep the last error of the connections, which the client repairs by itself if it can."""
         from confluent_kafka import KafkaError
 
-        # The last one is only the consequence of all others.
+        # That all brokers are down is only a consequence of earlier errors.
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._fault:
             self._fault = error.str()
         self._is_refused |= error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
     def _retried(self, ask: Callable[[], T], until: float) -> T:
-        """Return an answer of the brokers, as soon as there is one.
-
-        Raises:
-            UserError: at a time without one, or when the login is refused.
-        """
+        """Return the first answer of the brokers; refuse when there is none until a time."""
         from confluent_kafka import KafkaException
 
         begin, is_said = time.monotonic(), False
         while True:
             try:
                 answer = ask()
-                # What was wrong before is repaired.
+                # An answer shows that earlier faults are repaired.
                 self._fault, self._is_refused = "", False
                 return answer
             except KafkaException as error:
                 reason = error.args[0].str()
-            # It calls `_note`. No partition is assigned, so there is no message to lose.
+            # Calls `_note`. No partition is assigned, so no message is lost.
             self._consumer.poll(0)
             waited = time.monotonic() - begin
             if self._is_refused or time.monotonic() > until:
@@ -255,11 +251,7 @@ class Topic:
             ) from None
 
     def _recovered(self) -> CopyRecord:
-        """Return the record, and cut off what a killed process wrote after it.
-
-        Raises:
-            UserError: for files that are no copy of this topic.
-        """
+        """Return the record, and cut off what a killed process wrote after it."""
         record = self._record()
         if record.topic != self.name:
             raise UserError(
@@ -325,17 +317,17 @@ class Topic:
         try:
             while ends:
                 lines: dict[str, list[bytes]] = {}
-                # Not more than there are, for which it would wait.
+                # A request for more messages than there are would wait for the rest.
                 most = min(AT_ONCE, sum(end - record.next[str(number)] for number, end in ends.items()))
                 for number, offset, value in self._messages(consumer, ends, most):
-                    # Never below, unless the client repeats messages.
+                    # Lower offsets are messages that the client repeats.
                     if record.next[str(number)] <= offset < ends[number]:
                         record.next[str(number)] = offset + 1
                         num_empty, num_read = num_empty + (value is None), num_read + 1
                         content = b"" if value is None else lines_of(value)
                         lines.setdefault(file_of(number, offset), []).append(content)
                     heard = time.monotonic()
-                    # Offsets without a message are of removed messages and of marks of transactions.
+                    # Offsets may be missing: those of removed messages and of marks of transactions.
                     if offset + 1 >= ends[number]:
                         record.next[str(number)] = ends.pop(number)
                         consumer.incremental_unassign([TopicPartition(self.name, number)])
@@ -343,7 +335,7 @@ class Topic:
                     if content := b"".join(contents):
                         with (self.folder / name).open("ab") as file:
                             file.write(content)
-                        # A slow disk is no silence of the brokers.
+                        # The time of a slow disk does not count as time without messages.
                         heard = time.monotonic()
                         record.files[name] = record.files.get(name, 0) + len(content)
                         unflushed.add(name)
@@ -366,10 +358,7 @@ class Topic:
     def _messages(
         self, consumer: Any, ends: Mapping[int, int], most: int
     ) -> Iterator[tuple[int, int, bytes | None]]:
-        """Yield partition, offset and value of the next messages of partitions that are not at their ends.
-
-        The end of a partition is a message without a value at the last offset.
-        """
+        """Yield partition, offset and value of the next messages; no value at the end of a partition."""
         from confluent_kafka import KafkaError
 
         transient = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
@@ -449,7 +438,7 @@ def _lines_of_arrow(value: bytes) -> bytes:
     # One encoder for all rows: `json.dumps` would make one for each.
     encode = json.JSONEncoder(default=_as_text).encode
     # A NaN is a missing value, and JSON has none.
-    objects = ({name: None if each != each else each for name, each in row.items()} for row in rows)
+    objects = ({name: None if entry != entry else entry for name, entry in row.items()} for row in rows)
     lines = [f"{encode(row)}\n".encode() for row in objects]
     return b"".join(line if len(line) <= JSON_BLOCK_BYTES else _bad_line(line) for line in lines)
 

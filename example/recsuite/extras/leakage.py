@@ -40,15 +40,15 @@ def leakage(values: np.ndarray, items: np.ndarray, is_number: bool) -> float:
     with several events: the others do not show how much a value varies.
     """
     again = np.bincount(items)[items] > 1 if len(items) else np.empty(0, bool)
-    items, found = np.unique(items[again], return_inverse=True)[1], values[again]
+    items, repeated = np.unique(items[again], return_inverse=True)[1], values[again]
     num_repeats = len(items) - len(np.unique(items))
-    if num_repeats == 0 or len(np.unique(found)) == 1:
+    if num_repeats == 0 or len(np.unique(repeated)) == 1:
         return 0.0
     if is_number:
         # Two measures: items may differ in the spread of their numbers but not in the mean.
-        share = max(_share_between(_ranks(found), items), _share_of_information(_ranges(found), items))
+        share = max(_share_between(_ranks(repeated), items), _share_of_information(_ranges(repeated), items))
     else:
-        share = _share_of_information(found, items)
+        share = _share_of_information(repeated, items)
     return max(0.0, share - ERRORS / np.sqrt(num_repeats))
 
 
@@ -57,17 +57,17 @@ def leakage_of_label(
 ) -> dict[str, float]:
     """Leakage of the label by each feature of the event, by its name: a share of the labels' entropy.
 
-    order: the places of training events among `events`; labels: of these, float32 [len(order)].
+    order: the positions of training events among `events`; labels: of these, float32 [len(order)].
     """
     # An even sample of the training, without an array of all its events.
-    places = np.arange(0, len(labels), -(-len(labels) // MOST_EVENTS) or 1)
-    found = {}
+    sample = np.arange(0, len(labels), -(-len(labels) // MOST_EVENTS) or 1)
+    shares = {}
     for feature in _features_of_events(events, schema):
-        values, known, is_number = _values_of(events.features[feature.column], order[places])
+        values, known, is_number = _values_of(events.features[feature.column], order[sample])
         ranges = _ranges(values[known]) if is_number else values[known]
-        label = _ranges(labels[places][known])
-        found[feature.name] = max(0.0, _share_of_information(ranges, label, is_of_both=False))
-    return found
+        label = _ranges(labels[sample][known])
+        shares[feature.name] = max(0.0, _share_of_information(ranges, label, is_of_both=False))
+    return shares
 
 
 def leakage_of_item(
@@ -75,14 +75,14 @@ def leakage_of_item(
 ) -> dict[str, float]:
     """Leakage of the item by each feature of the event, at most 1, by its name.
 
-    order: the places of training events among `events`; items: of these, int32 [len(order)].
+    order: the positions of training events among `events`; items: of these, int32 [len(order)].
     """
     features = _features_of_events(events, schema)
     if not features:
         return {}
-    places = _sampled(items, num_items)
-    found, rows = items[places], order[places]
-    return {feature.name: _leakage(feature, events.features, rows, found) for feature in features}
+    sample = _sampled(items, num_items)
+    sampled_items, rows = items[sample], order[sample]
+    return {feature.name: _leakage(feature, events.features, rows, sampled_items) for feature in features}
 
 
 def check_leaks(columns: Columns, task: str) -> None:
@@ -152,7 +152,7 @@ def _values_of(column: np.ndarray | Codes, rows: np.ndarray) -> tuple[np.ndarray
 
 
 def _sampled(items: np.ndarray, num_items: int) -> np.ndarray:
-    """Return the places of the events of randomly drawn items, about MOST_EVENTS of them."""
+    """Return the positions of the events of randomly drawn items, about MOST_EVENTS of them."""
     if len(items) <= MOST_EVENTS:
         return np.arange(len(items))
     # Limit the events of each item, so that frequent items do not displace the others.
@@ -161,37 +161,34 @@ def _sampled(items: np.ndarray, num_items: int) -> np.ndarray:
     enough = int(np.searchsorted(np.cumsum(counts[drawn]), MOST_EVENTS)) + 1
     left = np.zeros(num_items, np.int64)
     left[drawn[:enough]] = MOST_OF_ITEM
-    places = []
+    samples = []
     for part in chunks(len(items), items):
-        found = np.flatnonzero(left[items[part]])
+        events = np.flatnonzero(left[items[part]])
         # Sort by item, so that the events before each one can be counted.
-        found = found[items[part][found].argsort(kind="stable")]
-        own, first, sizes = np.unique(items[part][found], return_index=True, return_counts=True)
-        before = np.arange(len(found)) - np.repeat(first, sizes)
-        places.append(found[before < np.repeat(left[own], sizes)] + part.start)
+        events = events[items[part][events].argsort(kind="stable")]
+        own, first, sizes = np.unique(items[part][events], return_index=True, return_counts=True)
+        before = np.arange(len(events)) - np.repeat(first, sizes)
+        samples.append(events[before < np.repeat(left[own], sizes)] + part.start)
         left[own] = np.maximum(left[own] - sizes, 0)
-    return np.concatenate(places)
+    return np.concatenate(samples)
 
 
 def _ranks(numbers: np.ndarray) -> np.ndarray:
     """Ranks of numbers, float64 [n], from 0 to below n; equal numbers have their mean rank."""
-    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts + 1) / 2)[places]
+    _, codes, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts + 1) / 2)[codes]
 
 
 def _ranges(numbers: np.ndarray) -> np.ndarray:
     """Range of each number, int64 [n]. Up to NUM_RANGES distinct numbers have a range each."""
-    values, places = np.unique(numbers, return_inverse=True)
+    values, codes = np.unique(numbers, return_inverse=True)
     if len(values) <= NUM_RANGES:
-        return places
+        return codes
     return (_ranks(numbers) * NUM_RANGES / len(numbers)).astype(np.int64)
 
 
 def _share_between(ranks: np.ndarray, items: np.ndarray) -> float:
-    """Share of the variance between items (eta squared), about 0 for a column unrelated to them.
-
-    Computed from ranks, so that transformations such as a logarithm, and outliers, do not change it.
-    """
+    """Share of the variance of ranks between items (eta squared), about 0 for a column unrelated to them."""
     ranks = ranks - ranks.mean()
     sizes = np.bincount(items)
     between = float(np.sum(np.bincount(items, ranks) ** 2 / sizes)) / float(np.sum(ranks**2))
@@ -200,20 +197,17 @@ def _share_between(ranks: np.ndarray, items: np.ndarray) -> float:
 
 
 def _share_of_information(values: np.ndarray, items: np.ndarray, is_of_both: bool = True) -> float:
-    """Mutual information of a category and an item beyond chance, as a share; 0 if they are unrelated.
-
-    is_of_both: a share of the smaller entropy of the two, else of the entropy of the item. Either may have
-    more values: a brand has many items, and an item many sizes with a code for each.
-    """
+    """Mutual information of a category and an item beyond chance, as a share; 0 if they are unrelated."""
     values = np.unique(values, return_inverse=True)[1]
-    draw = np.random.default_rng(0)
-    orders = [items, *(draw.permutation(items) for _ in range(SHUFFLES))]
+    random = np.random.default_rng(0)
+    orders = [items, *(random.permutation(items) for _ in range(SHUFFLES))]
     alone = _entropy(values), _entropy(items)
-    found, *by_chance = (sum(alone) - _entropy(values * len(items) + order) for order in orders)
+    information, *by_chance = (sum(alone) - _entropy(values * len(items) + order) for order in orders)
     mean, deviation = np.mean(by_chance), np.std(by_chance, ddof=1)
+    # Either may have more values: a brand has many items, and an item many sizes with a code for each.
     left = (min(alone) if is_of_both else alone[1]) - mean
     # If little information is left, the error of chance would be a large share of it.
-    return float((found - mean - DEVIATIONS * deviation) / left) if left > LEAST_INFORMATION else 0.0
+    return float((information - mean - DEVIATIONS * deviation) / left) if left > LEAST_INFORMATION else 0.0
 
 
 def _entropy(codes: np.ndarray) -> float:

@@ -179,7 +179,7 @@ def find_plan(tables: PlannedTables, cluster: Cluster, kernels: Mapping[str, str
     chosen = {name: [kernel] for name, kernel in kernels.items()}
     constraints = constraints_of(tables.num_rows, tables.specs, tables.sharder, context.world_size, chosen)
     try:
-        found = make_planner(topology, constraints, tables.batch_size).plan(tables.model, [tables.sharder])
+        planned = make_planner(topology, constraints, tables.batch_size).plan(tables.model, [tables.sharder])
     except PlannerError:
         return None
     # Placed as in a training, which does not tell the planner the ids of an event; estimated with them.
@@ -190,7 +190,7 @@ def find_plan(tables: PlannedTables, cluster: Cluster, kernels: Mapping[str, str
         table_of(option.name): option for option in enumerator.enumerate(tables.model, [tables.sharder])
     }
     used, held, parts = (np.zeros((context.world_size, n)) for n in (len(TIERS), 1, len(PARTS)))
-    shardings = [{table_of(key): table for key, table in each.items()} for each in found.plan.values()]
+    shardings = [{table_of(key): table for key, table in part.items()} for part in planned.plan.values()]
     plan = Plan(shardings, used, held[:, 0], parts)
     for name, table in plan.tables.items():
         tier = 2 if kernels.get(name) == KERNELS["on_disk"] else max(cluster.tier, int(name in kernels))
@@ -206,34 +206,34 @@ def find_plan(tables: PlannedTables, cluster: Cluster, kernels: Mapping[str, str
 
 def refusal(make: Maker, cluster: Cluster, kernels: Mapping[str, str]) -> str:
     """Return a sentence for tables that do not fit, with each change of one flag that makes them fit."""
-    tables, found = make(cluster, MAX_EMBEDDING_DIM), list[str]()
+    tables, fixes = make(cluster, MAX_EMBEDDING_DIM), list[str]()
 
     def fits(hosts: int = cluster.hosts, widest: int = MAX_EMBEDDING_DIM, **moved: Sequence[str]) -> bool:
         changed = cluster.with_hosts(hosts)
         added = {name: KERNELS[flag] for flag, names in moved.items() for name in names}
         return find_plan(make(changed, widest), changed, {**kernels, **added}) is not None
 
-    # No smaller number can hold the rows; buffers come on top.
+    # Fewer machines cannot even hold the rows without buffers.
     room, local = cluster.limits[cluster.tier], cluster.context.local_world_size
     first = last = max(cluster.hosts + 1, 0 if kernels else int(tables.bytes_of() // (room * local)))
     while last <= MOST_RANKS // local and not fits(last):
         first, last = last + 1, last + last // 4 + 1
     if last <= MOST_RANKS // local:
-        found.append(f"--hosts {first + bisect.bisect_left(range(first, last), True, key=fits)}")
+        fixes.append(f"--hosts {first + bisect.bisect_left(range(first, last), True, key=fits)}")
     widths = range(4, max(tables.widths.values()), 4)
     if number := bisect.bisect_left(widths, True, key=lambda width: not fits(widest=width)):
-        found.append(f"an embedding_dim of {widths[number - 1]}")
+        fixes.append(f"an embedding_dim of {widths[number - 1]}")
     rest = sorted(tables.num_rows.keys() - kernels.keys(), key=lambda name: -tables.bytes_of(name))
     for flag, kernel in KERNELS.items() if cluster.gpus_per_host else ():
         moves = [rest[: number + 1] for number in range(len(rest))]
         number = bisect.bisect_left(moves, True, key=lambda names, flag=flag: fits(**{flag: names}))  # type: ignore[misc]
         if number < len(moves):
             before = [name for name in kernels if kernels[name] == kernel]
-            found.append(f"--{flag} {','.join(before + moves[number])}")
+            fixes.append(f"--{flag} {','.join(before + moves[number])}")
     return (
         f"The tables need {shown(tables.bytes_of())} with their optimizer, and "
         f"{counted(cluster.context.world_size, 'rank')} have {shown(room)} each for tables and buffers, "
-        f"{1 - RESERVED:.0%} of their memory. Fix: give {', or '.join(found or ['smaller tables'])}."
+        f"{1 - RESERVED:.0%} of their memory. Fix: give {', or '.join(fixes or ['smaller tables'])}."
     )
 
 
@@ -256,7 +256,7 @@ def sent(tables: PlannedTables, plan: Plan, features: Sequence[KeyedJaggedTensor
                     share = shard.shard_sizes[0] / tables.num_rows[name]
                     counts[:, shard.placement.rank()] += tables.requested(name) * share
         np.fill_diagonal(counts, 0)
-        # Our own static tables number the rows of all of them; TorchRec sends ids.
+        # Static tables of this library send row numbers over all tables; TorchRec sends ids.
         is_numbered = isinstance(tables.sharder, CpuTablesSharder) and not held.keys() & tables.specs.keys()
         key_bytes = 4 if is_numbered and sum(tables.num_rows[name] for name in held) < 2**31 else 8
         # Rows go to the rank that requested them, their gradients back to the rank that owns them.
@@ -269,7 +269,7 @@ def given_tables(lines: Sequence[str], config: Config, rule: TableRule) -> Maker
     """Return a function that makes tables of given sizes, each NAME:ROWS:DIM or NAME:ROWS:DIM:IDS."""
     rows, widths, ids = dict[str, int](), dict[str, int](), dict[str, float]()
     for line in lines:
-        name, number, width, of_event = found.groups() if (found := TABLE.fullmatch(line)) else ("", 0, 1, "")
+        name, number, width, of_event = match.groups() if (match := TABLE.fullmatch(line)) else ("", 0, 1, "")
         rows[name], widths[name], ids[name] = int(number), int(width), float(of_event or 1)
         require(
             widths[name] in range(4, MAX_EMBEDDING_DIM + 1, 4) and ids[name] > 0,
@@ -315,13 +315,13 @@ def trained_tables(
 
 def first_batches(columns: Columns, config: Config, ranks: int, steps: int) -> list[list[KeyedJaggedTensor]]:
     """Return the ids of the first steps of a training: for each step those of each rank."""
-    found: list[list[KeyedJaggedTensor]] = []
+    of_ranks: list[list[KeyedJaggedTensor]] = []
     for rank in range(ranks):
         dataset = EventBatches(columns, config, rank, ranks)
         feed = BatchFeed(BatchLoader(dataset, EpochSampler(dataset), config.loader))
         requests = [Request("train", 0, step) for step in range(min(steps, dataset.num_steps("train")))]
-        found.append([feed.to_model_input(dataset[request]).features for request in requests])
-    return [list(step) for step in zip(*found, strict=True)]
+        of_ranks.append([feed.to_model_input(dataset[request]).features for request in requests])
+    return [list(step) for step in zip(*of_ranks, strict=True)]
 
 
 def shown(num_bytes: float) -> str:
@@ -466,13 +466,13 @@ def plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelMa
     kernels = {name: KERNELS[flag] for flag, names in named.items() for name in names}
     strange = ", ".join(kernels.keys() - tables.num_rows.keys())
     require(not strange, f"--uvm and --on_disk take names of {', '.join(tables.num_rows)}, got {strange}")
-    found = find_plan(tables, cluster, kernels)
-    if found is None:
+    fitting = find_plan(tables, cluster, kernels)
+    if fitting is None:
         raise UserError(refusal(make, cluster, kernels))
     source = f"the mean of the first {counted(len(batches), 'step')}"
     if not (batches and tables.is_distinct):
         source = "at most, with ids spread evenly over the rows"
-    report(tables, found, cluster, [sent(tables, found, step) for step in batches or [[]]], source)
+    report(tables, fitting, cluster, [sent(tables, fitting, step) for step in batches or [[]]], source)
     return 0
 
 

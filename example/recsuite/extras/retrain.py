@@ -323,8 +323,8 @@ def described(promoted: Path | None) -> str:
 
 def number_of(name: str) -> int:
     """Return the number in the name of a run; 0 for another text."""
-    found = RUN.fullmatch(name)
-    return int(found[1]) if found else 0
+    match = RUN.fullmatch(name)
+    return int(match[1]) if match else 0
 
 
 def runs_in(folder: Path) -> list[Path]:

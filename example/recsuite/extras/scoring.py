@@ -116,20 +116,20 @@ class BatchScoring:
                 "with iconv -t UTF-8 -f UTF-16 (or UTF-32)."
             )
         self._dataset = self._opened(path)
-        found = self._dataset.schema
-        missing = [column for column in self.ids if column not in found.names]
+        table = self._dataset.schema
+        missing = [column for column in self.ids if column not in table.names]
         if missing:
             raise UserError(
-                f"{path} has the columns {printable(', '.join(found.names))}, and no {missing[0]}; name the "
+                f"{path} has the columns {printable(', '.join(table.names))}, and no {missing[0]}; name the "
                 "columns of ids as in the data."
             )
         if self.k is not None:
             return
-        if SCORE in found.names:
+        if SCORE in table.names:
             raise UserError(f"{path} has a column {SCORE} already; leave it out.")
         for feature in self.model.snapshot.features:
-            name = feature.name if feature.name in found.names else feature.column
-            if feature.entity == EVENT and name in found.names:
+            name = feature.name if feature.name in table.names else feature.column
+            if feature.entity == EVENT and name in table.names:
                 self.inputs[feature.name] = name
 
     def describe_inputs(self) -> str:
@@ -232,16 +232,16 @@ class BatchScoring:
             self.counts.unknown[name] += len(given) - int(known.sum())
         if self.k is None:
             return self._with_scores(block, ids)
-        items, places, scores = self.model.best(ids[self.schema.user], self.k)
-        user, rank = (places >= 0).nonzero(as_tuple=True)
-        item = pyarrow.array(items.ids).take(pyarrow.array(places[user, rank].numpy()))
-        found = {
+        items, positions, scores = self.model.best(ids[self.schema.user], self.k)
+        user, rank = (positions >= 0).nonzero(as_tuple=True)
+        item = pyarrow.array(items.ids).take(pyarrow.array(positions[user, rank].numpy()))
+        added = {
             RANK: pyarrow.array(rank.numpy() + 1, pyarrow.int32()),
             self.schema.column_of(ITEM): item,
             SCORE: pyarrow.array(scores[user, rank].numpy()),
         }
         users = block.select([self.schema.column_of(USER)]).take(pyarrow.array(user.numpy()))
-        for name, values in found.items():
+        for name, values in added.items():
             users = users.append_column(name, values)
         return users
 
@@ -250,8 +250,8 @@ class BatchScoring:
         scores = self.model.score({**ids, **told}).numpy()
         if scores.ndim == 1:
             return block.append_column(SCORE, pyarrow.array(scores))
-        for name, each in zip(self.schema.label_names, scores.T, strict=True):
-            block = block.append_column(f"{SCORE}_{name}", pyarrow.array(np.ascontiguousarray(each)))
+        for name, of_label in zip(self.schema.label_names, scores.T, strict=True):
+            block = block.append_column(f"{SCORE}_{name}", pyarrow.array(np.ascontiguousarray(of_label)))
         return block
 
 
@@ -269,10 +269,10 @@ def _reading(path: Path) -> Iterator[None]:
 def _with_plain_texts(table: pyarrow.Table) -> pyarrow.Table:
     """Return a table with texts of the type that all functions of Arrow take."""
     kinds = pyarrow.types
-    for place, each in enumerate(table.schema):
-        if kinds.is_string_view(each.type) or kinds.is_binary_view(each.type):
-            plain = pyarrow.string() if kinds.is_string_view(each.type) else pyarrow.binary()
-            table = table.set_column(place, each.name, table[place].cast(plain))
+    for place, column in enumerate(table.schema):
+        if kinds.is_string_view(column.type) or kinds.is_binary_view(column.type):
+            plain = pyarrow.string() if kinds.is_string_view(column.type) else pyarrow.binary()
+            table = table.set_column(place, column.name, table[place].cast(plain))
     return table
 
 
@@ -297,12 +297,12 @@ def describe_lists(output: Path, model: ServedModel) -> str:
     """
     assert model.data is not None
     schema, ids = model.snapshot.schema, model.data.items.ids
-    places, listed = model.data.items.places, np.zeros(len(ids), np.int64)
+    positions, listed = model.data.items.places, np.zeros(len(ids), np.int64)
     column = schema.column_of(ITEM)
     for batch in pyarrow.dataset.dataset(sorted(output.glob("part-*"))).to_batches(columns=[column]):
-        found = pyarrow.compute.value_counts(batch[column])
-        for entry in found.to_pylist():
-            listed[places[entry["values"]]] += entry["counts"]
+        counts = pyarrow.compute.value_counts(batch[column])
+        for entry in counts.to_pylist():
+            listed[positions[entry["values"]]] += entry["counts"]
     is_known = model.snapshot.known(schema.item, ids).numpy()
     spread = spread_of(listed, model.data.item_counts(), is_known, lambda place: ids[place])
     return spread.described(schema.items) if spread else f"no {schema.item} is in a list"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from recsuite.config.config import ExtraSection
 from recsuite.config.flag import flag
 from recsuite.errors import require
@@ -43,8 +45,8 @@ class GraphConfig(ExtraSection):
             f"--row_type {self.row_type} requires --format torch or onnx, for other programs",
         )
 
+    @override
     def add_to_export(self, folder: Any, snapshot: Any, arrays: dict[str, Any]) -> tuple[Any, Any]:
-        """See `ExtraSection`."""
         if self.format == FORMATS[0]:
             return (), {}
         from recsuite.extras.graph.graph import convert_rows, write_graph

@@ -67,14 +67,14 @@ class Prediction(nn.Module):
         """Return the score of each event. given: see the head of this file, without the dense part."""
         size = given[f"{self.lists[0]}.lengths"] if self.lists else given[input_of(self.tables[0])]
         ones = torch.ones(size.size(0), dtype=torch.int64)
-        found = {
+        tables = {
             name: ServedRows(given[input_of(name)], given.get(f"{name}.lengths", ones))
             for name in self.tables
         }
         none = torch.zeros(0, dtype=torch.int32)
         labels, places, gaps = (given.get(f"{HISTORY}.{name}", none) for name in ("labels", "places", "gaps"))
         members = Members(labels, places, gaps, none, none, none, none)
-        rows = FeatureRows(found, self.head.row_scale, self.lists)
+        rows = FeatureRows(tables, self.head.row_scale, self.lists)
         numbers = given.get(NUMBERS, torch.zeros(size.size(0), 0))
         is_own = given.get(f"{HISTORY}.own", torch.zeros(0))
         return self.predict(rows, Inputs(members, numbers, is_own))
@@ -98,7 +98,7 @@ class Graph(nn.Module):
 def example_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
     """Return inputs of a graph for some events, in the order of its inputs."""
     given: dict[str, torch.Tensor] = {}
-    for place, feature in enumerate(each for each in snapshot.features if each.has_table):
+    for place, feature in enumerate(one for one in snapshot.features if one.has_table):
         dim = snapshot.table_of(feature.name).matrix.size(1)
         number = VALUES + place if feature.multi else EVENTS
         given[input_of(feature.name)] = torch.rand(number, dim)
@@ -197,7 +197,7 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[s
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        found = torch.onnx.export(
+        graph = torch.onnx.export(
             program,
             input_names=names,
             output_names=[SCORE],
@@ -208,10 +208,10 @@ def _write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[s
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-    assert found is not None
+    assert graph is not None
     # Operations name their results themselves, such as "add", which may be the name of a feature.
-    for value in (value for node in found.model.graph.all_nodes() for value in node.outputs):
+    for value in (value for node in graph.model.graph.all_nodes() for value in node.outputs):
         if value.name in names:
             value.name = f"{value.name}.result"
-    found.save(path)
+    graph.save(path)
     onnx.checker.check_model(path, full_check=True)

@@ -103,8 +103,8 @@ TIME_OF_EVENT = re.compile(
 DATE_OF_EVENT = re.compile(
     r"(event|review|rating|order|purchase|transaction|click|invoice|interaction|visit|session)(time|date|ts|day)"
 )
-# Columns with the types of events, and words for the predicted type, the first match first. A type that takes
-# back another one is no context.
+# Columns with the types of events, and words for the predicted type, the first match first. Types that undo
+# others, such as a refund, are no context.
 TYPES = ("type", "event", "action", "behavior", "behaviour", "interaction", "activity")
 TARGETS = (
     *("purchase", "buy", "order", "transaction", "checkout", "conversion", "book", "play", "like", "click"),
@@ -116,13 +116,13 @@ TAKES_BACK = (
 MOST_TYPES = 12
 # Words for dates that are properties of users and items.
 OTHER_DATES = {"birth", "born", "release", "released", "publication", "published", "expiry", "due"}
-# Beside a word for a label: "is_click", "play_count", "user_rating".
+# Words that may stand beside a word for a label: "is_click", "play_count", "user_rating".
 OF_LABELS = (
     *("is", "has", "was", "did", "n", "num", "number", "of", "total", "value", "user", "customer", "item"),
     *("product", "play", "listen", "view", "click", "watch", "purchase", "review"),
     *ITEM_WORDS,
 )
-# Beside a word for a thing, these mark a column of ids.
+# Words that mark a column of ids beside a word for a user or an item.
 IDS = ("id", "ids", "uuid", "guid", "key", "code", "no", "nr", "num", "number", "hash", "idx", "index")
 TITLES = ("title", "name")
 BESIDE_IDS = (*IDS, "review")
@@ -178,14 +178,14 @@ def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | N
 
 def names_time(name: str) -> bool:
     """True if a name stands for times of events, such as "eventdate" or "visit_date", but not "play_time"."""
-    found = words_of(name)
-    if OTHER_DATES & {*found}:
+    words = words_of(name)
+    if OTHER_DATES & {*words}:
         return False
     is_one = TIME_OF_EVENT.fullmatch(re.sub(r"[\W_]", "", name.lower())) is not None
-    ends = found[-1:] in (["timestamp"], ["datetime"], ["date"], ["dt"], ["modified"])
-    begins = found[:1] in (["date"], ["timestamp"], ["datetime"]) or found[:2] == ["time", "of"]
-    is_done = len(found) > 1 and found[-2].endswith("ed") and found[-1] in ("on", "at")
-    return is_one or ends or is_done or (begins and found[-1] not in IDS)
+    ends = words[-1:] in (["timestamp"], ["datetime"], ["date"], ["dt"], ["modified"])
+    begins = words[:1] in (["date"], ["timestamp"], ["datetime"]) or words[:2] == ["time", "of"]
+    is_done = len(words) > 1 and words[-2].endswith("ed") and words[-1] in ("on", "at")
+    return is_one or ends or is_done or (begins and words[-1] not in IDS)
 
 
 def has_word(name: str, known: Sequence[str]) -> bool:
@@ -203,10 +203,10 @@ def table_name(name: str, taken: Collection[str]) -> str:
     plain = re.sub(r"[^a-z0-9]+", "_", "_".join(words_of(name))).strip("_")[:50] or "feature"
     if plain[0].isdigit() or plain.startswith(HISTORY):
         plain = f"x_{plain}"
-    found, number = plain, 2
-    while found in taken:
-        found, number = f"{plain}_{number}", number + 1
-    return found
+    unused, number = plain, 2
+    while unused in taken:
+        unused, number = f"{plain}_{number}", number + 1
+    return unused
 
 
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
@@ -285,7 +285,7 @@ def contents_of(table: pa.Table, files: Mapping[str, Any] = MappingProxyType({})
     files: as written there. The metadata of the sample may have types of columns, as RecBole writes them into
     the header.
     """
-    types = {name.decode(): each.decode() for name, each in (table.schema.metadata or {}).items()}
+    types = {name.decode(): kind.decode() for name, kind in (table.schema.metadata or {}).items()}
     return {
         name: _typed(content_of(name, table[name], files), types.get(name, ""))
         for name in table.column_names
@@ -345,22 +345,22 @@ def content_of(
     return Content(name, "other", len(column), len(column), np.empty(0))
 
 
-def encoded(found: pa.DictionaryArray) -> tuple[np.ndarray, tuple[str, ...]]:
+def encoded(column: pa.DictionaryArray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return a column of texts as codes, int32 [n], -1 for a missing value, and the texts of the codes."""
-    places: dict[str, int] = {}
+    codes: dict[str, int] = {}
     table = [
-        -1 if (text := each.strip()) in NOTHING else places.setdefault(text, len(places))
-        for each in found.dictionary.to_pylist()
+        -1 if (text := value.strip()) in NOTHING else codes.setdefault(text, len(codes))
+        for value in column.dictionary.to_pylist()
     ]
     # The last entry is for code -1.
-    return np.array([*table, -1], np.int32)[indices_of(found)], tuple(places)
+    return np.array([*table, -1], np.int32)[indices_of(column)], tuple(codes)
 
 
 def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
     # The distinct values of 64-bit integers are counted before they become floats.
-    found = column.combine_chunks().dictionary_encode()
-    numbers = found.dictionary.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return _numeric(name, kind, numbers, found.dictionary.to_pylist(), indices_of(found))
+    values = column.combine_chunks().dictionary_encode()
+    numbers = values.dictionary.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return _numeric(name, kind, numbers, values.dictionary.to_pylist(), indices_of(values))
 
 
 def _numeric(
@@ -374,13 +374,13 @@ def _numeric(
 
 def _of_texts(name: str, column: pa.ChunkedArray, files: Mapping[str, Any]) -> Content:
     # Each distinct value is examined only once: there may be very many columns.
-    found = column.combine_chunks().dictionary_encode()
+    values = column.combine_chunks().dictionary_encode()
     with contextlib.suppress(pa.ArrowInvalid):
-        numbers = found.dictionary.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        numbers = values.dictionary.cast(pa.float64()).to_numpy(zero_copy_only=False)
         # Most columns of numbers hold only numbers; NaN is a missing value.
         if len(numbers) and np.isfinite(numbers).all():
-            return _numeric(name, "number", numbers, found.dictionary.to_pylist(), indices_of(found))
-    codes, texts = encoded(found)
+            return _numeric(name, "number", numbers, values.dictionary.to_pylist(), indices_of(values))
+    codes, texts = encoded(values)
     size = int((codes >= 0).sum())
     counts, column = np.bincount(codes[codes >= 0], minlength=len(texts)), pa.array(texts, pa.string())
     commas = _commas_of(name, column, texts, counts, files)
@@ -389,7 +389,7 @@ def _of_texts(name: str, column: pa.ChunkedArray, files: Mapping[str, Any]) -> C
         is_number = pc.match_substring_regex(plain_numbers, NUMBER_FORM)
         words = ~is_number.to_numpy(zero_copy_only=False)
         damaged = float(np.average(words, weights=counts))
-        # A single word, such as "unknown", stands for a missing number.
+        # A single word among numbers, such as "unknown", stands for a missing number.
         if damaged <= (MOST_UNREAD if words.sum() == 1 else MOST_DAMAGED):
             numbers = pc.utf8_ltrim(pc.if_else(is_number, plain_numbers, None), "+ ").cast(pa.float64())
             numbers = numbers.to_numpy(zero_copy_only=False)
@@ -409,22 +409,22 @@ def _of_texts(name: str, column: pa.ChunkedArray, files: Mapping[str, Any]) -> C
 def _commas_of(
     name: str, column: pa.Array, texts: Sequence[str], counts: np.ndarray, files: Mapping[str, Any]
 ) -> str:
-    """Return the form of numbers with commas, UNCLEAR if a person has to tell it, empty for other texts."""
+    """Return the form of numbers with commas, UNCLEAR if only the user knows it, empty for other texts."""
     for form in COMMAS:
         if name in files.get(form, ()):
             return form
-    found = [
+    fitting = [
         form
         for form, pattern in COMMAS.items()
         if _may_be(texts, pattern) and _share(column, pattern, counts) >= 1 - MOST_UNREAD
     ]
-    if not found or not any(re.match(COMMA_OR_POINTS, text) for text in texts):
+    if not fitting or not any(re.match(COMMA_OR_POINTS, text) for text in texts):
         return ""
     # A list of codes has no sign, and entries of one length. A label is no list.
     is_list = _share(column, LIST_OR_NUMBER, counts) >= 1 - MOST_DAMAGED
-    is_list |= found == ["decimal_commas"] and _share(column, ",", counts) < LEAST_COMMAS
+    is_list |= fitting == ["decimal_commas"] and _share(column, ",", counts) < LEAST_COMMAS
     is_list &= rank(name, LABELS, OF_LABELS) is None
-    return UNCLEAR if is_list or len(found) > 1 or found[0] in files else found[0]
+    return UNCLEAR if is_list or len(fitting) > 1 or fitting[0] in files else fitting[0]
 
 
 def _may_be(texts: Sequence[str], pattern: str) -> bool:
@@ -490,7 +490,7 @@ def _share_read(content: Content) -> float:
 
 # With fewer distinct whole numbers than this, they are classes.
 FEW_NUMBERS = 10
-# In a path of categories, such as Home > Kitchen.
+# Separator in a path of categories, such as Home > Kitchen.
 PATH = " > "
 # Names of pandas' index in a written table.
 INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
@@ -498,10 +498,10 @@ INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 # values than LEAST_KNOWN, this cannot be judged.
 NEARLY_ALL, LEAST_KNOWN = 0.9, 20
 NO_ISO = "it holds dates of another form than 2026-11-20, which are not read"
-AGE_TELLS = "its age at an event says which item that is of, which is not known before one is chosen"
+AGE_TELLS = "its age at an event reveals the item, which is unknown while items are ranked"
 OF_WEIGHT = "it may say how much an event counts; to use it so, name it as the column of [weight]"
 OF_DATES = "a user has one; if it is the time of the events, name it as the column of [timestamp]"
-# In place of OF_EVENT, where that cannot be told.
+# Reasons in place of OF_EVENT, where the owner is unknown.
 FEW_REPEATS = 'too few {0}s come twice to tell whether it is of the {0}; if so, write of = "{0}"'
 FEW_VALUES = 'its values do not tell whether it is of the {0}; if so, write of = "{0}"'
 OF_EVENT = "it differs from event to event; use it only if it is known before the label"
@@ -598,10 +598,10 @@ def is_title(name: str) -> bool:
 
 def title_of(contents: Mapping[str, Content]) -> str:
     """Return the column with the titles of items; empty if there is none."""
-    found = [
+    titles = [
         name for name, content in contents.items() if content.kind in ("text", "list") and is_title(name)
     ]
-    return min(found, key=lambda name: not has_word(name, TITLES[:1])) if found else ""
+    return min(titles, key=lambda name: not has_word(name, TITLES[:1])) if titles else ""
 
 
 # The ends of common scales: the first that contains all values is taken.
@@ -686,7 +686,7 @@ def roles_of(
     if not (user and item):
         raise _unrecognised(contents, user, item)
     more: Any = given.get("more_labels", ())
-    of_labels = frozenset(each.get(key, "") for each in more for key in ("column", "weight"))
+    of_labels = frozenset(more_label.get(key, "") for more_label in more for key in ("column", "weight"))
     taken = {user, item, label, weight, *of_labels}
     rest = {name: content for name, content in contents.items() if name not in taken}
     if "timestamp" not in given:
@@ -698,25 +698,25 @@ def roles_of(
     rest.pop(timestamp, None)
     by_hand = given.get("label", {})
     if by_hand.get("kind") == CLICKS:
-        found = LabelColumn(CLICKS)
+        label_column = LabelColumn(CLICKS)
     elif label:
-        found = _label_of(contents[label], by_hand)
+        label_column = _label_of(contents[label], by_hand)
     else:
-        found = _label(events, rest, (user, item), by_hand)
+        label_column = _label(events, rest, (user, item), by_hand)
     types = _event_types(rest, given.get("events", {})) if timestamp else None
     # The quantity of a view and of a purchase mean different things.
-    if types and not (label or by_hand.get("kind")) and has_word(found.column, COUNTS):
-        found = LabelColumn(CLICKS)
-    types = types if found.kind == CLICKS else None
-    notes = () if by_hand or types else _asked_scale(events, found, rest, (user, item))
-    if found.column:
+    if types and not (label or by_hand.get("kind")) and has_word(label_column.column, COUNTS):
+        label_column = LabelColumn(CLICKS)
+    types = types if label_column.kind == CLICKS else None
+    notes = () if by_hand or types else _asked_scale(events, label_column, rest, (user, item))
+    if label_column.column:
         # A scale or drop written by hand already defines the valid labels.
         is_given = bool({"drop", "lowest", "highest"} & by_hand.keys())
-        found, of_drop = _drop_off_scale(found, contents[found.column], is_given)
+        label_column, of_drop = _drop_off_scale(label_column, contents[label_column.column], is_given)
         notes = (*of_drop, *notes)
-    if types and not found.noun:
-        found = replace(found, noun="_".join(words_of(types.target)))
-    return ColumnRoles(user, item, found, weight, timestamp, notes, of_labels, types)
+    if types and not label_column.noun:
+        label_column = replace(label_column, noun="_".join(words_of(types.target)))
+    return ColumnRoles(user, item, label_column, weight, timestamp, notes, of_labels, types)
 
 
 def _event_types(contents: Mapping[str, Content], given: Mapping[str, Any]) -> EventTypes | None:
@@ -729,8 +729,8 @@ def _event_types(contents: Mapping[str, Content], given: Mapping[str, Any]) -> E
         texts = [text for text in content.texts if not has_word(text, TAKES_BACK)]
         for target in TARGETS:
             words = target, f"{target}d", f"{target}ed"
-            if found := min((text for text in texts if has_word(text, words)), key=len, default=""):
-                return EventTypes(name, found, tuple(text for text in texts if text != found))
+            if chosen := min((text for text in texts if has_word(text, words)), key=len, default=""):
+                return EventTypes(name, chosen, tuple(text for text in texts if text != chosen))
     return None
 
 
@@ -738,13 +738,13 @@ def _id_column(
     contents: Mapping[str, Content], known: Sequence[str], own: Sequence[str], taken: Sequence[str]
 ) -> str:
     """Return the column whose name stands for the ids of users or items; empty if there is none."""
-    found = {
-        name: (name not in own, place)
+    ranks = {
+        name: (name not in own, position)
         for name, content in contents.items()
         if name not in taken and _may_be_ids(content)
-        if (place := rank(name, known, BESIDE_IDS)) is not None
+        if (position := rank(name, known, BESIDE_IDS)) is not None
     }
-    return min(found, key=lambda name: found[name]) if found else ""
+    return min(ranks, key=lambda name: ranks[name]) if ranks else ""
 
 
 def _may_be_ids(content: Content) -> bool:
@@ -753,42 +753,42 @@ def _may_be_ids(content: Content) -> bool:
 
 def _only_id(contents: Mapping[str, Content], taken: str) -> str:
     """Return the only other column with an id's name, but not an event's, whose values repeat."""
-    found = [
+    ids = [
         name
         for name, content in contents.items()
         if taken and name != taken and _may_be_ids(content)
         if is_id(name) and not has_word(name, EVENT_ID_WORDS)
         if content.distinct <= MOST_DISTINCT * content.size
     ]
-    return found[0] if len(found) == 1 else ""
+    return ids[0] if len(ids) == 1 else ""
 
 
 def _named_item(contents: Mapping[str, Content], user: str) -> str:
     """Return the column with the titles of items, such as "game-title", if they have no other id."""
-    found = [
+    titles = [
         name
         for name, content in contents.items()
         if user and content.kind == "text" and not content.is_long
         if rank(name, ITEM_WORDS, TITLES) is not None
     ]
-    return found[0] if len(found) == 1 else ""
+    return titles[0] if len(titles) == 1 else ""
 
 
 def _named_time(contents: Mapping[str, Content]) -> str:
     """Return the column whose name fits times best, independent of its values."""
-    found = [name for name in contents if has_word(name, TIMES)]
-    if not found:
+    fitting = [name for name in contents if has_word(name, TIMES)]
+    if not fitting:
         raise UserError(
             "The section [timestamp] has no column, and no column of the events is called as times are; "
             'write column = "NAME" there.'
         )
-    return min(found, key=_place_of_time)
+    return min(fitting, key=_place_of_time)
 
 
 def _unrecognised(contents: Mapping[str, Content], user: str, item: str) -> UserError:
     names = [printable(name[:40]) for name in contents]
     listed = ", ".join(names[:MOST_LISTED]) + ", ..." * (len(names) > MOST_LISTED)
-    lacking = [role for role, found in (("user", user), ("item", item)) if not found]
+    lacking = [role for role, column in (("user", user), ("item", item)) if not column]
     is_value = any(name in content.texts for name, content in contents.items())
     values = "; if the first line holds values, as it seems, add one with names before it" * is_value
     written = ", then ".join(f'[{role}] and column = "NAME"' for role in lacking)
@@ -800,12 +800,7 @@ def _unrecognised(contents: Mapping[str, Content], user: str, item: str) -> User
 
 
 def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, item: str) -> str:
-    """Return the column with the times of the events; empty if there is none.
-
-    Columns with a name for times have priority; then times with a time of the day over plain dates, such as
-    those of partitions; then the best name.
-    """
-
+    """Return the column with the times of the events; empty if there is none."""
     has_sessions = any(has_word(name, ("session",)) for name in (user, *contents))
 
     def may_be(name: str) -> bool:
@@ -813,9 +808,10 @@ def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, ite
         # for a user with one of them.
         is_event = has_sessions or DATE_OF_EVENT.match(re.sub(r"[\W_]", "", name.lower()))
         owners = (item,) if is_event else (user, item)
-        return rank(name, TIMES) is not None or not any(is_constant(events, name, each) for each in owners)
+        return rank(name, TIMES) is not None or not any(is_constant(events, name, owner) for owner in owners)
 
-    found = {
+    # A name for times counts most; then a time of the day, which dates of partitions lack; then the name.
+    ranks = {
         name: (
             not _is_called_time(name),
             not has_time_of_day(content),
@@ -826,8 +822,8 @@ def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, ite
         if content.is_time or (content.time_format and _is_called_time(name))
         if may_be(name)
     }
-    called = (name for name, each in contents.items() if each.texts and names_time(name))
-    chosen = min(found, key=lambda name: found[name]) if found else next(filter(may_be, called), "")
+    called = (name for name, content in contents.items() if content.texts and names_time(name))
+    chosen = min(ranks, key=lambda name: ranks[name]) if ranks else next(filter(may_be, called), "")
     if chosen:
         _check_form(contents[chosen])
     return chosen
@@ -838,15 +834,11 @@ def _is_called_time(name: str) -> bool:
 
 
 def _check_form(content: Content) -> None:
-    """Refuse a column of times whose values have no format, two formats, or an unknown one.
-
-    Raises:
-        UserError: with a value of each form, and the lines to write.
-    """
+    """Refuse a column of times whose values have no format, two formats, or an unknown one."""
     tried, name = some_of(content.texts), printable(content.name)
     forms = {form.name: form for form in forms_of(tried)}
-    values = {each: repr(printable(form.example[:MOST_CHARACTERS])) for each, form in forms.items()}
-    first, *others = [each for each in forms if each] or [""]
+    values = {form_name: repr(printable(form.example[:MOST_CHARACTERS])) for form_name, form in forms.items()}
+    first, *others = [form_name for form_name in forms if form_name] or [""]
     advice = f"write into schema.toml, each on a line: [timestamp] column = {toml_of(content.name)} format = "
     if others and forms[others[0]].number > max(1, MOST_DAMAGED * len(tried)):
         raise UserError(
@@ -875,21 +867,21 @@ def _label(
     events: pa.Table, contents: Mapping[str, Content], owners: Sequence[str], given: Mapping[str, Any]
 ) -> LabelColumn:
     """Return the label: the column that is most like one, or the only column left."""
-    places = {
-        name: place
+    ranks = {
+        name: likeness
         for name, content in contents.items()
         if content.kind in ("number", "flag") and content.distinct > 1 and content.numbers.size
         if np.abs(content.numbers).max() <= LARGEST_END
-        if (place := place_of_label(content)) is not None
+        if (likeness := place_of_label(content)) is not None
         # The mean rating of an item, or its number of views, is a property of the item.
         if not is_constant(events, name, owners[1])
         # A yes/no column without a label's name may be a property of the user.
-        if place[0] != UNNAMED or not is_constant(events, name, owners[0])
+        if likeness[0] != UNNAMED or not is_constant(events, name, owners[0])
     }
     # Yes/no values alone are a weak reason to predict a column, but better than a small quantity.
-    if all(place == UNNAMED for place, _ in places.values()):
+    if all(likeness == UNNAMED for likeness, _ in ranks.values()):
         return LabelColumn(CLICKS)
-    return _label_of(contents[min(places, key=lambda name: places[name])], given)
+    return _label_of(contents[min(ranks, key=lambda name: ranks[name])], given)
 
 
 def place_of_label(content: Content) -> tuple[int, int] | None:
@@ -939,8 +931,8 @@ def _place_of_mode(content: Content) -> float:
         return 0.0
     values, counts = np.unique(content.numbers, return_counts=True)
     lowest, highest = _scale_of(values)
-    place = (values[counts.argmax()] - lowest) / (highest - lowest)
-    return float(place) if values[0] >= 0 and values[-1] <= LONGEST_SCALE else 0.0
+    share = (values[counts.argmax()] - lowest) / (highest - lowest)
+    return float(share) if values[0] >= 0 and values[-1] <= LONGEST_SCALE else 0.0
 
 
 def _asked_scale(
@@ -969,9 +961,9 @@ def values_off_scale(numbers: np.ndarray) -> list[float]:
         return []
     low, high = values[values < 0], values[-1]
     rest = values[np.abs(values) < FAR * np.abs(values[-2])] if high in FILLERS else values
-    found = [float(high)] if high in FILLERS and len(rest) == len(values) - 1 else []
+    off_scale = [float(high)] if high in FILLERS and len(rest) == len(values) - 1 else []
     # A scale may have negative values, but hardly a single one.
-    return found + ([float(low[0])] if len(low) == 1 and low[0] in (-1, *(-each for each in FILLERS)) else [])
+    return off_scale + ([float(low[0])] if len(low) == 1 and low[0] in (-1, *(-f for f in FILLERS)) else [])
 
 
 def _drop_off_scale(
@@ -981,20 +973,20 @@ def _drop_off_scale(
     numbers = content.numbers
     if is_given or not numbers.size:
         return label, ()
-    place, total = f"the column {printable(label.column[:40])}", f"of {len(numbers):,} values"
+    column, total = f"the column {printable(label.column[:40])}", f"of {len(numbers):,} values"
     if label.kind == COUNT and (numbers < 0).any():
         number = int((numbers < 0).sum())
         note = (
-            f'{place}: {number:,} {total} are below 0, as those of returns: drop = "<0", written under '
+            f'{column}: {number:,} {total} are below 0, as those of returns: drop = "<0", written under '
             "[label], leaves their events out"
         )
         return replace(label, drop="<0"), (note,)
-    found = values_off_scale(numbers) if label.kind == RATING else []
-    if found:
-        shown = ", ".join(f"{each:g}" for each in sorted(found))
-        number = int(np.isin(numbers, found).sum())
+    off_scale = values_off_scale(numbers) if label.kind == RATING else []
+    if off_scale:
+        shown = ", ".join(f"{value:g}" for value in sorted(off_scale))
+        number = int(np.isin(numbers, off_scale).sum())
         note = (
-            f"{place}: {number:,} {total} are {shown}, apart from the scale from {label.lowest:g} to "
+            f"{column}: {number:,} {total} are {shown}, apart from the scale from {label.lowest:g} to "
             f'{label.highest:g}: drop = "{shown}", written under [label], leaves their events out; take '
             "it out, and widen lowest and highest, where they are answers"
         )
@@ -1003,7 +995,7 @@ def _drop_off_scale(
     is_asked = label.kind == RATING and label.lowest == 0 and content.is_whole and least[0] == 0
     if is_asked and len(least) > 2 and counts[0] > MOST_OF_ZERO * counts[1]:
         note = (
-            f"{place}: {counts[0]:,} {total} are 0, and {counts[1]:,} are {least[1]:g}; where 0 means that "
+            f"{column}: {counts[0]:,} {total} are 0, and {counts[1]:,} are {least[1]:g}; where 0 means that "
             'there is no answer, write drop = "0" and lowest = 1 under [label], which leaves their events out'
         )
         return label, (note,)
@@ -1048,23 +1040,23 @@ def contradictions(values: np.ndarray, groups: IdGroups) -> float | None:
 
     values: codes, int [n], -1 for a missing value.
     """
-    found = values[groups.order]
-    known = (found >= 0) & (groups.ids >= 0)
-    ids, found = groups.ids[known], found[known]
+    codes = values[groups.order]
+    known = (codes >= 0) & (groups.ids >= 0)
+    ids, codes = groups.ids[known], codes[known]
     is_again = ids[1:] == ids[:-1]
-    shares = np.bincount(found) / max(1, len(found))
+    shares = np.bincount(codes) / max(1, len(codes))
     by_chance = is_again.sum() * (1 - np.dot(shares, shares))
     if by_chance < LEAST_BY_CHANCE:
         return None
-    most = min(MOST_CONTRADICTING * len(found), OF_CHANCE * by_chance)
-    num_changes = int((is_again & (found[1:] != found[:-1])).sum())
+    most = min(MOST_CONTRADICTING * len(codes), OF_CHANCE * by_chance)
+    num_changes = int((is_again & (codes[1:] != codes[:-1])).sum())
     # Each contradiction makes at most two changes.
     if num_changes == 0 or num_changes > 2 * most:
         return math.inf if num_changes else 0
-    pairs, counts = np.unique(ids.astype(np.int64) * len(shares) + found, return_counts=True)
+    pairs, counts = np.unique(ids.astype(np.int64) * len(shares) + codes, return_counts=True)
     owners = pairs // len(shares)
     most_frequent = np.maximum.reduceat(counts, np.flatnonzero(np.diff(owners, prepend=-1)))
-    number = len(found) - int(most_frequent.sum())
+    number = len(codes) - int(most_frequent.sum())
     return number if number <= most else math.inf
 
 
@@ -1073,8 +1065,8 @@ def codes_of(column: pa.ChunkedArray) -> np.ndarray:
     array = column.combine_chunks()
     if pa.types.is_nested(array.type):
         array = pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())
-    found = array.dictionary_encode()
-    return encoded(found)[0] if pa.types.is_string(column.type) else indices_of(found)
+    dictionary = array.dictionary_encode()
+    return encoded(dictionary)[0] if pa.types.is_string(column.type) else indices_of(dictionary)
 
 
 # Without a matching name, least share of the ids in the events' first rows that a table's first rows contain.
@@ -1096,8 +1088,8 @@ def own_column(contents: Mapping[str, Content], ids: Content, other: str, least:
     same = [name for name in shared if is_same_name(name, ids.name)]
     if same:
         return min(same, key=lambda name: name != ids.name)
-    found = max(shared, key=lambda name: shared[name], default="")
-    return found if found and shared[found] >= least * min(ids.distinct, contents[found].distinct) else ""
+    best = max(shared, key=lambda name: shared[name], default="")
+    return best if best and shared[best] >= least * min(ids.distinct, contents[best].distinct) else ""
 
 
 def is_same_name(name: str, other: str) -> bool:
@@ -1147,7 +1139,7 @@ def guess(
         raise UserError("The events have no rows, so nothing can be told about their columns.")
     written_files = given.get("files", {})
     contents = {role: contents_of(table, written_files) for role, table in samples.items()}
-    own = {role: tuple(found) for role, found in contents.items() if role != EVENTS}
+    own = {role: tuple(of_role) for role, of_role in contents.items() if role != EVENTS}
     roles = roles_of(events, contents[EVENTS], own, given)
     _check_label(events, contents[EVENTS], roles, given.get("label", {}))
     named = {of: _table_column(contents, roles, of) for of in ENTITIES}
@@ -1158,9 +1150,9 @@ def guess(
     time = contents[EVENTS].get(roles.timestamp)
     if time:
         by_hand = given.get("features", {})
-        written = {each.get("column") for each in by_hand.values()}
+        written = {feature.get("column") for feature in by_hand.values()}
         of_times = _of_times(time, {**features, **by_hand})
-        features |= {name: each for name, each in of_times.items() if each.column not in written}
+        features |= {name: feature for name, feature in of_times.items() if feature.column not in written}
     columns = [content for of_table in contents.values() for content in of_table.values()]
     with_commas: dict[str, Any] = {
         form: tuple(
@@ -1191,11 +1183,7 @@ def guess(
 def _check_label(
     events: pa.Table, contents: Mapping[str, Content], roles: ColumnRoles, given: Mapping[str, Any]
 ) -> None:
-    """Refuse a column that is named as the label, but has neither numbers nor booleans.
-
-    Raises:
-        UserError: with a value, and the lines to write.
-    """
+    """Refuse a column that is named as the label, but has neither numbers nor booleans."""
     named = [given["column"]] if given.get("column") else []
     if not named and roles.label.kind == CLICKS and "kind" not in given:
         named = [
@@ -1255,12 +1243,9 @@ def _owned(
     roles: ColumnRoles,
     named: Mapping[str, str],
 ) -> tuple[dict[str, dict[str, Content]], list[str], dict[str, str]]:
-    """Return the columns without a role by their owner (user, item, event), and notes on contradictions.
-
-    Columns of the tables of users and items come first. Also return the reasons why the owner of a column of
-    the events cannot be told.
-    """
+    """Return columns without a role by owner, notes on contradictions, and reasons for unknown owners."""
     ids = {USER: roles.user, ITEM: roles.item}
+    # Columns of the tables of users and items come first.
     owned: dict[str, dict[str, Content]] = {
         of: {
             name: each for name, each in contents.get(TABLES[of], {}).items() if name != (named[of] or column)
@@ -1275,17 +1260,17 @@ def _owned(
             continue
         values = codes_of(events[name]) if content.codes is None else content.codes
         numbers = {of: contradictions(values, groups[of]) for of in groups}
-        found = {
+        counts = {
             of: int(number) for of, number in numbers.items() if number is not None and number < math.inf
         }
-        owner = min(found, key=lambda of: found[of], default=EVENT)
-        if not found and None in numbers.values():
+        owner = min(counts, key=lambda of: counts[of], default=EVENT)
+        if not counts and None in numbers.values():
             of = next(of for of in numbers if numbers[of] is None)
             is_few = contents[EVENTS][ids[of]].distinct > MOST_DISTINCT * contents[EVENTS][ids[of]].size
             unclear[name] = (FEW_REPEATS if is_few else FEW_VALUES).format(of)
-        if found.get(owner) and name not in owned[owner]:
+        if counts.get(owner) and name not in owned[owner]:
             notes.append(
-                f"the column {printable(name[:40])} of the {owner}s: in {counted(found[owner], 'event')} of "
+                f"the column {printable(name[:40])} of the {owner}s: in {counted(counts[owner], 'event')} of "
                 f"{len(events):,} it differs from most of the same {owner}, whose value counts"
             )
         owned[owner].setdefault(name, content)
@@ -1305,7 +1290,7 @@ def _features(
     is_ranked = roles.label.kind in RANKED
     numbers = _numbers(samples, contents, roles)
     by_hand = given.get("features", {})
-    written = {(each.get("of"), each.get("column")) for each in by_hand.values()}
+    written = {(section.get("of"), section.get("column")) for section in by_hand.values()}
     columns_written = {column for _, column in written}
     names = {*TAKEN, *by_hand, *(given.get(of, {}).get("noun", of) for of in ENTITIES)}
     for of, columns in owned.items():
@@ -1342,13 +1327,13 @@ def _numbers(
 def _of_times(time: Content, features: Mapping[str, object]) -> dict[str, FeatureColumn]:
     """Return the features weekday and hour, if the times of the events differ in them."""
     hours = hours_of(time)
-    num_days, num_hours = (len(np.unique(each)) for each in (hours // 24, hours % 24))
+    num_days, num_hours = (len(np.unique(values)) for values in (hours // 24, hours % 24))
     # The first rows of a busy log may be of one day or hour, so they cannot show the differences.
     is_busy = num_days == 1 and time.distinct > 1
     names = {*TAKEN, *features}
-    found = {}
+    of_times = {}
     if num_days > 1 or is_busy:
-        found[table_name("weekday", names)] = FeatureColumn(EVENT, "weekday(timestamp)", CATEGORY)
+        of_times[table_name("weekday", names)] = FeatureColumn(EVENT, "weekday(timestamp)", CATEGORY)
     if num_hours > 1 or is_busy:
-        found[table_name("hour", names)] = FeatureColumn(EVENT, "hour(timestamp)", CATEGORY)
-    return found
+        of_times[table_name("hour", names)] = FeatureColumn(EVENT, "hour(timestamp)", CATEGORY)
+    return of_times

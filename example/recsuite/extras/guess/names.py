@@ -30,14 +30,14 @@ def suggested(rows: Sequence[Sequence[str]]) -> tuple[list[str], str]:
     table = pa.table(
         {f"column_{place}": [*column] for place, column in enumerate(zip(*rows, strict=True), 1)}
     )
-    rest = {name: each for name, each in contents_of(table).items() if each.distinct > 1}
+    rest = {name: content for name, content in contents_of(table).items() if content.distinct > 1}
     # Which of several numbers is the time cannot be told: another one may be an id.
-    texts = [name for name, each in rest.items() if each.is_time]
-    times = texts or [name for name, each in rest.items() if _are_seconds(each)]
+    texts = [name for name, content in rest.items() if content.is_time]
+    times = texts or [name for name, content in rest.items() if _are_seconds(content)]
     names = {times[0]: "timestamp"} if texts or len(times) == 1 else {}
-    rest = {name: each for name, each in rest.items() if name not in times}
-    grades = [name for name, each in rest.items() if _are_grades(each)]
-    ids = [name for name, each in rest.items() if name not in grades and _are_ids(each)]
+    rest = {name: content for name, content in rest.items() if name not in times}
+    grades = [name for name, content in rest.items() if _are_grades(content)]
+    ids = [name for name, content in rest.items() if name not in grades and _are_ids(content)]
     if len(ids) > 2:
         # Each row has its own value, as with the ids of events.
         ids = [name for name in ids if rest[name].distinct < rest[name].size]
@@ -48,15 +48,15 @@ def suggested(rows: Sequence[Sequence[str]]) -> tuple[list[str], str]:
     grades = [name for name in grades if rest[name].distinct > 2] or grades
     if len(grades) == 1:
         names[grades[0]] = "label" if {*rest[grades[0]].numbers} == {0, 1} else "rating"
-    found = [names.get(name, name) for name in table.column_names]
-    guesses = [name for name in found if name in ("user", "item", "rating", "label")]
+    column_names = [names.get(name, name) for name in table.column_names]
+    guesses = [name for name in column_names if name in ("user", "item", "rating", "label")]
     verb = "are guesses" if len(guesses) > 1 else "is a guess"
     by = f"{' and '.join(guesses)} {verb} by values and order, so exchange what is wrong"
     told = [by] if guesses else []
     told += ["the values do not tell which columns hold users and items: call these user and item"] * (
         len(ids) != 2
     )
-    return found, "; ".join([*told, *["call a column to predict rating"] * (len(grades) != 1)])
+    return column_names, "; ".join([*told, *["call a column to predict rating"] * (len(grades) != 1)])
 
 
 def _are_seconds(content: Content) -> bool:

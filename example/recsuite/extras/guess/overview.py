@@ -42,9 +42,9 @@ def describe(
         *_roles(schema, samples),
         *_rows_of_features(schema, samples),
     ]
-    for each in left_out[:MOST_LEFT_OUT]:
-        column, kind = _short(each.feature.column), _kind(each.feature)
-        rows.append(("not taken", column, kind, each.feature.of, each.values, each.why))
+    for skipped in left_out[:MOST_LEFT_OUT]:
+        column, kind = _short(skipped.feature.column), _kind(skipped.feature)
+        rows.append(("not taken", column, kind, skipped.feature.of, skipped.values, skipped.why))
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     more = len(left_out) - MOST_LEFT_OUT
@@ -56,12 +56,12 @@ def _roles(schema: TableSchema, samples: Mapping[str, pa.Table]) -> Iterator[Row
         own = f" = {role}.{_short(named.table_column)}" if named.table_column else ""
         yield of, f"{_short(named.column)}{own}", "id", of, first_values(samples, of, named.column), ""
     label, weight, time, types = schema.label, schema.weight, schema.timestamp, schema.events
-    found = [("title", schema.item.title, "text", ITEM)] if schema.item.title else []
-    found += [("label", each.column, each.kind, EVENT) for each in (label, *schema.more_labels)]
-    found += [("weight", weight.column, NUMBER, EVENT)] if weight else []
-    found += [("timestamp", time.column, time.format, EVENT)] if time else []
-    found += [("type", types.type, f"target {types.target}", EVENT)] if types else []
-    for role, column, kind, of in found:
+    roles = [("title", schema.item.title, "text", ITEM)] if schema.item.title else []
+    roles += [("label", of_label.column, of_label.kind, EVENT) for of_label in (label, *schema.more_labels)]
+    roles += [("weight", weight.column, NUMBER, EVENT)] if weight else []
+    roles += [("timestamp", time.column, time.format, EVENT)] if time else []
+    roles += [("type", types.type, f"target {types.target}", EVENT)] if types else []
+    for role, column, kind, of in roles:
         yield role, _short(column) or "-", _short(kind), of, first_values(samples, of, column), ""
 
 
@@ -92,15 +92,15 @@ def first_values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
 
 def _values_of(column: pa.ChunkedArray) -> str:
     """Return the first distinct values of a column, as one short text."""
-    found: dict[str, None] = {}
+    values: dict[str, None] = {}
     # Few rows first: with very many columns, converting all rows to Python objects would be slow.
     for first, number in ((0, 10), (10, 1_000)):
         for value in column.slice(first, number).to_pylist():
             if value is not None and value != "":
-                found.setdefault(_short(value, VALUE_CHARACTERS))
-            if len(found) == SHOWN:
-                return ", ".join(found)
-    return ", ".join(found) or "-"
+                values.setdefault(_short(value, VALUE_CHARACTERS))
+            if len(values) == SHOWN:
+                return ", ".join(values)
+    return ", ".join(values) or "-"
 
 
 def _short(value: object, most: int = NAME_CHARACTERS) -> str:

@@ -92,9 +92,9 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
             samples[part] = plain_table(first_rows(part, ROWS_OF_EACH_FILE))
         except UserError as error:
             notes.append(f"a table beside the events is not used: {error}")
-    all_roles = {part: found for part in samples if (found := _roles(samples[part]))}
+    all_roles = {part: part_roles for part in samples if (part_roles := _roles(samples[part]))}
     # Where the name of a table says that it has the events, the others have none.
-    roles = {part: found for part, found in all_roles.items() if part in parts}
+    roles = {part: part_roles for part, part_roles in all_roles.items() if part in parts}
     is_one = len({frozenset(sample.column_names) for sample in samples.values()}) == 1
     if not 2 <= len(samples) <= MOST_TABLES or (not roles and (is_one or is_named or all_roles)):
         return Files(), notes
@@ -112,7 +112,7 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
     if is_one and not any(called.values()):
         return Files(), notes
     # A table of users or items may have columns named after both, but its rows do not repeat them.
-    again = [part for part, found in all_roles.items() if _comes_again(samples[part], found)]
+    again = [part for part, part_roles in all_roles.items() if _comes_again(samples[part], part_roles)]
     labelled = [part for part in again if all_roles[part].has_label]
     sizes = {part: sum(file.size for file in part) for part in roles}
     events = max(roles, key=lambda part: (called[part], part in labelled, sizes[part], part[0].name))
@@ -135,10 +135,10 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
 
 def _tables_of(files: Sequence[File]) -> list[TableFiles]:
     """Group files by table: names that differ only in numbers, dates or words for parts are one table."""
-    found: dict[tuple[str, str], list[File]] = {}
+    by_table: dict[tuple[str, str], list[File]] = {}
     for file in files:
-        found.setdefault((os.path.dirname(file.path), stem_of(file.name)), []).append(file)
-    return [tuple(part) for part in found.values()]
+        by_table.setdefault((os.path.dirname(file.path), stem_of(file.name)), []).append(file)
+    return [tuple(part) for part in by_table.values()]
 
 
 def _comes_again(sample: pa.Table, roles: ColumnRoles) -> bool:
@@ -158,11 +158,9 @@ def _of_candidates(tables: Tables, events: TableFiles, candidates: Sequence[Tabl
 
 
 def _named(tables: Tables, part: TableFiles | None, grows: bool = False) -> str:
-    """Return the path of a file below the folder, or the pattern of several; empty for none.
-
-    grows: also return a pattern for one file with a number in its name: later files will have other numbers.
-    """
+    """Return the path of a file below the folder, or the pattern of several; empty for none."""
     names = [os.path.relpath(file.path, tables.root) for file in part or ()]
+    # A single file gets a pattern if more may come: those have other numbers in their names.
     if len(names) < 2 and not grows:
         return "".join(names)
     # Common first characters, not path components: a pattern matches characters.
@@ -193,21 +191,18 @@ def _roles(sample: pa.Table) -> ColumnRoles | None:
 def _own_table(
     rest: Mapping[TableFiles, pa.Table], ids: Content, other: str, things: Sequence[str]
 ) -> TableFiles | None:
-    """Return the table with one row for each id: one with their column, or titles, else the widest.
-
-    other: the id column of the other entity. things: words for the wanted entity.
-    """
+    """Return the table with one row for each id: one with their column, or titles, else the widest."""
     # Ids of users and of items may both count from 1.
     are_numbers = all(text.lstrip("-").isdigit() for text in ids.texts)
-    found = {}
+    fits = {}
     for part, rows in rest.items():
         contents = contents_of(rows)
         column = own_column(contents, ids, other)
         says_so = has_thing(Path(part[0].name).stem, things) or has_thing(column, things)
         is_same = is_same_name(column, ids.name)
         if column and (is_same or says_so or not are_numbers):
-            found[part] = (is_same, bool(title_of(contents)), len(contents), part[0].name)
-    return max(found, key=lambda part: found[part], default=None)
+            fits[part] = (is_same, bool(title_of(contents)), len(contents), part[0].name)
+    return max(fits, key=lambda part: fits[part], default=None)
 
 
 # Enough to find rare values, and fast to read.
@@ -271,8 +266,8 @@ def propose(path: str | Path) -> Proposal:
     files, notes = _files(path, tables, bool({"user", "item"} & given.keys()), others)
     files = replace(files, **given.get("files", {}))
     columns: dict[str, Any] = {}
-    for role, found in find_tables(path, files).roles.items():
-        for file in found:
+    for role, of_role in find_tables(path, files).roles.items():
+        for file in of_role:
             if (names := headers.get(file.path, ())) and not file.columns:
                 columns[COLUMNS[role]] = names
                 notes.append(

@@ -46,11 +46,11 @@ def headed(files: tuple[File, ...]) -> tuple[File, ...]:
                         headers[tuple(source.names)] = source.first_row
             except NoHeaderError as error:
                 without[file] = error.row
-    found = {}
+    with_columns = {}
     for file, row in without.items():
         fitting = [names for names, first in headers.items() if are_alike(row, first)]
-        found[file] = replace(file, columns=fitting[0]) if len(fitting) == 1 else file
-    return tuple(found.get(file, file) for file in files)
+        with_columns[file] = replace(file, columns=fitting[0]) if len(fitting) == 1 else file
+    return tuple(with_columns.get(file, file) for file in files)
 
 
 def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
@@ -62,28 +62,28 @@ def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
     Raises:
         UserError: for a file that cannot be read.
     """
-    found = [_first_rows_of(file, rows) for file in sampled(files)]
+    samples = [_first_rows_of(file, rows) for file in sampled(files)]
     left = rows
     # Rows that small files lack are taken from large ones.
-    order = sorted(range(len(found)), key=lambda place: found[place].num_rows)
+    order = sorted(range(len(samples)), key=lambda place: samples[place].num_rows)
     for number, place in enumerate(order):
-        found[place] = found[place].slice(0, -(-left // (len(found) - number)))
-        left -= found[place].num_rows
-    return _together([table for table in found if table.num_rows] or found[:1])
+        samples[place] = samples[place].slice(0, -(-left // (len(samples) - number)))
+        left -= samples[place].num_rows
+    return _together([table for table in samples if table.num_rows] or samples[:1])
 
 
 def _first_rows_of(file: File, rows: int) -> pyarrow.Table:
     with opened(file) as source:
-        names, found, left = names_of(source), [], rows
+        names, parts, left = names_of(source), [], rows
         for batch in batches(source, names):
-            found.append(_for_python(batch.columns.slice(0, left)))
-            left -= found[-1].num_rows
+            parts.append(_for_python(batch.columns.slice(0, left)))
+            left -= parts[-1].num_rows
             if left <= 0:
                 break
         kinds = dict(source.types)
-    if not found:
+    if not parts:
         return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in names})
-    table = _together([pyarrow.Table.from_batches([batch]) for batch in found]).combine_chunks()
+    table = _together([pyarrow.Table.from_batches([batch]) for batch in parts]).combine_chunks()
     return table.replace_schema_metadata(kinds)
 
 
@@ -103,7 +103,7 @@ def _as_texts(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:
     columns = [
         column
         if name not in names
-        else pyarrow.array([None if each is None else text_of(each) for each in column.to_pylist()], "string")
+        else pyarrow.array([None if v is None else text_of(v) for v in column.to_pylist()], "string")
         if types.is_nested(column.type)
         else column.cast(pyarrow.string())
         for name, column in zip(table.column_names, table.columns, strict=True)

@@ -171,26 +171,26 @@ def text_of(schema: TableSchema, left_out: Sequence[SkippedColumn] = ()) -> str:
 def _sections_of(schema: TableSchema) -> dict[str, dict[str, Any]]:
     """Return the keys to write of each section but the features, by section name."""
     sections = {name: getattr(schema, name) for name in SECTIONS}
-    found = {name: _keys_of(section) for name, section in sections.items() if section is not None}
-    return {name: keys for name, keys in found.items() if keys}
+    keys_of = {name: _keys_of(section) for name, section in sections.items() if section is not None}
+    return {name: keys for name, keys in keys_of.items() if keys}
 
 
 def _keys_of(section: Any) -> dict[str, Any]:
     """Return the keys of a section to write: those with another value than the default, and some more."""
     kinds = KEYS_OF_KINDS.get(type(section))
     keys = {"of", "kind", "column", "noun", *kinds[section.kind]} if kinds else None
-    found = {}
+    written = {}
     for key in dataclasses.fields(section):
         value = getattr(section, key.name)
         is_written = value != "" and (value != key.default or key.name in WRITTEN)
         if is_written and (keys is None or key.name in keys):
-            found[key.name] = value
+            written[key.name] = value
     if isinstance(section, FeatureColumn) and derived(section.column):
-        found.pop("separator", None)
+        written.pop("separator", None)
     # The default is not written, so a user who corrects the kind need not remove it.
     if isinstance(section, LabelColumn) and section.kind == COUNT and section.liked == LIKED_COUNT:
-        del found["liked"]
-    return found
+        del written["liked"]
+    return written
 
 
 def _sections(
@@ -226,9 +226,9 @@ def _section_text(name: str, values: Mapping[str, Any]) -> str:
 
 def text_of_sections(sections: Mapping[str, Any]) -> str:
     """Return sections and their keys as the text of a schema.toml, which may be incomplete."""
-    features = {f"{FEATURES}.{toml_of(name)}": each for name, each in sections.get(FEATURES, {}).items()}
-    named = {name: each for name, each in sections.items() if name != FEATURES} | features
-    return "\n".join(_section_text(name, each) for name, each in named.items())
+    features = {f"{FEATURES}.{toml_of(name)}": keys for name, keys in sections.get(FEATURES, {}).items()}
+    named = {name: keys for name, keys in sections.items() if name != FEATURES} | features
+    return "\n".join(_section_text(name, keys) for name, keys in named.items())
 
 
 def _commented(lines: Iterable[str]) -> str:

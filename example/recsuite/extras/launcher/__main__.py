@@ -277,11 +277,7 @@ class _RestartNotice(logging.Handler):
 
 
 def _check_processes(arguments: argparse.Namespace) -> None:
-    """Print the cost of the requested number of processes on this machine.
-
-    Raises:
-        UserError: when its memory cannot hold them.
-    """
+    """Print the cost of the requested processes on this machine; refuse more than its memory holds."""
     # Else it is "auto", "cpu" or "gpu", from which torchrun derives a number.
     if not arguments.nproc_per_node.isdecimal():
         return

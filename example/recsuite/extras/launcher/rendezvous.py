@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+from typing_extensions import override
 
 from recsuite.runtime.host import ONE_MACHINE
 from recsuite.runtime.process import STORE_FOLDER
@@ -53,30 +54,36 @@ class FolderRendezvous(RendezvousHandler):
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
 
+    @override
     def get_backend(self) -> str:
-        """See `RendezvousHandler`, as for the other methods."""
         return BACKEND
 
+    @override
     def next_rendezvous(self) -> RendezvousInfo:
         """Return a new store for each attempt, private to this process, for torchrun's own keys."""
         # Some programs read an address and a port, but nothing listens there.
         return RendezvousInfo(dist.HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
 
+    @override
     def is_closed(self) -> bool:
         """Return False: it is never closed."""
         return False
 
+    @override
     def set_closed(self) -> None:
         """No-op: there are no other launchers."""
 
+    @override
     def num_nodes_waiting(self) -> int:
         """Return 0: no other machine joins."""
         return 0
 
+    @override
     def get_run_id(self) -> str:
         """Return the name of the folder."""
         return self._run_id
 
+    @override
     def shutdown(self) -> bool:
         """Return True: there is nothing to close."""
         return True

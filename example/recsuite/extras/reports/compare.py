@@ -18,7 +18,7 @@ from recsuite.places import folder_at
 from recsuite.runtime.console import end_when_pipe_closes
 from recsuite.runtime.host import check_limits
 
-# Flags of what is written, which are no difference between models.
+# Flags of outputs, which do not make models differ.
 REPORTED = ("report_dir", "save_dir", "by", "cutoffs")
 
 
@@ -53,13 +53,13 @@ def find_runs(folders: Sequence[Path]) -> list[RunReport]:
     """
     files: dict[Path, None] = {}
     for folder in folders:
-        found = sorted(folder.rglob("metrics.json"))
-        if not found:
+        reports = sorted(folder.rglob("metrics.json"))
+        if not reports:
             what = "holds no metrics.json" if folder.is_dir() else "is not a folder"
             raise UserError(
                 f"{folder} {what}; give --report_dir folders of runs, or folders that contain them."
             )
-        files |= dict.fromkeys(path.resolve() for path in found)
+        files |= dict.fromkeys(path.resolve() for path in reports)
     # The name of a run is the part of its path that differs from the others'.
     shared = os.path.commonpath([str(path.parent.parent) for path in files])
     return [read_report(path, os.path.relpath(str(path.parent), shared)) for path in files]
@@ -110,7 +110,7 @@ def _of_report(name: str, report: dict[str, Any]) -> RunReport:
         {name: printable(value) for name, value in config.items() if name not in REPORTED},
         {
             printable(segments): {
-                printable(value): (found["cases"], value_in(found)) for value, found in of_values.items()
+                printable(value): (result["cases"], value_in(result)) for value, result in of_values.items()
             }
             for segments, of_values in report.get("segments", {}).items()
         },
@@ -143,11 +143,11 @@ def _segments_table(runs: Sequence[RunReport], name: str) -> list[list[str]]:
     runs = [run for run in runs if name in run.segments]
     rows = [[f"test {runs[0].label} by {name}", "number", *(run.name for run in runs)]]
     for value in dict.fromkeys(value for run in runs for value in run.segments[name]):
-        found = [run.segments[name].get(value, (0, None)) for run in runs]
-        # Of a number the ranges are those of the training, which may differ from run to run.
-        numbers = {number for number, _ in found if number}
+        of_runs = [run.segments[name].get(value, (0, None)) for run in runs]
+        # Ranges of numbers come from the training data, which may differ between runs.
+        numbers = {number for number, _ in of_runs if number}
         shown = " or ".join(f"{number:,}" for number in sorted(numbers))
-        rows.append([value, shown, *(format_metric(metric) for _, metric in found)])
+        rows.append([value, shown, *(format_metric(metric) for _, metric in of_runs)])
     return rows
 
 

@@ -27,14 +27,14 @@ def drift_of(columns: Columns) -> dict[str, dict[str, float]]:
         part = columns.range_of(split)
         parts.append(all_rows[part.start : part.stop : -(-len(part) // MOST_EVENTS) or 1])
     single = [table.feature for table in columns.tables if not table.feature.multi]
-    found: dict[str, dict[str, float]] = {}
+    drift: dict[str, dict[str, float]] = {}
     for feature in single:
         # The test of newest events has other days by its nature.
         if feature.entity == HISTORY or feature.is_dynamic or derived(feature.column):
             continue
         before, now = (rows_of(columns, part, feature, single) for part in parts)
         unknown = (now == UNKNOWN_ROW).mean() - (before == UNKNOWN_ROW).mean()
-        found[feature.name] = {"new": max(0.0, float(unknown))}
+        drift[feature.name] = {"new": max(0.0, float(unknown))}
         if feature.name not in map(columns.schema.name_of, ENTITIES):
             # The values that occur: a vocabulary may have far more.
             known, which = np.unique(np.concatenate([before, now]), return_inverse=True)
@@ -42,8 +42,8 @@ def drift_of(columns: Columns) -> dict[str, dict[str, float]]:
             p, q = (np.bincount(side, minlength=len(known)) / len(side) for side in sides)
             # Of normal differences with the variance of two samples.
             chance = np.sqrt(p * (1 - p) * (1 / len(before) + 1 / len(now)) * 2 / np.pi).sum() / 2
-            found[feature.name] |= {"distance": float(np.abs(p - q).sum() / 2), "by_chance": float(chance)}
+            drift[feature.name] |= {"distance": float(np.abs(p - q).sum() / 2), "by_chance": float(chance)}
     if columns.schema.label_kind == RATING:
         means = (float(part["label"].mean(dtype=np.float64)) for part in parts)
-        found[f"mean {columns.schema.label}"] = dict(zip(("training", "test"), means, strict=True))
-    return found
+        drift[f"mean {columns.schema.label}"] = dict(zip(("training", "test"), means, strict=True))
+    return drift

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
+from typing_extensions import override
 
 from recsuite.errors import UserError, counted
 from recsuite.files import explained, replacing
@@ -77,23 +78,23 @@ def segments(events: Sequence[Any]) -> list[Segment]:
     ]
     # Of two that begin together the longer one comes first, because it contains the other.
     marks.sort(key=lambda mark: (mark.start, -mark.end))
-    found: list[Segment] = []
+    parts: list[Segment] = []
     around: list[Segment] = []
     now = 0.0
     # A final mark closes all open ranges.
     for mark in [*marks, Segment(math.inf, math.inf, OTHER)]:
         while around and around[-1].end <= mark.start:
-            found.append(Segment(now, around[-1].end, around[-1].part))
+            parts.append(Segment(now, around[-1].end, around[-1].part))
             now = around.pop().end
         if around:
-            found.append(Segment(now, mark.start, around[-1].part))
+            parts.append(Segment(now, mark.start, around[-1].part))
             # Cut at the end of the outer range, so that no time counts twice.
             mark = replace(mark, end=min(mark.end, around[-1].end))
         # Time outside of a step is ignored.
         if around or mark.part == OTHER:
             around.append(mark)
             now = mark.start
-    return found
+    return parts
 
 
 def _part_of(event: Any) -> str | None:
@@ -185,25 +186,26 @@ class Profile(Callback):
             self.context.say(f"{self.path} shows them in time: open it in Perfetto or chrome://tracing")
         self._profiler = None
 
+    @override
     def phase(self, name: str, progress: Progress) -> AbstractContextManager[None]:
-        """See `Callback`: records only steps."""
+        """Record steps only."""
         return self.epoch() if name == "steps" else contextlib.nullcontext()
 
+    @override
     def on_step(self, step: Step) -> None:
         """Count a step of the epoch."""
         self._seen += 1
         if self._profiler:
             self._profiler.step()
 
+    @override
     def on_end(self, run: Run) -> None:
         """Print a line if there was nothing to record."""
         if not self._recorded:
             self.context.say(f"--profile recorded nothing: {self._seen} steps do not go beyond the warm-up")
 
     def _say(self) -> None:
-        """Print the profiler's own table, and the split of a step. The table cannot show the split: there a
-        range includes the time of nested parts.
-        """
+        """Print the profiler's own table, and the split of a step, which its nested ranges cannot show."""
         assert self._profiler
         device = self.context.device
         table = self._profiler.key_averages().table(
@@ -218,7 +220,7 @@ class Profile(Callback):
     def _write(self) -> None:
         """Write the trace in one rename; the profiler itself does not report a failed write."""
         assert self._profiler
-        # The library cannot write to every name.
+        # The profiler cannot write to every name of a file.
         can = explained(f"Cannot write {self.path}", "give another --report_dir")
         with can, replacing(self.path) as aside, tempfile.NamedTemporaryFile(suffix=".json") as plain:
             self._profiler.export_chrome_trace(plain.name)

@@ -34,7 +34,7 @@ class Segments:
         masks: dict[str, np.ndarray] = {}
         for code, value in enumerate(self.values):
             mask = self.codes == code
-            # A value may be called as the unknown ones are.
+            # A value may have the same name as the segment of unknown values.
             if mask.any():
                 masks[value if value not in masks else f"{value} ({code})"] = mask
         return masks
@@ -51,21 +51,21 @@ def segments_of(columns: Columns, split: str, names: Sequence[str]) -> list[Segm
     single = [table.feature for table in columns.tables if not table.feature.multi]
     known = {feature.name: feature for feature in single if feature.entity != HISTORY}
     vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())
-    found = []
+    chosen = []
     for name in names:
         if name == HISTORY_LENGTH:
-            found.append(_by_number(name, columns.user_counts()[events[USER]]))
+            chosen.append(_by_number(name, columns.user_counts()[events[USER]]))
         elif name == ITEM_EVENTS:
-            found.append(_by_number(name, columns.column("item_counts")[events[ITEM]]))
+            chosen.append(_by_number(name, columns.column("item_counts")[events[ITEM]]))
         elif name in known:
             rows = rows_of(columns, events, known[name], single)
-            found.append(_by_value(name, rows, vocabulary[name], known[name].number == BUCKETS))
+            chosen.append(_by_value(name, rows, vocabulary[name], known[name].number == BUCKETS))
         else:
             raise UserError(
                 f"--by {printable(name)} is no feature with one value; give some of "
                 f"{', '.join([HISTORY_LENGTH, ITEM_EVENTS, *known])}."
             )
-    return found
+    return chosen
 
 
 def _by_number(name: str, numbers: np.ndarray) -> Segments:
@@ -77,7 +77,7 @@ def _by_number(name: str, numbers: np.ndarray) -> Segments:
 
 def rows_of(columns: Columns, events: np.ndarray, feature: Feature, single: Sequence[Feature]) -> np.ndarray:
     """Return the table row of a feature of each event, int32 [events]."""
-    place = [each.name for each in single if each.entity == feature.entity].index(feature.name)
+    place = [other.name for other in single if other.entity == feature.entity].index(feature.name)
     if feature.entity == EVENT:
         return np.asarray(events["features"][:, place])
     of_entity = columns.column(f"{columns.schema.name_of(feature.entity)}_features")["features"][:, place]

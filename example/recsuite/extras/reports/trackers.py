@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from recsuite.datasets.metrics import finite
 from recsuite.errors import UserError, counted
 from recsuite.extras.reports.report import epoch_report
@@ -52,17 +54,18 @@ class Tracking(Callback):
         self._waiting: dict[int, dict[str, float]] = {}
         self._num_dropped, self._paused_until, self._step = 0, 0.0, -1
 
+    @override
     def on_begin(self, progress: Progress, run: str) -> None:
-        """See `Callback`."""
         self.tracker.begin(self.flags, run, progress.step + 1)
         self._step = progress.step
 
+    @override
     def on_step(self, step: Step) -> None:
         """Keep the learning rates of a step."""
         self._rates[step.progress.step] = dict(step.rates)
 
+    @override
     def on_epoch(self, epoch: Epoch) -> None:
-        """See `Callback`."""
         for (step, rates), loss in zip(self._rates.items(), epoch.losses, strict=True):
             self._step = step
             self._add({"loss": float(loss), "learning_rate": rates})
@@ -71,15 +74,13 @@ class Tracking(Callback):
         if time.monotonic() >= self._paused_until:
             self._give()
 
+    @override
     def on_end(self, run: Run) -> None:
-        """See `Callback`."""
-        # Also if there was nothing left to train: the training may have ended before its test.
+        # A resumed training with nothing left to train may lack its test.
         self._add({"test": finite(run.test.values)})
 
     def close(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Send the kept metrics, and end the tracker, if it was begun. kind: of the exception that ended the
-        training.
-        """
+        """Send the kept metrics, and end the tracker, if it was begun. kind: class of the final exception."""
         if self._step < 0:
             return
         if self._waiting:
@@ -108,7 +109,7 @@ class Tracking(Callback):
         try:
             self.tracker.log(self._waiting)
             self._waiting = {}
-        # Any exception: a training is worth more than its curves.
+        # No exception of a tracker may end the training.
         except Exception as failure:
             least, steps = PAUSE_AFTER_FAILURE, [*self._waiting]
             self.say(
@@ -136,11 +137,13 @@ def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
 class TensorBoardTracker(Tracker):
     """Write files for TensorBoard, with flags as a text. A resumed training continues its curves.
 
-    folder: the folder for `tensorboard --logdir`.
+    Args:
+        folder: The folder for `tensorboard --logdir`.
 
     Raises:
-        UserError: when tensorboard is not installed.
+        UserError: When tensorboard is not installed.
 
+    Example:
         rs.session(args, runtime, rs.build_dataloader, trackers=[rs.TensorBoardTracker("runs/first")])
     """
 
@@ -148,8 +151,8 @@ class TensorBoardTracker(Tracker):
         _require("TensorBoardTracker", "tensorboard", "tensorboard")
         self.folder = folder
 
+    @override
     def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
-        """See `Tracker`."""
         from torch.utils.tensorboard import SummaryWriter
 
         with explained(f"Cannot write TensorBoard's files to {self.folder}", "give another folder"):
@@ -159,35 +162,39 @@ class TensorBoardTracker(Tracker):
         rows = [f"| --{name} | `{value}` |" for name, value in params.items()]
         self._writer.add_text("config", "\n".join(["| flag | value |", "| --- | --- |", *rows]), step)
 
+    @override
     def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        """See `Tracker`."""
         for step, values in metrics.items():
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    @override
     def end(self, status: str) -> None:
-        """See `Tracker`."""
         self._writer.close()
 
 
 class FileTracker(Tracker):
     """Append one line with a JSON object for each begin, each step with metrics, and each end.
 
-    path: of the file. It may be read while it grows: every line with a newline is complete. A begin has the
-    step from which on earlier lines are obsolete, because a resumed training repeats these steps.
+    A begin has the step from which on earlier lines are obsolete, because a resumed training repeats these
+    steps.
+
+    Args:
+        path: The file. It may be read while it grows: every line with a newline is complete.
 
     Raises:
-        UserError: from `begin`, when the file cannot be written.
+        UserError: From `begin`, when the file cannot be written.
 
+    Example:
         rs.session(args, runtime, rs.build_dataloader, trackers=[rs.FileTracker("runs/track.jsonl")])
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
+    @override
     def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
-        """See `Tracker`."""
         with explained(f"Cannot write metrics to {self.path}", "give FileTracker another file"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+") as file:
@@ -196,12 +203,12 @@ class FileTracker(Tracker):
                 file.truncate(file.read().rfind(b"\n") + 1)
             self._append([{"begin": run, "step": step, "params": params}])
 
+    @override
     def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        """See `Tracker`."""
         self._append([{"step": step, **values} for step, values in metrics.items()])
 
+    @override
     def end(self, status: str) -> None:
-        """See `Tracker`."""
         self._append([{"end": status}])
 
     def _append(self, records: list[dict[str, Any]]) -> None:
@@ -217,12 +224,15 @@ class MLflowTracker(Tracker):
     """Log to MLflow: flags as parameters, metrics by step, and the final status. A resumed training continues
     its run.
 
-    uri: of the tracking server, or of a folder; None for MLFLOW_TRACKING_URI; experiment: is created if it
-    does not exist; name: of the run; None for the first letters of that in its checkpoints.
+    Args:
+        uri: The URI of the tracking server, or of a folder; None for MLFLOW_TRACKING_URI.
+        experiment: The name of the experiment, which is created if it does not exist.
+        name: The name of the run; None for the first letters of that in its checkpoints.
 
     Raises:
-        UserError: when mlflow is not installed, and from `begin`, before the first step, when MLflow refuses.
+        UserError: When mlflow is not installed, and from `begin`, before the first step, when MLflow refuses.
 
+    Example:
         rs.session(args, runtime, rs.build_dataloader, trackers=[rs.MLflowTracker("http://127.0.0.1:5000")])
     """
 
@@ -230,8 +240,8 @@ class MLflowTracker(Tracker):
         _require("MLflowTracker", "mlflow", "mlflow-skinny")
         self.uri, self.experiment, self.name = uri, experiment, name
 
+    @override
     def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
-        """See `Tracker`."""
         for variable, value in PATIENCE.items():
             os.environ.setdefault(variable, value)
         try:
@@ -258,11 +268,13 @@ class MLflowTracker(Tracker):
                 if self._client.get_experiment_by_name(self.experiment) is None:
                     raise
             experiment = self._client.get_experiment_by_name(self.experiment)
-        place = experiment.experiment_id
-        known = self._client.search_runs([place], f"tags.`{TAG}` = '{run}'", max_results=1)
+        experiment_id = experiment.experiment_id
+        known = self._client.search_runs([experiment_id], f"tags.`{TAG}` = '{run}'", max_results=1)
         name = self.name or run[:8]
-        found = known[0] if known else self._client.create_run(place, tags={TAG: run}, run_name=name)
-        self._id, before = found.info.run_id, found.data.params
+        this_run = (
+            known[0] if known else self._client.create_run(experiment_id, tags={TAG: run}, run_name=name)
+        )
+        self._id, before = this_run.info.run_id, this_run.data.params
         self._client.update_run(self._id, status="RUNNING")
         # MLflow does not allow a parameter to change.
         for name in params.keys() & before.keys():
@@ -272,21 +284,21 @@ class MLflowTracker(Tracker):
         for first in range(0, len(new), PARAMS):
             self._client.log_batch(self._id, params=new[first : first + PARAMS])
 
+    @override
     def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
-        """See `Tracker`."""
         from mlflow.entities import Metric
 
         now = time.time_ns() // 1_000_000
-        found = [
+        entries = [
             Metric(NOT_IN_A_NAME.sub("_", name), value, now, step)
             for step, values in metrics.items()
             for name, value in values.items()
         ]
-        for first in range(0, len(found), METRICS):
-            self._client.log_batch(self._id, metrics=found[first : first + METRICS])
+        for first in range(0, len(entries), METRICS):
+            self._client.log_batch(self._id, metrics=entries[first : first + METRICS])
 
+    @override
     def end(self, status: str) -> None:
-        """See `Tracker`."""
         self._client.set_terminated(self._id, STATES[status])
 
 

@@ -17,7 +17,7 @@ from recsuite.extras.stores.urls import RemoteFile, filesystem, marks_of, reason
 from recsuite.files import local
 from recsuite.places import ObjectError, ObjectPath, shown
 
-# Kinds of stores that take the place of a folder: an object is there as a whole or not at all.
+# Kinds of stores that can be used as folders, because an object appears as a whole.
 STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 
 
@@ -93,19 +93,19 @@ class FsspecPath(ObjectPath):
         try:
             yield filesystem(self.url)
         except FileNotFoundError as error:
-            # Its words are a path, or those of the store about a bucket.
+            # The message is a path, or a sentence of the store on a bucket.
             reason = "it is not there" if self.name in str(error) else str(error)
             raise FileNotFoundError(errno.ENOENT, reason) from None
         except (FileExistsError, UserError):
             raise
         except Exception as error:
-            # No cause: it may hold the address with its secrets.
+            # Without a cause, which may hold the address with its secrets.
             raise ObjectError(self.url, reason_of_failure(error)) from None
 
     def _info(self) -> dict[str, Any]:
         with self._requests() as (fs, path):
-            found: dict[str, Any] = fs.info(path)
-        return found
+            info: dict[str, Any] = fs.info(path)
+        return info
 
     def exists(self) -> bool:
         """Return True for an object or a prefix of objects."""
@@ -133,25 +133,25 @@ class FsspecPath(ObjectPath):
     def iterdir(self) -> Iterator[FsspecPath]:
         """Yield the objects and prefixes below this one."""
         with self._requests() as (fs, path):
-            found = fs.ls(path, detail=False)
-        keys = {key.rstrip("/") for key in found} - {path.rstrip("/")}
+            listed = fs.ls(path, detail=False)
+        keys = {key.rstrip("/") for key in listed} - {path.rstrip("/")}
         return map(self.__truediv__, sorted(key.rpartition("/")[2] for key in keys))
 
     def rglob(self, name: str) -> Iterator[FsspecPath]:
         """Yield the objects of this name anywhere below."""
         with self._requests() as (fs, path):
-            found = fs.find(path)
-        keys = [key.removeprefix(f"{path.rstrip('/')}/") for key in found]
+            listed = fs.find(path)
+        keys = [key.removeprefix(f"{path.rstrip('/')}/") for key in listed]
         return (self / key for key in sorted(keys) if key.rpartition("/")[2] == name)
 
     def holding(self, name: str) -> dict[str, str]:
         """Return the name of each prefix below this one with an object of this name, and its version."""
         with self._requests() as (fs, path):
-            found = fs.find(path, detail=True)
+            objects = fs.find(path, detail=True)
         ends = f"/{name}"
         return {
             key.removesuffix(ends).rpartition("/")[2]: "\n".join(marks_of(info)) or str(info.get("created"))
-            for key, info in found.items()
+            for key, info in objects.items()
             if key.endswith(ends) and key.count("/") == path.rstrip("/").count("/") + 2
         }
 
@@ -167,10 +167,10 @@ class FsspecPath(ObjectPath):
     def read_ranges(self, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
         """Return ranges of bytes of an object, read at the same time."""
         with self._requests() as (fs, path):
-            found: list[bytes] = fs.cat_ranges(
+            ranges: list[bytes] = fs.cat_ranges(
                 [path] * len(begins), list(begins), list(ends), on_error="raise"
             )
-        return found
+        return ranges
 
     def open(self, mode: str = "rb", buffering: int = -1) -> Any:
         """Open an object for reading, block by block."""

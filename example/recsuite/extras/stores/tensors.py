@@ -61,10 +61,10 @@ class ObjectTensors:
             return self._head[low:high]
         begins = range(low, high, RANGE_BYTES)
         ends = [min(begin + RANGE_BYTES, high) for begin in begins]
-        found = b"".join(self._path.read_ranges(begins, ends))
-        if len(found) != high - low:
-            raise SafetensorError(f"{len(found):,} of {high - low:,} bytes are there")
-        return found
+        content = b"".join(self._path.read_ranges(begins, ends))
+        if len(content) != high - low:
+            raise SafetensorError(f"{len(content):,} of {high - low:,} bytes are there")
+        return content
 
 
 @dataclass(frozen=True)

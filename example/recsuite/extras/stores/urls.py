@@ -40,7 +40,7 @@ def explained_remote(url: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        # No cause: it may hold the address with its secrets.
+        # Without a cause, which may hold the address with its secrets.
         raise UserError(
             f"Cannot read {shown(url)}: {reason_of_failure(error)}. Fix: check the address, the login and "
             "the network, or copy the file to this machine."
@@ -48,7 +48,7 @@ def explained_remote(url: str) -> Iterator[None]:
 
 
 def reason_of_failure(error: BaseException) -> str:
-    """Return the reason why a request failed, in this program's words."""
+    """Return the reason why a request failed, in a few words."""
     # fsspec reports every HTTP error as a missing file.
     if isinstance(error, FileNotFoundError) and error.__cause__:
         return reason_of_failure(error.__cause__)
@@ -56,7 +56,7 @@ def reason_of_failure(error: BaseException) -> str:
     status = {"FileNotFoundError": 404, "PermissionError": 403}.get(kind, status)
     if status:
         return REASONS.get(status, f"the server answers with status {status}")
-    # By its name: each library has its own.
+    # By the name of the class, because each library has its own.
     if isinstance(error, TimeoutError) or "Timeout" in kind:
         return f"the server was silent for {SILENT_SECONDS:.0f} s"
     if "Credentials" in kind:
@@ -141,9 +141,9 @@ class RemoteFile(io.RawIOBase):
     def readinto(self, block: Any) -> int:
         """Read into a block, as far as data are left."""
         with explained_remote(self._url):
-            found = self._file.read(len(block))
-        block[: len(found)] = found
-        return len(found)
+            content = self._file.read(len(block))
+        block[: len(content)] = content
+        return len(content)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to a position."""
@@ -190,9 +190,9 @@ def list_files(url: str) -> list[str]:
         fs, path = filesystem(url)
         # The query of an address may hold these characters, but is not a pattern.
         if set("*[") & set(path.partition("?")[0]):
-            found = fs.glob(path)
+            paths = fs.glob(path)
         elif path.startswith("http") and not path.endswith("/"):
-            found = [path]
+            paths = [path]
         else:
-            found = [path] if fs.isfile(path) else fs.find(path)
-        return sorted(fs.unstrip_protocol(each) for each in found)
+            paths = [path] if fs.isfile(path) else fs.find(path)
+        return sorted(fs.unstrip_protocol(file) for file in paths)
