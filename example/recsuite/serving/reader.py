@@ -347,11 +347,12 @@ def checked_head(
                 f"for a model of your own, {FIX}"
             )
     wanted = {f"{DENSE}{name}": list(value.shape) or [1] for name, value in empty.state_dict().items()}
-    found = {name: shape_of(folder, manifest, name) for name in manifest.tensors if _is_weight(name, wanted)}
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
+    weights = [name for name in manifest.tensors if _is_weight(name, wanted)]
+    shapes = {name: shape_of(folder, manifest, name) for name in weights}
+    for name in sorted(shapes.keys() | wanted.keys()):
+        if shapes.get(name) != wanted.get(name):
             raise ChoiceError(
-                f"{folder} has {found.get(name, 'nothing')} for {name}, and its model "
+                f"{folder} has {shapes.get(name, 'nothing')} for {name}, and its model "
                 f"{wanted.get(name, 'nothing')}; for a model of your own, {FIX}"
             )
     return empty.eval().requires_grad_(False)

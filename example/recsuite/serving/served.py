@@ -420,7 +420,7 @@ class ServedModel:
         """
         check_k(k)
         known = self.items()
-        positions = known.places_of(items)
+        positions = known.positions_of(items)
         own = known.directions[positions]
         left_out = torch.stack([torch.arange(len(positions)), positions])
         best = top_items(InnerProduct(), own, known.directions, k, left_out)
