@@ -238,11 +238,7 @@ def publish(making: Path, final: Path, keep: int) -> None:
 
 
 def _put_manifest(making: Path, final: ObjectPath) -> None:
-    """Write the manifest, with which a checkpoint in an object store is complete.
-
-    Raises:
-        UserError: when another trainer has begun to write there, or has written this checkpoint.
-    """
+    """Write the manifest, with which a checkpoint in an object store is complete."""
     check_owner(final.parent)
     content = (making / MANIFEST).read_bytes()
     try:

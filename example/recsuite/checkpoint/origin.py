@@ -161,12 +161,10 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
 # --- digest of a source ---
 
 
+# Cached: a file may be edited meanwhile.
 @functools.lru_cache
 def _digest_of(parts: frozenset[Any], of_torch: frozenset[str]) -> str:
-    """Return the digest of the source of classes and functions; cached: a file may be edited meanwhile.
-
-    of_torch: names of classes and functions of torch.
-    """
+    """Return the digest of the source of classes and functions, and of the names of those of torch."""
     definitions = functools.cache(_definitions)
     # The texts of the definitions by file and name.
     sources: dict[tuple[str, str], list[str]] = {}

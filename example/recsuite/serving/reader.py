@@ -180,10 +180,7 @@ def _read_schema(folder: Path, manifest: Manifest) -> Schema:
 def _read_vocabulary(
     folder: Path, manifest: Manifest
 ) -> tuple[dict[str, dict[Any, int]], dict[str, Encoding]]:
-    """Return the vocabularies, feature to raw value to row, and the encodings of numbers.
-
-    The raw values of a feature have one type. Features with dynamic tables have no vocabulary.
-    """
+    """Return the vocabularies, feature to raw value to row, and the encodings of numbers."""
     named = _read_json(folder / VOCABULARY).items()
     # For a dynamic table the file lists the values in the data, not those with a row.
     recorded = {name: values for name, values in named if name not in manifest.dynamic}

@@ -496,9 +496,7 @@ class Snapshot:
         return torch.cat(columns, dim=1) if columns else torch.empty(size, 0)
 
     def _encoded(self, feature: Feature, given: Sequence[Any] | None, size: int) -> torch.Tensor:
-        """Return a number feature as the model takes it: table rows, int64 [B], or inputs, float32 [B] or
-        [B, width].
-        """
+        """Return a number feature as table rows, int64 [B], or as inputs, float32 [B] or [B, width]."""
         numbers = numbers_of(feature.name, [None] * size if given is None else given, feature.width)
         return torch.from_numpy(self.encodings[feature.name].encode(numbers))
 
