@@ -352,7 +352,7 @@ class ServedModel:
 
     @torch.inference_mode()
     def _parts_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items, torch.Tensor]:
-        """Return what `vectors_of` does, and what histories add to their items, float32 [V], or [0] for none."""
+        """Return what `vectors_of` does, and what histories add to their items, float32 [V], or else [0]."""
         with self._lock:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))
