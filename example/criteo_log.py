@@ -93,14 +93,14 @@ def draw(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     slopes[[number for _, number in NUMBER_PAIRS]] = 2 * SPREAD
     single = MEAN + inputs @ slopes
     categories = np.empty((rows, len(CATEGORIES)), np.int64)
-    for place, number in enumerate(NUM_VALUES):
+    for column, number in enumerate(NUM_VALUES):
         popularity = 1 / np.arange(4, 4 + number)
-        categories[:, place] = random.choice(number, rows, p=popularity / popularity.sum())
-        single += random.normal(0, SPREAD, number)[categories[:, place]]
+        categories[:, column] = random.choice(number, rows, p=popularity / popularity.sum())
+        single += random.normal(0, SPREAD, number)[categories[:, column]]
 
-    def effect(place: int) -> np.ndarray:
+    def effect(column: int) -> np.ndarray:
         """Return the factor of a feature in a pair, of mean 0 and variance 1 over the rows."""
-        values = random.normal(0, 1, NUM_VALUES[place])[categories[:, place]]
+        values = random.normal(0, 1, NUM_VALUES[column])[categories[:, column]]
         return (values - values.mean()) / values.std()
 
     crosses = sum(effect(first) * effect(second) for first, second in PAIRS)
@@ -134,10 +134,10 @@ def _lines(labels: np.ndarray, numbers: np.ndarray, categories: np.ndarray) -> I
     for number in numbers.T:
         texts = np.nan_to_num(number).astype(np.int64).astype(str)
         columns.append(np.where(np.isnan(number), "", texts).tolist())
-    for place, (category, number) in enumerate(zip(categories.T, NUM_VALUES, strict=True)):
+    for column, (category, number) in enumerate(zip(categories.T, NUM_VALUES, strict=True)):
         # Texts of 8 hexadecimal digits, as in Criteo's log. In every third column one value means missing.
-        names = [f"{(place * 1_000 + value + 1) * 2_654_435_761 % 2**32:08x}" for value in range(number)]
-        names[0] = "" if place % 3 == 2 else names[0]
+        names = [f"{(column * 1_000 + value + 1) * 2_654_435_761 % 2**32:08x}" for value in range(number)]
+        names[0] = "" if column % 3 == 2 else names[0]
         columns.append(np.array(names)[category].tolist())
     for row in zip(*columns, strict=True):
         yield "\t".join(row) + "\n"

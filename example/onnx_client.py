@@ -46,11 +46,11 @@ class Client:
         self.numbers = [each for each in schema["features"] if each["number"] == "dense"]
         self.types, self.is_count = schema.get("event_types", []), schema["label_kind"] == "count"
         # A categorical feature has its values in the order of their rows, a number its encoding.
-        self.encodings = {name: found for name, found in vocabulary.items() if isinstance(found, dict)}
+        self.encodings = {name: known for name, known in vocabulary.items() if isinstance(known, dict)}
         self.rows = {
-            name: {value: row for row, value in enumerate(found, start=1)}
-            for name, found in vocabulary.items()
-            if isinstance(found, list)
+            name: {value: row for row, value in enumerate(known, start=1)}
+            for name, known in vocabulary.items()
+            if isinstance(known, list)
         }
         self.item = schema["item"]
         self.rows["history"] = self.rows[self.item]
@@ -89,10 +89,10 @@ class Client:
             )
         if "history.places" in self.inputs:
             lengths = given["history.lengths"]
-            places = [place for length in lengths for place in reversed(range(length))]
+            num_after = [number for length in lengths for number in reversed(range(length))]
             ages = values.get("history_ages", [[0] * length for length in lengths])
             seconds = np.floor([each for one in ages for each in one])
-            given["history.places"] = np.array(places, np.int32)
+            given["history.places"] = np.array(num_after, np.int32)
             # 0 for 0 seconds, 1 for 1 and 2, 2 for 3 to 6, and so on.
             given["history.gaps"] = np.minimum(np.frexp(1.0 + seconds)[1] - 1, 31).astype(np.int32)
         if "history.own" in self.inputs:
@@ -134,9 +134,9 @@ class Client:
 
     def looked_up(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return rows of a table, float32 [n, D]."""
-        found = self.tensors[f"tables.{name}.weight"][rows].astype(np.float32)
+        weights = self.tensors[f"tables.{name}.weight"][rows].astype(np.float32)
         scale = self.tensors.get(f"tables.{name}.scale")
-        return found if scale is None else found * scale[rows, None]
+        return weights if scale is None else weights * scale[rows, None]
 
     def scaled(self, feature: dict[str, Any], values: list[Any]) -> np.ndarray:
         """Return a dense number or vector as the model takes it, float32 [B, width]; NaN for none."""
@@ -159,15 +159,15 @@ class Client:
         # Those of the manifest alone: others were not checked.
         files = sorted(entry["name"] for entry in manifest["files"])
         for file in (file for file in files if file.endswith(".safetensors")):
-            found = load_file(Path(delta) / file)
-            self.tensors |= {name: value for name, value in found.items() if name in self.inputs}
-            for name in [name for name in found if name.startswith("tables.") and name.endswith(".weight")]:
-                table, rows = name.removesuffix("weight"), found[name]
-                places, scale = found[f"{table}rows"], self.tensors.get(f"{table}scale")
+            changes = load_file(Path(delta) / file)
+            self.tensors |= {name: value for name, value in changes.items() if name in self.inputs}
+            for name in [name for name in changes if name.startswith("tables.") and name.endswith(".weight")]:
+                table, weights = name.removesuffix("weight"), changes[name]
+                rows, scale = changes[f"{table}rows"], self.tensors.get(f"{table}scale")
                 if scale is not None:
-                    scale[places] = np.abs(rows).max(axis=1, initial=0.0) / 127
-                    rows = np.rint(rows / np.where(scale[places] > 0, scale[places], 1)[:, None])
-                self.tensors[name][places] = rows
+                    scale[rows] = np.abs(weights).max(axis=1, initial=0.0) / 127
+                    weights = np.rint(weights / np.where(scale[rows] > 0, scale[rows], 1)[:, None])
+                self.tensors[name][rows] = weights
         step = manifest["position"]["step"]
         self.follows = {**self.follows, "sequence": self.follows["sequence"] + 1, "from_step": step}
 

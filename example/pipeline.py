@@ -97,18 +97,18 @@ def measure(chain: ModelChain, data_path: str) -> None:
     validation, test = cases_of_models([chain.retriever, chain.ranker], data_path)
     values = {weight: ndcg_of(chain, weight, validation) for weight in WEIGHTS}
     chain.weight = max(values, key=lambda weight: values[weight])
-    found = {
+    measured = {
         "retriever": test.metrics(functools.partial(asked, chain.retriever)),
         "ranker": test.metrics(functools.partial(asked, chain.ranker)),
         f"chain, weight {chain.weight:g}": test.metrics(chain.recommend),
     }
     baseline, best = test.baselines["popularity"], test.baselines.get("oracle")
-    rows = {"popularity": baseline, **found, **({"best possible": best} if best else {})}
+    rows = {"popularity": baseline, **measured, **({"best possible": best} if best else {})}
     say(f"| {'test events':<17} |  HR@10 | NDCG@10 |")
     say(f"|{'-' * 19}|-------:|--------:|")
-    for name, each in rows.items():
-        say(f"| {name:<17} | {each['hr_at_10']:.4f} |  {each['ndcg_at_10']:.4f} |")
-    *alone, together = (each["ndcg_at_10"] for each in found.values())
+    for name, metrics in rows.items():
+        say(f"| {name:<17} | {metrics['hr_at_10']:.4f} |  {metrics['ndcg_at_10']:.4f} |")
+    *alone, together = (each["ndcg_at_10"] for each in measured.values())
     gain = f"{together / max(alone):.3f}" if max(alone) else "not defined"
     say(f"NDCG@10 of the chain / of the better of its parts: {gain}")
     if best:

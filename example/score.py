@@ -112,11 +112,11 @@ def read_on_all(
     flags: argparse.Namespace, model: ModelMaker, context: RuntimeContext, group: Any
 ) -> BatchScoring:
     """Return what `opened` does. Collective: every rank. group: all ranks, with a long deadline."""
-    found: list[BatchScoring] = []
+    opened_here: list[BatchScoring] = []
     # One rank of a machine first: it may have to parse the tables, and writes files that the others read.
     work = "read the model and the data", "start with one process first"
-    once_per_node(context, lambda: found.append(opened(flags, model)), LONGEST.total_seconds(), *work)
-    batch: BatchScoring = raise_on_all(lambda: found[0] if found else opened(flags, model), group)
+    once_per_node(context, lambda: opened_here.append(opened(flags, model)), LONGEST.total_seconds(), *work)
+    batch: BatchScoring = raise_on_all(lambda: opened_here[0] if opened_here else opened(flags, model), group)
     return batch
 
 

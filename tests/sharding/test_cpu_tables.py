@@ -178,9 +178,9 @@ REFUSED: dict[str, tuple[Any, tuple[str, bool], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_table_optimizer_that_a_place_lacks_is_refused_with_the_names_of_those_it_has(name: str) -> None:
-    rule, place, sentence = REFUSED[name]
+    rule, tables, sentence = REFUSED[name]
     with pytest.raises(UserError, match=sentence):
-        check_rule(rule, *place)
+        check_rule(rule, *tables)
 
 
 def test_a_rule_of_ones_own_has_state_in_checkpoints_and_a_step(

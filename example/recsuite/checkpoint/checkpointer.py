@@ -165,10 +165,8 @@ class Checkpointer:
         self.writer.continue_with(columns)
 
     def _check(self, step: Step) -> None:
-        """Refuse weights of a training that diverged.
-
-        The loss alone is not enough: it is computed before this step's update of the weights.
-        """
+        """Refuse weights of a training that diverged. Collective."""
+        # The loss alone is not enough: it is computed before this step's update of the weights.
         dense, tables, changed = self.dense, self.writer.tables, self.saves_changes
         everyones = all_gather_object(
             lambda: (float(step.loss), describe_invalid_weights(dense, tables, changed)), self.group
@@ -388,13 +386,11 @@ def compact(train_state: ShardedModel, columns: Columns, config: Config, context
 
 
 def _retire_compacted(save_dir: Path, keep: int) -> int:
-    """Remove the deltas up to the newest full checkpoint, and bases that only they need; return their number.
-
-    The folders of the best checkpoint are kept.
-    """
+    """Remove the deltas up to the newest full checkpoint and the bases of only them; return their number."""
     newest = full_checkpoints_in(save_dir)[-1]
     run = read_manifest(newest).run
     older = [path for path in deltas_in(save_dir) if step_of(path) <= step_of(newest)]
+    # The folders of the best checkpoint are kept.
     best = best_in(save_dir)
     needed = chain_at(best).folders if best else ()
     merged = [path for path in older if read_manifest(path).run == run and path not in needed]

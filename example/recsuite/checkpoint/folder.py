@@ -92,10 +92,10 @@ def _named(save_dir: Path, kind: str) -> list[Path]:
 def _folders_in(save_dir: Path) -> list[Path]:
     if not isinstance(save_dir, ObjectPath):
         return [path for path in save_dir.iterdir() if path.is_dir()] if save_dir.is_dir() else []
-    found = {save_dir / name for name in save_dir.holding(MANIFEST)}
+    folders = {save_dir / name for name in save_dir.holding(MANIFEST)}
     # A listing may be older than the last write.
     newest = resolved(save_dir / LATEST)
-    return sorted(found | ({newest} if (newest / MANIFEST).is_file() else set()))
+    return sorted(folders | ({newest} if (newest / MANIFEST).is_file() else set()))
 
 
 def checkpoints_in(save_dir: Path) -> list[Path]:
@@ -238,11 +238,7 @@ def publish(making: Path, final: Path, keep: int) -> None:
 
 
 def _put_manifest(making: Path, final: ObjectPath) -> None:
-    """Write the manifest, with which a checkpoint in an object store is complete.
-
-    Raises:
-        UserError: when another trainer has begun to write there, or has written this checkpoint.
-    """
+    """Write the manifest, with which a checkpoint in an object store is complete."""
     check_owner(final.parent)
     content = (making / MANIFEST).read_bytes()
     try:

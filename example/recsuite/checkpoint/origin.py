@@ -110,11 +110,11 @@ def recorded_origin(folder: Path, manifest: Manifest) -> ModelOrigin | None:
     Raises:
         UserError: when the manifest does not say it.
     """
-    found = manifest.about.get(ORIGIN)
-    if found is None:
+    entry = manifest.about.get(ORIGIN)
+    if entry is None:
         return None
     with parsing(f"the class of the model in {folder / MANIFEST}"):
-        origin: ModelOrigin = typed(ModelOrigin, found, ORIGIN)
+        origin: ModelOrigin = typed(ModelOrigin, entry, ORIGIN)
     return origin
 
 
@@ -161,23 +161,22 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
 # --- digest of a source ---
 
 
+# Cached: a file may be edited meanwhile.
 @functools.lru_cache
 def _digest_of(parts: frozenset[Any], of_torch: frozenset[str]) -> str:
-    """Return the digest of the source of classes and functions; cached: a file may be edited meanwhile.
-
-    of_torch: names of classes and functions of torch.
-    """
+    """Return the digest of the source of classes and functions, and of the names of those of torch."""
     definitions = functools.cache(_definitions)
-    found: dict[tuple[str, str], list[str]] = {}
+    # The texts of the definitions by file and name.
+    sources: dict[tuple[str, str], list[str]] = {}
     pending = [(_globals_of(part), part.__qualname__) for part in parts]
     while pending:
         names, qualified = pending.pop()
         # A class in a function is defined by it.
-        place = file, name = names.get("__file__", ""), qualified.partition(".")[0]
-        if place in found or not _is_own(names):
+        key = file, name = names.get("__file__", ""), qualified.partition(".")[0]
+        if key in sources or not _is_own(names):
             continue
         statements = definitions(file).get(name, [])
-        found[place] = [repr(_tree(each)) for each in statements]
+        sources[key] = [repr(_tree(statement)) for statement in statements]
         # Local variables with the name of a global one too: rather too much than too little.
         nodes = (node for each in statements for node in ast.walk(each) if isinstance(node, ast.Name))
         for used in {node.id for node in nodes}:
@@ -189,8 +188,8 @@ def _digest_of(parts: frozenset[Any], of_torch: frozenset[str]) -> str:
             elif _has_source(value):
                 pending.append((_globals_of(value), value.__qualname__))
             elif isinstance(value, (bool, int, float, str)) and used != "__name__":
-                found[place].append(f"{used} = {value!r}")
-    texts = sorted(text for each in found.values() for text in each)
+                sources[key].append(f"{used} = {value!r}")
+    texts = sorted(text for source in sources.values() for text in source)
     texts += sorted(of_torch) if texts or not parts else []
     return digest_of_bytes("\n".join(texts).encode()) if texts else ""
 
@@ -224,8 +223,8 @@ def _has_source(thing: Any) -> bool:
 def _globals_of(thing: Any) -> dict[str, Any]:
     """Return the globals of the module of a class or function; none where they are not known."""
     # Of its functions first: another module may have taken the name since.
-    for each in (thing, *getattr(thing, "__dict__", {}).values()):
-        names = inspect.unwrap(each).__globals__ if inspect.isfunction(each) else {}
+    for part in (thing, *getattr(thing, "__dict__", {}).values()):
+        names = inspect.unwrap(part).__globals__ if inspect.isfunction(part) else {}
         if names.get("__name__") == thing.__module__:
             return names
     return vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}
@@ -240,18 +239,18 @@ def _is_own(names: dict[str, Any]) -> bool:
 
 def _definitions(file: str) -> dict[str, list[ast.stmt]]:
     """Return the statements of a file by the names that they define; none if it cannot be read."""
-    found: dict[str, list[ast.stmt]] = {}
+    definitions: dict[str, list[ast.stmt]] = {}
     try:
         body = ast.parse(Path(file).read_bytes()).body
     except (OSError, SyntaxError, ValueError):
-        return found
+        return definitions
     for statement in body:
         nodes = [statement] if hasattr(statement, "name") else [*ast.walk(statement)]
         stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         defined = {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
         for name in stored | defined:
-            found.setdefault(name, []).append(statement)
-    return found
+            definitions.setdefault(name, []).append(statement)
+    return definitions
 
 
 def _tree(node: Any) -> Any:

@@ -67,16 +67,14 @@ def restore(
 
 
 def _with_suggestion_on_all(context: RuntimeContext, load: Callable[[], Manifest]) -> Manifest:
-    """Load like `chain.with_suggestion`. Collective.
-
-    The ranks share the reading of other checkpoints, as they do for the one that is loaded: if one rank read
-    everything, the others might wait for longer than --timeout.
-    """
+    """Load like `chain.with_suggestion`. Collective."""
     try:
         return load()
     except _DamagedError as error:
         chain, ranks = error.chain, (context.rank, context.world_size)
         others = broadcast_from_rank0(lambda: others_in(chain.base.parent, chain.folder))
+        # The ranks share the reading: if one rank read everything, the others might wait for longer than
+        # --timeout.
         good = suggestion(others, lambda other: raise_on_all(lambda: check_whole(chain_at(other), *ranks)))
         raise UserError(f"{str(error).rstrip('.')}; {good}.") from None
 
@@ -165,10 +163,8 @@ def _read(
     tables: Tables,
     dense: Mapping[str, torch.Tensor],
 ) -> dict[str, int]:
-    """Fill the dense part and this rank's rows; return the number of rows of each table without a place.
-
-    After the checks, this fails only if a folder was removed. Not collective.
-    """
+    """Fill the dense part and this rank's rows; return the number of rows of each table without a place."""
+    # Not collective: after the checks, this fails only if a folder was removed.
     with reading(chain.folder):
         # In place: the model and its optimizer hold these tensors.
         reader.fill({name: value.detach() for name, value in dense.items()})

@@ -118,10 +118,10 @@ class Texts:
         both = Texts.of(np.concatenate([self.ids, others.ids]), np.concatenate([self.texts, others.texts]))
         ids, texts = both.ids, both.texts
         same = ids[1:] == ids[:-1]
-        for place in np.flatnonzero(same & (texts[1:] != texts[:-1])):
-            one, other = (printable(text.decode("utf-8", "replace")) for text in texts[place : place + 2])
+        for index in np.flatnonzero(same & (texts[1:] != texts[:-1])):
+            one, other = (printable(text.decode("utf-8", "replace")) for text in texts[index : index + 2])
             raise UserError(
-                f"{one!r} and {other!r} of {table} have the same id, {ids[place]}; rename one of them."
+                f"{one!r} and {other!r} of {table} have the same id, {ids[index]}; rename one of them."
             )
         first = np.concatenate([np.ones(len(ids[:1]), bool), ~same])
         return Texts(ids[first], texts[first])

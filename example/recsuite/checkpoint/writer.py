@@ -274,11 +274,7 @@ class CheckpointWriter:
                 self.link = link_after(chain.folder)
 
     def _add_texts(self, columns: Columns, chain: CheckpointChain | None = None) -> None:
-        """Add the texts of ids in the data, and in the checkpoint that the training continues from.
-
-        Raises:
-            UserError: when two texts have the same id.
-        """
+        """Add the texts of ids in the data, and in the checkpoint that the training continues from."""
         for name in self.tables:
             texts = texts_of(columns, name)
             if texts is not None:
@@ -409,13 +405,7 @@ class CheckpointWriter:
         return contents
 
     def _write_files(self, final: Path, contents: ShardContents, manifest: Manifest) -> None:
-        """Write a checkpoint into an unfinished folder; rank 0 publishes it when all is on the disk.
-
-        Collective: every rank of the group, and the folder must be the same one for all.
-
-        Raises:
-            UserError: on every rank, with the reason alone, when a file cannot be written.
-        """
+        """Write a checkpoint; rank 0 publishes it when all is on the disk. Collective: with one folder."""
         making, rank, is_delta = self._making(final), self.context.rank, manifest.link is not None
         # Objects of an earlier attempt may lie there: none is written again under its name.
         name = shard_file_name(rank, f"-{self.attempt}" if self.is_uploaded else "")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Feature
 from recsuite.models.layers import (
@@ -36,6 +37,7 @@ class TwoSided(nn.Module):
     Define `user_vectors`, `item_vectors` and `score_pairs`. Serving then computes the vectors of all items
     once; where scores are products of the vectors (`scores_are_products`), an index finds the best items.
 
+    Example:
         class Product(rs.TwoSided):
             scores_are_products = True
 
@@ -58,37 +60,89 @@ class TwoSided(nn.Module):
     takes_ages: bool = False
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return the vectors of the users of B events, float32 [B, D]."""
+        """Return the vectors of the users of B events.
+
+        Args:
+            rows: Rows of the features.
+            batch: The other inputs of the events.
+
+        Returns:
+            float32 [B, D].
+        """
         raise NotImplementedError
 
     def item_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return the vectors of the items of B events, float32 [B, D]."""
+        """Return the vectors of the items of B events.
+
+        Args:
+            rows: Rows of the features.
+            batch: The other inputs of the events.
+
+        Returns:
+            float32 [B, D].
+        """
         raise NotImplementedError
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return the prediction for each pair of vectors, float32 [B]; users, items: float32 [B, D]."""
+        """Return the prediction for each pair of vectors.
+
+        Args:
+            users: Vectors, float32 [B, D].
+            items: Vectors, float32 [B, D].
+
+        Returns:
+            float32 [B].
+        """
         raise NotImplementedError
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return the prediction for each user with each item, float32 [U, N]; override it for speed."""
+        """Return the prediction for each user with each item; override it for speed.
+
+        Args:
+            users: Vectors, float32 [U, D].
+            items: Vectors, float32 [N, D].
+
+        Returns:
+            float32 [U, N].
+        """
         return torch.stack([self.score_pairs(user.expand_as(items), items) for user in users])
 
     def forward(self, rows: FeatureRows, batch: Inputs) -> Any:
-        """Return the input of the loss, float32 [B, ...]: here the predictions."""
+        """Return the input of the loss: here the predictions.
+
+        Args:
+            rows: Rows of the features.
+            batch: The other inputs of the events.
+
+        Returns:
+            float32 [B, ...].
+        """
         return self.predict(rows, batch)
 
     def predict(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return a prediction for each event, float32 [B]; recommendations are sorted by it."""
+        """Return a prediction for each event; recommendations are sorted by it.
+
+        Args:
+            rows: Rows of the features.
+            batch: The other inputs of the events.
+
+        Returns:
+            float32 [B].
+        """
         return self.score_pairs(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
 
 
 class DenseNumbers(nn.ModuleDict):
     """Layers that add the dense numbers of each side to its vectors; no layers for a side without numbers.
 
-    features: of the data; embedding_dim: D numbers in a vector. What features that are vectors themselves are
-    added to must have the row of the id of the user or item, with the factor 1:
-    `training.weights.project_rows` moves numbers between the two.
+    What features that are vectors themselves are added to must have the row of the id of the user or item,
+    with the factor 1: `training.weights.project_rows` moves numbers between the two.
 
+    Args:
+        features: Features of the data.
+        embedding_dim: D, the numbers in a vector.
+
+    Example:
         self.numbers = rs.DenseNumbers(data.features, dim)
         users = self.numbers.added(rows.sum(["user", "age"]), batch, "user")      # float32 [B, D]
     """
@@ -96,22 +150,28 @@ class DenseNumbers(nn.ModuleDict):
     def __init__(self, features: Sequence[Feature], embedding_dim: int) -> None:
         super().__init__()
         # In the order of the batch.
-        dense = [each for each in features if not each.has_table for _ in range(each.width)]
+        dense = [feature for feature in features if not feature.has_table for _ in range(feature.width)]
         for side, entities in SIDES.items():
-            mine = [place for place, each in enumerate(dense) if each.entity in entities]
-            places = [place for place in mine if dense[place].width == 1]
+            columns = [column for column, feature in enumerate(dense) if feature.entity in entities]
+            single = [column for column in columns if dense[column].width == 1]
             # No layers without numbers: a checkpoint of such a model has none.
-            if places:
-                self[side] = NumberLayers(places, embedding_dim)
-            for each in dict.fromkeys(dense[place] for place in mine if dense[place].width > 1):
-                of_vector = [place for place in mine if dense[place] == each]
+            if single:
+                self[side] = NumberLayers(single, embedding_dim)
+            for vector in dict.fromkeys(dense[column] for column in columns if dense[column].width > 1):
+                of_vector = [column for column in columns if dense[column] == vector]
                 # A name of its own: this is a dictionary of modules, and has methods.
-                self[f"vector_{each.name}"] = VectorProjection(of_vector, embedding_dim, each.entity)
+                self[f"vector_{vector.name}"] = VectorProjection(of_vector, embedding_dim, vector.entity)
 
     def added(self, vectors: torch.Tensor, batch: Inputs, side: str) -> torch.Tensor:
-        """Return vectors of a side, float32 [B, D], plus the output of its layers for dense numbers.
+        """Return the vectors of a side plus the output of its layers for dense numbers.
 
-        side: "user" or "item".
+        Args:
+            vectors: Vectors of the side, float32 [B, D].
+            batch: The inputs of the events.
+            side: "user" or "item".
+
+        Returns:
+            float32 [B, D].
         """
         for name, layers in self.items():
             if side in (name, getattr(layers, "entity", "")):
@@ -130,7 +190,7 @@ class Head(TwoSided):
         super().__init__()
         with_rows = [feature for feature in features if feature.has_table]
         self.names = {
-            side: [each.name for each in with_rows if each.entity in entities]
+            side: [feature.name for feature in with_rows if feature.entity in entities]
             for side, entities in SIDES.items()
         }
         self.has_history = HISTORY in [feature.name for feature in with_rows]
@@ -139,16 +199,16 @@ class Head(TwoSided):
     # Factor of the rows of each feature.
     weights: Mapping[str, Weight] = {}
 
+    @override
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `TwoSided`."""
         names, weights = self.names[USER], self.weights
         if self.has_history and not self.takes_ages:
             names = [*names, HISTORY]
             weights = {**weights, HISTORY: self.history_weights(rows, batch)}
         return self.numbers.added(rows.sum(names, weights), batch, USER)
 
+    @override
     def item_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `TwoSided`."""
         return self.numbers.added(rows.sum(self.names[ITEM], self.weights), batch, ITEM)
 
     def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
@@ -166,31 +226,37 @@ class ProductHead(Head):
 
     scores_are_products = True
 
+    @override
     def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """Return the vectors of users and items, float32 [B, 2, D], whose product is the score."""
         return torch.stack([self.user_vectors(rows, batch), self.item_vectors(rows, batch)], dim=1)
 
+    @override
     def item_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `Head`."""
         return SCALE * super().item_vectors(rows, batch)
 
+    @override
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return scores, see `Head`."""
         return (users * items).sum(dim=1)
 
+    @override
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return scores, see `Head`: one product of matrices."""
         return users @ items.t()
 
 
 class TwoTower(ProductHead):
     """Product model that adds an MLP of the user's factors to them. A history counts whatever its labels.
 
-    features: of the data; embedding_dim: D numbers in a row; mlp_dims: widths of the hidden layers of the
-    MLP; num_places: the number of items of a history that have a learned weight each, see `Recency`; 0 for
-    equal weights. With learned weights there is an MLP only if it has hidden layers. num_types: see
-    `Recency`; repeats: True if an item of a history may be chosen again, see `OwnItems`.
+    Args:
+        features: Features of the data.
+        embedding_dim: D, the numbers in a row.
+        mlp_dims: Widths of the hidden layers of the MLP.
+        num_places: Number of items of a history that have a learned weight each, see `Recency`; 0 for equal
+            weights. With learned weights there is an MLP only if it has hidden layers.
+        num_types: Number of types of events, see `Recency`.
+        repeats: True if an item of a history may be chosen again, see `OwnItems`.
 
+    Example:
         model = training.shard(lambda data, args: rs.TwoTower(data.features, args.embedding_dim, [64]))
     """
 
@@ -211,22 +277,30 @@ class TwoTower(ProductHead):
         self.own_items = OwnItems(num_types) if num_places and repeats else None
 
     def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor | WithOwn:  # type: ignore[override]
-        """Return the vectors, float32 [B, 2, D], with what items of histories add to their own scores."""
+        """Return the vectors of users and items, with what items of histories add to their own scores.
+
+        Args:
+            rows: Rows of the features.
+            batch: The other inputs of the events.
+
+        Returns:
+            float32 [B, 2, D], alone if items of histories add nothing.
+        """
         vectors = super().forward(rows, batch)
         return vectors if self.own_items is None else WithOwn(vectors, self.own_items(batch.members))
 
+    @override
     def predict(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `TwoSided`."""
-        found = super().predict(rows, batch)
+        scores = super().predict(rows, batch)
         if self.own_items is None:
-            return found
+            return scores
         lengths = rows.found[HISTORY].lengths().to(torch.int64)
         added = self.own_items(batch.members) * batch.is_own
-        events = repeated(torch.arange(found.size(0), device=found.device), lengths, added.size(0))
-        return found.index_add(0, events, added)
+        events = repeated(torch.arange(scores.size(0), device=scores.device), lengths, added.size(0))
+        return scores.index_add(0, events, added)
 
+    @override
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """See `TwoSided`."""
         vectors = super().user_vectors(rows, batch)
         if self.recency is not None:
             # After the scale: the weights are trained too, and their gradient includes it.
@@ -237,8 +311,8 @@ class TwoTower(ProductHead):
         # The bias of an item counts once.
         return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
 
+    @override
     def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return the weight of each row of the histories, see `Head`, float32 [V]."""
         lengths = rows.found[HISTORY].lengths().to(torch.int64)
         # The mean, times the root of the length, is the sum over the root.
         return repeated(lengths.to(torch.float32).sqrt(), lengths, len(batch.history_labels))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from recsuite.config.sections import MAX_EMBEDDING_DIM, ModelConfig
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, Feature, Schema
@@ -21,9 +22,16 @@ from recsuite.models.losses import Decayed, LogLoss, SampledSoftmax, SquaredErro
 class ModelData(NamedTuple):
     """Description of the data set that a model is made for.
 
-    schema: names of users, items and labels; features: with a table or a number, those with lists last;
-    mean_label: of the training events; history: the largest number of items in a history.
+    Args:
+        schema: Names of users, items and labels.
+        features: Those with a table or a number; those with lists come last.
+        mean_label: Mean label of the training events.
+        history: Maximum number of items in a history.
 
+    Raises:
+        ValueError: From `names`, for an unknown entity.
+
+    Example:
         users = data.names("user", "event", "history")        # ["user", "age", ..., "history"]
         head = rs.make_mlp([len(users) * dim, 64, 1])
     """
@@ -34,11 +42,19 @@ class ModelData(NamedTuple):
     history: int = 0
 
     def names(self, *entities: str) -> list[str]:
-        """Return the names of the features with rows, of "user", "item", "event" or "history"."""
+        """Return the names of the features with rows of some entities.
+
+        Args:
+            entities: Any of "user", "item", "event" and "history".
+
+        Raises:
+            ValueError: For another entity.
+        """
         known = (*ENTITIES, EVENT, HISTORY)
         if strange := {*entities} - {*known}:
             raise ValueError(f"names takes {', '.join(known)}, got {min(strange)!r}.")
-        return [each.name for each in self.features if each.has_table and each.entity in entities]
+        with_rows = [feature for feature in self.features if feature.has_table]
+        return [feature.name for feature in with_rows if feature.entity in entities]
 
 
 # Function that makes a model, an `nn.Module` called with `FeatureRows` and a batch, from the model's flags.
@@ -94,9 +110,9 @@ class WorkerTask(ABC):
         """Return predicted labels, float32 [B], of the output of the head for the loss."""
         return output
 
-    def labels_for(self, found: Mapping[str, float]) -> dict[str, str]:
+    def labels_for(self, values: Mapping[str, float]) -> dict[str, str]:
         """Return the labels of the task's metrics and of a user's metrics, which are their names."""
-        return {**self.metrics, **{name: name for name in found if name not in self.metrics}}
+        return {**self.metrics, **{name: name for name in values if name not in self.metrics}}
 
     @property
     def main_label(self) -> str:
@@ -115,7 +131,7 @@ class WorkerTask(ABC):
 
 
 class Rating(WorkerTask):
-    """See `WorkerTask`."""
+    """Prediction of a label that is a number, such as stars."""
 
     metrics: ClassVar = {"rmse": "RMSE", "mae": "MAE", "auc": "AUC", "log_loss": "log loss"}
     main_metric = "rmse"
@@ -124,13 +140,13 @@ class Rating(WorkerTask):
     evaluation = "predictions"
     score_label = "predicted"
 
+    @override
     def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
-        """See `WorkerTask`."""
         return Decayed(SquaredError(), l2)
 
 
 class ResponseTask(WorkerTask):
-    """See `WorkerTask`."""
+    """Prediction of the probability of a yes, such as a click."""
 
     metrics: ClassVar = {"log_loss": "log loss", "auc": "AUC", "calibration": "calibration"}
     main_metric = "log_loss"
@@ -138,17 +154,17 @@ class ResponseTask(WorkerTask):
     evaluation = "answers"
     score_label = "chance of {answer}"
 
+    @override
     def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
-        """See `WorkerTask`."""
         return Decayed(LogLoss(), l2)
 
+    @override
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
-        """See `WorkerTask`."""
         return output.sigmoid()
 
 
 class Ranking(WorkerTask):
-    """See `WorkerTask`."""
+    """Ranking of all items for a user: those that the user chooses next come first."""
 
     metrics: ClassVar = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10", "mrr_at_10": "MRR@10"}
     main_metric = "ndcg_at_10"
@@ -157,12 +173,12 @@ class Ranking(WorkerTask):
     evaluation = "ranks"
     score_label = "score"
 
-    def labels_for(self, found: Mapping[str, float]) -> dict[str, str]:
-        """See `WorkerTask`."""
-        return {name: name.replace("_at_", "@").upper() for name in {**found, **self.metrics}}
+    @override
+    def labels_for(self, values: Mapping[str, float]) -> dict[str, str]:
+        return {name: name.replace("_at_", "@").upper() for name in {**values, **self.metrics}}
 
+    @override
     def make_loss(self, data: TrainingData, l2: float = 0.0) -> SampledSoftmax:
-        """See `WorkerTask`."""
         ids = data.item_ids()
         # A copy: the columns are memory-mapped, and read-only.
         item_ids = None if ids is None else torch.from_numpy(ids.copy())
@@ -170,7 +186,7 @@ class Ranking(WorkerTask):
 
 
 class NextItem(Ranking):
-    """Next-item task, see `WorkerTask`; trained and evaluated like a ranking."""
+    """Ranking by the order of the histories: next-item prediction."""
 
     reads_order = True
 
@@ -225,10 +241,11 @@ def predictions_of(model: nn.Module, task: WorkerTask, output: Any, schema: Sche
                 f"A model of labels of several kinds ({', '.join(sorted(kinds))}) must say what it predicts"
             )
             require_shape(output, 1, rule, "define predictions(output)")
-    found: Any = convert(output) if convert else output
-    if not (isinstance(found, torch.Tensor) and found.dim() == 2 and found.shape[1] == len(labels) > 1):
-        require_shape(found, 1, rule, "define predictions(output)")
-    return found.float()
+    predicted: Any = convert(output) if convert else output
+    is_matrix = isinstance(predicted, torch.Tensor) and predicted.dim() == 2
+    if not (is_matrix and predicted.shape[1] == len(labels) > 1):
+        require_shape(predicted, 1, rule, "define predictions(output)")
+    return predicted.float()
 
 
 def first_label(predictions: Any) -> Any:

@@ -51,7 +51,7 @@ class Pairs:
                 gathered[name] = ServedRows(feature_rows.values(), feature_rows.lengths()).at(positions)
         (rows, told), described = self.users, self.items[1]
         lengths = rows.found[HISTORY].lengths() if HISTORY in rows.found else users[:0]
-        parts = (ServedRows(part, lengths).at(users).found if len(part) else part for part in told.members)
+        parts = (ServedRows(part, lengths).at(users).rows if len(part) else part for part in told.members)
         # The numbers of the items are NaN on the users' side, and the other way round.
         numbers = torch.where(told.numbers[users].isnan(), described.numbers[items], told.numbers[users])
         inputs = Inputs(Members(*parts), numbers)
@@ -106,9 +106,9 @@ class Items:
         return dataclasses.replace(self, head=Pairs(snapshot, users, self.side))
 
     @functools.cached_property
-    def places(self) -> dict[Any, int]:
+    def positions(self) -> dict[Any, int]:
         """Raw id to position."""
-        return {item: place for place, item in enumerate(self.ids)}
+        return {item: position for position, item in enumerate(self.ids)}
 
     @functools.cached_property
     def directions(self) -> torch.Tensor:
@@ -146,7 +146,7 @@ class Items:
     def only(self, candidates: Any) -> Items:
         """Return the candidates that were in the training, each once, in the order of the items."""
         wanted = set(check_ids("candidates", candidates, self.kind, self.schema))
-        positions = sorted(self.places[item] for item in wanted & self.places.keys())
+        positions = sorted(self.positions[item] for item in wanted & self.positions.keys())
         ids = [self.ids[position] for position in positions]
         which = torch.tensor(positions, dtype=torch.int64)
         return dataclasses.replace(
@@ -159,10 +159,10 @@ class Items:
         Unknown ids are skipped.
         """
         positions = [
-            (user, self.places[item])
+            (user, self.positions[item])
             for user, ids in enumerate(lists)
             for item in dict.fromkeys(check_ids(name, ids, self.kind, self.schema))
-            if item in self.places
+            if item in self.positions
         ]
         return torch.tensor(positions, dtype=torch.int64).view(-1, 2).t()
 
@@ -173,12 +173,12 @@ class Items:
         """
         if not len(numbers):
             return NOTHING_ADDED
-        positions = [self.places.get(item, -1) for ids in lists for item in ids]
+        positions = [self.positions.get(item, -1) for ids in lists for item in ids]
         users = [user for user, ids in enumerate(lists) for _ in ids]
         pairs = torch.tensor([users, positions], dtype=torch.int64)
         return sum_of_pairs(pairs[:, pairs[1] >= 0], numbers[pairs[1] >= 0])
 
-    def places_of(self, ids: Any) -> torch.Tensor:
+    def positions_of(self, ids: Any) -> torch.Tensor:
         """Return the positions of raw ids, int64 [number of ids].
 
         Raises:
@@ -186,11 +186,11 @@ class Items:
         """
         wanted = check_ids("similar_items", ids, self.kind, self.schema)
         for item in wanted:
-            if item not in self.places:
+            if item not in self.positions:
                 raise UserError(
                     f"Unknown {self.schema.item} {printable(item)}: the training has not seen it."
                 )
-        return torch.tensor([self.places[item] for item in wanted], dtype=torch.int64)
+        return torch.tensor([self.positions[item] for item in wanted], dtype=torch.int64)
 
     def near(
         self,
@@ -231,13 +231,13 @@ class LocatedItems:
 
     holder: object
     ids: list[Any]
-    found: dict[str, FoundKeys]
+    keys: dict[str, FoundKeys]
     numbers: torch.Tensor
 
     def only(self, which: torch.Tensor, holder: object) -> LocatedItems:
         """Return some of the items. which: bool [N]."""
         ids = [self.ids[position] for position in which.nonzero().view(-1).tolist()]
-        keys = {name: each.only(which) for name, each in self.found.items()}
+        keys = {name: each.only(which) for name, each in self.keys.items()}
         return LocatedItems(holder, ids, keys, self.numbers[which])
 
 
@@ -262,11 +262,11 @@ class Catalogue:
         if self._items is None or self._items.head is not snapshot.head:
             located = self._locate(snapshot)
             inputs = Inputs(members_of({}, snapshot.schema), located.numbers)
-            head, item, rows = snapshot.head, snapshot.schema.item, snapshot.rows_of(located.found)
+            head, item, rows = snapshot.head, snapshot.schema.item, snapshot.rows_of(located.keys)
             has_vectors = isinstance(head, TwoSided)
             vectors = head.item_vectors(rows, inputs) if has_vectors else torch.arange(len(located.ids))
             side = None if has_vectors else (rows, inputs)
-            keys, kind = located.found[item].keys, snapshot.kind_of(item)
+            keys, kind = located.keys[item].keys, snapshot.kind_of(item)
             self._items = Items(head, snapshot.schema, located.ids, keys, vectors, kind, self.kept, side)
         return self._items
 
@@ -275,7 +275,7 @@ class Catalogue:
         if self._located is None or self._located.holder is not known:
             described, item = self._describe(snapshot), snapshot.schema.item
             # The model has no trained row for any other item.
-            self._located = described.only(snapshot.is_known(item, described.found[item].keys), known)
+            self._located = described.only(snapshot.is_known(item, described.keys[item].keys), known)
         return self._located
 
     def _describe(self, snapshot: Snapshot) -> LocatedItems:

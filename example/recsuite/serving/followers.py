@@ -204,7 +204,9 @@ class ModelChain:
         vectors, items, of_history = self.ranker._parts_of(values)
         added, answers = items.added(values.get(HISTORY, ()), of_history), []
         for user, (vector, candidates) in enumerate(zip(vectors, retrieved, strict=True)):
-            known = [(items.places[item], item, score) for item, score in candidates if item in items.places]
+            known = [
+                (items.positions[item], item, score) for item, score in candidates if item in items.positions
+            ]
             positions = torch.tensor([position for position, _, _ in known], dtype=torch.int64)
             of_retriever = torch.tensor([score for _, _, score in known])
             of_ranker = items.head.score_pairs(vector.expand(len(positions), -1), items.vectors[positions])

@@ -180,10 +180,7 @@ def _read_schema(folder: Path, manifest: Manifest) -> Schema:
 def _read_vocabulary(
     folder: Path, manifest: Manifest
 ) -> tuple[dict[str, dict[Any, int]], dict[str, Encoding]]:
-    """Return the vocabularies, feature to raw value to row, and the encodings of numbers.
-
-    The raw values of a feature have one type. Features with dynamic tables have no vocabulary.
-    """
+    """Return the vocabularies, feature to raw value to row, and the encodings of numbers."""
     named = _read_json(folder / VOCABULARY).items()
     # For a dynamic table the file lists the values in the data, not those with a row.
     recorded = {name: values for name, values in named if name not in manifest.dynamic}
@@ -347,11 +344,12 @@ def checked_head(
                 f"for a model of your own, {FIX}"
             )
     wanted = {f"{DENSE}{name}": list(value.shape) or [1] for name, value in empty.state_dict().items()}
-    found = {name: shape_of(folder, manifest, name) for name in manifest.tensors if _is_weight(name, wanted)}
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
+    weights = [name for name in manifest.tensors if _is_weight(name, wanted)]
+    shapes = {name: shape_of(folder, manifest, name) for name in weights}
+    for name in sorted(shapes.keys() | wanted.keys()):
+        if shapes.get(name) != wanted.get(name):
             raise ChoiceError(
-                f"{folder} has {found.get(name, 'nothing')} for {name}, and its model "
+                f"{folder} has {shapes.get(name, 'nothing')} for {name}, and its model "
                 f"{wanted.get(name, 'nothing')}; for a model of your own, {FIX}"
             )
     return empty.eval().requires_grad_(False)

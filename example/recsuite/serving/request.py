@@ -86,11 +86,11 @@ def ids_of_values(name: str, values: Sequence[Any]) -> np.ndarray:
     Raises:
         UserError: for a number that is no id.
     """
-    texts = {place: value for place, value in enumerate(values) if isinstance(value, str)}
-    others = {place: value for place, value in enumerate(values) if not isinstance(value, str | None)}
+    texts = {index: value for index, value in enumerate(values) if isinstance(value, str)}
+    others = {index: value for index, value in enumerate(values) if not isinstance(value, str | None)}
     strange = values_of_other_type(numbers.Real, [*others.values()])
     if not strange:
-        others = {place: value for place, value in others.items() if not math.isnan(value)}
+        others = {index: value for index, value in others.items() if not math.isnan(value)}
         # The range is checked first: a float may be infinite, and then has no remainder.
         strange = [value for value in others.values() if not (abs(value) < 2**63 and value % 1 == 0)]
     if strange:
@@ -127,15 +127,15 @@ def numbers_of(name: str, given: Sequence[Any], width: int = 1) -> np.ndarray:
 
 def _vectors_of(name: str, given: Sequence[Any], width: int) -> np.ndarray:
     vectors = np.full((len(given), width), np.nan)
-    for place, vector in enumerate(given):
+    for index, vector in enumerate(given):
         if isinstance(vector, np.ndarray) and vector.shape == (width,):
             # Of the data, and checked by the reader.
-            vectors[place] = vector
+            vectors[index] = vector
         elif vector is not None:
             if isinstance(vector, str) or not isinstance(vector, Sequence) or len(vector) != width:
                 got = printable(repr(vector))[:80]
                 raise UserError(f"The feature {name} takes lists of {width} numbers, and got {got}.")
-            vectors[place] = numbers_of(name, vector)
+            vectors[index] = numbers_of(name, vector)
     return vectors
 
 
@@ -163,7 +163,7 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
             )
     flat = [rating for given in ratings for rating in given]
     if schema.event_types:
-        return torch.tensor(_places_of_types(flat, schema.event_types), dtype=torch.float32)
+        return torch.tensor(_positions_of_types(flat, schema.event_types), dtype=torch.float32)
     lowest, highest = schema.shown(schema.lowest_label), schema.shown(schema.highest_label)
     # NaN is in no range.
     strange = values_of_other_type(numbers.Real, flat) or [
@@ -177,7 +177,7 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
     return torch.tensor([schema.learned(float(rating)) for rating in flat], dtype=torch.float32)
 
 
-def _places_of_types(flat: Sequence[Any], types: Sequence[str]) -> list[float]:
+def _positions_of_types(flat: Sequence[Any], types: Sequence[str]) -> list[float]:
     """Return the position of the type of each event, from 1 on, given by its name or position."""
     positions: dict[Any, float] = {}
     for position, name in enumerate(types, 1):

@@ -312,10 +312,7 @@ class ServedModel:
         return items, positions[:, :k], scores[:, :k]
 
     def _completed(self, values: Any, events: Any = None) -> Any:
-        """Return values with the features and histories that the data have for users and items given by ids.
-
-        Values that are given, and `events`, take precedence over the data.
-        """
+        """Return values with what the data add for users and items given by ids; given values come first."""
         if not isinstance(values, Mapping):
             return values
         snapshot, data, had = self._snapshot, self._data, values.get(HISTORY, events)
@@ -355,10 +352,7 @@ class ServedModel:
 
     @torch.inference_mode()
     def _parts_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items, torch.Tensor]:
-        """Return what `vectors_of` does, and what each item of the histories adds to its own score.
-
-        The latter is float32 [V], or [0] of a model that adds nothing.
-        """
+        """Return what `vectors_of` does, and what histories add to their items, float32 [V], or else [0]."""
         with self._lock:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))
@@ -420,7 +414,7 @@ class ServedModel:
         """
         check_k(k)
         known = self.items()
-        positions = known.places_of(items)
+        positions = known.positions_of(items)
         own = known.directions[positions]
         left_out = torch.stack([torch.arange(len(positions)), positions])
         best = top_items(InnerProduct(), own, known.directions, k, left_out)

@@ -188,12 +188,12 @@ class IdTable:
 
     def rows_of(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the rows of keys, int64 [n]."""
-        positions, is_there = self._places_of(keys)
+        positions, is_there = self._positions_of(keys)
         rows = torch.full_like(keys, UNKNOWN_ROW)
         rows[is_there] = self.rows[positions]
         return rows
 
-    def _places_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _positions_of(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return positions in `self.ids` of the ids found there, int64 [number], and a mask, bool [m]."""
         positions = torch.searchsorted(self.ids, ids)
         is_there = positions < len(self.ids)
@@ -243,9 +243,9 @@ class IdTable:
         ids, seen, weights = ids[order], seen[order], weights[order]
         stays = torch.ones(len(self.ids), dtype=torch.bool)
         # Some of the removed ids may not be here.
-        stays[self._places_of(reader.gone_ids(name))[0]] = False
+        stays[self._positions_of(reader.gone_ids(name))[0]] = False
         table = self._only(stays)
-        rows, (positions, is_known) = table.rows_of(ids), table._places_of(ids)
+        rows, (positions, is_known) = table.rows_of(ids), table._positions_of(ids)
         is_new = ~is_known
         matrix, rows[is_new] = table._with_room(int(is_new.sum()))
         seen_now = table.seen.clone()
@@ -339,12 +339,12 @@ class TableChange:
 class ServedRows:
     """Rows of one feature for B ratings, see `rows.LookedUp`."""
 
-    found: torch.Tensor
+    rows: torch.Tensor
     counts: torch.Tensor
 
     def values(self) -> torch.Tensor:
         """Return the rows, float32 [number of rows, D]."""
-        return self.found
+        return self.rows
 
     def lengths(self) -> torch.Tensor:
         """Return the number of rows of each rating, int64 [B]."""
@@ -354,7 +354,7 @@ class ServedRows:
         """Return the rows of some ratings. ratings: int64 [n]; a rating may be there several times."""
         counts, starts = self.counts[ratings], (self.counts.cumsum(0) - self.counts)[ratings]
         first = (starts - (counts.cumsum(0) - counts)).repeat_interleave(counts)
-        return ServedRows(self.found[first + torch.arange(len(first))], counts)
+        return ServedRows(self.rows[first + torch.arange(len(first))], counts)
 
 
 @dataclass(frozen=True)
@@ -496,9 +496,7 @@ class Snapshot:
         return torch.cat(columns, dim=1) if columns else torch.empty(size, 0)
 
     def _encoded(self, feature: Feature, given: Sequence[Any] | None, size: int) -> torch.Tensor:
-        """Return a number feature as the model takes it: table rows, int64 [B], or inputs, float32 [B] or
-        [B, width].
-        """
+        """Return a number feature as table rows, int64 [B], or as inputs, float32 [B] or [B, width]."""
         numbers = numbers_of(feature.name, [None] * size if given is None else given, feature.width)
         return torch.from_numpy(self.encodings[feature.name].encode(numbers))
 

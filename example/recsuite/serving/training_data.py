@@ -45,14 +45,14 @@ class UserEvents:
         self._ends = np.concatenate([[0], np.cumsum(counts)])
 
     def of(
-        self, place: int, longest: int | None = None, before: int | None = None
+        self, user: int, longest: int | None = None, before: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return positions of items, labels and times of the last events of a user, at most `longest`.
 
-        place: position of the user; -1 for an unknown one, without events. before: keep only events strictly
+        user: its position; -1 for an unknown one, without events. before: keep only events strictly
         before this time, in seconds since 1970.
         """
-        first, end = self._ends[place : place + 2] if place >= 0 else (0, 0)
+        first, end = self._ends[user : user + 2] if user >= 0 else (0, 0)
         items, labels, times = (column[first:end] for column in self.columns)
         number = len(times) if before is None else int(np.searchsorted(times, before))
         last = slice(0 if longest is None else max(0, number - longest), number)
@@ -81,7 +81,7 @@ class KnownFeatures:
             if feature.entity == entity and feature.column in frame
         }
         self.ids: list[Any] = self.values[self.name]
-        self.places = {each: place for place, each in enumerate(self.ids)}
+        self.places = {id_: position for position, id_ in enumerate(self.ids)}
 
     def of(self, ids: Sequence[Any]) -> dict[str, Any]:
         """Return the features of some ids; only the id for an id that is not in the data."""
@@ -147,7 +147,7 @@ class TrainingFeatures:
 
     def seen_items(self, users: Sequence[Any]) -> list[list[Any]]:
         """Return all items of each user, also more than a history takes."""
-        return [[self.items.ids[place] for place in self.events(user)[0].tolist()] for user in users]
+        return [[self.items.ids[position] for position in self.events(user)[0].tolist()] for user in users]
 
     def events(self, user: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return all events of a user without the context, see `UserEvents.of`."""

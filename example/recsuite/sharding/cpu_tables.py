@@ -536,7 +536,9 @@ class RequestCounter:
         keys = distinct(self.layout.keys_of(static, [values[name] for name in static])).keys
         ends = torch.searchsorted(keys, self.layout.group_ends)
         counts = ends.diff(prepend=ends.new_zeros(1)).view(self.world_size, -1).sum(1)
-        return counts + sum(_by_rank(values[name], place)[1] for name, place in self.placements.items())
+        return counts + sum(
+            _by_rank(values[name], placement)[1] for name, placement in self.placements.items()
+        )
 
 
 # The bits of a float32 NaN that no arithmetic produces.

@@ -34,18 +34,18 @@ def count_keys(
     for key in keys:
         counts[key - least] += 1
     begin, number = 0, 0
-    for place in range(len(counts)):
-        count = counts[place]
-        counts[place] = begin
+    for index in range(len(counts)):
+        count = counts[index]
+        counts[index] = begin
         begin += count
         if count:
-            distinct[number], starts[number], ranks[place] = place + least, begin - count, number
+            distinct[number], starts[number], ranks[index] = index + least, begin - count, number
             number += 1
-    for place in range(len(keys)):
-        key = keys[place] - least
-        order[counts[key]] = place
+    for index in range(len(keys)):
+        key = keys[index] - least
+        order[counts[key]] = index
         counts[key] += 1
-        inverse[place] = ranks[key]
+        inverse[index] = ranks[key]
     return number
 
 
@@ -68,12 +68,12 @@ def sort_keys(
     # Two of each: a pass over a digit moves all keys from one to the other.
     values, indices = np.empty((2, number), np.uint64), np.empty((2, number), np.int32)
     differing_bits = np.uint64(0)
-    for place in range(number):
-        key = np.uint64(keys[place])
+    for index in range(number):
+        key = np.uint64(keys[index])
         differing_bits |= key ^ first
         # Unsigned numbers in the order of the signed ones.
-        values[0, place] = key ^ SIGN
-        indices[0, place] = place
+        values[0, index] = key ^ SIGN
+        indices[0, index] = index
     # Most keys are small numbers, and equal in their high bits.
     num_bits = 0
     while num_bits < 64 and differing_bits >> np.uint64(num_bits):
@@ -84,26 +84,26 @@ def sort_keys(
     for digit_number in range(digits):
         shift = np.uint64(digit_number * width)
         counts[:] = 0
-        for place in range(number):
-            counts[(values[source, place] >> shift) & mask] += 1
+        for index in range(number):
+            counts[(values[source, index] >> shift) & mask] += 1
         begin = 0
         for digit in range(len(counts)):
             begin, counts[digit] = begin + counts[digit], begin
-        for place in range(number):
-            digit = (values[source, place] >> shift) & mask
+        for index in range(number):
+            digit = (values[source, index] >> shift) & mask
             target = counts[digit]
             counts[digit] += 1
-            values[1 - source, target] = values[source, place]
-            indices[1 - source, target] = indices[source, place]
+            values[1 - source, target] = values[source, index]
+            indices[1 - source, target] = indices[source, index]
         source = 1 - source
     count = 0
-    for place in range(number):
-        if place == 0 or values[source, place] != values[source, place - 1]:
-            distinct[count] = np.int64(values[source, place] ^ SIGN)
-            starts[count] = place
+    for index in range(number):
+        if index == 0 or values[source, index] != values[source, index - 1]:
+            distinct[count] = np.int64(values[source, index] ^ SIGN)
+            starts[count] = index
             count += 1
-        order[place] = indices[source, place]
-        inverse[indices[source, place]] = count - 1
+        order[index] = indices[source, index]
+        inverse[indices[source, index]] = count - 1
     return count
 
 
@@ -122,14 +122,14 @@ def update_by_adagrad(
     float32 [n, D].
     """
     dim = weights.shape[1]
-    for place in range(len(rows)):
-        row, square = rows[place], np.float32(0)
+    for index in range(len(rows)):
+        row, square = rows[index], np.float32(0)
         for number in range(dim):
-            square += gradients[place, number] * gradients[place, number]
+            square += gradients[index, number] * gradients[index, number]
         sums[row] += square / np.float32(dim)
         factor = rate / (np.sqrt(sums[row]) + eps)
         for number in range(dim):
-            weights[row, number] -= factor * gradients[place, number]
+            weights[row, number] -= factor * gradients[index, number]
 
 
 # Requests of a row that its slot remembers, see `storage.RowsOnDisk`.
@@ -153,13 +153,13 @@ def find_slots(
     these, and that of the last transfer that fills any of the slots.
     """
     number, newest = 0, 0
-    for place in range(len(rows)):
-        slot = slot_of[rows[place]]
+    for index in range(len(rows)):
+        slot = slot_of[rows[index]]
         if slot < 0:
-            missing[number] = place
+            missing[number] = index
             number += 1
             continue
-        slots[place] = slot
+        slots[index] = slot
         called[slot] = call
         heat[slot] = min(heat[slot] + 1, MOST_HEAT)
         newest = max(newest, loaded[slot])
@@ -216,9 +216,9 @@ def evict(
 @compiled
 def copy_rows(source: np.ndarray, of_source: np.ndarray, target: np.ndarray, of_target: np.ndarray) -> None:
     """Copy rows, float32 [n, D], of one array to rows of another. of_source, of_target: int64 [n]."""
-    for place in range(len(of_source)):
+    for index in range(len(of_source)):
         for number in range(source.shape[1]):
-            target[of_target[place], number] = source[of_source[place], number]
+            target[of_target[index], number] = source[of_source[index], number]
 
 
 @compiled

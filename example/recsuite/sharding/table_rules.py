@@ -268,29 +268,29 @@ def squares(gradients: Tensor, is_of_row: bool) -> Tensor:
     return gradients.square()
 
 
-def check_rule(rule: Any, place: str, has_dynamic: bool) -> None:
-    """Refuse a table optimizer that is not available in a place, before any table is allocated.
+def check_rule(rule: Any, tables: str, has_dynamic: bool) -> None:
+    """Refuse a table optimizer that is not available for the tables, before any of them is allocated.
 
-    place: "vectorised" for our own tables on a CPU, "torchrec" for FBGEMM's there, "gpu"; has_dynamic: there
-    are dynamic tables.
+    tables: "vectorised" for our own tables on a CPU, "torchrec" for FBGEMM's there, "gpu"; has_dynamic: True
+    if some are dynamic.
 
     Raises:
         UserError: names the available ones; also for an lr or betas out of range.
     """
 
-    def is_there(kind: type[TableRule]) -> bool:
+    def is_available(kind: type[TableRule]) -> bool:
         if has_dynamic:
             # Dynamic tables move, evict and store one number for each row, and update the unknown row with
             # it.
             return kind is RowWiseAdagrad
-        if place == "vectorised":
+        if tables == "vectorised":
             return kind.step is not TableRule.step
-        return kind.fbgemm in FBGEMM_ON_CPU or (place == "gpu" and kind.fbgemm is not None)
+        return kind.fbgemm in FBGEMM_ON_CPU or (tables == "gpu" and kind.fbgemm is not None)
 
-    names = ", ".join(f"rs.{kind.__name__}" for kind in RULES if is_there(kind))
-    where = {"vectorised": "", "torchrec": " with --cpu_tables torchrec", "gpu": " on a GPU"}[place]
+    names = ", ".join(f"rs.{kind.__name__}" for kind in RULES if is_available(kind))
+    where = {"vectorised": "", "torchrec": " with --cpu_tables torchrec", "gpu": " on a GPU"}[tables]
     require(
-        isinstance(rule, TableRule) and is_there(type(rule)),
+        isinstance(rule, TableRule) and is_available(type(rule)),
         f"The optimizer of {'dynamic ' * has_dynamic}tables{where} must be one of {names}, got {rule!r}",
     )
     is_sound = 0 <= rule.lr < math.inf and all(0 <= beta < 1 for beta in getattr(rule, "betas", ()))
