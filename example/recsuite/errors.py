@@ -17,6 +17,7 @@ class UserError(Exception):
     Its message is one sentence with the value, the limit and what to do. A script prints it from one rank
     without a traceback and exits with status 2; every other exception keeps its traceback.
 
+    Example:
         try:
             model = rs.ServedModel.open("dumps", model=make_model)
         except rs.UserError as error:
@@ -59,9 +60,9 @@ def escaped(text: object, kept: str = "") -> str:
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in words)
 
 
-def printable(found: object) -> str:
+def printable(value: object) -> str:
     """Return a text of a server or file as one line that is safe to print on a terminal."""
-    words = " ".join(str(found).split())
+    words = " ".join(str(value).split())
     return escaped(words[:MAX_CHARACTERS]) + "..." * (len(words) > MAX_CHARACTERS)
 
 

@@ -353,7 +353,7 @@ def plain(record: Any) -> Any:
     }
 
 
-def typed(kind: Any, found: Any, name: str = "it", least: int = 0) -> Any:
+def typed(kind: Any, content: Any, name: str = "it", least: int = 0) -> Any:
     """Convert a value from JSON to a type, and check it.
 
     kind: a dataclass, also with dataclasses in it; a list, tuple or dict of a type; a text, number or truth
@@ -365,45 +365,45 @@ def typed(kind: Any, found: Any, name: str = "it", least: int = 0) -> Any:
     """
     origin, of = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return typed(next((one for one in of if type(found) is one), of[0]), found, name, least)
+        return typed(next((one for one in of if type(content) is one), of[0]), content, name, least)
     if kind is Any:
-        return found
+        return content
     if dataclasses.is_dataclass(kind):
         # A value that the reader added to those of the file is already a record.
-        if type(found) is kind:
-            return found
+        if type(content) is kind:
+            return content
         record: Any = kind
-        held, fields = _plain(dict, found, name), _types_of(record)
+        held, fields = _plain(dict, content, name), _types_of(record)
         # Fields with a default are needed too, unless they are optional: a missing field may be damage.
         needed = {field.name for field in dataclasses.fields(record) if field.metadata != OPTIONAL}
         if not needed <= held.keys() <= fields.keys():
             raise ValueError(f"{record.__name__} has {', '.join(held)} instead of {', '.join(fields)}")
         return record(**{name: typed(fields[name], value, name, least) for name, value in held.items()})
     if origin is dict:
-        held = _plain(dict, found, name).items()
+        held = _plain(dict, content, name).items()
         return {_plain(str, key, name): typed(of[1], value, key, least) for key, value in held}
     if origin is list:
-        return [typed(of[0], value, name, least) for value in _plain(list, found, name)]
+        return [typed(of[0], value, name, least) for value in _plain(list, content, name)]
     if origin is tuple:
-        values = _plain(list, found, name)
+        values = _plain(list, content, name)
         kinds = of[:1] * len(values) if of[-1] is Ellipsis else of
         return tuple(typed(kind, value, name, least) for kind, value in zip(kinds, values, strict=True))
-    return _plain(kind, found, name, least)
+    return _plain(kind, content, name, least)
 
 
 # Reading the hints takes longer than the rest of a record, and a chain has many records.
 _types_of = functools.cache(get_type_hints)
 
 
-def _plain(kind: type[Any], found: Any, name: str, least: int = 0) -> Any:
+def _plain(kind: type[Any], content: Any, name: str, least: int = 0) -> Any:
     # Compare the exact type: in Python a truth value is an int.
-    if type(found) is int and not (least if kind is int else -LARGEST) <= found <= LARGEST:
-        raise ValueError(f"{name} is {found}")
-    if type(found) is int and kind is float:
+    if type(content) is int and not (least if kind is int else -LARGEST) <= content <= LARGEST:
+        raise ValueError(f"{name} is {content}")
+    if type(content) is int and kind is float:
         # Other languages write a float with a whole value like an int.
-        return float(found)
-    if type(found) is not kind:
-        raise TypeError(f"{name} is {found!r} and not of type {kind.__name__}")
-    if kind is str and not ((found.isprintable() or name in NAMED) and len(found) <= LONGEST_TEXT):
-        raise ValueError(f"{name} is {found!r}")
-    return found
+        return float(content)
+    if type(content) is not kind:
+        raise TypeError(f"{name} is {content!r} and not of type {kind.__name__}")
+    if kind is str and not ((content.isprintable() or name in NAMED) and len(content) <= LONGEST_TEXT):
+        raise ValueError(f"{name} is {content!r}")
+    return content

@@ -46,12 +46,15 @@ TRAINING = ("train", "dump", "inc_dump", "resume")
 class Config:
     """Configuration of a run: one section of flags for each subject. A function takes the section it reads.
 
-    data, loader, tables, model, optimizer, training, stream, checkpoint, serving, evaluation, runtime: the
-    sections, see docs/flags.md; each flag is a field of one of them. extras: the sections of extras by name.
+    Args:
+        data, loader, tables, model, optimizer, training, stream, checkpoint, serving, evaluation, runtime:
+            The sections, see docs/flags.md; each flag is a field of one of them.
+        extras: The sections of extras by name.
 
     Raises:
-        UserError: from `validate`, for impossible values.
+        UserError: From `validate`, for impossible values.
 
+    Example:
         args = rs.Config.of(epochs=2, batch_size=512)
         args.training.epochs                                  # 2
         args = args.replaced(embedding_dim=16)
@@ -74,11 +77,25 @@ class Config:
 
     @classmethod
     def of(cls, **flags: Any) -> Config:
-        """Return the defaults with some flags, as in `Config.of(epochs=2, batch_size=512)`; not checked."""
+        """Return the defaults with some flags; not checked.
+
+        Args:
+            flags: Values by the names of the flags.
+
+        Example:
+            rs.Config.of(epochs=2, batch_size=512)
+        """
         return cls().replaced(**flags)
 
     def replaced(self, **flags: Any) -> Config:
-        """Return this configuration with other values of some flags; not checked."""
+        """Return this configuration with other values of some flags; not checked.
+
+        Args:
+            flags: Values by the names of the flags.
+
+        Example:
+            args.replaced(embedding_dim=16)
+        """
         # Sections are immutable, so each is rebuilt once, with all of its new values.
         changed: dict[str, dict[str, Any]] = {}
         for name, value in flags.items():
@@ -99,7 +116,9 @@ class Config:
     def global_batch(self, num_events: int, world_size: int) -> int:
         """Return the number of events of a step of all processes.
 
-        num_events: of the training, which decide for --batch_size auto; 0 where they are not known.
+        Args:
+            num_events: Events of the training, which decide for --batch_size auto; 0 if not known.
+            world_size: Number of processes.
         """
         loader = self.loader
         if loader.local_batch_size:
@@ -115,7 +134,12 @@ class Config:
         return 1 << (wanted.bit_length() - 1)
 
     def with_global_batch(self, num_events: int, world_size: int) -> Config:
-        """Return this configuration with `global_batch` as --batch_size: the one to record."""
+        """Return this configuration with `global_batch` as --batch_size: the one to record.
+
+        Args:
+            num_events: As for `global_batch`.
+            world_size: As for `global_batch`.
+        """
         return self.replaced(batch_size=self.global_batch(num_events, world_size), local_batch_size=0)
 
     @property
@@ -152,7 +176,7 @@ class Config:
         """Refuse impossible values, each with its own message.
 
         Raises:
-            UserError: for the first fault found.
+            UserError: For the first impossible value.
         """
         self._check_modes()
         for section in self.sections.values():
@@ -191,10 +215,12 @@ class Config:
     def check_purpose(self, of_training: Iterable[str], of_results: Iterable[str]) -> None:
         """Refuse flags that a run does not use.
 
-        of_training: flags of a training; of_results: those of a training or of --load.
+        Args:
+            of_training: Flags of a training.
+            of_results: Flags of a training or of --load.
 
         Raises:
-            UserError: names the first.
+            UserError: For the first such flag.
         """
         flags, trains = self.flags, "train" in self.modes and not self.serves
         for name in of_training:

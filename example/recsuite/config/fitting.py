@@ -32,11 +32,11 @@ def preset_flags(config: Config, given: Collection[str]) -> dict[str, Any]:
     given: names of flags.
     """
     _, values = PRESETS.get(config.model.preset, ("", {}))
-    found = {name: value for name, value in values.items() if name not in given}
-    if "mlp_dims" in found and config.model.block != "sas":
+    flags = {name: value for name, value in values.items() if name not in given}
+    if "mlp_dims" in flags and config.model.block != "sas":
         # Only blocks of this kind have layers of these widths.
-        found["mlp_dims"] = ()
-    return found
+        flags["mlp_dims"] = ()
+    return flags
 
 
 def with_preset(config: Config, given: Collection[str]) -> Config:
@@ -46,9 +46,9 @@ def with_preset(config: Config, given: Collection[str]) -> Config:
         UserError: when a flag is impossible, or not possible with the preset.
     """
     flags = preset_flags(config, given)
-    found = config.replaced(**flags)
+    completed = config.replaced(**flags)
     try:
-        found.validate()
+        completed.validate()
     except UserError as error:
         named = {name: value for name, value in flags.items() if f"--{name} " in str(error)}
         if not named:
@@ -57,4 +57,4 @@ def with_preset(config: Config, given: Collection[str]) -> Config:
             f"--preset {config.model.preset} sets {in_words(named)}, but {error} Give another value, or "
             "--preset none."
         ) from None
-    return found
+    return completed

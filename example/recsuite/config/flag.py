@@ -66,9 +66,9 @@ class Section:
     @classmethod
     def flag(cls, name: str) -> Flag:
         """Return the help text and the limits of a flag of this section."""
-        found = cls.__dataclass_fields__[name].metadata["flag"]
-        assert isinstance(found, Flag)
-        return found
+        flag_of_field = cls.__dataclass_fields__[name].metadata["flag"]
+        assert isinstance(flag_of_field, Flag)
+        return flag_of_field
 
     def validate(self) -> None:
         """Refuse impossible values, each with its own message.

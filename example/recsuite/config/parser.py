@@ -35,11 +35,16 @@ LEAST_LIKE = 0.75
 def parse_args(argv: list[str] | None = None) -> Config:
     """Read a command line into a checked `Config`. Not collective.
 
-    argv: the flags, those of `sys.argv` when None.
+    Args:
+        argv: The flags; None for those of `sys.argv`.
+
+    Returns:
+        The configuration, with the values of its preset.
 
     Raises:
-        UserError: on an unknown flag, a value that does not parse, or one that `Config.validate` refuses.
+        UserError: For an unknown flag, a value that does not parse, or one that `Config.validate` refuses.
 
+    Example:
         args = rs.parse_args(["--epochs", "2", "--batch_size", "512"])
     """
     return parse_given(argv)[0]
@@ -55,12 +60,12 @@ def parse_given(argv: list[str] | None = None, unread: Collection[str] = ()) -> 
     """
     # Only the known flags, so that the error for an unknown one can name a similar flag. argparse's own error
     # would not.
-    found, unknown = build_parser(unread).parse_known_args(argv)
+    namespace, unknown = build_parser(unread).parse_known_args(argv)
     if unknown:
         raise UserError(
             f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help_all for every flag."
         )
-    values = vars(found)
+    values = vars(namespace)
     config = with_preset(Config.of(**values), values)
     # Not in `Config.validate`, which cannot distinguish a given flag from a default.
     check_given_flags(config.stream.stream, values, config.data.duplicates)
@@ -137,8 +142,8 @@ def build_parser(unread: Collection[str] = (), shows_all: bool = False) -> argpa
             action.help = argparse.SUPPRESS
     if not shows_all:
         # In their order there, with the flags that show the help behind them.
-        places = {name: place for place, name in enumerate(FIRST)}
-        parser._optionals._group_actions.sort(key=lambda action: places.get(action.dest, len(places)))
+        rank_of = {name: place for place, name in enumerate(FIRST)}
+        parser._optionals._group_actions.sort(key=lambda action: rank_of.get(action.dest, len(rank_of)))
     return parser
 
 

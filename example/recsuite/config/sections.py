@@ -427,7 +427,7 @@ class TablesConfig(Section):
             UserError: for a value that is not a number, a share or auto.
         """
         # A comma separates the parts, so numbers have none.
-        found = {"": AUTO}
+        capacities = {"": AUTO}
         for part in self.capacity.split(","):
             name, _, value = part.strip().rpartition("=")
             share = SHARE.fullmatch(value)
@@ -437,8 +437,8 @@ class TablesConfig(Section):
                 f"--capacity must be a number between 1 and {MOST_PLACES:,}, a share of the memory such as "
                 f"25%, or auto, got {value or 'nothing'} in {self.capacity}",
             )
-            found[name] = value
-        return found
+            capacities[name] = value
+        return capacities
 
 
 MOST_CUTOFF = 1_000_000
@@ -462,8 +462,9 @@ class ModelConfig(Section):
     dropout, initial_rows and preset are flags, see docs/flags.md.
 
     Raises:
-        UserError: from `validate`, for impossible values.
+        UserError: From `validate`, for impossible values.
 
+    Example:
         def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
             return RatingModel(data, args.embedding_dim, args.mlp_dims)
     """
@@ -541,7 +542,11 @@ class ModelConfig(Section):
         return IN_BATCH_NEGATIVES if self.ranks and not self.reads_order else 0
 
     def num_negatives(self, num_items: int) -> int:
-        """Return the maximum number of negatives drawn for a step from `num_items` items."""
+        """Return the maximum number of negatives drawn for a step.
+
+        Args:
+            num_items: Number of items of the data.
+        """
         # A sequence task has no in-batch negatives.
         return num_items if self.reads_order and self.negatives == 0 else min(self.negatives, num_items)
 
@@ -564,7 +569,7 @@ class ModelConfig(Section):
         """Refuse impossible values.
 
         Raises:
-            UserError: for the first fault found.
+            UserError: For the first impossible value.
         """
         super().validate()
         widths = ",".join(map(str, self.mlp_dims))

@@ -27,13 +27,13 @@ def duration(flag: str, text: str, things: str) -> Duration:
     Raises:
         UserError: when it is neither a time nor a number, or too large.
     """
-    found = PATTERN.fullmatch(text.strip())
+    match = PATTERN.fullmatch(text.strip())
     require(
-        found is not None and len(found[1]) <= 15,
+        match is not None and len(match[1]) <= 15,
         f"--{flag} must be a time such as 12h or 90d (s, m, h, d or w), or a number of {things}, got {text}",
     )
-    assert found is not None
-    amount, is_time = int(found[1]) * SECONDS.get(found[2], 1), bool(found[2])
+    assert match is not None
+    amount, is_time = int(match[1]) * SECONDS.get(match[2], 1), bool(match[2])
     most = MOST_SECONDS if is_time else MOST_NUMBER
     require(amount <= most, f"--{flag} must be at most {'36525d' if is_time else most}, got {text}")
     return Duration(amount, is_time)
@@ -50,11 +50,11 @@ def size_of(text: str, flag: str, is_rate: bool = False) -> int:
     Raises:
         UserError: when it is no size, or 0.
     """
-    found, size = SIZE.fullmatch(text.strip()), 0
+    match, size = SIZE.fullmatch(text.strip()), 0
     # 8gb and 8Gb for a memory are bits by their letter, and meant as bytes: refused.
-    if found is not None and (is_rate or (found[4], found[5]) == ("B", None)):
-        unit = (1024 if found[3] else 1000) ** " KMGTP".index((found[2] or " ").upper())
-        size = round(float(found[1]) * unit) // (8 if found[4] == "b" else 1)
+    if match is not None and (is_rate or (match[4], match[5]) == ("B", None)):
+        unit = (1024 if match[3] else 1000) ** " KMGTP".index((match[2] or " ").upper())
+        size = round(float(match[1]) * unit) // (8 if match[4] == "b" else 1)
     shown = "rate such as 2GB/s or 400Gb/s" if is_rate else "size such as 512MB, 8GB or 16GiB"
     require(size > 0, f"--{flag} must be a {shown}, got {text}")
     return size

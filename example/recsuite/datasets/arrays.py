@@ -152,12 +152,12 @@ def highest(column: np.ndarray) -> int:
 
 def where(marks: np.ndarray) -> np.ndarray:
     """Places of the marks that are true, int32, in order."""
-    found, end = np.empty(np.count_nonzero(marks), np.int32), 0
+    positions, end = np.empty(np.count_nonzero(marks), np.int32), 0
     for part in chunks(len(marks)):
-        places = np.flatnonzero(marks[part])
-        found[end : end + len(places)] = places + part.start
-        end += len(places)
-    return found
+        of_part = np.flatnonzero(marks[part])
+        positions[end : end + len(of_part)] = of_part + part.start
+        end += len(of_part)
+    return positions
 
 
 def sorted_places(*keys: np.ndarray) -> np.ndarray:
@@ -205,8 +205,8 @@ def _order_of(
 
 
 def _ends_of(key: np.ndarray) -> tuple[int, int]:
-    found = [(int(key[part].min()), int(key[part].max())) for part in chunks(len(key), key)]
-    return min((low for low, _ in found), default=0), max((high for _, high in found), default=0)
+    ends = [(int(key[part].min()), int(key[part].max())) for part in chunks(len(key), key)]
+    return min((low for low, _ in ends), default=0), max((high for _, high in ends), default=0)
 
 
 @dataclass

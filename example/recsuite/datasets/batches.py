@@ -86,7 +86,7 @@ class EventBatches:
         self.user_place = columns.place_of(USER)
         self.features = EventFeatures(columns, config.data)
         longest = config.data.history if config.model.reads_order else 0
-        begin, end = (min(each * self.local_batch_size, self.batch_size) for each in (rank, rank + 1))
+        begin, end = (min(number * self.local_batch_size, self.batch_size) for number in (rank, rank + 1))
         # The numbers of this rank's events in a step; and those of their groups, whose items are negatives.
         self.part = range(begin, end)
         self._of_groups = whole_groups(self.part, self.batch_size, self.model.in_batch_negatives)
@@ -146,23 +146,23 @@ class EventBatches:
         events = features.events(positions, request.split)
         if trains and self._hides_histories:
             self._hide_histories(events, request)
-        found = features.find(events)
+        keys = features.find(events)
         negatives = self._negatives(request)
         num_rows, num_real = len(negatives) + self.local_batch_size, len(negatives) + len(events)
         rows = range(len(negatives), num_rows)
         histories = NO_HISTORIES
         if features.longest:
             listed, histories = self._histories_of(request, events, positions, read_positions, rows, empty)
-            found.lists.append(listed)
+            keys.lists.append(listed)
         if trains:
-            self._mask_ids(found.single, found.numbers, request)
+            self._mask_ids(keys.single, keys.numbers, request)
         if len(negatives):
-            found = found.behind(features.find_items(negatives))
-        values, lengths = features.join(num_rows, found.single, found.lists, empty)
+            keys = keys.behind(features.find_items(negatives))
+        values, lengths = features.join(num_rows, keys.single, keys.lists, empty)
         labels, weights, *more = self._labels_and_weights(events, self._weight_of(request), trains, empty)
         numbers = empty((num_rows, self.num_numbers), np.float32)
         numbers[num_real:] = 0
-        np.concatenate(found.numbers, axis=1, out=numbers[:num_real])
+        np.concatenate(keys.numbers, axis=1, out=numbers[:num_real])
         seen_bits = self._had(request, events, read_positions, negatives, empty)
         return values, lengths, labels, weights, *histories, numbers, seen_bits, *more
 

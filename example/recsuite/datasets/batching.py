@@ -421,7 +421,7 @@ def sample_items(items: np.ndarray, number: int, *draws: int) -> np.ndarray:
 
 
 def mark_seen_items(
-    found: np.ndarray,
+    seen_bits: np.ndarray,
     events: np.ndarray,
     ends: np.ndarray,
     of_groups: np.ndarray,
@@ -430,23 +430,22 @@ def mark_seen_items(
     num_items: int,
     read: ReadColumn,
 ) -> None:
-    """Fill in `seen_bits` of a `Batch` for training events. Takes time proportional to their whole user
-    histories.
+    """Fill in `seen_bits` of a `Batch` for training events, in time proportional to their user histories.
 
-    found: uint8 [B, bytes of a group and of the negatives], of zeros; events: records, [n]; ends: end, in the
-    user histories, of the items before each event, [n]; of_groups: items of all events of their groups, of
-    which the events are those from `first` on; negatives: positions of items, [N].
+    seen_bits: uint8 [B, bytes of a group and of the negatives], of zeros; events: records, [n]; ends: end,
+    in the user histories, of the items before each event, [n]; of_groups: items of all events of their
+    groups, of which the events are those from `first` on; negatives: positions of items, [N].
     """
-    group = found.shape[1] - bytes_of_bits(len(negatives), len(negatives))
+    group = seen_bits.shape[1] - bytes_of_bits(len(negatives), len(negatives))
     # Without a group the size is free: so many rows are compared with the negatives at once.
     size = 8 * group or ROWS
     for begin in range(0, first + len(events), size):
         part = slice(max(begin - first, 0), begin + size - first)
-        rows, in_group = found[part], of_groups[begin : begin + size] if group else of_groups[:0]
+        rows, in_group = seen_bits[part], of_groups[begin : begin + size] if group else of_groups[:0]
         items = np.concatenate([in_group, negatives])
-        seen_bits = _had(events[part], ends[part], items, num_items, read)
-        for place, found_of in ((0, seen_bits[:, : len(in_group)]), (group, seen_bits[:, len(in_group) :])):
-            packed = np.packbits(found_of, axis=1, bitorder="little")
+        is_seen = _had(events[part], ends[part], items, num_items, read)
+        for place, columns in ((0, is_seen[:, : len(in_group)]), (group, is_seen[:, len(in_group) :])):
+            packed = np.packbits(columns, axis=1, bitorder="little")
             rows[: len(packed), place : place + packed.shape[1]] = packed
 
 
@@ -463,12 +462,12 @@ def _had(
     counts = ends - starts
     seen = read("seen").take(places_of(starts, counts))
     # Below 0 for events of the context: all of them get the last entry, which is 0.
-    places = place_of.take(np.maximum(seen, -1, out=seen))
-    there = np.flatnonzero(places)
+    columns = place_of.take(np.maximum(seen, -1, out=seen))
+    there = np.flatnonzero(columns)
     rows = np.searchsorted(counts.cumsum(), there, side="right")
-    found = np.zeros((len(events), len(distinct)), bool)
-    found[rows, places[there] - 1] = True
-    return found.take(inverse, axis=1)
+    had = np.zeros((len(events), len(distinct)), bool)
+    had[rows, columns[there] - 1] = True
+    return had.take(inverse, axis=1)
 
 
 # One of so many training events is given the unknown user, so that row 0 learns the average of new users.
@@ -574,8 +573,8 @@ class EventFeatures:
         records = [*entities.values(), events]
         lists = []
         for entity, record in entities.items():
-            places = record["lists"].transpose(1, 2, 0)
-            for name, (starts, counts) in zip(self._with_lists[entity], places, strict=True):
+            spans = record["lists"].transpose(1, 2, 0)
+            for name, (starts, counts) in zip(self._with_lists[entity], spans, strict=True):
                 known = self.column(f"{name}_values").take(places_of(starts, counts))
                 lists.append(InvertedLists(known, counts, padding=1))
         return RowKeys(
@@ -584,12 +583,12 @@ class EventFeatures:
 
     def find_items(self, items: np.ndarray) -> RowKeys:
         """Features of items alone, with an unknown user without a history. items: positions, int64 [n]."""
-        found = self.find(self.events(items, "catalogue"))
-        found.single[ENTITIES.index(USER)][:] = UNKNOWN_ROW
+        keys = self.find(self.events(items, "catalogue"))
+        keys.single[ENTITIES.index(USER)][:] = UNKNOWN_ROW
         if self.longest:
             nothing = np.zeros(0, np.int64), np.zeros(len(items), np.int64)
-            found.lists.append(InvertedLists(*nothing, padding=0))
-        return found
+            keys.lists.append(InvertedLists(*nothing, padding=0))
+        return keys
 
     def listed_items(self) -> np.ndarray:
         """Positions of the items that a list can hold, int32, see `columns.listed_items`."""

@@ -324,11 +324,11 @@ def _described(
     return entries, columns
 
 
-def _with_nan(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {name: _with_nan(value) for name, value in found.items()}
+def _with_nan(entry: Any) -> Any:
+    if isinstance(entry, dict):
+        return {name: _with_nan(value) for name, value in entry.items()}
     # Always the same NaN object, so that two equal data sets compare equal.
-    return math.nan if found is None else found
+    return math.nan if entry is None else entry
 
 
 def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -> None:

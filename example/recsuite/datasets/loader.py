@@ -214,17 +214,24 @@ def _warn(config: LoaderConfig, launch: Launch) -> None:
 def build_dataloader(dataset: EventBatches, sampler: EpochSampler, config: Config) -> BatchLoader:
     """Return a loader of whole batches. Not collective.
 
-    Batches are made in this process for --num_workers 0, else by worker processes.
+    Batches are made in this process for --num_workers 0, else by worker processes. Workers are spawned,
+    unless --mp_context is given, because a forked worker inherits the CUDA context and the locks of every
+    thread. They are persistent, and one pool serves training and evaluation. They start at once, while the
+    caller continues. Batches are pinned if CUDA is available; the main process copies them to the device,
+    after `init_runtime` has set it.
 
-    dataset: makes batch k of an epoch; sampler: the numbers of this rank's batches; config: the flags of
-    workers. Workers are spawned, unless --mp_context is given, because a forked worker inherits the CUDA
-    context and the locks of every thread. They are persistent, and one pool serves training and evaluation.
-    They start at once, while the caller continues. Batches are pinned if CUDA is available; the main process
-    copies them to the device, after `init_runtime` has set it.
+    Args:
+        dataset: Makes batch k of an epoch.
+        sampler: The numbers of this rank's batches.
+        config: Its section `loader` has the flags of workers.
+
+    Returns:
+        The loader; each `iter` of it is one pass over the split of the sampler.
 
     Raises:
-        UserError: when the data set cannot be sent to a worker, or the machine cannot start that many.
+        UserError: When the data set cannot be sent to a worker, or the machine cannot start that many.
 
+    Example:
         with rs.open_data(args, runtime, rs.build_dataloader) as data:
             ...
     """

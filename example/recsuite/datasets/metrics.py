@@ -307,9 +307,9 @@ def ranks_by_chance(candidates: np.ndarray) -> Metrics:
     candidates: number of items that are ranked in each case, int [n]; 0 if the item of the case is not.
     """
     shown = np.minimum(candidates, TOP)
-    places = np.arange(1, TOP + 1)
+    ranks = np.arange(1, TOP + 1)
     # Sums over the first items, of each metric of a hit at a place.
-    sums = (np.cumsum([0.0, *each]) for each in (np.ones(TOP), 1 / np.log2(1 + places), 1 / places))
+    sums = (np.cumsum([0.0, *each]) for each in (np.ones(TOP), 1 / np.log2(1 + ranks), 1 / ranks))
     means = (float((each[shown] / np.maximum(candidates, 1)).mean()) for each in sums)
     return dict(zip(("hr_at_10", "ndcg_at_10", "mrr_at_10"), means, strict=True))
 

@@ -110,9 +110,9 @@ class FileWatcher:
             self.report_once(sentence)
 
     def _files(self) -> list[TableFile]:
-        found = look(self.config.data, self.config.runtime.seed)[1]
+        source = look(self.config.data, self.config.runtime.seed)[1]
         # A folder that is moved away for a moment counts as incomplete.
-        return [] if found is None else found.files
+        return [] if source is None else source.files
 
 
 def _ends_a_line(file: TableFile) -> bool:

@@ -211,12 +211,12 @@ def record_of(schema: Schema, features: Sequence[Feature]) -> dict[str, Any]:
     """Return a schema in the form of files, with the features of a model in the order of its sums."""
     # Sums of floats in another order are rounded differently, and so would be the scores of a served model.
     recorded = [plain(schema.recorded(feature)) for feature in features]
-    found = {**dataclasses.asdict(schema), "features": recorded}
+    record = {**dataclasses.asdict(schema), "features": recorded}
     # Files of data with one label and one type of event stay as they were in earlier versions.
     for name in ("more_labels", "event_types"):
-        if not found[name]:
-            del found[name]
-    return found
+        if not record[name]:
+            del record[name]
+    return record
 
 
 def schema_of(record: Any) -> Schema:

@@ -91,8 +91,8 @@ def look(config: DataConfig, seed: int) -> tuple[Path, TableSource | None]:
     from recsuite.datasets.tables import source as tables
 
     _refuse_near_known(config.data_path)
-    found = tables.look(config, DATA_ROOT)
-    return (Path(config.data_path), None) if found is None else (found.folder, found)
+    source = tables.look(config, DATA_ROOT)
+    return (Path(config.data_path), None) if source is None else (source.folder, source)
 
 
 def is_user_tables(config: DataConfig) -> bool:

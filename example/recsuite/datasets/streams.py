@@ -64,15 +64,15 @@ class StreamState:
 
         events_per_file: the current one, in the order in which files are read.
         """
-        found, names, known = list(self.late), list(events_per_file), self.events_per_file
+        rules, names, known = list(self.late), list(events_per_file), self.events_per_file
         last = max((place for place, name in enumerate(names) if known.get(name)), default=-1)
         for place, name in enumerate(names):
             number = known.get(name, 0)
             if events_per_file[name] > number:
                 # Events of one second are in the order of the files. An event that comes before a learned one
                 # in this order must be newer.
-                found.append((name, number, self.learned + (place < last)))
-        return tuple(found)
+                rules.append((name, number, self.learned + (place < last)))
+        return tuple(rules)
 
     def is_late(self, time: np.ndarray, events_per_file: Mapping[str, int]) -> np.ndarray:
         """Return True for late events, bool [n]. time: of all events in the order of the files."""
@@ -113,13 +113,13 @@ def keys_of(user: np.ndarray, item: np.ndarray, label: np.ndarray, time: np.ndar
 
     user, item: digests of their raw ids, uint64 [n]: their positions may change with new data.
     """
-    found = user.astype(np.uint64)
+    hashes = user.astype(np.uint64)
     for part in (item, label.astype(np.float32).view(np.uint32), time.astype(np.int64).view(np.uint64)):
         # The multiplier of splitmix64: an event with two parts exchanged has another hash.
-        found *= np.uint64(0x9E3779B97F4A7C15)
-        found ^= found >> np.uint64(31)
-        found += part.astype(np.uint64)
-    return found
+        hashes *= np.uint64(0x9E3779B97F4A7C15)
+        hashes ^= hashes >> np.uint64(31)
+        hashes += part.astype(np.uint64)
+    return hashes
 
 
 def digests_of(ids: Any) -> np.ndarray:
@@ -127,8 +127,8 @@ def digests_of(ids: Any) -> np.ndarray:
     values = np.asarray(ids)
     if values.dtype.kind in "iu":
         return values.astype(np.int64).view(np.uint64)
-    found = (xxhash.xxh3_64_intdigest(str(value).encode()) for value in values.tolist())
-    return np.fromiter(found, np.uint64, len(values))
+    digests = (xxhash.xxh3_64_intdigest(str(value).encode()) for value in values.tolist())
+    return np.fromiter(digests, np.uint64, len(values))
 
 
 class Prefix:

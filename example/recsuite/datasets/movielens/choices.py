@@ -41,9 +41,9 @@ class Clusters:
 
     def draw_tastes(self, rng: np.random.Generator, num_users: int) -> np.ndarray:
         """Draw the chances of the clusters for users, up to those of ORDER, float64 [users, clusters]."""
-        places = np.argsort(rng.random((num_users, len(self.popularity))), axis=1, kind="stable")
+        order = np.argsort(rng.random((num_users, len(self.popularity))), axis=1, kind="stable")
         tastes = np.tile((1 - ORDER - TASTE) * self.popularity, (num_users, 1))
-        tastes[np.arange(num_users)[:, None], places[:, : len(FAVOURITES)]] += TASTE * FAVOURITES
+        tastes[np.arange(num_users)[:, None], order[:, : len(FAVOURITES)]] += TASTE * FAVOURITES
         return tastes
 
     def choose(
@@ -58,9 +58,9 @@ class Clusters:
             had, from 1 on; int64 [sum of counts] both, user after user.
         """
         draws = rng.random(counts.sum())
-        places, ranks = np.empty(len(draws), np.int64), np.empty(len(draws), np.int64)
-        _choose(self.begins, self.shares, tastes, ORDER, counts, draws, places, ranks)
-        return self.movies[places], ranks
+        positions, ranks = np.empty(len(draws), np.int64), np.empty(len(draws), np.int64)
+        _choose(self.begins, self.shares, tastes, ORDER, counts, draws, positions, ranks)
+        return self.movies[positions], ranks
 
 
 def draw_clusters(rng: np.random.Generator, popularity: np.ndarray) -> Clusters:
@@ -88,13 +88,13 @@ def _choose(
     order: float,
     counts: np.ndarray,
     draws: np.ndarray,
-    places: np.ndarray,
+    positions: np.ndarray,
     ranks: np.ndarray,
 ) -> None:
-    """Write the places of the taken movies in a `Clusters`, and their ranks.
+    """Write the positions of the taken movies in a `Clusters`, and their ranks.
 
     order: chance of the cluster after that of the last movie; draws: float64 [sum of counts], from 0 to below
-    1; places, ranks: int64 [sum of counts].
+    1; positions, ranks: int64 [sum of counts].
     """
     num_clusters, number = len(begins) - 1, 0
     had, left = np.empty(len(shares), np.bool_), np.empty(num_clusters)
@@ -119,22 +119,22 @@ def _choose(
                     if rest < chances[cluster] * left[cluster]:
                         break
                     rest -= chances[cluster] * left[cluster]
-            found, rest = -1, rest / chances[own]
+            taken, rest = -1, rest / chances[own]
             for place in range(begins[own], begins[own + 1]):
                 if not had[place]:
-                    found = place
+                    taken = place
                     if rest < shares[place]:
                         break
                     rest -= shares[place]
-            chance, rank = chances[own] * shares[found], 1
+            chance, rank = chances[own] * shares[taken], 1
             for cluster in range(num_clusters):
                 for place in range(begins[cluster], begins[cluster + 1]):
                     if chances[cluster] * shares[place] < chance:
                         break
                     # Ties count against a movie, as in every evaluation.
-                    rank += not had[place] and place != found
-            places[number], ranks[number] = found, rank
-            had[found] = True
+                    rank += not had[place] and place != taken
+            positions[number], ranks[number] = taken, rank
+            had[taken] = True
             # Added up again, because a difference would not be 0 after the last movie.
             left[own] = 0.0
             for place in range(begins[own], begins[own + 1]):

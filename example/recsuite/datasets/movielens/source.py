@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+from typing_extensions import override
 
 from recsuite.config.sections import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.schema import ITEM, RawData
@@ -150,8 +151,8 @@ def download(name: str, folder: Path) -> None:
             digest = digest or _published_digest(f"{url}.md5", end)
             say(f"Downloading {address} ({megabytes} MB)")
             _fetch(url, archive, end)
-            if (found := _md5(archive)) != digest:
-                raise OSError(f"its md5 is {found} and must be {digest}")
+            if (md5 := _md5(archive)) != digest:
+                raise OSError(f"its md5 is {md5} and must be {digest}")
             _unpack(archive, aside)
 
 
@@ -230,14 +231,14 @@ class MovieLens(TableSource):
     """A MovieLens set, or one in its format."""
 
     @property
+    @override
     def files(self) -> list[TableFile]:
-        """See `TableSource`."""
-        found = [path for name in ORACLES if (path := self.folder / name).is_file()]
-        oracles = (File(str(path), "npy", size=path.stat().st_size) for path in found)
+        paths = [path for name in ORACLES if (path := self.folder / name).is_file()]
+        oracles = (File(str(path), "npy", size=path.stat().st_size) for path in paths)
         return [*super().files, *(TableFile(file, Path(file.path).name) for file in oracles)]
 
+    @override
     def read(self) -> RawData:
-        """See `TableSource`."""
         tables = dataclasses.replace(self.tables, items=tuple(map(_decoded, self.tables.items)))
         # Imported late, as in `TableSource`.
         from recsuite.datasets.tables.reading import read_tables
@@ -288,21 +289,21 @@ def locate(config: DataConfig, seed: int) -> MovieLens:
         UserError: when there is nothing to read, or it cannot be obtained.
     """
     dataset = "synthetic" if config.is_synthetic else config.dataset
-    folder, found = look(config, seed)
-    if found is None:
+    folder, source = look(config, seed)
+    if source is None:
         _obtain(dataset, folder, config, seed)
-        folder, found = look(config, seed)
+        folder, source = look(config, seed)
     # --data_path may be the folder of another set than --dataset.
-    if found is None or (dataset and files_in(folder) != EDITIONS[dataset]):
+    if source is None or (dataset and files_in(folder) != EDITIONS[dataset]):
         raise UserError(
-            f"{folder} does not hold {dataset} but {found.files[0].name if found else 'other files'}; "
+            f"{folder} does not hold {dataset} but {source.files[0].name if source else 'other files'}; "
             "give another --data_path, or leave --dataset out to read what lies there."
         )
     if dataset == "synthetic":
         from recsuite.datasets.movielens.synthetic import check_synthetic
 
         check_synthetic(folder, config.synthetic_ratings, seed, config.synthetic_kind)
-    return found
+    return source
 
 
 def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from recsuite.datasets.movielens.choices import draw_clusters
 from recsuite.errors import UserError
@@ -245,8 +246,9 @@ class DriftingWorld(World):
     factor_stds: tuple[float, ...] = (0.3, 0.1, 0.06, 0.04)
     quarter_turns: float = 1.0
 
+    @override
     def draw(self, rng: np.random.Generator, planted: Planted) -> Iterator[tuple[np.ndarray, ...]]:
-        """See `World.draw`. "first_day" predicts by the parameters at moment 0."""
+        """Yield blocks as `World.draw` does. "first_day" predicts by the parameters at moment 0."""
         users, movies, counts, picks = planted
         movie_lives = draw_lives(rng, len(movies), STAYING_MOVIES)
         user_lives = draw_lives(rng, len(users), STAYING_USERS)
@@ -395,18 +397,18 @@ def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> No
     """
     oracle = folder / "oracle.json"
     try:
-        found = json.loads(oracle.read_bytes()) if oracle.is_file() else {}
+        recorded = json.loads(oracle.read_bytes()) if oracle.is_file() else {}
     # A damaged file counts as empty.
     except ValueError:
-        found = {}
+        recorded = {}
     wanted = {"num_ratings": num_ratings, "seed": seed, "world": world}
-    if not isinstance(found, dict) or not wanted.items() <= found.items():
+    if not isinstance(recorded, dict) or not wanted.items() <= recorded.items():
         raise UserError(
             f"{folder} holds other ratings than --synthetic_ratings {num_ratings} --seed {seed} "
             f"--synthetic_kind {world}; give another --data_path, or leave --dataset out to read what lies "
             f"there."
         )
-    if found.get("format") != FORMAT:
+    if recorded.get("format") != FORMAT:
         raise UserError(
             f"{folder} was drawn by another version of this program, with other tastes; remove it, or give "
             "another --data_path."

@@ -109,7 +109,7 @@ def baselines_of(
     parts: dict[str, Any] = {"": slice(None)}
     if is_known.any() and not is_known.all():
         parts |= {KNOWN: is_known, NEW: ~is_known}
-    found: dict[str, dict[str, Metrics]] = {}
+    results: dict[str, dict[str, Metrics]] = {}
     for part, some in parts.items():
         of_labels, of_answers = _measured(stored, sizes, fitted, oracle.labels, schema.liked_label, some)
         of_ranks: dict[str, Metrics] = {
@@ -119,8 +119,8 @@ def baselines_of(
         if oracle.ranks is not None:
             of_ranks["oracle"] = measure_ranks(oracle.ranks[some]).values
         ways = {"predictions": of_labels, "ranks": of_ranks, "answers": of_answers}
-        found |= {way + part: of_part for way, of_part in ways.items()}
-    return found
+        results |= {way + part: of_part for way, of_part in ways.items()}
+    return results
 
 
 def _measured(
@@ -236,9 +236,9 @@ class PastBiases:
 
     def learn(self, user: np.ndarray, item: np.ndarray, label: np.ndarray) -> None:
         """Add events; user, item: their positions, int [n]; label: float [n]."""
-        for places, sums, counts in zip((user, item), self._sums, self._counts, strict=True):
-            np.add.at(sums, places, label)
-            np.add.at(counts, places, 1)
+        for rows, sums, counts in zip((user, item), self._sums, self._counts, strict=True):
+            np.add.at(sums, rows, label)
+            np.add.at(counts, rows, 1)
         self._sum += float(label.sum(dtype=np.float64))
         self._number += len(label)
 
@@ -246,15 +246,15 @@ class PastBiases:
         """Return predicted labels, or probabilities of yes, float64 [n]."""
         mean = self._sum / self._number if self._number else self._mean
         of_mean, damping = self._scaled(mean), DAMPING
-        found = np.full(len(user), of_mean)
+        scores = np.full(len(user), of_mean)
         if self._of_answers:
             # The rarer one of yes and no is, the less an event tells.
             share = np.clip(mean, LEAST_SHARE, 1 - LEAST_SHARE)
             damping /= share * (1 - share)
-        for places, sums, counts in zip((user, item), self._sums, self._counts, strict=True):
-            damped = (sums[places] + damping * mean) / (counts[places] + damping)
-            found += self._scaled(damped) - of_mean
-        return 1 / (1 + np.exp(-found)) if self._of_answers else found
+        for rows, sums, counts in zip((user, item), self._sums, self._counts, strict=True):
+            damped = (sums[rows] + damping * mean) / (counts[rows] + damping)
+            scores += self._scaled(damped) - of_mean
+        return 1 / (1 + np.exp(-scores)) if self._of_answers else scores
 
     def _scaled(self, labels: Any) -> Any:
         if not self._of_answers:
@@ -282,12 +282,12 @@ def fit_biases(
     fits = [_rounds(user[:number], item[:number], label[:number], sizes) for number in numbers]
     before = (math.inf,) * len(fits)
     for number in range(1, MOST_ROUNDS + 1):
-        found, errors = zip(*map(next, fits), strict=True)
+        fitted, errors = zip(*map(next, fits), strict=True)
         done(number / MOST_ROUNDS)
         if all(last - now < LEAST_CHANGE for last, now in zip(before, errors, strict=True)):
             break
         before = errors
-    return [*found]
+    return [*fitted]
 
 
 def _rounds(

@@ -89,8 +89,8 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
 
     columns = None
     for before in stream_state.before:
-        found = newest_of(cache, _name(digests, source.key, data, seed, before))
-        columns = columns or _unchanged(found, source, stream_state)
+        earlier = newest_of(cache, _name(digests, source.key, data, seed, before))
+        columns = columns or _unchanged(earlier, source, stream_state)
     # First without the lock: most runs find their columns, even in a read-only folder.
     if columns is None and not _is_due(data, cache, name, launch):
         columns = _found(cache, name, source, is_named)
@@ -287,5 +287,5 @@ def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:
 def _digests(files: Sequence[TableFile]) -> dict[str, str]:
     """Map the name of each file to its digest."""
     with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
-        found = pool.map(lambda file: file.digest(), files)
-        return dict(zip([file.name for file in files], found, strict=True))
+        digests = pool.map(lambda file: file.digest(), files)
+        return dict(zip([file.name for file in files], digests, strict=True))

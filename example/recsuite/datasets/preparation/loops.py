@@ -227,18 +227,18 @@ def repeated_events(user: np.ndarray, item: np.ndarray, folder: Path | None = No
     The arrays are int32, in ascending order, of about `RANGE_EVENTS` events. user, item: int32 [events];
     folder: as for `grouped`.
     """
-    found = grouped(user, highest(user) + 1, folder)
+    by_user = grouped(user, highest(user) + 1, folder)
     is_repeated = np.zeros(len(user), bool)
-    mark_repeats(found.offsets, found.events, item, highest(item) + 1, is_repeated)
-    release(item, found.events)
-    firsts = np.unique(found.offsets[:-1] // RANGE_EVENTS, return_index=True)[1].tolist()
+    mark_repeats(by_user.offsets, by_user.events, item, highest(item) + 1, is_repeated)
+    release(item, by_user.events)
+    firsts = np.unique(by_user.offsets[:-1] // RANGE_EVENTS, return_index=True)[1].tolist()
     pending, number = [], 0
-    for first, last in pairwise([*firsts, len(found.offsets) - 1]):
-        part = slice(found.offsets[first], found.offsets[last])
-        pending.append(found.events[part][is_repeated[part]])
-        release(found.events)
+    for first, last in pairwise([*firsts, len(by_user.offsets) - 1]):
+        part = slice(by_user.offsets[first], by_user.offsets[last])
+        pending.append(by_user.events[part][is_repeated[part]])
+        release(by_user.events)
         number += len(pending[-1])
         # Mostly few are repeated, and the caller looks up all of these in columns that may be mapped.
-        if number >= RANGE_EVENTS or (number and last == len(found.offsets) - 1):
+        if number >= RANGE_EVENTS or (number and last == len(by_user.offsets) - 1):
             yield np.sort(np.concatenate(pending))
             pending, number = [], 0

@@ -197,8 +197,8 @@ def _write_columns(
         "tables": [_recorded(table, schema) for table in written.tables],
         "numbers": [plain(schema.recorded(feature)) for feature in written.numbers],
         "baselines": {
-            way: {name: finite(metrics) for name, metrics in found.items()}
-            for way, found in baselines.items()
+            way: {name: finite(metrics) for name, metrics in of_way.items()}
+            for way, of_way in baselines.items()
         },
         "seen": schema.seen,
         "item_leakage": item_leakage,
@@ -292,10 +292,10 @@ def _more_labels(folder: Path, raw: RawData, order: np.ndarray) -> dict[str, np.
     """Labels after the first, float32, NaN for a missing one, and their own weights."""
     events = raw.events
     return {
-        f"{field}_{place}": gather(found[name], order, temporary(folder, len(order), np.float32))
+        f"{field}_{place}": gather(columns[name], order, temporary(folder, len(order), np.float32))
         for place, name in enumerate(events.more_labels, 2)
-        for field, found in (("label", events.more_labels), ("weight", events.more_weights))
-        if name in found
+        for field, columns in (("label", events.more_labels), ("weight", events.more_weights))
+        if name in columns
     }
 
 

@@ -111,18 +111,18 @@ def _fit_scale(values: np.ndarray) -> Scale:
     return Scale(float(values.mean()), spread if spread > 0 else 1.0, is_log)
 
 
-def encoding_of(found: Mapping[str, Any]) -> Encoding:
+def encoding_of(entry: Mapping[str, Any]) -> Encoding:
     """Return the encoding of a number from its entry in vocabulary.json.
 
     Raises:
         TypeError, ValueError: when it describes none.
     """
-    if "edges" in found:
-        buckets: Buckets = typed(Buckets, found)
+    if "edges" in entry:
+        buckets: Buckets = typed(Buckets, entry)
         if any(low >= high for low, high in zip(buckets.edges, buckets.edges[1:], strict=False)):
             raise ValueError("its edges do not rise")
         return buckets
-    scale: Scale = typed(Scale, found)
+    scale: Scale = typed(Scale, entry)
     if not scale.spread > 0:
         raise ValueError("its spread is not above 0")
     return scale

@@ -182,12 +182,12 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
         if pattern
     }
     listed, others = _listed(root, is_folder) if EVENTS not in named else ([], [])
-    found, ignored = _roles(folder, listed, others)
+    by_role, ignored = _roles(folder, listed, others)
     if not is_folder and EVENTS not in named:
-        found = {EVENTS: listed}
+        by_role = {EVENTS: listed}
     # A table that is named for another role is not one of the events.
     taken = {path for role in named for path in named[role]}
-    roles = {role: [each for each in paths if each not in taken] for role, paths in found.items()} | named
+    roles = {role: [each for each in paths if each not in taken] for role, paths in by_role.items()} | named
     for path_of in ignored:
         name = PACKED.sub("", path_of)
         # A table that is there only packed.
@@ -241,8 +241,8 @@ def unread(tables: Tables) -> list[str]:
     alike = {_likeness(file.path) for file in tables.events}
     # A schema that names its files need not allow all others to be listed.
     with contextlib.suppress(UserError):
-        found = [file.path for file in beside(tables) if _likeness(file.path) in alike]
-        return [os.path.relpath(path, tables.root) for path in found]
+        paths = [file.path for file in beside(tables) if _likeness(file.path) in alike]
+        return [os.path.relpath(path, tables.root) for path in paths]
     return []
 
 
@@ -291,19 +291,19 @@ def _named(folder: str, pattern: str, role: str) -> list[str]:
     """Return the files of an entry of [files]: a file, a folder, a glob pattern, or several of these."""
     path = pattern if is_remote(pattern) or os.path.isabs(pattern) else f"{folder.rstrip('/')}/{pattern}"
     if SEVERAL in pattern and not os.path.exists(path):
-        return [found for each in pattern.split(SEVERAL) for found in _named(folder, each, role)]
+        return [one for each in pattern.split(SEVERAL) for one in _named(folder, each, role)]
     if is_remote(path):
-        found = [path] if _is_file(path) else [*filter(_is_table, extra("urls").list_files(path))]
+        paths = [path] if _is_file(path) else [*filter(_is_table, extra("urls").list_files(path))]
     elif os.path.isdir(path):
-        found = [each for each in _walked(path) if _is_table(each)]
+        paths = [each for each in _walked(path) if _is_table(each)]
     else:
-        found = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
-    if not found:
+        paths = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
+    if not paths:
         raise UserError(
             f"{shown(path)} is not there; put the {role} there, or name another file under "
             f"[files] in {FILENAME}."
         )
-    return found
+    return paths
 
 
 def _listed(root: str, is_folder: bool) -> tuple[list[str], list[str]]:
@@ -311,17 +311,17 @@ def _listed(root: str, is_folder: bool) -> tuple[list[str], list[str]]:
     if not is_folder:
         return [root], []
     if is_remote(root):
-        found = [each for each in extra("urls").list_files(root) if not _is_hidden(each.removeprefix(root))]
+        paths = [each for each in extra("urls").list_files(root) if not _is_hidden(each.removeprefix(root))]
         # A server may give the requested file under another name.
-        if len(found) == 1:
-            return found, []
+        if len(paths) == 1:
+            return paths, []
     else:
-        found = _walked(root)
-    return [each for each in found if _is_table(each)], [each for each in found if not _is_table(each)]
+        paths = _walked(root)
+    return [each for each in paths if _is_table(each)], [each for each in paths if not _is_table(each)]
 
 
 def _walked(root: str) -> list[str]:
-    found: list[str] = []
+    files: list[str] = []
 
     def refuse(error: OSError) -> None:
         raise UserError(
@@ -331,10 +331,10 @@ def _walked(root: str) -> list[str]:
     for folder, folders, names in os.walk(root, onerror=refuse):
         folders[:] = [name for name in sorted(folders) if not _is_hidden(name)]
         paths = [f"{folder.rstrip('/')}/{name}" for name in names if not _is_hidden(name)]
-        found += [path for path in paths if os.path.isfile(path)]
-        if len(found) > MAX_FILES:
+        files += [path for path in paths if os.path.isfile(path)]
+        if len(files) > MAX_FILES:
             raise UserError(f"{root} holds more than {MAX_FILES:,} files; give the folder of the tables.")
-    return sorted(found)
+    return sorted(files)
 
 
 def _is_hidden(path: str) -> bool:
@@ -386,21 +386,21 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
     Raises:
         UserError: when they are of several formats, or lie in folders of different partitions.
     """
-    found = [_file(path, folder, files, role) for path in sorted(paths)]
-    formats = [file.format for file in found]
-    partitions = [" and ".join(name for name, _ in file.partitions) or "none" for file in found]
+    listed = [_file(path, folder, files, role) for path in sorted(paths)]
+    formats = [file.format for file in listed]
+    partitions = [" and ".join(name for name, _ in file.partitions) or "none" for file in listed]
     for what, kinds in (("files of the formats", formats), ("partitions by", partitions)):
         # The first file of each format, for the message: one format may be no data, such as checkpoint files.
         first: dict[str, str] = {}
-        for each, kind in zip(found, kinds, strict=True):
-            first.setdefault(kind, each.path.removeprefix(folder).lstrip("/"))
+        for file, kind in zip(listed, kinds, strict=True):
+            first.setdefault(kind, file.path.removeprefix(folder).lstrip("/"))
         if len(first) > 1:
             named = ", ".join(f"{kind} ({shown(path)})" for kind, path in sorted(first.items()))
             raise UserError(
                 f"{shown(folder)} holds {what} {named} for the {role}; name those to "
                 f"read under [files] in {FILENAME}."
             )
-    return tuple(found)
+    return tuple(listed)
 
 
 def _file(path: str, folder: str, files: Files, role: str = "") -> File:

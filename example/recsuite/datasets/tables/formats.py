@@ -261,8 +261,8 @@ class TextFile:
             self._rest += self._decoded(block)
             if not block:
                 break
-        found, self._rest = self._rest[:size], self._rest[size:]
-        return found
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
 
     def close(self) -> None:
         """Close the file."""
@@ -400,9 +400,9 @@ class Delimited(TextReader):
             raise UserError(f"Cannot read {file}: it has no first line{what}. Fix: add one.")
         self._has_header = not file.columns or _letters(first) == _letters(file.columns)
         # The last row may be incomplete.
-        if found := lengths(rows[: max(1, len(rows) - 1)]):
+        if ends := lengths(rows[: max(1, len(rows) - 1)]):
             raise UserError(
-                f"Cannot read {file}: its lines have from {found[0]} to {found[1]} columns, as where a user "
+                f"Cannot read {file}: its lines have from {ends[0]} to {ends[1]} columns, as where a user "
                 "and all of its items are on a line. Fix: write one line for each user and item, below a "
                 "first line user,item; where another character is between the columns, write delimiter under "
                 "[files] of schema.toml; where it is no table, move it to another folder."
@@ -684,8 +684,8 @@ class Arrow(Typed):
     def batches(self, columns: Sequence[str]) -> Iterator[FileBatch]:
         """Yield the rows; one that cannot be read means that the file is damaged."""
         first = 0
-        places = [self.names.index(name) for name in columns]
-        with explained_damage(self.file), self._opened(places) as reader:
+        indices = [self.names.index(name) for name in columns]
+        with explained_damage(self.file), self._opened(indices) as reader:
             number = reader.num_record_batches if self._is_file else 0
             parts = map(reader.get_batch, range(number)) if self._is_file else reader
             for place, whole in enumerate(parts, start=1):
@@ -698,10 +698,10 @@ class Arrow(Typed):
                 # A stream does not say how many batches it has.
                 self._done = max(self.file.size, 0) * place // number if number else 0
 
-    def _opened(self, places: list[int] | None) -> Any:
-        """Return Arrow's reader of the columns at these places; None for all."""
+    def _opened(self, indices: list[int] | None) -> Any:
+        """Return Arrow's reader of the columns at these indices; None for all."""
         self._source.seek(0)
-        options = ipc.IpcReadOptions(included_fields=places)
+        options = ipc.IpcReadOptions(included_fields=indices)
         return (ipc.open_file if self._is_file else ipc.open_stream)(self._source, options=options)
 
     def close(self) -> None:
@@ -812,8 +812,8 @@ def names_in(files: Sequence[File]) -> list[str]:
 
 def sampled(files: Sequence[File]) -> list[File]:
     """Return sample files of a table: the first, the last and some between."""
-    places = {len(files) * number // MOST_SAMPLED for number in range(MOST_SAMPLED)} | {len(files) - 1}
-    return [files[place] for place in sorted(places)]
+    indices = {len(files) * number // MOST_SAMPLED for number in range(MOST_SAMPLED)} | {len(files) - 1}
+    return [files[place] for place in sorted(indices)]
 
 
 def columns_of(tables: Tables) -> dict[str, list[str]]:
@@ -830,11 +830,11 @@ def _completed(batch: pyarrow.RecordBatch, source: FileReader, columns: Sequence
     if batch.schema.names == list(columns):
         return batch
     values = {name: value for name, value in source.file.partitions if value != MISSING_PARTITION}
-    places = {name: place for place, name in enumerate(batch.schema.names)}
+    indices = {name: place for place, name in enumerate(batch.schema.names)}
     # By position: finding each of thousands of columns by name would be slow.
     arrays = [
-        batch.column(places[column])
-        if column in places
+        batch.column(indices[column])
+        if column in indices
         else pyarrow.repeat(pyarrow.scalar(values.get(column), pyarrow.string()), batch.num_rows)
         for column in columns
     ]

@@ -151,20 +151,20 @@ class Coder:
         before = [] if self._known is None else [self._known]
         values = same_type([*before, *(each.dictionary if _is_coded(each) else each for each in waiting)])
         # The known values come first, and so keep their codes.
-        self._known, places = together(values)
+        self._known, positions = together(values)
         if self._used is not None or any(map(_is_coded, waiting)):
             number = sum(map(len, before))
             used = np.zeros(len(self._known) + 1, bool)
             used[:number] = True if self._used is None else self._used[:number]
             self._used = used
-        for each, codes in zip(waiting, places[len(before) :], strict=True):
+        for array, codes in zip(waiting, positions[len(before) :], strict=True):
             # A missing value keeps the code -1, of the last entry.
-            found = np.append(codes, np.int32(-1))[indices_of(each)] if _is_coded(each) else codes
+            row_codes = np.append(codes, np.int32(-1))[indices_of(array)] if _is_coded(array) else codes
             if self._used is not None:
-                self._used[found] = True
+                self._used[row_codes] = True
             if len(self._seen):
-                found = np.where(found < 0, found, found + np.int32(len(self._seen)))
-            self._file.write(found.astype("<i4", copy=False).data)
+                row_codes = np.where(row_codes < 0, row_codes, row_codes + np.int32(len(self._seen)))
+            self._file.write(row_codes.astype("<i4", copy=False).data)
 
 
 def _is_coded(values: pyarrow.Array) -> bool:
@@ -188,12 +188,12 @@ def together(arrays: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarra
     # Arrow skips arrays without values.
     encoded = pyarrow.chunked_array([each for each in arrays if len(each)], arrays[0].type)
     chunks = iter(encoded.dictionary_encode().chunks)
-    places, known = [], arrays[0][:0]
-    for each in arrays:
-        chunk = next(chunks) if len(each) else None
-        places.append(np.empty(0, np.int32) if chunk is None else indices_of(chunk))
+    positions, known = [], arrays[0][:0]
+    for array in arrays:
+        chunk = next(chunks) if len(array) else None
+        positions.append(np.empty(0, np.int32) if chunk is None else indices_of(chunk))
         known = known if chunk is None else chunk.dictionary
-    return known, places
+    return known, positions
 
 
 DESCRIPTION = "part.json"
@@ -298,32 +298,34 @@ class _Writer:
         parsed = [self._parsed(each, batch) for each in self.wanted]
         self.note_broken(batch.num_bad)
         is_good = np.ones(batch.columns.num_rows, bool)
-        for each in parsed:
-            if each.faults.any():
-                is_good &= each.faults == 0
+        for column in parsed:
+            if column.faults.any():
+                is_good &= column.faults == 0
         is_whole = bool(is_good.all())
         if not is_whole:
             self._note_bad(batch, is_good, [each.faults for each in parsed])
-        for place, each in enumerate(parsed):
+        for place, column in enumerate(parsed):
             if place in self.coders:
                 self._note_type(place, batch)
                 self._note_large(self.wanted[place].column, batch)
-                kept = each.values if is_whole else each.values.filter(pyarrow.array(is_good))
+                kept = column.values if is_whole else column.values.filter(pyarrow.array(is_good))
                 self.coders[place].add(kept)
             else:
-                values = each.values if is_whole else each.values[is_good]
+                values = column.values if is_whole else column.values[is_good]
                 self.files[place].write(values.astype(self.wanted[place].dtype.base, copy=False).data)
         self.num_rows += int(is_good.sum())
 
     def _parsed(self, wanted: ColumnSpec, batch: FileBatch) -> ParsedValues:
         """Return a column, in which a bad number or date of a feature is a missing one, and counted."""
-        found = wanted.parse(batch.columns.column(wanted.column))
-        if wanted.kind not in (NUMBER, DATE) or not found.faults.any():
-            return found
-        is_bad = found.faults != 0
-        first = self._bad_row(batch, int(np.argmax(is_bad)), [wanted], [found.faults])
+        parsed_column = wanted.parse(batch.columns.column(wanted.column))
+        if wanted.kind not in (NUMBER, DATE) or not parsed_column.faults.any():
+            return parsed_column
+        is_bad = parsed_column.faults != 0
+        first = self._bad_row(batch, int(np.argmax(is_bad)), [wanted], [parsed_column.faults])
         self.unread.setdefault(wanted.column, Faults(self.source.unit)).add([first], int(is_bad.sum()))
-        return ParsedValues(np.where(is_bad, np.nan, found.values), np.zeros_like(found.faults))
+        return ParsedValues(
+            np.where(is_bad, np.nan, parsed_column.values), np.zeros_like(parsed_column.faults)
+        )
 
     def _note_bad(self, batch: FileBatch, is_good: np.ndarray, faults: list[np.ndarray]) -> None:
         """Count the rows with a fault; those that the schema drops are not bad."""
@@ -370,8 +372,8 @@ class _Writer:
     def _bad_row(
         self, batch: FileBatch, place: int, columns: Sequence[ColumnSpec], faults: Sequence[np.ndarray]
     ) -> BadRow:
-        found = [int(of_column[place]) for of_column in faults]
-        wanted, fault = next(pair for pair in zip(columns, found, strict=True) if pair[1])
+        row_faults = [int(of_column[place]) for of_column in faults]
+        wanted, fault = next(pair for pair in zip(columns, row_faults, strict=True) if pair[1])
         column = batch.columns.column(wanted.column)
         reason = f"{shown_value(column, place)}{wanted.reason(fault, column, place)}"
         return BadRow(self.source.number_of(batch, place), "", f"{printable(wanted.column)} {reason}")
@@ -386,39 +388,39 @@ def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBat
     entries = [
         FileEntry(path.name, path.stat().st_size, digest_of(path)) for path in sorted(folder.iterdir())
     ]
-    found = {
+    description = {
         "num_rows": writer.num_rows,
         "untyped": [bool(each) for each in writer.untyped],
         "notes": writer.source.notes,
         # No column has an empty name.
         "faults": {
-            name: [each.unit, each.number, each.first]
-            for name, each in {"": writer.faults, **writer.unread}.items()
+            name: [faults.unit, faults.number, faults.first]
+            for name, faults in {"": writer.faults, **writer.unread}.items()
         },
         "files": [vars(entry) for entry in entries],
     }
-    (folder / DESCRIPTION).write_text(json.dumps(found, allow_nan=False))
+    (folder / DESCRIPTION).write_text(json.dumps(description, allow_nan=False))
 
 
 def open_part(folder: Path, file: File, wanted: tuple[ColumnSpec, ...], is_new: bool = False) -> Part | None:
     """Open an existing part; None if it is missing or damaged. Reads every byte unless it was just made."""
     try:
-        found: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
-        for entry in () if is_new else found["files"]:
+        description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
+        for entry in () if is_new else description["files"]:
             check_file(folder, FileEntry(**entry))
         faults = {
             name: Faults(unit, number, BadRow(*first) if first else None)
-            for name, (unit, number, first) in found["faults"].items()
+            for name, (unit, number, first) in description["faults"].items()
         }
         return Part(
             folder,
             file,
             wanted,
-            found["num_rows"],
-            tuple(found["untyped"]),
+            description["num_rows"],
+            tuple(description["untyped"]),
             faults.pop(""),
             faults,
-            tuple(found["notes"]),
+            tuple(description["notes"]),
         )
     # A damaged part is always made again.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
@@ -494,9 +496,9 @@ def parts_of(
             the disk is full.
     """
     names = [_name(file, wanted) for file, wanted in roles]
-    found = {name: open_part(folder / name, *role) for name, role in zip(names, roles, strict=True)}
+    by_name = {name: open_part(folder / name, *role) for name, role in zip(names, roles, strict=True)}
     # Of files with the same bytes, only one is read.
-    missing = {name: role for name, role in zip(names, roles, strict=True) if found[name] is None}
+    missing = {name: role for name, role in zip(names, roles, strict=True) if by_name[name] is None}
     sizes = {name: max(file.size, 0) for name, (file, _) in missing.items()}
     with (
         stage("reading the tables", sum(sizes.values()), "bytes") as reached,
@@ -510,7 +512,9 @@ def parts_of(
                 reached(before + done)
 
             with explained(f"Cannot write the columns to {folder}", "make room there, or give --cache_dir"):
-                found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", pool, report)
+                by_name[name] = make_part(
+                    folder / name, file, wanted, config.bad_rows == "skip", pool, report
+                )
             before += sizes[name]
     for path in folder.iterdir():
         # The folder also holds unfinished work.
@@ -519,7 +523,7 @@ def parts_of(
     parts = [
         dataclasses.replace(part, file=file)
         for name, (file, _) in zip(names, roles, strict=True)
-        if (part := found[name]) is not None
+        if (part := by_name[name]) is not None
     ]
     notes = [note for part in parts for note in (*part.notes, *_accepted(part, config))]
     return parts, [*notes, *_missing(parts)]
@@ -538,19 +542,19 @@ def _missing(parts: Sequence[Part]) -> Iterator[str]:
         UserError: for a feature with too many of them.
     """
     for column in dict.fromkeys(column for part in parts for column in part.unread):
-        found = [part for part in parts if column in part.unread]
-        number = sum(part.unread[column].number for part in found)
+        lacking = [part for part in parts if column in part.unread]
+        number = sum(part.unread[column].number for part in lacking)
         rows = sum(part.num_rows for part in parts if column in {each.column for each in part.wanted})
-        told, first = f"{number:,} of {rows:,} values", found[0].unread[column].first
+        told, first = f"{number:,} of {rows:,} values", lacking[0].unread[column].first
         assert first is not None
-        place = f"{found[0].unread[column].unit} {first.number}"
+        place = f"{lacking[0].unread[column].unit} {first.number}"
         if number > MOST_UNREAD * rows:
             raise UserError(
-                f"Cannot read {found[0].file}, {place}: {first.reason}; {told} of that feature cannot be "
+                f"Cannot read {lacking[0].file}, {place}: {first.reason}; {told} of that feature cannot be "
                 f"read, and {MOST_UNREAD:.0%} may be so. Fix: correct them, or write "
                 f'kind = "category" in the section of schema.toml with column = {toml_of(column)}.'
             )
-        name = Path(str(found[0].file)).name
+        name = Path(str(lacking[0].file)).name
         yield f"{printable(column)}: {told} count as missing, the first in {place} of {name} ({first.reason})"
 
 

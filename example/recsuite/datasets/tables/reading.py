@@ -110,7 +110,7 @@ def _with_split_of_files(raw: RawData) -> RawData:
             "rename them, name those to read under [files], or give --split time or random."
         )
     marks = {
-        part: np.repeat([each == part for each in parts.values()], [*raw.events_per_file.values()])
+        part: np.repeat([of_file == part for of_file in parts.values()], [*raw.events_per_file.values()])
         for part in ("validation", "test")
     }
     validation = marks["validation"] if "validation" in parts.values() else None
@@ -141,13 +141,13 @@ def _by_type(raw: RawData, schema: TableSchema, folder: Path) -> RawData:
         # A day may have no event of a type.
         if name in codes:
             place_of[codes[name]] = place
-    found = np.empty(len(column.codes), np.int8)
-    for part in chunks(len(found), column.codes):
-        found[part] = place_of[column.codes[part]]
-    numbers, places = counts_of(found, len(names) + 1).tolist(), where(found > 1)
+    kinds = np.empty(len(column.codes), np.int8)
+    for part in chunks(len(kinds), column.codes):
+        kinds[part] = place_of[column.codes[part]]
+    numbers, context_rows = counts_of(kinds, len(names) + 1).tolist(), where(kinds > 1)
     user, item, label, time = (
-        gather(values, places, temporary(folder, len(places), np.dtype(dtype)))
-        for values, dtype in ((events.user, "i4"), (events.item, "i4"), (found, "f4"), (events.time, "i8"))
+        gather(values, context_rows, temporary(folder, len(context_rows), np.dtype(dtype)))
+        for values, dtype in ((events.user, "i4"), (events.item, "i4"), (kinds, "f4"), (events.time, "i8"))
     )
     listed = [
         f"{number:,} of type {printable(name)}" for name, number in zip(names, numbers[1:], strict=True)
@@ -158,7 +158,7 @@ def _by_type(raw: RawData, schema: TableSchema, folder: Path) -> RawData:
         notes.append(
             f"skipped {counted(numbers[0], 'event')} of other types than {printable(', '.join(names))}"
         )
-    kept = only(raw, found == 1)
+    kept = only(raw, kinds == 1)
     return dataclasses.replace(
         kept,
         context=Events(user, item, label, time),
@@ -202,8 +202,8 @@ class DistinctValues:
 
 def joined(columns: Sequence[tuple[Part, ColumnSpec]]) -> DistinctValues:
     """Join the values of one column of several parts, or of several columns of ids."""
-    found = [part.values(wanted) for part, wanted in columns]
-    raw = [batch.column("value") for batch in found]
+    batches = [part.values(wanted) for part, wanted in columns]
+    raw = [batch.column("value") for batch in batches]
     untyped = [part.is_untyped(wanted) for part, wanted in columns]
     # True and true are one category, but may be two ids.
     if all(wanted.kind != ID for _, wanted in columns):
@@ -215,7 +215,7 @@ def joined(columns: Sequence[tuple[Part, ColumnSpec]]) -> DistinctValues:
     if not dictionaries:
         return DistinctValues(pyarrow.array([], pyarrow.string()), [])
     values, ranks = _sorted(dictionaries)
-    codes = [batch.column("code").to_numpy() for batch in found]
+    codes = [batch.column("code").to_numpy() for batch in batches]
     return DistinctValues(values, [_table(*each) for each in zip(codes, ranks, strict=True)], is_mixed)
 
 
@@ -228,11 +228,11 @@ def _sorted(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.n
         ordered = np.sort(np.concatenate(numbers), kind="stable")
         known = ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
         return pyarrow.array(known), [np.searchsorted(known, each) for each in numbers]
-    values, places = together(dictionaries)
+    values, positions = together(dictionaries)
     order = pc.array_sort_indices(values).to_numpy()
     ranks = np.empty(len(order), np.int32)
     ranks[order] = np.arange(len(order), dtype=np.int32)
-    return values.take(pyarrow.array(order)), [ranks[place] for place in places]
+    return values.take(pyarrow.array(order)), [ranks[place] for place in positions]
 
 
 def _table(codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -297,12 +297,12 @@ def property_of(
         """Yield the owner, the value and the time of the rows with a value."""
         for order, part in enumerate(parts):
             for rows in chunks(part.num_rows):
-                places = entity[order][part.column(key, rows)]
-                found = part.column(wanted, rows)
-                found = values.places[order][found] if values else found
-                is_there = found != -1 if values else ~np.isnan(found)
-                times = part.column(time, rows) if time else np.zeros(len(found), np.int64)
-                yield places[is_there], found[is_there], times[is_there]
+                owners = entity[order][part.column(key, rows)]
+                entries = part.column(wanted, rows)
+                entries = values.places[order][entries] if values else entries
+                is_there = entries != -1 if values else ~np.isnan(entries)
+                times = part.column(time, rows) if time else np.zeros(len(entries), np.int64)
+                yield owners[is_there], entries[is_there], times[is_there]
 
     for block in blocks():
         taken.add(*block)
@@ -321,13 +321,13 @@ def vectors_of(
 
     Arguments as for `property_of`.
     """
-    found = np.full((number, wanted.length), np.nan, np.float32)
+    table = np.full((number, wanted.length), np.nan, np.float32)
     for order, part in enumerate(parts):
         for rows in chunks(part.num_rows):
             vectors = part.column(wanted, rows)
             is_there = ~np.isnan(vectors[:, 0])
-            found[entity[order][part.column(key, rows)][is_there]] = vectors[is_there]
-    return list(found)
+            table[entity[order][part.column(key, rows)][is_there]] = vectors[is_there]
+    return list(table)
 
 
 def _decoded(known: list[Any], codes: np.ndarray, is_list: bool, is_untyped: bool) -> np.ndarray:
@@ -347,12 +347,12 @@ ADDED_CHUNKS = 16
 
 def _settle(taken: _Seen, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
     """Give an owner with several values that of over half of its rows; return the number of other rows."""
-    found = (
-        pandas.DataFrame({"owner": places, "value": values})[taken.varied[places]].value_counts(sort=False)
-        for places, values, _ in blocks
+    counted_blocks = (
+        pandas.DataFrame({"owner": owners, "value": values})[taken.varied[owners]].value_counts(sort=False)
+        for owners, values, _ in blocks
     )
     counts: list[pandas.Series] = []
-    while some := [*itertools.islice(found, ADDED_CHUNKS)]:
+    while some := [*itertools.islice(counted_blocks, ADDED_CHUNKS)]:
         counts = [pandas.concat([*counts, *some]).groupby(level=[0, 1]).sum()]
     pairs = counts[0].reset_index(name="count")
     most = pairs[2 * pairs["count"] > pairs.groupby("owner")["count"].transform("sum")]
@@ -369,15 +369,15 @@ class _Seen:
     time: np.ndarray
     varied: np.ndarray
 
-    def add(self, places: np.ndarray, found: np.ndarray, times: np.ndarray) -> None:
+    def add(self, owners: np.ndarray, values: np.ndarray, times: np.ndarray) -> None:
         """Add values. If a position is assigned several times, NumPy keeps the last value."""
-        known = self.first[places]
+        known = self.first[owners]
         is_new = known == -1 if known.dtype == np.int32 else np.isnan(known)
-        self.first[places[is_new][::-1]] = found[is_new][::-1]
-        self.varied[places[self.first[places] != found]] = True
-        np.maximum.at(self.time, places, times)
-        is_newest = times == self.time[places]
-        self.newest[places[is_newest]] = found[is_newest]
+        self.first[owners[is_new][::-1]] = values[is_new][::-1]
+        self.varied[owners[self.first[owners] != values]] = True
+        np.maximum.at(self.time, owners, times)
+        is_newest = times == self.time[owners]
+        self.newest[owners[is_newest]] = values[is_newest]
 
 
 def _lists(known: list[Any], is_untyped: bool) -> np.ndarray:
@@ -442,8 +442,10 @@ class _Reading:
                 f"the ids of the column {printable(keys[EVENTS].column)} are whole numbers in some files and "
                 "texts in others: all are taken as texts"
             )
-        places = iter(ids.places)
-        entity = _Entity(name, keys, ids, {role: [next(places) for _ in self.parts[role]] for role in roles})
+        positions = iter(ids.places)
+        entity = _Entity(
+            name, keys, ids, {role: [next(positions) for _ in self.parts[role]] for role in roles}
+        )
         if len(roles) == 2:
             self._note_missing(entity, roles[1])
         return entity
@@ -451,8 +453,8 @@ class _Reading:
     def _note_missing(self, entity: _Entity, role: str) -> None:
         """Add a note with the number of ids of the events without a row in the table of their properties."""
         known = np.zeros(len(entity.ids.values) + 1, bool)
-        for places in entity.places[role]:
-            known[places] = True
+        for rows in entity.places[role]:
+            known[rows] = True
         if number := int((~known[:-1]).sum()):
             self.notes.append(
                 f"{counted(number, entity.name)} of the events {'has' if number == 1 else 'have'} no row in "
@@ -486,14 +488,14 @@ class _Reading:
     def _property(self, entity: _Entity, role: str, wanted: ColumnSpec) -> Any:
         time = self._wanted(TIME) if role == EVENTS else None
         number = len(entity.ids.values)
-        parts, places, key = self.parts[role], entity.places[role], entity.keys[role]
+        parts, rows, key = self.parts[role], entity.places[role], entity.keys[role]
         if wanted.kind == VECTOR:
-            vectors = vectors_of(wanted, parts, places, key, number)
+            vectors = vectors_of(wanted, parts, rows, key, number)
             if lacking := sum(bool(np.isnan(vector[0])) for vector in vectors):
                 of = counted(number, entity.name)
                 self.notes.append(f"{printable(wanted.column)}: {lacking:,} of {of} have no vector")
             return vectors
-        found, num_varied, num_others = property_of(wanted, parts, places, key, number, time)
+        column, num_varied, num_others = property_of(wanted, parts, rows, key, number, time)
         if num_varied:
             newest, others = "newest" if time else "last", counted(num_others, "row")
             self.notes.append(
@@ -502,7 +504,7 @@ class _Reading:
                 f"{'has' if num_others == 1 else 'have'} another"
                 + ("; name it a feature of the event to keep each" if role == EVENTS else "")
             )
-        return found
+        return column
 
     def _events(self, entities: dict[str, _Entity]) -> Events:
         owners = (entities[name] for name in ENTITIES)
@@ -576,10 +578,10 @@ class _Reading:
         values = joined([(part, wanted) for part in self.parts[EVENTS]])
         return Codes(self._mapped(wanted, values.places), values.values.to_pylist())
 
-    def _mapped(self, wanted: ColumnSpec, places: Sequence[np.ndarray]) -> np.ndarray:
+    def _mapped(self, wanted: ColumnSpec, positions: Sequence[np.ndarray]) -> np.ndarray:
         """Return the codes of a column as positions among the values of all parts, int32."""
         blocks = (
-            places[order][codes]
+            positions[order][codes]
             for order, part in enumerate(self.parts[EVENTS])
             for codes in part.blocks(wanted)
         )
@@ -606,8 +608,8 @@ class _Reading:
         for feature in self.schema.features.values():
             call = derived(feature.column)
             if call is not None and not call.is_text:
-                found = self._derived(call, feature.kind == NUMBER, events, entities)
-                events.features[feature.column] = found
+                column = self._derived(call, feature.kind == NUMBER, events, entities)
+                events.features[feature.column] = column
 
     def _derived(
         self, call: Derived, is_number: bool, events: Events, entities: dict[str, _Entity]
@@ -618,8 +620,8 @@ class _Reading:
             days = entities[call.of].days[call.column]
             return self._made(lambda part: age_days(time[part], days[place[part]]), "float32", time, place)
         part_of, number = (hour, HOURS) if call.function == HOUR else (weekday, WEEKDAYS)
-        found = self._made(lambda part: part_of(time[part]), "float32" if is_number else "int32", time)
-        return found if is_number else Codes(found, [*range(number)])
+        column = self._made(lambda part: part_of(time[part]), "float32" if is_number else "int32", time)
+        return column if is_number else Codes(column, [*range(number)])
 
 
 def _check_weights(label: LabelColumn, values: np.ndarray, weights: np.ndarray) -> None:
@@ -637,7 +639,7 @@ def _check_weights(label: LabelColumn, values: np.ndarray, weights: np.ndarray) 
         )
 
 
-def _titles(found: Any, ids: np.ndarray) -> list[str]:
+def _titles(given: Any, ids: np.ndarray) -> list[str]:
     """Titles of the items; the id of an item without one."""
-    titles = ids if found is None else found
-    return [str(each) if title is None else str(title) for title, each in zip(titles, ids, strict=True)]
+    titles = ids if given is None else given
+    return [str(item) if title is None else str(title) for title, item in zip(titles, ids, strict=True)]

@@ -92,12 +92,12 @@ def given_in(path: Path) -> tuple[str, dict[str, Any]]:
 def given_of(text: str, path: Path | str) -> dict[str, Any]:
     """As `given_in`, of a text; `path` is its name in messages."""
     place = place_of(path)
-    found = _parsed(place, text)
+    sections = _parsed(place, text)
     with suppress(IncompleteSchemaError):
-        _schema(place, found)
+        _schema(place, sections)
     # If there are several labels, a guess completes only the first.
-    found, more = _with_first_label(found)
-    return {**found, "more_labels": more}
+    sections, more = _with_first_label(sections)
+    return {**sections, "more_labels": more}
 
 
 def parse_schema(text: str, path: Path | str = "schema.toml") -> TableSchema:
@@ -137,27 +137,27 @@ def _parsed(place: SchemaPlace, text: str) -> dict[str, Any]:
         raise place.fault("is not a schema: its lists are nested too deep") from None
 
 
-def _with_first_label(found: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+def _with_first_label(sections: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """Return the sections with the first of several labels as [label], and the other labels."""
-    labels = found.get("label")
+    labels = sections.get("label")
     if not isinstance(labels, list) or not labels:
-        return found, []
-    return {**found, "label": labels[0]}, labels[1:]
+        return sections, []
+    return {**sections, "label": labels[0]}, labels[1:]
 
 
-def _schema(place: SchemaPlace, found: dict[str, Any]) -> TableSchema:
-    for name in found:
+def _schema(place: SchemaPlace, sections: dict[str, Any]) -> TableSchema:
+    for name in sections:
         if name not in (*SECTIONS, FEATURES):
             raise place.fault(
                 f"[{shortened(name)}] is not a known section; {nearest(name, (*SECTIONS, FEATURES))}"
             )
-    features, lacking = _features(place, found.get(FEATURES, {})), None
-    found, more = _with_first_label(found)
+    features, lacking = _features(place, sections.get(FEATURES, {})), None
+    sections, more = _with_first_label(sections)
     read: dict[str, Any] = {}
     for name, kind in SECTIONS.items():
         try:
-            if name in found:
-                read[name] = _section(place.at(name), found[name], kind)
+            if name in sections:
+                read[name] = _section(place.at(name), sections[name], kind)
             elif name in ("user", "item", "label"):
                 raise IncompleteSchemaError(str(place.fault(f"has no section [{name}]; write one")))
         except IncompleteSchemaError as error:
@@ -171,27 +171,27 @@ def _schema(place: SchemaPlace, found: dict[str, Any]) -> TableSchema:
     return TableSchema(**read, features=features)
 
 
-def _features(place: SchemaPlace, found: object) -> dict[str, FeatureColumn]:
-    if not isinstance(found, dict):
-        raise place.fault(f"{FEATURES} = {shown(found)} is not a section; write [features.NAME] instead")
+def _features(place: SchemaPlace, sections: object) -> dict[str, FeatureColumn]:
+    if not isinstance(sections, dict):
+        raise place.fault(f"{FEATURES} = {shown(sections)} is not a section; write [features.NAME] instead")
     return {
         name: _section(place.at(f"{FEATURES}.{name}"), section, FeatureColumn)
-        for name, section in found.items()
+        for name, section in sections.items()
     }
 
 
-def _section(place: SchemaPlace, found: object, kind: type[S]) -> S:
+def _section(place: SchemaPlace, given: object, kind: type[S]) -> S:
     """Return one section as its dataclass."""
-    if not isinstance(found, dict):
-        raise place.fault(f"is {shown(found)}, and not a section with keys of its own")
+    if not isinstance(given, dict):
+        raise place.fault(f"is {shown(given)}, and not a section with keys of its own")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for key in found:
+    for key in given:
         if key not in fields:
-            raise place.wrong(key, found[key], f"is not a key of this section; {nearest(key, fields)}")
-        if fields[key].type == "str" and not isinstance(found[key], str):
-            raise place.wrong(key, found[key], "is not text")
-    _require(place, found, [name for name, field in fields.items() if field.default is dataclasses.MISSING])
-    values = {key: _float(value) if fields[key].type == "float" else value for key, value in found.items()}
+            raise place.wrong(key, given[key], f"is not a key of this section; {nearest(key, fields)}")
+        if fields[key].type == "str" and not isinstance(given[key], str):
+            raise place.wrong(key, given[key], "is not text")
+    _require(place, given, [name for name, field in fields.items() if field.default is dataclasses.MISSING])
+    values = {key: _float(value) if fields[key].type == "float" else value for key, value in given.items()}
     if kind in KEYS_OF_KINDS:
         _check_keys_of_kind(place, values, KEYS_OF_KINDS[kind])
     if kind is LabelColumn:
@@ -199,9 +199,9 @@ def _section(place: SchemaPlace, found: object, kind: type[S]) -> S:
     return kind(**values)
 
 
-def _require(place: SchemaPlace, found: Mapping[str, object], names: Iterable[str]) -> None:
+def _require(place: SchemaPlace, given: Mapping[str, object], names: Iterable[str]) -> None:
     for name in names:
-        if name not in found:
+        if name not in given:
             what = ENDS if name in ("lowest", "highest") else "one"
             raise IncompleteSchemaError(str(place.fault(f"has no {name}; write {what}")))
 

@@ -123,10 +123,10 @@ def locate(config: DataConfig, root: Path) -> TableSource:
     # Imported here: a rank with existing columns does not need Arrow in memory.
     from recsuite.datasets.tables.formats import columns_of
 
-    found = look(config, root)
-    assert found is not None
-    validate(found.table_schema, columns_of(found.tables), written)
-    return found
+    source = look(config, root)
+    assert source is not None
+    validate(source.table_schema, columns_of(source.tables), written)
+    return source
 
 
 def _is_complete(path: Path) -> bool:

@@ -301,9 +301,9 @@ def _check_files(place: SchemaPlace, schema: TableSchema) -> None:
         raise place.wrong(
             "delimiter", mark, 'is no delimiter; write one character such as ";", "\\t", or "::"'
         )
-    for each in files.constants:
-        if "=" not in each[1:]:
-            raise place.wrong("constants", each, 'is no NAME=VALUE; write "user=all", say')
+    for constant in files.constants:
+        if "=" not in constant[1:]:
+            raise place.wrong("constants", constant, 'is no NAME=VALUE; write "user=all", say')
     for other in ("users", "items"):
         if getattr(files, other) and getattr(files, other) == files.events:
             raise place.wrong(other, files.events, "is the file of the events; remove it")

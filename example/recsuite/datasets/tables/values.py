@@ -161,16 +161,16 @@ def beyond_int64(column: pyarrow.Array) -> int:
 
 def indices_of(coded: pyarrow.DictionaryArray) -> np.ndarray:
     """Return the position of each row in the dictionary, int32 [n], -1 for a missing value."""
-    found = coded.indices.fill_null(-1) if coded.indices.null_count else coded.indices
-    return found.to_numpy(zero_copy_only=False)
+    indices = coded.indices.fill_null(-1) if coded.indices.null_count else coded.indices
+    return indices.to_numpy(zero_copy_only=False)
 
 
 def _recoded(column: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
     """Return codes of other values, of which some may be null; unused values are removed."""
     if values.null_count == 0:
         return pyarrow.DictionaryArray.from_arrays(column.indices.cast(pyarrow.int32()), values)
-    places = np.cumsum(values.is_valid().to_numpy(zero_copy_only=False)) - 1
-    kept = pyarrow.array(places.astype(np.int32), mask=values.is_null().to_numpy(zero_copy_only=False))
+    positions = np.cumsum(values.is_valid().to_numpy(zero_copy_only=False)) - 1
+    kept = pyarrow.array(positions.astype(np.int32), mask=values.is_null().to_numpy(zero_copy_only=False))
     return pyarrow.DictionaryArray.from_arrays(kept.take(column.indices), pc.drop_null(values))
 
 
@@ -210,11 +210,11 @@ def wholes(column: pyarrow.Array, name: str) -> ParsedValues:
     texts = plain(column, name)
     if not types.is_string(texts.type):
         return ids(texts, name)
-    found, faults = _cast(texts, pyarrow.int64(), WHOLE_TEXT, NO_WHOLE)
-    values = found.fill_null(0).to_numpy(zero_copy_only=False)
+    whole, faults = _cast(texts, pyarrow.int64(), WHOLE_TEXT, NO_WHOLE)
+    values = whole.fill_null(0).to_numpy(zero_copy_only=False)
     faults[(values >= 10**18) | (values <= -(10**18))] = NO_WHOLE
-    faults[found.is_null().to_numpy(zero_copy_only=False) & (faults == 0)] = MISSING
-    return ParsedValues(found, faults)
+    faults[whole.is_null().to_numpy(zero_copy_only=False) & (faults == 0)] = MISSING
+    return ParsedValues(whole, faults)
 
 
 def lists(column: pyarrow.Array, name: str, separator: str) -> ParsedValues:
@@ -243,15 +243,15 @@ def numbers(column: pyarrow.Array, name: str) -> ParsedValues:
     column = plain(column, name)
     faults = np.zeros(len(column), np.int8)
     if types.is_string(column.type):
-        found, faults = _cast(column, pyarrow.float64(), DECIMAL, NO_NUMBER)
+        floats, faults = _cast(column, pyarrow.float64(), DECIMAL, NO_NUMBER)
     elif types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type):
         # Arrow cannot cast booleans to floats.
-        found = column.cast(pyarrow.int8()) if types.is_boolean(column.type) else column
-        found = found.cast(pyarrow.float64(), safe=False)
+        floats = column.cast(pyarrow.int8()) if types.is_boolean(column.type) else column
+        floats = floats.cast(pyarrow.float64(), safe=False)
     else:
         raise UserError(f"The column {name!r} holds values of the type {column.type}, and no numbers.")
     # A missing number becomes NaN.
-    values = found.to_numpy(zero_copy_only=False)
+    values = floats.to_numpy(zero_copy_only=False)
     if not _within(values, *LARGEST):
         faults[np.isinf(values)] = INFINITE
     return ParsedValues(values, faults)
@@ -299,9 +299,9 @@ def vectors(column: pyarrow.Array, name: str, length: int) -> ParsedValues:
     # An empty list is a missing vector.
     faults[(lengths != length) & (lengths > 0)] = NO_VECTOR
     faults[np.repeat(np.arange(len(column)), lengths)[is_wrong]] = NO_VECTOR
-    found = np.full((len(column), length), np.nan, np.float32)
-    found[lengths == length] = flat[np.repeat(lengths == length, lengths)].reshape(-1, length)
-    return ParsedValues(found, faults)
+    matrix = np.full((len(column), length), np.nan, np.float32)
+    matrix[lengths == length] = flat[np.repeat(lengths == length, lengths)].reshape(-1, length)
+    return ParsedValues(matrix, faults)
 
 
 def _within(values: np.ndarray, lowest: float, highest: float) -> bool:
@@ -335,8 +335,8 @@ def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> ParsedValues
         texts = pc.utf8_lower(pc.utf8_trim_whitespace(column))
         is_yes, is_no = (pc.is_in(texts, pyarrow.array(words)) for words in (YES, NO))
         column = pc.if_else(is_yes, "1", pc.if_else(is_no, "0", column))
-    found = numbers(column, name)
-    values, faults = found.values, found.faults
+    as_numbers = numbers(column, name)
+    values, faults = as_numbers.values, as_numbers.faults
     if label.kind == RATING and not label.drop and _within(values, label.lowest, label.highest):
         return ParsedValues(values.astype(np.float32), faults)
     is_dropped = dropped(values, label.drop)
@@ -355,19 +355,19 @@ def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> ParsedValues
 
 def dropped(values: np.ndarray, drop: str) -> np.ndarray:
     """Return a mask of the values that `LabelColumn.drop` names, bool [n]."""
-    found = np.zeros(len(values), bool)
+    is_dropped = np.zeros(len(values), bool)
     for sign, number in DROP.findall(drop):
         number = float(number)
-        found |= values < number if sign == "<" else values > number if sign == ">" else values == number
-    return found
+        is_dropped |= values < number if sign == "<" else values > number if sign == ">" else values == number
+    return is_dropped
 
 
 def weights(column: pyarrow.Array, name: str) -> ParsedValues:
     """Return float32, 0 or more; a missing value is a fault."""
-    found = numbers(column, name)
-    found.faults[np.isnan(found.values) & (found.faults == 0)] = MISSING
-    found.faults[(found.faults == 0) & (found.values < 0)] = NEGATIVE
-    return ParsedValues(found.values.astype(np.float32), found.faults)
+    as_numbers = numbers(column, name)
+    as_numbers.faults[np.isnan(as_numbers.values) & (as_numbers.faults == 0)] = MISSING
+    as_numbers.faults[(as_numbers.faults == 0) & (as_numbers.values < 0)] = NEGATIVE
+    return ParsedValues(as_numbers.values.astype(np.float32), as_numbers.faults)
 
 
 # Seconds of the start of the years 1 and 10000.
@@ -410,16 +410,16 @@ def forms_of(texts: Sequence[str]) -> list[TimeFormat]:
     # If there are very many columns, most hold numbers that cannot be times.
     if texts and not any(map(_candidates, texts)):
         return [TimeFormat("", len(texts), texts[0])]
-    found, unread = [], []
+    forms, unread = [], []
     while texts:
         form, is_read = _form_of_first(texts)
         if form.name:
-            found.append(form)
+            forms.append(form)
         else:
             unread.append(texts[0])
         texts = [text for text, done in zip(texts, is_read, strict=True) if not done]
-    found += [TimeFormat("", len(unread), unread[0])] if unread else []
-    return sorted(found, key=lambda form: -form.number)
+    forms += [TimeFormat("", len(unread), unread[0])] if unread else []
+    return sorted(forms, key=lambda form: -form.number)
 
 
 def _form_of_first(texts: Sequence[str]) -> tuple[TimeFormat, np.ndarray]:
@@ -502,14 +502,14 @@ def times(column: pyarrow.Array, name: str, form: str) -> ParsedValues:
         return _in_range(_seconds(column), np.zeros(len(column), np.int8))
     if form in UNITS:
         if types.is_signed_integer(column.type) and not column.null_count:
-            found = ParsedValues(column.cast(pyarrow.int64()).to_numpy(), np.zeros(len(column), np.int8))
-            seconds = found.values // UNITS[form]
+            stamps = ParsedValues(column.cast(pyarrow.int64()).to_numpy(), np.zeros(len(column), np.int8))
+            seconds = stamps.values // UNITS[form]
         else:
-            found = numbers(column, name)
-            seconds = np.floor(found.values / UNITS[form])
+            stamps = numbers(column, name)
+            seconds = np.floor(stamps.values / UNITS[form])
         # Seconds read as milliseconds would be in January 1970.
-        _mark_other_units(found, form)
-        return _in_range(seconds, found.faults)
+        _mark_other_units(stamps, form)
+        return _in_range(seconds, stamps.faults)
     # A pattern needs texts, also for numbers such as a year or 20201131.
     texts = pc.utf8_trim_whitespace(categories(column, name).values.cast(pyarrow.string()))
     coded = texts.dictionary_encode()
@@ -520,9 +520,9 @@ def times(column: pyarrow.Array, name: str, form: str) -> ParsedValues:
     return _in_range(seconds, faults)
 
 
-def _mark_other_units(found: ParsedValues, form: str) -> None:
+def _mark_other_units(stamps: ParsedValues, form: str) -> None:
     """Mark numbers that are likely times in another unit than `form`."""
-    values, faults = found
+    values, faults = stamps
     least, most = (values.min(), values.max()) if len(values) else (0, 0)
     for name, ticks in UNITS.items():
         lowest, highest = FIRST_LIKELY * ticks, LAST_LIKELY * ticks
@@ -608,10 +608,10 @@ def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
     directives = {part[:1] for part in pattern.replace("%%", "").split("%")[1:]}
     known, slow = np.full(len(texts), np.nan), np.ones(len(texts), bool)
     if directives <= QUICK_PATTERN:
-        found = pc.strptime(texts, format=pattern, unit="s", error_is_null=True)
+        stamps = pc.strptime(texts, format=pattern, unit="s", error_is_null=True)
         # Arrow reads 31 February as a day in March; such a value is refused.
-        same = pc.fill_null(pc.equal(pc.strftime(found, format=pattern), texts), False)
-        known, slow = _seconds(found), ~same.to_numpy(zero_copy_only=False)
+        same = pc.fill_null(pc.equal(pc.strftime(stamps, format=pattern), texts), False)
+        known, slow = _seconds(stamps), ~same.to_numpy(zero_copy_only=False)
     if slow.any():
         known[slow] = _by_pandas(texts.filter(slow), pattern)
     return known
@@ -620,13 +620,13 @@ def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
 def _by_pandas(texts: pyarrow.Array, form: str) -> np.ndarray:
     """Return the seconds of texts, NaN for those that `pandas.to_datetime` does not read with a format."""
     try:
-        found = pandas.to_datetime(
+        stamps = pandas.to_datetime(
             pandas.Index(texts.to_numpy(zero_copy_only=False)), format=form, utc=True, errors="coerce"
         )
     # Values that do not fit are NaT. The error is of the format alone, such as one with both %Z and %z.
     except ValueError as error:
         raise UserError(f"Cannot read times with the format {form!r}: {error}. Fix: write another.") from None
-    return np.where(found.isna(), np.nan, found.floor("s").as_unit("s").asi8)
+    return np.where(stamps.isna(), np.nan, stamps.floor("s").as_unit("s").asi8)
 
 
 ID, LABEL, WEIGHT, TIME, DATE = "id", "label", "weight", "time", "date"
@@ -677,13 +677,13 @@ class ColumnSpec:
         if self.form in COMMAS:
             column = with_points(plain(column, self.column), self.form)
         if self.label:
-            found = labels(column, self.column, self.label)
-            return found if self.kind == LABEL else _with_gaps(found)
+            parsed_column = labels(column, self.column, self.label)
+            return parsed_column if self.kind == LABEL else _with_gaps(parsed_column)
         if self.kind == MORE_WEIGHT:
             return _with_gaps(weights(column, self.column))
         if self.kind in (TIME, DATE):
-            found = times(column, self.column, _form(self, column))
-            return found if self.kind == TIME else _days(found)
+            parsed_column = times(column, self.column, _form(self, column))
+            return parsed_column if self.kind == TIME else _days(parsed_column)
         if self.kind == LIST:
             return lists(column, self.column, self.form)
         if self.kind == VECTOR:
@@ -715,16 +715,18 @@ def _form(wanted: ColumnSpec, column: pyarrow.Array) -> str:
     return wanted.form
 
 
-def _days(found: ParsedValues) -> ParsedValues:
+def _days(dates: ParsedValues) -> ParsedValues:
     """Return days since 1970, float64, NaN for a missing date."""
-    days = np.where(found.faults == MISSING, np.nan, np.floor(found.values / SECONDS_PER_DAY))
-    return ParsedValues(days, np.where(found.faults == MISSING, 0, found.faults).astype(np.int8))
+    days = np.where(dates.faults == MISSING, np.nan, np.floor(dates.values / SECONDS_PER_DAY))
+    return ParsedValues(days, np.where(dates.faults == MISSING, 0, dates.faults).astype(np.int8))
 
 
-def _with_gaps(found: ParsedValues) -> ParsedValues:
+def _with_gaps(parsed_column: ParsedValues) -> ParsedValues:
     """Return values that an event may lack: NaN if one is missing, or if `drop` of its label names it."""
-    lacks = (found.faults == MISSING) | (found.faults == DROPPED)
-    return ParsedValues(np.where(lacks, np.float32(np.nan), found.values), np.where(lacks, 0, found.faults))
+    lacks = (parsed_column.faults == MISSING) | (parsed_column.faults == DROPPED)
+    return ParsedValues(
+        np.where(lacks, np.float32(np.nan), parsed_column.values), np.where(lacks, 0, parsed_column.faults)
+    )
 
 
 def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[ColumnSpec, ...]]:
@@ -734,15 +736,15 @@ def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict
     users or items if it has the column, else from the events.
     """
     of_ids = [ColumnSpec(schema.user.column, ID, USER), ColumnSpec(schema.item.column, ID, ITEM)]
-    found = {EVENTS: [*of_ids, *_of_events(schema)]}
+    by_role = {EVENTS: [*of_ids, *_of_events(schema)]}
     for entity, named in ((USER, schema.user), (ITEM, schema.item)):
         if TABLE_OF[entity] in columns:
-            found[TABLE_OF[entity]] = [ColumnSpec(named.own_column, ID, entity)]
+            by_role[TABLE_OF[entity]] = [ColumnSpec(named.own_column, ID, entity)]
     for wanted in _properties(schema):
         own = TABLE_OF.get(wanted.of, EVENTS)
         table = own if wanted.column in columns.get(own, ()) else EVENTS
-        found[table] += [] if wanted in found[table] else [wanted]
-    return {role: tuple(typed(each, schema) for each in wanted) for role, wanted in found.items()}
+        by_role[table] += [] if wanted in by_role[table] else [wanted]
+    return {role: tuple(typed(each, schema) for each in wanted) for role, wanted in by_role.items()}
 
 
 def typed(wanted: ColumnSpec, schema: TableSchema) -> ColumnSpec:
@@ -762,18 +764,18 @@ def wanted_of_label(label: LabelColumn) -> list[ColumnSpec]:
 
 
 def _of_events(schema: TableSchema) -> list[ColumnSpec]:
-    found = []
+    specs = []
     if schema.label.column:
-        found.append(ColumnSpec(schema.label.column, LABEL, EVENT, label=schema.label))
+        specs.append(ColumnSpec(schema.label.column, LABEL, EVENT, label=schema.label))
     for label in schema.more_labels:
-        found += wanted_of_label(label)
+        specs += wanted_of_label(label)
     if schema.weight:
-        found.append(ColumnSpec(schema.weight.column, WEIGHT, EVENT))
+        specs.append(ColumnSpec(schema.weight.column, WEIGHT, EVENT))
     if schema.timestamp:
-        found.append(ColumnSpec(schema.timestamp.column, TIME, EVENT, schema.timestamp.format))
+        specs.append(ColumnSpec(schema.timestamp.column, TIME, EVENT, schema.timestamp.format))
     if schema.events:
-        found.append(ColumnSpec(schema.events.type, CATEGORY, EVENT))
-    return found
+        specs.append(ColumnSpec(schema.events.type, CATEGORY, EVENT))
+    return specs
 
 
 def _properties(schema: TableSchema) -> list[ColumnSpec]:
@@ -781,18 +783,18 @@ def _properties(schema: TableSchema) -> list[ColumnSpec]:
     form = schema.timestamp.format if schema.timestamp else "iso"
     # The title may be the id, which is read as an id.
     has_titles = schema.item.title not in ("", schema.item.column, schema.item.own_column)
-    found = [ColumnSpec(schema.item.title, CATEGORY, ITEM)] if has_titles else []
+    specs = [ColumnSpec(schema.item.title, CATEGORY, ITEM)] if has_titles else []
     for feature in schema.features.values():
         call = derived(feature.column)
         if call is None:
             separator = feature.separator if feature.kind == LIST else ""
             length = feature.length
-            found.append(ColumnSpec(feature.column, feature.kind, feature.of, separator, length=length))
+            specs.append(ColumnSpec(feature.column, feature.kind, feature.of, separator, length=length))
         elif call.is_text:
-            found.append(ColumnSpec(call.argument, CATEGORY, feature.of))
+            specs.append(ColumnSpec(call.argument, CATEGORY, feature.of))
         elif call.of:
-            found.append(ColumnSpec(call.column, DATE, call.of, form))
-    return found
+            specs.append(ColumnSpec(call.column, DATE, call.of, form))
+    return specs
 
 
 def frame_of(values: Any, name: str) -> pandas.DataFrame:
@@ -844,14 +846,14 @@ def column_of(values: Any, name: str) -> pyarrow.Array:
         UserError: for values of several types, or of one that no table has.
     """
     try:
-        found = pyarrow.array(values, from_pandas=True)
+        array = pyarrow.array(values, from_pandas=True)
     # Arrow's error depends on the value that it finds first.
     except (pyarrow.ArrowException, OverflowError, TypeError, ValueError):
         raise UserError(
             f"The column {printable(name)} holds values of several types, or of one that no table has; give "
             "texts, numbers, truths or times alone."
         ) from None
-    return found.combine_chunks() if isinstance(found, pyarrow.ChunkedArray) else found
+    return array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
 
 
 def parsed(values: Any, wanted: ColumnSpec) -> Any:
@@ -861,13 +863,13 @@ def parsed(values: Any, wanted: ColumnSpec) -> Any:
         UserError: for what the training would call a bad row, but for an id that is missing.
     """
     column = plain(column_of(values, wanted.column), wanted.column)
-    found, faults = wanted.parse(column)
+    parsed_values, faults = wanted.parse(column)
     is_bad = faults != 0 if wanted.kind == TIME else (faults != 0) & (faults != MISSING)
     if is_bad.any():
         place = int(np.argmax(is_bad))
         shown = shown_value(column, place)
         raise UserError(f"{wanted.column} {shown}{FAULTS[faults[place]]}; fix it.")
-    return found
+    return parsed_values
 
 
 def raw_values(values: Any, wanted: ColumnSpec, known: type[Any] | None) -> list[Any]:
@@ -879,14 +881,14 @@ def raw_values(values: Any, wanted: ColumnSpec, known: type[Any] | None) -> list
     Raises:
         UserError: see `parsed`.
     """
-    found = parsed(values, wanted)
-    if isinstance(found, np.ndarray):
-        return [None if np.isnan(each) else each for each in found.tolist()]
+    parsed_values = parsed(values, wanted)
+    if isinstance(parsed_values, np.ndarray):
+        return [None if np.isnan(each) else each for each in parsed_values.tolist()]
     if known is str:
-        found = found.cast(pyarrow.string())
+        parsed_values = parsed_values.cast(pyarrow.string())
     is_number = types.is_floating(plain(column_of(values, wanted.column), wanted.column).type)
-    raw: list[Any] = found.to_pylist()
-    if is_number and known is int and types.is_string(found.type):
+    raw: list[Any] = parsed_values.to_pylist()
+    if is_number and known is int and types.is_string(parsed_values.type):
         # Values that are not whole are out of vocabulary.
         return [int(each) if each is not None and each.lstrip("-").isdecimal() else None for each in raw]
     return raw
