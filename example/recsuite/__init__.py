@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 # A data worker imports this file, so it must not import other modules.
@@ -66,4 +65,6 @@ __all__ = [*PUBLIC]
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{PUBLIC[name]}"), name)
+    from recsuite.hooks import required
+
+    return getattr(required(f"{__name__}.{PUBLIC[name]}"), name)

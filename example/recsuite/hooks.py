@@ -45,11 +45,19 @@ def extra(name: str) -> ModuleType:
     Raises:
         UserError: when this installation lacks the extra.
     """
-    module = _imported(EXTRAS[name])
+    return required(EXTRAS[name])
+
+
+def required(name: str) -> ModuleType:
+    """Import and return a module by its full name.
+
+    Raises:
+        UserError: when this installation lacks it.
+    """
+    module = _imported(name)
     if module is None:
         raise UserError(
-            f"This installation of recsuite lacks {EXTRAS[name]}, which these flags require. Fix: install "
-            "the whole package, with its folder extras."
+            f"This requires {name}, which is not installed. Fix: install the whole package recsuite."
         )
     return module
 

@@ -86,7 +86,7 @@ def test_only_the_model_that_was_trained_scores_as_it_did(place: Path) -> None:
     dumps, own = place / "dumps", loaded(place / "mine.py")
     with pytest.raises(rs.UserError) as refused:
         rs.ServedModel.open(dumps)
-    names_both(str(refused.value), "model=", "from mine import make_model")
+    names_both(str(refused.value), "model=", "mine.py")
     with pytest.raises(rs.UserError) as refused:
         rs.ServedModel.open(dumps, model=loaded(EXAMPLE).make_model)
     names_both(str(refused.value), OTHER, "another source")

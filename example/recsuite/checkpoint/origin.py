@@ -66,6 +66,14 @@ class ModelOrigin:
         own = self.name, LIBRARY if self.is_library and not self.digest else self.digest
         return next((equal for equal in EQUAL_MODELS if own in equal), {own})
 
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Name of the class, one for those of a set of `EQUAL_MODELS`; and True for one of the library."""
+        for equal in EQUAL_MODELS:
+            if self.name in {name for name, _ in equal}:
+                return min(equal)[0], False
+        return self.name, self.is_library
+
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
 
@@ -121,10 +129,13 @@ def recorded_origin(folder: Path, manifest: Manifest) -> ModelOrigin | None:
 def no_maker(folder: Path, manifest: Manifest) -> ChoiceError:
     """Return the error for a checkpoint that is opened without the function that makes its model."""
     origin = recorded_origin(folder, manifest)
-    script = "example" if origin is None or origin.is_library else origin.module
+    if origin is None or origin.is_library:
+        fix = "such as make_model of example.py: from example import make_model."
+    else:
+        fix = f"the function of {origin.module}.py that makes it."
     return ChoiceError(
         f"{folder} requires the function that makes its model{f', {origin}' if origin else ''}. Fix: give "
-        f"model=, such as make_model of {script}.py: from {script} import make_model."
+        f"model=, {fix}"
     )
 
 
@@ -142,7 +153,7 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
     ours = origin_of(model)
     if theirs.keys & ours.keys:
         return ""
-    if (theirs.name, theirs.is_library) != (ours.name, ours.is_library):
+    if theirs.kind != ours.kind:
         raise ChoiceError(
             f"{folder} was trained with the model {theirs}, and this program has {ours}. Fix: {FIX}"
         )

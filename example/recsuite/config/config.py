@@ -72,7 +72,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     extras: Mapping[str, ExtraSection] = field(
-        default_factory=lambda: {name: kind() for name, kind in hooks.sections().items()}
+        default_factory=lambda: {name: kind() for name, kind in hooks.sections().items()}, hash=False
     )
 
     @classmethod
@@ -195,8 +195,8 @@ class Config:
         for mode in alone_modes():
             require(not (self.data.rebuild and flags[mode]), f"--rebuild cannot be used with --{mode}")
         self.check_purpose(of_training=["follow_data"], of_results=["cutoffs"])
-        for extra in self.extras.values():
-            extra.check(self)
+        for of_extra in self.extras.values():
+            of_extra.check(self)
         section, serves = self.checkpoint, self.serves
         require(
             bool(section.load) or serves or section.is_default("checkpoint"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -73,6 +73,13 @@ class Measured:
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def keys(self) -> Iterable[str]:
+        """Return the names of the values: `{**measured}` is a dictionary of them."""
+        return self.values.keys()
 
 
 def finite(metrics: Metrics) -> dict[str, float | None]:

@@ -92,7 +92,7 @@ class FileWatcher:
             return False
         changed = [file for file in files if self.known.get(file.name) != file.size]
         if unfinished := [file.name for file in changed if not _ends_a_line(file)]:
-            self._report_after_a_while(f"{unfinished[0]} does not end with a whole line, and is waited for")
+            self._report_after_a_while(f"{unfinished[0]} does not end with a whole line; waiting for its end")
             return False
         self.known, self._since = now, None
         return True

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from typing_extensions import override
-
 from recsuite.config.config import Config, ExtraSection
 from recsuite.config.flag import flag
 from recsuite.errors import LINES, UserError, counted, escaped
@@ -42,8 +40,8 @@ class DoctorConfig(ExtraSection):
     )
     modes: ClassVar[tuple[str, ...]] = ("doctor",)
 
-    @override
     def run_alone(self, config: Config) -> int:
+        """Examine the machine, and return the exit status."""
         return diagnose(config)
 
 

@@ -1,11 +1,11 @@
 """Serving of a trained model in one process: it scores raw values, and loads newer checkpoints of a trainer.
 
-    model = ServedModel.open(Path("dumps"))     # the best in a folder, a checkpoint, a delta, or an export
+    model = ServedModel.open("dumps", model=make_model)   # or a checkpoint, a delta, or an export
     model.score({"user": [42, 42], "year": [1994, 1995], "genres": [["Drama"], ["Comedy", "War"]]})
     model.recommend([42, 43], k=5)              # for each user the best items with their scores
     model.recommend(events=[[(1, 4.5), (3, 2.0)]])        # for a user of whom nothing else is known
     model.similar_items([1])
-    follower = Follower(Path("dumps"))          # or Follower(Path("dumps"), start=Path("exported"))
+    follower = Follower("dumps", model=make_model)         # or also start="exported"
     follower.refresh()                          # True if follower.model has become newer
 
 It only reads, and needs no process group and no TorchRec. Each file is compared with its digest before it is
@@ -111,7 +111,7 @@ class ServedModel:
                 wrote it.
 
         Example:
-            model = rs.ServedModel.open("dumps", data_path="data/ml-1m")
+            model = rs.ServedModel.open("dumps", data_path="data/ml-1m", model=make_model)
         """
         served = ServedModel(read_settled(folder_at(folder), checkpoint, model, accept_changed_model))
         if data_path:

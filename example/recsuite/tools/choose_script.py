@@ -14,7 +14,7 @@ from recsuite.errors import UserError
 from recsuite.hooks import extra
 from recsuite.tools.script import exit_status, fitted_to_data
 
-# Scripts of tasks for which example.py, whose own model predicts ratings, uses a model of the library.
+# Scripts with the models of other tasks than those of example.py.
 SCRIPTS = {"ranking": "retrieval.py", "sequence": "sequential.py"}
 
 

@@ -88,7 +88,7 @@ def make_evaluator(
         UserError: for a segment that cannot be, and for lengths of lists without a ranking.
     """
     flags = flags or Config()
-    segments = [one for extra in flags.extras.values() for one in extra.segments(columns)]
+    segments = [one for section in flags.extras.values() for one in section.segments(columns)]
     users, cutoffs = Users(columns, segments), flags.evaluation.cutoffs
     task = TASKS[config.task]
     if task.evaluation == "ranks":

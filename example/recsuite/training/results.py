@@ -38,8 +38,8 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
     config = config.with_global_batch(run.columns.num_train, context.world_size)
     # Without an epoch the existing report of the training would be overwritten.
     if context.rank == 0 and run.epochs:
-        for extra in config.extras.values():
-            extra.report_training(run, seconds, config, context)
+        for section in config.extras.values():
+            section.report_training(run, seconds, config, context)
     if run.is_stream:
         print_stream_results(run, config.model, context)
         return

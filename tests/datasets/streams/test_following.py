@@ -51,7 +51,7 @@ def test_a_file_that_grew_is_read_once_after_it_stops_growing(followed: Followed
 def test_an_unfinished_last_line_is_not_read_and_is_reported_once(followed: Followed) -> None:
     followed.write("b.csv", LINE[:-1])
     assert followed.looks(4) == [False] * 4
-    assert followed.said[-1] == "b.csv does not end with a whole line, and is waited for"
+    assert followed.said[-1] == "b.csv does not end with a whole line; waiting for its end"
     assert len(followed.said) == len(set(followed.said))
     followed.write("b.csv", "\n")
     assert followed.looks(2) == [False, True]
@@ -60,7 +60,7 @@ def test_an_unfinished_last_line_is_not_read_and_is_reported_once(followed: Foll
 def test_an_empty_new_file_is_not_read_yet(followed: Followed) -> None:
     followed.write("c.csv", "")
     assert followed.looks(3) == [False] * 3
-    assert followed.said[-1] == "c.csv does not end with a whole line, and is waited for"
+    assert followed.said[-1] == "c.csv does not end with a whole line; waiting for its end"
     followed.write("c.csv", HEADER + LINE)
     assert followed.looks(2) == [False, True]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from typing_extensions import override
-
 from recsuite.config.config import ExtraSection
 from recsuite.config.flag import flag
 from recsuite.errors import require
@@ -21,8 +19,8 @@ class GraphConfig(ExtraSection):
 
     format: str = flag(
         FORMATS[0],
-        "What --export writes beside the tables: nothing for servers of this library, or the dense part as a "
-        "graph for other programs, by torch.export or ONNX.",
+        "Graph of the dense part that --export adds for other programs, by torch.export or ONNX; library adds "
+        "none.",
         choices=FORMATS,
         requires=("export", True),
     )
@@ -45,8 +43,8 @@ class GraphConfig(ExtraSection):
             f"--row_type {self.row_type} requires --format torch or onnx, for other programs",
         )
 
-    @override
     def add_to_export(self, folder: Any, snapshot: Any, arrays: dict[str, Any]) -> tuple[Any, Any]:
+        """Write the graph of --format, and convert the rows to --row_type."""
         if self.format == FORMATS[0]:
             return (), {}
         from recsuite.extras.graph.graph import convert_rows, write_graph

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from typing_extensions import override
-
 from recsuite.config.config import Config, ExtraSection
 from recsuite.config.flag import flag
 
@@ -22,8 +20,8 @@ class GuessConfig(ExtraSection):
     )
     modes: ClassVar[tuple[str, ...]] = ("schema",)
 
-    @override
     def run_alone(self, config: Config) -> int:
+        """Write a schema.toml beside the tables."""
         from recsuite.extras.guess.proposal import propose
 
         propose(self.schema).show()

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
 from recsuite.config.config import Config, ExtraSection, check_is_folder
 from recsuite.config.flag import flag
 from recsuite.errors import require
@@ -27,7 +25,7 @@ class ReportsConfig(ExtraSection):
     )
     by: str = flag(
         "",
-        "Features with one value, separated by commas, by whose values the test is also measured; "
+        "Features with one value, separated by commas; the test is also reported for each of their values; "
         "history_length is the number of training ratings of the user.",
     )
     profile: int = flag(
@@ -45,8 +43,8 @@ class ReportsConfig(ExtraSection):
         per_machine=True,
     )
 
-    @override
     def check(self, config: Config) -> None:
+        """Check the flags, alone and with those of the core."""
         config.check_purpose(of_training=["profile", "tensorboard"], of_results=["report_dir", "by"])
         folder_at(self.report_dir, "report_dir")
         for name in ("profile", "tensorboard"):
@@ -59,8 +57,8 @@ class ReportsConfig(ExtraSection):
             not (self.by and config.stream.stream), "--by cannot be used with --stream, which has no test"
         )
 
-    @override
     def observers(self, config: Config, context: Any) -> Iterator[Any]:
+        """Yield the callbacks that the flags ask for."""
         # First, because the others write into this folder.
         if self.report_dir:
             from recsuite.extras.reports.report import make_report_dir
@@ -75,8 +73,8 @@ class ReportsConfig(ExtraSection):
 
             yield TensorBoardTracker(Path(self.report_dir, "tensorboard"))
 
-    @override
     def segments(self, columns: Any) -> Sequence[Any]:
+        """Return the segments of --by."""
         names = [name.strip() for name in self.by.split(",") if name.strip()]
         if not names:
             return ()
@@ -84,15 +82,15 @@ class ReportsConfig(ExtraSection):
 
         return segments_of(columns, "test", names)
 
-    @override
     def report_training(self, run: Any, seconds: Mapping[str, float], config: Config, context: Any) -> None:
+        """Write metrics.json into --report_dir."""
         if self.report_dir:
             from recsuite.extras.reports.report import write_report
 
             write_report(folder_at(self.report_dir), run, seconds, config, context)
 
-    @override
     def report_test(self, test: Any, columns: Any, config: Config) -> None:
+        """Write test.json into --report_dir."""
         if self.report_dir:
             from recsuite.extras.reports.report import write_test
 
