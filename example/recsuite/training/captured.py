@@ -395,11 +395,7 @@ def _arguments_of(driver: Any, parameters: Any) -> list[Any]:
 
 
 def _checked(returned: Any) -> Any:
-    """Return the results of a call of the driver, without its status.
-
-    Raises:
-        RuntimeError: when the call failed.
-    """
+    """Return the results of a call of the driver, without its status; raise if it failed."""
     status, *results = returned
     if int(status) != 0:
         raise RuntimeError(f"the CUDA driver refused to change a graph: {status}")

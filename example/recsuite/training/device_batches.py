@@ -236,10 +236,7 @@ class DeviceBatches:
             yield DeviceInput(self, StepInputs(positions, masks, split))
 
     def _masks_of(self, trains: bool, begin: int, number: int) -> StepMasks:
-        """Return the masks of a step.
-
-        begin: number of its first event, as `EventBatches._mask_ids` counts them; number: events in it.
-        """
+        """Return the masks of a step of events from `begin` on, as `EventBatches._mask_ids` counts them."""
         key = trains, begin if trains else 0, number
         if key not in self._masks:
             size = self.dataset.local_batch_size
@@ -366,10 +363,7 @@ def _event_parts(dataset: EventBatches, has_histories: bool) -> dict[str, tuple[
 
 
 def _list_parts(lists: np.ndarray, number: int) -> tuple[np.ndarray, Any]:
-    """Return begin, last place and number of values of lists, int32 [n, 3], and those of padding.
-
-    lists: begin and number, int32 [n, 2]; number: values of all.
-    """
+    """Return begin, last position and length of lists [begin, length], int32 [n, 3], and those of padding."""
     starts, counts = lists.T
     begins = np.where(counts > 0, starts, number)
     lasts = begins + np.maximum(counts, 1) - 1

@@ -247,10 +247,7 @@ class PredictionEvaluator(Evaluator):
         labels: np.ndarray,
         users: np.ndarray | None,
     ) -> None:
-        """Add the metrics of the labels after the first, by the name of the label and of the metric.
-
-        predictions, labels: float32 [n, L] both; of the labels NaN where an event lacks one.
-        """
+        """Add the metrics of the labels after the first, each NaN where an event lacks it."""
         columns = zip(self.schema.more_labels, predictions.T[1:], labels.T[1:], strict=True)
         for label, predicted, values in columns:
             names, has = METRICS_OF[label.kind == YES_NO], ~np.isnan(values)
@@ -538,9 +535,7 @@ class RankingEvaluator(Evaluator):
     def _embed(
         self, model: DistributedModelParallel, split: str, epoch: int
     ) -> tuple[torch.Tensor, torch.Tensor, AddedScores]:
-        """Return the users' vectors, float32 [n, D], the scores of their own items, float32 [n], and what
-        items of histories add to scores.
-        """
+        """Return vectors of users [n, D], scores of their own items [n], and what histories add to scores."""
         cases, device = self.cases[split], self.context.device
         # As in `PredictionEvaluator.predict`.
         users, end = torch.empty(0), 0

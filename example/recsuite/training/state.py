@@ -76,11 +76,9 @@ def make_optimizer(
 
 
 def _make_state(optimizer: KeyedOptimizerWrapper) -> None:
-    """Create the state that most optimizers create in their first step.
-
-    So a checkpoint always has the same tensors. This makes a step without gradients and decay, restores the
-    weights, and resets the step count.
-    """
+    """Create the state that most optimizers create in their first step."""
+    # So a checkpoint always has the same tensors. This makes a step without gradients and decay, restores the
+    # weights, and resets the step count.
     groups = optimizer.param_groups
     before = [(value, value.detach().clone()) for group in groups for value in group["params"]]
     decays = [group.get("weight_decay", 0.0) for group in groups]
