@@ -190,7 +190,7 @@ def test_missing_and_unseen_values_count_as_unknown(model: ServedModel) -> None:
         ),
         ({"user": [1], "history": [["a"]], "history_ratings": [[5.0]]}, "values of type int, not 'a'"),
         ({"user": [1], "history": [[3]], "history_ratings": [["5"]]}, "history_ratings.* 0.5 and 5.*got '5'"),
-        ({"user": [1], "history": [[3]], "history_ratings": [[float("nan")]]}, "has nan; give numbers"),
+        ({"user": [1], "history": [[3]], "history_ratings": [[float("nan")]]}, "history_ratings.*got nan"),
         ({"user": 1, "movie": 2}, "user takes a list with an entry for each rating, and got 1"),
         ({"user": torch.tensor([1])}, r"user takes values of type int, not tensor\(1\)"),
         ({"gender": [1]}, "gender takes values of type str, not 1"),
