@@ -118,8 +118,12 @@ def test_items_of_a_user_history_are_not_recommended(model: recsuite.FittedModel
 
 
 def test_a_saved_model_scores_the_same_without_the_tables(
-    model: recsuite.FittedModel, tmp_path: Path
+    model: recsuite.FittedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as other_rank:
+        other_rank.setenv("RANK", "1")
+        model.save(tmp_path / "served")
+    assert not (tmp_path / "served").exists()
     model.save(tmp_path / "served")
     values: dict[str, list[Any]] = {
         "user": ["user-1"],

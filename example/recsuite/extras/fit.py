@@ -219,13 +219,16 @@ class FittedModel(ServedModel):
     def save(self, folder: str | Path) -> None:
         """Write the model into a new folder, which `ServedModel.open` reads without the tables.
 
+        Under torchrun rank 0 writes: all ranks have the same model.
+
         Args:
             folder: The folder, new or empty.
 
         Raises:
             UserError: When the folder is taken, or cannot be written.
         """
-        write_export(self.snapshot, local(folder))
+        if os.environ.get("RANK", "0") == "0":
+            write_export(self.snapshot, local(folder))
 
     def _column(self, frame: pandas.DataFrame, entity: str) -> Any:
         column = self.snapshot.schema.column_of(entity)

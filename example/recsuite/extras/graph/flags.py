@@ -19,8 +19,8 @@ class GraphConfig(ExtraSection):
 
     format: str = flag(
         FORMATS[0],
-        "Graph of the dense part that --export adds for other programs, by torch.export or ONNX; library adds "
-        "none.",
+        "Graph of the dense part that --export adds for other programs, by torch.export or ONNX; none for "
+        "library.",
         choices=FORMATS,
         requires=("export", True),
     )
