@@ -47,6 +47,7 @@ FLAGS = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (8,)}
 SCRIPT = """
 import json, os, pathlib, sys
 import pandas, recsuite
+from example import make_model
 from recsuite.datasets.tables.values import frame_of
 from recsuite.errors import UserError
 
@@ -55,10 +56,12 @@ if __name__ == "__main__":
     events, items = (pandas.read_parquet(folder / f"{name}.parquet") for name in ("events", "items"))
     found = {}
     try:
-        recsuite.fit(events, items=items, schema="nope.toml")
+        recsuite.fit(events, model=make_model, items=items, schema="nope.toml")
     except UserError as error:
         found["mistake"] = str(error)
-    model = recsuite.fit(events, items=items, epochs=1, batch_size=128, embedding_dim=8, mlp_dims=(8,))
+    model = recsuite.fit(
+        events, model=make_model, items=items, epochs=1, batch_size=128, embedding_dim=8, mlp_dims=(8,)
+    )
     found |= {"scores": model.score(events.head(5)).tolist(), "best": model.recommend(["user-3"], k=4)}
     (folder / f"found-{os.environ['RANK']}.json").write_text(json.dumps(found))
 """
