@@ -1,4 +1,4 @@
-"""One training with all of monitoring, for its tests."""
+"""One training with all flags of reports, for its tests."""
 
 from __future__ import annotations
 
