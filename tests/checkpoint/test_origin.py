@@ -198,6 +198,14 @@ def test_what_earlier_versions_wrote_is_read_by_the_first_script(trained: Traine
             theirs = ModelOrigin("recsuite.models.heads", their_name, "", is_library)
         about = dataclasses.replace(manifest, about={ORIGIN: plain(theirs)})
         assert check_origin(trained.folder, about, model, accepts_changed=False) == ""
+        # One that was edited since is not equal to it, but may be accepted.
+        with pytest.MonkeyPatch.context() as edited:
+            edited.setattr(
+                "recsuite.checkpoint.origin.origin_of", lambda model: dataclasses.replace(ours, digest="1")
+            )
+            with pytest.raises(rs.UserError, match="another source"):
+                check_origin(trained.folder, about, model, accepts_changed=False)
+            assert "accepted" in check_origin(trained.folder, about, model, accepts_changed=True)
     about = dataclasses.replace(manifest, about={ORIGIN: plain(dataclasses.replace(ours, digest="0"))})
     with pytest.raises(rs.UserError, match="another source"):
         check_origin(trained.folder, about, model, accepts_changed=False)

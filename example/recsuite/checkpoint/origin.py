@@ -157,7 +157,7 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
         raise ChoiceError(
             f"{folder} was trained with the model {theirs}, and this program has {ours}. Fix: {FIX}"
         )
-    if not (theirs.digest and ours.digest):
+    if not theirs.is_library and not (theirs.digest and ours.digest):
         return f"the source of {ours} cannot be read, so it is not known if it changed since the training"
     if not accepts_changed:
         fix = "restore that source" if theirs.module == ours.module else FIX.rstrip(".")
