@@ -170,7 +170,7 @@ def test_each_label_is_measured_on_the_events_that_have_it(config: Config, conte
     with open_data(config, context) as data, Training(data, config, context) as training:
         shapes = {"labels": lambda predictions, labels: float(predictions.shape[1] + labels.shape[1])}
         model = training.shard(ThreeOutputs, loss=FirstLoss(), metrics=shapes)
-        evaluator: Any = make_evaluator(BatchFeed(data.loader), data.columns, config.model, context)
+        evaluator: Any = make_evaluator(BatchFeed(data.loader), data.columns, config, context)
         predictions = evaluator.predict(model.model, "test", 0)
         found = evaluator.test(model.model, 0)
         validated = evaluator.validate(model.model, 0)
@@ -194,7 +194,7 @@ def test_a_model_of_the_first_label_alone_is_taken_and_reported(
 ) -> None:
     with open_data(config, context) as data, Training(data, config, context) as training:
         model = training.shard(make_model)
-        evaluator = make_evaluator(BatchFeed(data.loader), data.columns, config.model, context)
+        evaluator = make_evaluator(BatchFeed(data.loader), data.columns, config, context)
         found = evaluator.test(model.model, 0)
     assert "the model predicts only bought: clicked, stars not evaluated" in capsys.readouterr().out
     assert not {name for name in found.values if name.startswith(("clicked", "stars"))}
@@ -207,7 +207,7 @@ def test_another_number_of_outputs_than_labels_is_refused(config: Config, contex
 
     with open_data(config, context) as data, Training(data, config, context) as training:
         model = training.shard(Two, loss=FirstLoss())
-        evaluator = make_evaluator(BatchFeed(data.loader), data.columns, config.model, context)
+        evaluator = make_evaluator(BatchFeed(data.loader), data.columns, config, context)
         with pytest.raises(
             ValueError, match=r"or 3, of the labels bought, clicked, stars, got the shape \[48, 2\]"
         ):
@@ -222,7 +222,7 @@ def test_labels_of_several_kinds_require_a_model_that_names_its_labels(
 
     with open_data(config, context) as data, Training(data, config, context) as training:
         model = training.shard(Silent, loss=FirstLoss())
-        evaluator = make_evaluator(BatchFeed(data.loader), data.columns, config.model, context)
+        evaluator = make_evaluator(BatchFeed(data.loader), data.columns, config, context)
         with pytest.raises(ValueError, match=r"labels of several kinds .rating, yes_no. must say"):
             evaluator.test(model.model, 0)
 

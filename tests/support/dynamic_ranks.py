@@ -85,7 +85,7 @@ def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
             losses += found.tolist()
         shares = dynamic_rows(train_state.model)
         before = counts_of(shares)
-        evaluator = make_evaluator(feed, columns, config.model, context)
+        evaluator = make_evaluator(feed, columns, config, context)
         metrics = evaluator.test(train_state.model, 2)
     after = counts_of(shares)
     return {

@@ -148,7 +148,7 @@ def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any
 
     train_state, feed = build(columns, config, context)
     with feed.loader:
-        found = make_evaluator(feed, columns, config.model, context).test(train_state.model, 0)
+        found = make_evaluator(feed, columns, config, context).test(train_state.model, 0)
     # The ends of the intervals too.
     ends = {f"{name} {end}": found.intervals[name][end] for name in found.intervals for end in (0, 1)}
     return {**found.values, **ends}
@@ -163,7 +163,7 @@ def train_all(
     from tests.support.steps import train_epoch
 
     train_state, feed = build(columns, config, context, rule, maker)
-    evaluator = make_evaluator(feed, columns, config.model, context)
+    evaluator = make_evaluator(feed, columns, config, context)
     losses = []
     with feed.loader:
         for epoch in range(config.training.epochs):

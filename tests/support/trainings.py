@@ -91,7 +91,7 @@ def feed_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
 def evaluate(train_state: Any, columns: Any, config: Config, context: RuntimeContext) -> dict[str, float]:
     from recsuite.training.evaluation import make_evaluator
 
-    evaluator = make_evaluator(feed_of(columns, config, context), columns, config.model, context)
+    evaluator = make_evaluator(feed_of(columns, config, context), columns, config, context)
     return evaluator.test(train_state.model, 0).values
 
 

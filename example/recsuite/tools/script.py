@@ -521,7 +521,7 @@ def report_test(
     from recsuite.training.stream import report_rest_of_stream
 
     feed = BatchFeed(data.loader)
-    evaluator = make_evaluator(feed, data.columns, config.model, context, config)
+    evaluator = make_evaluator(feed, data.columns, config, context)
     if config.stream.stream:
         report_rest_of_stream(evaluator, model.model, progress, data.columns, context)
         return

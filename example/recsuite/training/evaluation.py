@@ -20,7 +20,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from typing_extensions import override
 
 from recsuite.config.config import Config
-from recsuite.config.sections import ModelConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import history_prefix, places_of
 from recsuite.datasets.columns import Columns
@@ -73,30 +72,23 @@ class Evaluator(Protocol):
         """Return the metrics on the test events."""
 
 
-def make_evaluator(
-    feed: BatchFeed,
-    columns: Columns,
-    config: ModelConfig,
-    context: RuntimeContext,
-    flags: Config | None = None,
-) -> Evaluator:
+def make_evaluator(feed: BatchFeed, columns: Columns, config: Config, context: RuntimeContext) -> Evaluator:
     """Return the evaluator of the configured task. Not collective.
-
-    flags: with the lengths of lists, and extras with segments of the test.
 
     Raises:
         UserError: for a segment that cannot be, and for lengths of lists without a ranking.
     """
-    flags = flags or Config()
-    segments = [one for section in flags.extras.values() for one in section.segments(columns)]
-    users, cutoffs = Users(columns, segments), flags.evaluation.cutoffs
-    task = TASKS[config.task]
+    segments = [one for section in config.extras.values() for one in section.segments(columns)]
+    users, cutoffs = Users(columns, segments), config.evaluation.cutoffs
+    task = TASKS[config.model.task]
     if task.evaluation == "ranks":
         if columns.schema.more_labels:
             context.say(f"a ranking is not evaluated on {', '.join(columns.schema.label_names[1:])}")
         return RankingEvaluator(feed, columns, context, users, sorted({TOP, *cutoffs}))
     if cutoffs:
-        raise UserError(f"--cutoffs requires a task that ranks, got --task {config.task}; leave it out.")
+        raise UserError(
+            f"--cutoffs requires a task that ranks, got --task {config.model.task}; leave it out."
+        )
     return PredictionEvaluator(task, feed, columns, context, users)
 
 

@@ -310,7 +310,7 @@ class Training:
 
     def _make_evaluator(self) -> None:
         # It maps its columns now: like the loader, it does not need the files later.
-        self.evaluator = make_evaluator(self.feed, self.columns, self.config.model, self.context, self.config)
+        self.evaluator = make_evaluator(self.feed, self.columns, self.config, self.context)
 
     def _begin_pass(self) -> bool:
         """Prepare the next pass, for a stream with a prediction of it; return False if there is none."""
