@@ -45,7 +45,7 @@ from recsuite.checkpoint.format import VOCABULARY
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import SCHEMA_FILE
-from recsuite.extras.doctor import DRIVER
+from recsuite.extras.doctor.doctor import DRIVER
 from recsuite.runtime.host import allowed_memory, available_memory, die_with_parent
 from recsuite.runtime.process import RuntimeContext, init_runtime
 

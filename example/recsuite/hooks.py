@@ -29,7 +29,7 @@ EXTRAS: Mapping[str, str] = {
 # --help_all.
 SECTIONS: Mapping[str, tuple[str, str]] = {
     "reports": ("recsuite.extras.reports.flags", "ReportsConfig"),
-    "doctor": ("recsuite.extras.doctor", "DoctorConfig"),
+    "doctor": ("recsuite.extras.doctor.flags", "DoctorConfig"),
     "guess": ("recsuite.extras.guess.flags", "GuessConfig"),
     "graph": ("recsuite.extras.graph.flags", "GraphConfig"),
 }

@@ -13,8 +13,8 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens import source as movielens
 from recsuite.errors import UserError
-from recsuite.extras import doctor
-from recsuite.extras.doctor import check_data, examined
+from recsuite.extras.doctor import doctor
+from recsuite.extras.doctor.doctor import check_data, examined
 from recsuite.runtime.process import Launch
 from tests.support.launch import EXAMPLE, python, succeeded
 

@@ -18,7 +18,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.extras import kafka as topics
-from recsuite.extras.doctor import check_data
+from recsuite.extras.doctor.doctor import check_data
 from recsuite.extras.kafka import COPY, RECORD, Topic, file_of, lines_of
 from tests.support.kafka import KafkaError, MockKafka, as_arrow, as_json, config_of, ratings
 

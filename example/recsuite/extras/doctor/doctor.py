@@ -10,12 +10,9 @@ import contextlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from recsuite.config.config import Config, ExtraSection
-from recsuite.config.flag import flag
+from recsuite.config.config import Config
 from recsuite.errors import LINES, UserError, counted, escaped
 from recsuite.files import reason_of
 from recsuite.hooks import extra
@@ -29,20 +26,6 @@ from recsuite.runtime.host import (
 from recsuite.runtime.process import Launch, choose_device, read_launch
 
 DRIVER = Path("/proc/driver/nvidia/version")
-
-
-@dataclass(frozen=True)
-class DoctorConfig(ExtraSection):
-    """Check of this machine."""
-
-    doctor: bool = flag(
-        False, "Check the packages, the device, the memory and the data on this machine; trains nothing."
-    )
-    modes: ClassVar[tuple[str, ...]] = ("doctor",)
-
-    def run_alone(self, config: Config) -> int:
-        """Examine the machine, and return the exit status."""
-        return diagnose(config)
 
 
 def diagnose(config: Config) -> int:
