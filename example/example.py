@@ -118,11 +118,11 @@ def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
         kind = RatingModel if args.task == "rating" else ResponseModel
         return kind(data, args.embedding_dim, args.mlp_dims)
     # A copy of this file needs these scripts only for their tasks.
-    import retrieval
-    import sequential
-
-    script = retrieval if args.task == "ranking" else sequential
-    return script.make_model(data, args)
+    if args.task == "ranking":
+        from retrieval import make_model as make
+    else:
+        from sequential import make_model as make
+    return make(data, args)
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:

@@ -20,7 +20,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import example
 import recsuite as rs
 from recsuite.config.config import Config
 from recsuite.errors import UserError
@@ -42,7 +41,15 @@ def main(argv: list[str] | None = None, model: ModelMaker | None = None) -> int:
 
     model: makes a model of your own, as for the training; without it, `make_model` of example.py.
     """
-    return rs.exit_status(lambda: score(parse(argv), model or example.make_model))
+
+    def start() -> int:
+        flags = parse(argv)
+        # After the flags are checked: it imports torch.
+        from example import make_model
+
+        return score(flags, model or make_model)
+
+    return rs.exit_status(start)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -98,15 +98,16 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve.py needs {error.name}, which is not installed; run {INSTALL}") from None
-    import example
     from recsuite.serving.followers import follow, retried, wait_for_first
     from recsuite.serving.served import Follower
 
+    if model is None:
+        from example import make_model as model
     hosts = hosts_of(flags.allowed_hosts, flags.host)
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir, flags.checkpoint)
-        accepts, maker = flags.accept_changed_model, model or example.make_model
-        follower = retried(lambda: Follower(flags.save_dir, None, flags.checkpoint, maker, accepts))
+        accepts = flags.accept_changed_model
+        follower = retried(lambda: Follower(flags.save_dir, None, flags.checkpoint, model, accepts))
         tell(follower.model, flags)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
         server = server_of(service(follower, thread.is_alive, hosts))
