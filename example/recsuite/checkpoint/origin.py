@@ -66,13 +66,11 @@ class ModelOrigin:
         own = self.name, LIBRARY if self.is_library and not self.digest else self.digest
         return next((equal for equal in EQUAL_MODELS if own in equal), {own})
 
-    @property
-    def kind(self) -> tuple[str, bool]:
-        """Name of the class, one for those of a set of `EQUAL_MODELS`; and True for one of the library."""
-        for equal in EQUAL_MODELS:
-            if self.name in {name for name, _ in equal}:
-                return min(equal)[0], False
-        return self.name, self.is_library
+    def has_class_of(self, other: ModelOrigin) -> bool:
+        """Return True if both classes have one name, or names of one set in `EQUAL_MODELS`."""
+        is_same = (self.name, self.is_library) == (other.name, other.is_library)
+        names = [{name for name, _ in equal} for equal in EQUAL_MODELS]
+        return is_same or any({self.name, other.name} <= equal for equal in names)
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
@@ -153,7 +151,7 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
     ours = origin_of(model)
     if theirs.keys & ours.keys:
         return ""
-    if theirs.kind != ours.kind:
+    if not theirs.has_class_of(ours):
         raise ChoiceError(
             f"{folder} was trained with the model {theirs}, and this program has {ours}. Fix: {FIX}"
         )
