@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,8 @@ from recsuite.places import folder_at
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import EXAMPLE, python, started, succeeded
-from tests.support.store import BUCKET, SECRET, Fault, Store, running
+from tests.support.store import BUCKET, SECRET, Fault, Store
 from tests.support.weeks import SMALL, retrain, write_weeks
-
-
-@pytest.fixture(scope="module")
-def running_store() -> Iterator[Store]:
-    with running() as store:
-        yield store
-
-
-@pytest.fixture
-def store(running_store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """The store without faults, and its client in this process."""
-    for name, value in running_store.env.items():
-        monkeypatch.setenv(name, value)
-    yield running_store
-    running_store.fault = None
 
 
 @pytest.fixture

@@ -48,10 +48,7 @@ NO_OPTIMIZER = "an optimizer that an export leaves out"
 
 
 def export(
-    source: CheckpointConfig,
-    target: Path,
-    model: ModelMaker | None,
-    extras: Iterable[ExtraSection] = (),
+    source: CheckpointConfig, target: Path, model: ModelMaker, extras: Iterable[ExtraSection] = ()
 ) -> None:
     """Write the --checkpoint of --save_dir into the new folder `target`, and print a line about it.
 

@@ -39,25 +39,8 @@ from tests.support.dump_ranks import OTHER_BATCH_SIZE, SIZES
 from tests.support.launch import EXAMPLE, SUPPORT, python, read_json, succeeded, torchrun
 from tests.support.planted_model import mark_step, write_step
 from tests.support.steps import tell
-from tests.support.store import BUCKET, SECRET, Fault, Store, running
+from tests.support.store import BUCKET, SECRET, Fault, Store
 from tests.support.trained import Trained
-
-
-@pytest.fixture(scope="module")
-def running_store() -> Iterator[Store]:
-    with running() as store, pytest.MonkeyPatch.context() as patch:
-        for name, value in store.env.items():
-            patch.setenv(name, value)
-        yield store
-
-
-@pytest.fixture
-def store(running_store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """The store without faults, and its client in this process."""
-    for name, value in running_store.env.items():
-        monkeypatch.setenv(name, value)
-    yield running_store
-    running_store.fault, running_store.hidden, running_store.seconds = None, "", 0.0
 
 
 @pytest.fixture

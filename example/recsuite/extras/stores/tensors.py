@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
 
 from recsuite.checkpoint.format import TYPES, parsing
 from recsuite.files import parsed
-from recsuite.places import ObjectPath
 
 # Bytes of a header of safetensors, at most, as in its own reader.
 LARGEST_HEADER = 100_000_000
 # Read of an object in one request: its first bytes, and parts of a tensor, several at the same time.
 HEAD_BYTES, RANGE_BYTES = 2**20, 2**24
+
+
+class Ranges(Protocol):
+    """Object of which ranges can be read, such as an `FsspecPath`."""
+
+    def read_ranges(self, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+        """Return ranges of its bytes."""
 
 
 class ObjectTensors:
@@ -25,7 +31,7 @@ class ObjectTensors:
     Only the first bytes of the file, which hold the header, and the requested rows are read.
     """
 
-    def __init__(self, path: ObjectPath) -> None:
+    def __init__(self, path: Ranges) -> None:
         self._path = path
         (self._head,) = path.read_ranges([0], [HEAD_BYTES])
         begin = 8 + int.from_bytes(self._head[:8], "little")
