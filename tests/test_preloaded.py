@@ -53,6 +53,14 @@ CHILD = """
 import os
 os.write(1, f"{os.getppid()} {os.environ['RANK']} {os.environ['WORLD_SIZE']}\\n".encode())
 """
+# With arguments of another kind than those of the library: it has not been compiled before.
+COMPILE = """
+import numpy as np
+from recsuite.models.loops import multiply_biased
+vectors, numbers = np.zeros((1, 2), "float64"), np.zeros(1, "float64")
+print(any(str(kind).count("float64") == 5 for kind in multiply_biased.signatures))
+multiply_biased(vectors, vectors, numbers, vectors, numbers)
+"""
 CHANGE = """
 import subprocess, sys
 from recsuite.config import config
@@ -172,6 +180,14 @@ def test_a_fork_has_the_project_as_an_import_leaves_it(tmp_path: Path) -> None:
     script.write_text(CHANGE)
     output = succeeded(run_command([sys.executable, str(script)]))
     assert output.splitlines() == ["changed NEW 1", "child Config 0"]
+
+
+def test_a_fork_has_the_loops_that_another_one_compiled(tmp_path: Path) -> None:
+    script = tmp_path / "compile.py"
+    script.write_text(COMPILE)
+    # The first one leaves the code on disk, where an earlier run of this test may have left it.
+    outputs = [succeeded(run_command([sys.executable, str(script)])) for _ in range(2)]
+    assert outputs[1] == "True\n"
 
 
 def test_a_copy_of_the_project_that_comes_first_is_the_one_that_a_fork_imports(tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def serve(connection: socket.socket) -> None:
             message, files, *_ = socket.recv_fds(connection, LARGEST_REQUEST, 3)
             if not message:
                 return
+            fresh.load_loops()
             connection.send(str(_orphan(json.loads(message), files, fresh)).encode())
             for file in files:
                 os.close(file)
