@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from numba.core.caching import IndexDataCacheFile
+from numba.core.caching import CacheImpl, IndexDataCacheFile
 
 from recsuite.datasets import arrays
 from recsuite.datasets.preparation import loops
 from recsuite.datasets.preparation.baselines import DAMPING, LEAST_CHANGE, MOST_ROUNDS, fit_biases
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.loops import count_common, grouped, repeated_events
-from tests.support.launch import python, succeeded
 
+LOOP = """
+from recsuite.compiled import compiled
+
+@compiled
+def total(numbers):
+    result = 0
+    for number in numbers:
+        result += number
+    return result
+"""
 NUM_EVENTS, NUM_USERS, NUM_ITEMS = 5_000, 300, 70
 
 
@@ -131,27 +143,31 @@ def test_biases_are_those_of_sums_in_the_order_of_events_to_the_last_bit() -> No
     assert [each.user.tobytes() for each in found] == [expected[each][rounds].tobytes() for each in numbers]
 
 
-def code_of(text: str, tmp_path: Path) -> str:
-    """Output of a Python that groups three events, with the machine code of loops in this folder."""
-    source = (
-        "import numpy as np\n"
-        f"{text}\n"
-        "from recsuite.datasets.preparation.loops import group_events, grouped\n"
-        "print(grouped(np.array([1, 0, 1], np.int32), 2).events.tolist())\n"
-        "print(sum(group_events.stats.cache_hits.values()))\n"
-    )
-    env = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    return succeeded(python("-c", source, real=True, env=env, timeout=120))
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A module with a compiled loop."""
+    file = tmp_path / "total.py"
+    file.write_text(LOOP)
+    return file
 
 
-def test_machine_code_is_kept_and_made_again_where_its_files_are_damaged(tmp_path: Path) -> None:
-    assert code_of("", tmp_path) == "[1, 0, 2]\n0\n"
-    assert code_of("", tmp_path) == "[1, 0, 2]\n1\n"
+def loads_from_disk(source: Path) -> bool:
+    """True if the machine code of a loop, imported anew, comes from the files beside it."""
+    specification = importlib.util.spec_from_file_location("total", source)
+    assert specification is not None
+    assert specification.loader is not None
+    module: Any = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    assert module.total(np.arange(4)) == 6
+    return bool(sum(module.total.stats.cache_hits.values()))
+
+
+def test_machine_code_is_kept_and_made_again_where_its_files_are_damaged(source: Path) -> None:
+    assert [loads_from_disk(source) for _ in range(2)] == [False, True]
     for end in ("nbi", "nbc"):
-        for path in tmp_path.rglob(f"*.{end}"):
-            path.write_bytes(b"")
-        assert code_of("", tmp_path) == "[1, 0, 2]\n0\n"
-        assert code_of("", tmp_path) == "[1, 0, 2]\n1\n"
+        (path,) = source.parent.rglob(f"*.{end}")
+        path.write_bytes(b"")
+        assert [loads_from_disk(source) for _ in range(2)] == [False, True]
 
 
 def test_numba_itself_still_fails_at_a_damaged_index(tmp_path: Path) -> None:
@@ -161,15 +177,13 @@ def test_numba_itself_still_fails_at_a_damaged_index(tmp_path: Path) -> None:
         IndexDataCacheFile(str(tmp_path), "loop", (0.0, 0)).load("any")
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        # A checkout and a home folder that cannot be written, as in many containers.
-        "import numba.core.caching as caching; caching.CacheImpl._locator_classes = []",
-        "import errno, numba.core.caching as caching\n"
-        "def full(*_): raise OSError(errno.ENOSPC, 'No space left on device')\n"
-        "caching.IndexDataCacheFile._open_for_write = full",
-    ],
-)
-def test_loops_run_without_room_for_their_machine_code(fault: str, tmp_path: Path) -> None:
-    assert code_of(fault, tmp_path) == "[1, 0, 2]\n0\n"
+def test_loops_run_without_room_for_their_machine_code(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as on_a_full_disk:
+        on_a_full_disk.setattr(IndexDataCacheFile, "_open_for_write", full)
+        assert [loads_from_disk(source) for _ in range(2)] == [False, False]
+    # A checkout and a home folder that cannot be written, as in many containers.
+    monkeypatch.setattr(CacheImpl, "_locator_classes", [])
+    assert [loads_from_disk(source) for _ in range(2)] == [False, False]
