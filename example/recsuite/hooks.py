@@ -19,7 +19,6 @@ EXTRAS: Mapping[str, str] = {
     "kafka": "recsuite.extras.kafka",
     "leakage": "recsuite.extras.leakage",
     "names": "recsuite.extras.guess.names",
-    "recommend": "recsuite.extras.recommend",
     "schema": "recsuite.extras.guess.writer",
     "stores": "recsuite.extras.stores.objects",
     "trackers": "recsuite.extras.reports.trackers",
@@ -32,6 +31,7 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
     "doctor": ("recsuite.extras.doctor.flags", "DoctorConfig"),
     "guess": ("recsuite.extras.guess.flags", "GuessConfig"),
     "graph": ("recsuite.extras.graph.flags", "GraphConfig"),
+    "recommend": ("recsuite.extras.recommend.flags", "RecommendConfig"),
 }
 # --initial_rows, which is the name of an extra, to its function that makes the rows, see `Training.shard`.
 INITIAL_ROWS: Mapping[str, str] = {"gaussian": "gaussian_rows"}
