@@ -12,6 +12,7 @@ from recsuite.errors import UserError
 
 EXTRAS: Mapping[str, str] = {
     "dialects": "recsuite.extras.dialects",
+    "drifting": "recsuite.extras.drifting",
     "gaussian": "recsuite.extras.gaussian",
     "guess": "recsuite.extras.guess.proposal",
     "index": "recsuite.extras.index",
@@ -37,6 +38,8 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
 INITIAL_ROWS: Mapping[str, str] = {"gaussian": "gaussian_rows"}
 # Format of a table to the extra that reads it and its reader, a `tables.formats.FileReader`.
 READERS: Mapping[str, tuple[str, str]] = {"jsonl": ("json_lines", "JsonLines")}
+# --synthetic_kind, which is the name of an extra, to its `movielens.synthetic.World`.
+WORLDS: Mapping[str, str] = {"drifting": "DriftingWorld"}
 
 
 def extra(name: str) -> ModuleType:

@@ -349,7 +349,7 @@ def _decoded(file: File) -> File:
 
 
 def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
-    from recsuite.datasets.movielens.synthetic import WORLDS, write_synthetic
+    from recsuite.datasets.movielens.synthetic import world_of, write_synthetic
 
     with explained(f"Cannot make {folder}", "give a --data_path that can be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -359,6 +359,6 @@ def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
             if files_in(folder) is not None:
                 return
             if dataset == "synthetic":
-                write_synthetic(folder, config.synthetic_ratings, seed, WORLDS[config.synthetic_kind])
+                write_synthetic(folder, config.synthetic_ratings, seed, world_of(config.synthetic_kind))
             else:
                 download(dataset, folder)
