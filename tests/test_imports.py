@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "checkpoint.recorded": "errors files places config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
     "training": "errors config places runtime datasets models sharding compiled hooks",
-    "checkpoint": "errors files places config runtime datasets models sharding training ids",
+    "checkpoint": "errors files places hooks config runtime datasets models sharding training ids",
     "serving": "errors files places config models runtime.console ids time_buckets datasets.schema "
     "datasets.source datasets.preparation.vocabulary datasets.preparation.reading checkpoint.format "
     "checkpoint.folder checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded "

@@ -24,6 +24,7 @@ EXTRAS: Mapping[str, str] = {
     "stores": "recsuite.extras.stores.objects",
     "trackers": "recsuite.extras.reports.trackers",
     "urls": "recsuite.extras.stores.urls",
+    "warm": "recsuite.extras.warm",
 }
 # Sections of flags by their names, each a module and its class, see `ExtraSection`. In the order of
 # --help_all.

@@ -481,12 +481,12 @@ def restore(
 
     train_state = build_train_state(data.columns, config, context, model, **others)
     if config.checkpoint.other_data:
-        from recsuite.checkpoint.warm import start_from
         from recsuite.models.tasks import TASKS
 
         section, task = config.checkpoint, TASKS[config.model.task]
         origin = (data.columns, task, context, section.checkpoint, section.until)
-        loaded = start_from(folder_at(section.folder_to_load), train_state, *origin, draws=False)
+        folder = folder_at(section.folder_to_load)
+        loaded = extra("warm").start_from(folder, train_state, *origin, draws=False)
         return train_state, loaded.progress
     restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
     return train_state, restored.progress
