@@ -21,6 +21,7 @@ EXTRAS: Mapping[str, str] = {
     "leakage": "recsuite.extras.leakage",
     "names": "recsuite.extras.guess.names",
     "schema": "recsuite.extras.guess.writer",
+    "spread": "recsuite.extras.reports.spread",
     "stores": "recsuite.extras.stores.objects",
     "trackers": "recsuite.extras.reports.trackers",
     "urls": "recsuite.extras.stores.urls",
