@@ -12,6 +12,7 @@ from recsuite.errors import UserError
 
 EXTRAS: Mapping[str, str] = {
     "dialects": "recsuite.extras.dialects",
+    "download": "recsuite.extras.stores.download",
     "drifting": "recsuite.extras.drifting",
     "gaussian": "recsuite.extras.gaussian",
     "guess": "recsuite.extras.guess.proposal",
