@@ -20,7 +20,7 @@ from common import DOCS, EXAMPLE, bar, describe, finish, make_parser, mean, orig
 from peers import add_sets, data_sets
 
 PIPELINE = EXAMPLE.with_name("pipeline.py")
-PAGE = DOCS / "pipeline.md"
+PAGE = DOCS / "extras" / "pipeline.md"
 PARTS = ("retriever", "ranker", "chain")
 GAIN = 1.05
 

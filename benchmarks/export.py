@@ -22,10 +22,10 @@ from common import DOCS, ROOT, bar, describe, finish, make_parser, origin, table
 
 from example import make_model
 from recsuite.config.sections import CheckpointConfig
+from recsuite.extras.chain.cases import cases_of_models
 from recsuite.extras.graph.flags import ROW_TYPES, GraphConfig
 from recsuite.serving.export import MODEL, export
 from recsuite.serving.served import ServedModel
-from recsuite.tools.cases import cases_of_models
 
 sys.path.append(str(ROOT / "example"))
 from onnx_client import Client

@@ -43,7 +43,8 @@ from common import DOCS, bar, describe, finish, make_parser, origin, table, trai
 
 from recsuite.config.units import duration
 from recsuite.datasets.movielens.source import OF_20M, files_in
-from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.extras.drifting import DriftingWorld
 
 PAGE = DOCS / "dynamic.md"
 ONLINE, RETRAINED, ONCE, BIASES = "online", "retrained", "trained once", "biases"

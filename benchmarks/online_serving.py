@@ -34,9 +34,10 @@ from example import make_model
 from recsuite.checkpoint.folder import LATEST
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.source import locate
+from recsuite.extras.drifting import DriftingWorld
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 

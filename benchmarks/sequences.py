@@ -73,7 +73,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import TOP, Metrics
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.schema import ITEM, USER, RawData, with_columns
-from recsuite.extras.recommend import Viewer, open_viewer
+from recsuite.extras.recommend.recommend import Viewer, open_viewer
 from recsuite.serving.request import HISTORY_AGES
 from recsuite.serving.served import ServedModel
 from recsuite.serving.training_data import TrainingFeatures, ages_in

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import recsuite as rs
 from recsuite.errors import UserError
+from recsuite.extras.trainings import have_ended, newest, started, working_folder
 from recsuite.places import folder_at
 from recsuite.runtime.console import say
-from recsuite.tools.trainings import have_ended, newest, started, working_folder
 from recsuite.training.progress import Progress, StreamProgress
 
 TRAINING = Path(__file__).with_name("example.py")

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import recsuite as rs
 from recsuite.errors import UserError
+from recsuite.extras.trainings import newest, started, working_folder
 from recsuite.files import local
 from recsuite.runtime.console import say
-from recsuite.tools.trainings import newest, started, working_folder
 
 if TYPE_CHECKING:
-    from recsuite.serving.followers import ModelChain
+    from recsuite.extras.chain.cases import RequestCases
+    from recsuite.extras.chain.chain import ModelChain
     from recsuite.serving.served import ServedModel
-    from recsuite.tools.cases import RequestCases
 
 HERE = Path(__file__).parent
 # Script and flags of each training. Both exclude the newest event of each user.
@@ -69,7 +69,7 @@ def serve(save_dir: Path, given: Sequence[object]) -> ModelChain:
     """Train both, and serve the newest of each until both have ended. Return the final chain."""
     # It makes the models of both scripts.
     from example import make_model
-    from recsuite.serving.followers import ModelChain
+    from recsuite.extras.chain.chain import ModelChain
 
     folders = {"retriever": save_dir / "retriever", "ranker": save_dir / "ranker"}
     commands = {
@@ -91,7 +91,7 @@ def measure(chain: ModelChain, data_path: str) -> None:
     """Choose the weight of the ranker by validation, and print the test metrics of each part and of the
     chain.
     """
-    from recsuite.tools.cases import cases_of_models, latencies
+    from recsuite.extras.chain.cases import cases_of_models, latencies
     from recsuite.training.results import share_of_best
 
     validation, test = cases_of_models([chain.retriever, chain.ranker], data_path)
@@ -130,7 +130,7 @@ def asked(
     model: ServedModel, values: dict[str, list[Any]], k: int, exclude: list[Any]
 ) -> list[list[tuple[Any, float]]]:
     """Return the recommendations of one model alone."""
-    from recsuite.serving.followers import accepted_features
+    from recsuite.extras.chain.chain import accepted_features
 
     return model.recommend(accepted_features(model, values), k, exclude=exclude)
 

@@ -28,7 +28,7 @@ from recsuite.places import is_remote
 from recsuite.runtime.console import say
 
 if TYPE_CHECKING:
-    from recsuite.extras.recommend import Viewer
+    from recsuite.extras.recommend.recommend import Viewer
     from recsuite.serving.served import Follower, ServedModel
 
 DEFAULTS = (
@@ -95,7 +95,7 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
     if context.rank != 0:
         return
     from recsuite.checkpoint.folder import LATEST
-    from recsuite.extras.recommend import open_viewer, page
+    from recsuite.extras.recommend.recommend import open_viewer, page
     from recsuite.serving.served import Follower, ServedModel
 
     best = ServedModel.open(config.checkpoint.save_dir, config.checkpoint.checkpoint, model=make_model)
@@ -109,7 +109,7 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
     follow(follower)
     viewers = viewer.other_users(USERS, LEAST)
     measure(model, viewers)
-    for line in page(model, viewers[0], config.serving.top, approximate=True).split("\n"):
+    for line in page(model, viewers[0], config.flags["top"], approximate=True).split("\n"):
         say(line)
 
 

@@ -72,7 +72,7 @@ MODES = {"train": train, "load": load}
 def show_next(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     """Print a user history, newest first, and the next items. Called by every rank; rank 0 prints."""
     if runtime.rank == 0:
-        from recsuite.extras.recommend import recommend
+        from recsuite.extras.recommend.recommend import recommend
 
         # Without --user, the user of the newest event.
         recommend(args, args.flags, make_model)

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "checkpoint.recorded": "errors files places config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
     "training": "errors config places runtime datasets models sharding compiled hooks",
-    "checkpoint": "errors files places config runtime datasets models sharding training ids",
+    "checkpoint": "errors files places hooks config runtime datasets models sharding training ids",
     "serving": "errors files places config models runtime.console ids time_buckets datasets.schema "
     "datasets.source datasets.preparation.vocabulary datasets.preparation.reading checkpoint.format "
     "checkpoint.folder checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded "
@@ -128,6 +128,8 @@ def test_the_core_names_extras_in_its_table_of_hooks_alone() -> None:
         assert subject_of(module) is not None
     for name, function in hooks.INITIAL_ROWS.items():
         assert callable(getattr(hooks.extra(name), function))
+    for kind, world in hooks.WORLDS.items():
+        assert callable(getattr(hooks.extra(kind), world))
     for file_format in hooks.READERS:
         assert callable(hooks.reader_of(file_format))
 
@@ -206,8 +208,8 @@ def test_only_one_folder_of_the_library_mentions_movies() -> None:
         for module, path in MODULES.items()
         if module.startswith("recsuite.")
         and not is_within(module, "datasets.movielens")
-        # The words of people's own tables.
-        and module != "recsuite.extras.guess.guessing"
+        # The words of people's own tables, and a world of movies.
+        and module not in ("recsuite.extras.guess.guessing", "recsuite.extras.drifting")
         # The name of the data sets is not a word for an item.
         if re.search(r"movie(?!lens)", path.read_text(), re.IGNORECASE)
     }
@@ -224,7 +226,7 @@ def test_one_module_chooses_the_family_of_data_sets() -> None:
             for other in imported(ast.walk(ast.parse(path.read_text())))
         )
     }
-    assert found == {"recsuite.datasets.source"}
+    assert found == {"recsuite.datasets.source", "recsuite.extras.drifting"}
 
 
 def test_only_the_sharding_of_tables_knows_the_two_kinds_of_tables() -> None:

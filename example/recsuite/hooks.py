@@ -12,6 +12,8 @@ from recsuite.errors import UserError
 
 EXTRAS: Mapping[str, str] = {
     "dialects": "recsuite.extras.dialects",
+    "download": "recsuite.extras.stores.download",
+    "drifting": "recsuite.extras.drifting",
     "gaussian": "recsuite.extras.gaussian",
     "guess": "recsuite.extras.guess.proposal",
     "index": "recsuite.extras.index",
@@ -19,11 +21,12 @@ EXTRAS: Mapping[str, str] = {
     "kafka": "recsuite.extras.kafka",
     "leakage": "recsuite.extras.leakage",
     "names": "recsuite.extras.guess.names",
-    "recommend": "recsuite.extras.recommend",
     "schema": "recsuite.extras.guess.writer",
+    "spread": "recsuite.extras.reports.spread",
     "stores": "recsuite.extras.stores.objects",
     "trackers": "recsuite.extras.reports.trackers",
     "urls": "recsuite.extras.stores.urls",
+    "warm": "recsuite.extras.warm",
 }
 # Sections of flags by their names, each a module and its class, see `ExtraSection`. In the order of
 # --help_all.
@@ -32,11 +35,14 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
     "doctor": ("recsuite.extras.doctor.flags", "DoctorConfig"),
     "guess": ("recsuite.extras.guess.flags", "GuessConfig"),
     "graph": ("recsuite.extras.graph.flags", "GraphConfig"),
+    "recommend": ("recsuite.extras.recommend.flags", "RecommendConfig"),
 }
 # --initial_rows, which is the name of an extra, to its function that makes the rows, see `Training.shard`.
 INITIAL_ROWS: Mapping[str, str] = {"gaussian": "gaussian_rows"}
 # Format of a table to the extra that reads it and its reader, a `tables.formats.FileReader`.
 READERS: Mapping[str, tuple[str, str]] = {"jsonl": ("json_lines", "JsonLines")}
+# --synthetic_kind, which is the name of an extra, to its `movielens.synthetic.World`.
+WORLDS: Mapping[str, str] = {"drifting": "DriftingWorld"}
 
 
 def extra(name: str) -> ModuleType:

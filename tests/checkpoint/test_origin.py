@@ -22,9 +22,9 @@ from recsuite.checkpoint.format import read_manifest, write_manifest
 from recsuite.checkpoint.origin import EQUAL_MODELS, ORIGIN, ModelOrigin, check_origin, origin_of
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.movielens.source import SCHEMA
+from recsuite.extras.chain.cases import cases_of_models
 from recsuite.files import plain
 from recsuite.serving.export import export
-from recsuite.tools.cases import cases_of_models
 from tests.support.launch import EXAMPLE, python, succeeded
 from tests.support.trained import Trained
 

@@ -102,7 +102,7 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
         ("--async_dump --load", "--async_dump requires --dump, --inc_dump or --resume"),
         ("--save_dir here", "--save_dir requires a mode that writes or reads checkpoints, such as --dump"),
         ("--until 5", "--until requires --load"),
-        ("--checkpoint latest", "--checkpoint latest requires --load, --export or --recommend"),
+        ("--checkpoint latest", "--checkpoint latest requires a mode that reads it, such as --load"),
         (
             "--load elsewhere --resume",
             "--load elsewhere must be in --save_dir dumps, where the requested training writes; "

@@ -20,15 +20,15 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.source import locate
 from recsuite.errors import UserError
+from recsuite.extras.chain.cases import cases_of
+from recsuite.extras.chain.chain import ModelChain
 from recsuite.extras.graph.flags import GraphConfig
 from recsuite.extras.guess.guessing import guess
 from recsuite.models.tasks import ModelData
 from recsuite.serving.export import write_export
-from recsuite.serving.followers import ModelChain
 from recsuite.serving.reader import checked_head, made_head
 from recsuite.serving.request import SEEN
 from recsuite.serving.served import ServedModel
-from recsuite.tools.cases import cases_of
 from tests.support.launch import ROOT, python, read_json, succeeded
 
 # The client beside the scripts.

@@ -21,7 +21,7 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError
-from recsuite.extras.recommend import open_viewer, page
+from recsuite.extras.recommend.recommend import open_viewer, page
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.served import ServedModel
 from tests.support.batches import lists_of

@@ -499,7 +499,7 @@ CHECKS: dict[str, Check] = {
     (
         "python example/sequential.py --dataset synthetic --synthetic_ratings 20000 --epochs 2"
     ): is_run_by_the_test_of_the_script,
-    # pipeline.md
+    # extras/pipeline.md
     "python example/pipeline.py --epochs 2": is_run_by_the_test_of_the_script,
     # ctr.md
     "python example/ctr.py --model dlrm": is_run_by_the_test_of_the_script,

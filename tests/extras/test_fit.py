@@ -36,9 +36,8 @@ from recsuite.datasets.tables.sections import (
     TimestampColumn,
     UserColumn,
 )
-from recsuite.datasets.tables.values import frame_of
 from recsuite.errors import UserError
-from recsuite.extras.fit import _folder_of_launch, in_arguments
+from recsuite.extras.fit import _folder_of_launch, frame_of, in_arguments
 from recsuite.runtime.process import launch_name
 from recsuite.serving.served import ServedModel
 from tests.support.launch import read_json, succeeded, torchrun
@@ -48,7 +47,6 @@ SCRIPT = """
 import json, os, pathlib, sys
 import pandas, recsuite
 from example import make_model
-from recsuite.datasets.tables.values import frame_of
 from recsuite.errors import UserError
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import COUNT, RATING, Events, RawData
 from recsuite.errors import UserError
-from recsuite.extras.recommend import DAMPING, MOST_SHOWN, Viewer, open_viewer, page, popular
+from recsuite.extras.recommend.recommend import DAMPING, MOST_SHOWN, Viewer, open_viewer, page, popular
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import IdTable
 from recsuite.serving.training_data import TrainingFeatures, _check_ids, with_data_flags
@@ -148,8 +148,8 @@ def test_a_user_name_that_is_no_64_bit_number_is_unknown(user: str, number: int 
 
 
 def test_a_user_with_a_sign_is_read_from_the_command_line() -> None:
-    assert parse_args(["--recommend", "--user", "-5"]).serving.user == "-5"
-    assert parse_args(["--recommend", "--user=-5"]).serving.user == "-5"
+    assert parse_args(["--recommend", "--user", "-5"]).flags["user"] == "-5"
+    assert parse_args(["--recommend", "--user=-5"]).flags["user"] == "-5"
 
 
 @pytest.mark.parametrize("user", ["99999999", "nobody"])

@@ -17,8 +17,8 @@ import torch
 import recsuite as rs
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.metrics import Measured
+from recsuite.extras.chain.cases import cases_of_models
 from recsuite.serving.export import export
-from recsuite.tools.cases import cases_of_models
 from recsuite.training.observers import observing
 from recsuite.training.progress import Progress
 from tests.support.documents import PAGES, blocks

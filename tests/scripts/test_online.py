@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.extras.drifting import DriftingWorld
 from tests.support.launch import ROOT, python, succeeded
 
 # Four Pythons import all by themselves.

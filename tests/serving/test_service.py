@@ -27,7 +27,7 @@ from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import UserError
-from recsuite.extras.recommend import open_viewer, recommend
+from recsuite.extras.recommend.recommend import open_viewer, recommend
 from recsuite.serving import followers
 from recsuite.serving.followers import follow, from_one_snapshot
 from recsuite.serving.served import Follower, ServedModel

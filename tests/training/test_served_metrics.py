@@ -12,8 +12,8 @@ import pytest
 
 import recsuite
 from example import make_model
+from recsuite.extras.chain.cases import cases_of_models
 from recsuite.serving.served import ServedModel
-from recsuite.tools.cases import cases_of_models
 
 
 def world_with_repeats(folder: Path) -> Path:

@@ -13,7 +13,8 @@ import pytest
 
 from recsuite.checkpoint.folder import deltas_in, newest_in, step_of
 from recsuite.checkpoint.format import read_manifest
-from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.extras.drifting import DriftingWorld
 from recsuite.training.progress import StreamProgress
 from tests.support.launch import EXAMPLE, python, started, succeeded, wait_for
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.extras.drifting import DriftingWorld
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 from tests.support.stream_ranks import TABLES
 

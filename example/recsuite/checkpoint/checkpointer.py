@@ -39,12 +39,12 @@ from recsuite.checkpoint.folder import (
 from recsuite.checkpoint.format import CONFIG, Manifest, read_manifest
 from recsuite.checkpoint.recorded import LEARNING_FLAGS, TABLE_FLAGS, read_recorded
 from recsuite.checkpoint.restore import restore
-from recsuite.checkpoint.warm import start_from
 from recsuite.checkpoint.writer import CheckpointWriter
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.streams import check_prefix
 from recsuite.errors import UserError, counted
+from recsuite.hooks import extra
 from recsuite.models.tasks import TASKS
 from recsuite.places import folder_at
 from recsuite.runtime.ending import Termination, exit_status_of_signal
@@ -111,7 +111,7 @@ class Checkpointer:
             restore(self.resumed, train_state, self.columns, self.context)
         elif folder := self.config.checkpoint.warm_start:
             task = TASKS[self.config.model.task]
-            start_from(folder_at(folder), train_state, self.columns, task, self.context)
+            extra("warm").start_from(folder_at(folder), train_state, self.columns, task, self.context)
         self.writer = CheckpointWriter(
             train_state, self.run, self.resumed, self.columns, self.config, self.context
         )

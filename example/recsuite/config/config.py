@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonpath, exists, isdir, realpath
 from typing import Any, ClassVar
@@ -169,8 +169,8 @@ class Config:
 
     @property
     def serves(self) -> bool:
-        """True if the run exports or recommends, from a checkpoint."""
-        return bool(self.serving.export or self.serving.recommend)
+        """True if the run uses the --checkpoint in --save_dir as a server does."""
+        return any(self.flags[mode] for mode in serving_modes())
 
     def validate(self) -> None:
         """Refuse impossible values, each with its own message.
@@ -200,7 +200,7 @@ class Config:
         section, serves = self.checkpoint, self.serves
         require(
             bool(section.load) or serves or section.is_default("checkpoint"),
-            f"--checkpoint {section.checkpoint} requires --load, --export or --recommend",
+            f"--checkpoint {section.checkpoint} requires a mode that reads it, such as --load or --export",
         )
         require(
             section.reads or serves or bool(section.warm_start) or not section.accept_changed_model,
@@ -318,6 +318,8 @@ class ExtraSection(Section):
 
     # Flags that are modes: one process runs them alone, without a process group, see `run_alone`.
     modes: ClassVar[tuple[str, ...]] = ()
+    # True if these modes use the --checkpoint in --save_dir.
+    serves: ClassVar[bool] = False
 
     def check(self, config: Config) -> None:
         """Refuse flags that contradict those of other sections.
@@ -326,8 +328,11 @@ class ExtraSection(Section):
             UserError: for the first fault found.
         """
 
-    def run_alone(self, config: Config) -> int:
-        """Run a mode of `modes`, and return the exit status. Not collective."""
+    def run_alone(self, config: Config, given: Collection[str], model: Any) -> int:
+        """Run a mode of `modes`, and return the exit status. Not collective.
+
+        given: the flags of the command line; model: makes the model of the script.
+        """
         raise NotImplementedError
 
     def observers(self, config: Config, context: Any) -> Iterable[Any]:
@@ -336,6 +341,17 @@ class ExtraSection(Section):
 
     def segments(self, columns: Any) -> Sequence[Any]:
         """Return segments of the test events: each has a name, and `masks()` by value."""
+        return ()
+
+    def summarize_lists(self, listed: Any, had: Any, is_ranked: Any, name_of: Callable[[int], Any]) -> Any:
+        """Return what `Measured.lists` keeps of the lists of a ranking, on rank 0; None for nothing.
+
+        listed: in how many lists each item is, int64 [items]; had: the number of its events; is_ranked: True
+        if it can be in one; name_of: the id of the item at a position.
+        """
+
+    def describe_test(self, test: Any, validation: Any, columns: Any, config: Config) -> Iterable[str]:
+        """Yield lines on the test of a model, printed below its table. validation: None for no validation."""
         return ()
 
     def report_training(self, run: Any, seconds: Mapping[str, float], config: Config, context: Any) -> None:
@@ -374,7 +390,13 @@ def flag_names() -> Mapping[str, str]:
 @functools.cache
 def alone_modes() -> tuple[str, ...]:
     """Modes that one process runs alone, without a process group."""
-    return (*(mode for kind in hooks.sections().values() for mode in kind.modes), "export", "recommend")
+    return (*(mode for kind in hooks.sections().values() for mode in kind.modes), "export")
+
+
+@functools.cache
+def serving_modes() -> tuple[str, ...]:
+    """Those of them that use the --checkpoint in --save_dir."""
+    return ("export", *(mode for kind in hooks.sections().values() if kind.serves for mode in kind.modes))
 
 
 @functools.cache

@@ -895,29 +895,12 @@ class CheckpointConfig(Section):
 
 @dataclass(frozen=True)
 class ServingConfig(Section):
-    """Exports and recommendations from a checkpoint."""
+    """Exports from a checkpoint."""
 
     export: str = flag(
         "",
         "New folder for the --checkpoint in --save_dir, complete but without optimizer state, for a server.",
     )
-    recommend: bool = flag(False, "Print the recommendations of the --checkpoint in --save_dir for --user.")
-    user: str = flag("", "Raw id of the user of --recommend.", requires=("recommend", True))
-    top: int = flag(
-        10, "Number of items that --recommend prints.", least=1, most=10_000, requires=("recommend", True)
-    )
-    follow: bool = flag(
-        False, "Repeat --recommend for every new --checkpoint of a training.", requires=("recommend", True)
-    )
-
-    def validate(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            UserError: for the first fault found.
-        """
-        super().validate()
-        require(not self.recommend or bool(self.user), "--recommend requires --user, the raw id of a user")
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
-
-from recsuite.datasets.spread import Spread
 
 # The K of HR@K and NDCG@K; --cutoffs adds others.
 TOP = 10
@@ -57,8 +56,9 @@ class Measured:
     values: by name; cases: number of events; intervals: ends of the 95 % interval of each metric, over users.
     parts: KNOWN and NEW to the metrics of these cases alone, if there are both; segments: name to value to
     the metrics of its cases, see --by. new_users, new_items: shares of the cases whose user, or item, has no
-    training event. lists: of a ranking, the spread of the lists of TOP items. missed: of a ranking, number of
-    cases whose item no list can hold, see `columns.listed_items`.
+    training event. lists: of a ranking, what an extra makes of the lists of TOP items, see
+    `ExtraSection.summarize_lists`. missed: of a ranking, number of cases whose item no list can hold, see
+    `columns.listed_items`.
     """
 
     values: Metrics
@@ -68,7 +68,7 @@ class Measured:
     segments: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
     new_users: float = 0.0
     new_items: float = 0.0
-    lists: Spread | None = None
+    lists: Any = None
     missed: int = 0
 
     def __getitem__(self, name: str) -> float:

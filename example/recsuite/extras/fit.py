@@ -30,6 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
+import pandas
+import pyarrow
+from pyarrow import types
 
 from recsuite.config.config import TRAINING, Config, alone_modes, flag_names, sections
 from recsuite.config.fitting import with_preset
@@ -47,7 +50,7 @@ from recsuite.datasets.tables.derived import (
     weekday,
 )
 from recsuite.datasets.tables.sections import CATEGORY, NUMBER
-from recsuite.datasets.tables.values import ID, TIME, ColumnSpec, frame_of, parsed, raw_values, typed
+from recsuite.datasets.tables.values import FAULTS, ID, MISSING, TIME, ColumnSpec, plain, shown_value, typed
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, local
 from recsuite.files import typed as typed_value
@@ -64,7 +67,6 @@ from recsuite.serving.training_data import TrainingFeatures
 from recsuite.tools.script import joined_launch, session
 
 if TYPE_CHECKING:
-    import pandas
     import torch
     from typing_extensions import Unpack
 
@@ -351,10 +353,10 @@ def _value_of(name: str, value: Any) -> Any:
     """Return the value of a flag, checked against its type."""
     kind = get_type_hints(sections()[flag_names()[name]])[name]
     # A folder may be a Path, a number may be NumPy's, and widths may be a list.
-    plain = str(value) if isinstance(value, Path) else value.item() if hasattr(value, "item") else value
+    given = str(value) if isinstance(value, Path) else value.item() if hasattr(value, "item") else value
     try:
         # The value of a flag may be negative.
-        return typed_value(kind, [*plain] if isinstance(plain, tuple) else plain, name, least=-LARGEST)
+        return typed_value(kind, [*given] if isinstance(given, tuple) else given, name, least=-LARGEST)
     except (TypeError, ValueError):
         raise UserError(
             f"fit takes a value of type {getattr(kind, '__name__', kind)} for {name}, and got "
@@ -484,8 +486,6 @@ def _is_leftover(path: Path) -> bool:
 def _write(
     folder: Path, tables: Mapping[str, pandas.DataFrame], schema: Path | TableSchema | str | None
 ) -> None:
-    import pyarrow
-
     from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_schema
 
     if read_launch().local_rank != 0:
@@ -543,3 +543,100 @@ def _fitted(config: Config, given: frozenset[str], folder: Path, model: ModelMak
         snapshot, raw, tables = raise_on_all(known)
         raise_on_all(lambda: shutil.rmtree(folder) if context.local_rank == 0 else None)
     return FittedModel(snapshot, raw, tables, config.data.history, run.test.values)
+
+
+def frame_of(values: Any, name: str) -> pandas.DataFrame:
+    """Return a table in memory as a pandas.DataFrame, with its types unchanged.
+
+    values: a pandas.DataFrame, or any table that offers Arrow's stream of batches, such as those of polars,
+    pyarrow and DuckDB.
+
+    Raises:
+        UserError: for what is no table, and for columns that a file of tables cannot have.
+    """
+    if hasattr(values, "__arrow_c_stream__") and not isinstance(values, pandas.DataFrame):
+        try:
+            # Categories of polars have a text type that Arrow can neither decode nor write.
+            values = pyarrow.table(values).to_pandas(
+                types_mapper=lambda t: None if types.is_dictionary(t) else pandas.ArrowDtype(t)
+            )
+        except (pyarrow.ArrowException, TypeError, ValueError) as error:
+            raise UserError(
+                f"Cannot read {name} as an Arrow table: {printable(error)}. Fix: give another one."
+            ) from None
+    if not isinstance(values, pandas.DataFrame):
+        given = printable(repr(type(values)))
+        raise UserError(f"{name} must be a table of pandas, polars, pyarrow or DuckDB, got {given}.")
+    odd = [column for column in values.columns if not isinstance(column, str)]
+    odd += [*values.columns[values.columns.duplicated()]]
+    if odd:
+        raise UserError(
+            f"{name} has a column {printable(repr(odd[0]))}, and takes columns with one name each, a text; "
+            "rename it."
+        )
+    lost = [each for each in values.index.names if each is not None and each not in values.columns]
+    if lost:
+        raise UserError(
+            f"{name} has an index {printable(repr(lost[0]))}, which is not read; call reset_index() to make "
+            "it a column, or reset_index(drop=True) to remove it."
+        )
+    for column, kind in values.dtypes.items():
+        # Columns of plain numbers, booleans and times have a single type.
+        if kind.kind not in "biufM":
+            column_of(values[column], str(column))
+    return values
+
+
+def column_of(values: Any, name: str) -> pyarrow.Array:
+    """Return values of one type as an Arrow array.
+
+    Raises:
+        UserError: for values of several types, or of one that no table has.
+    """
+    try:
+        array = pyarrow.array(values, from_pandas=True)
+    # Arrow's error depends on the value that it finds first.
+    except (pyarrow.ArrowException, OverflowError, TypeError, ValueError):
+        raise UserError(
+            f"The column {printable(name)} holds values of several types, or of one that no table has; give "
+            "texts, numbers, truths or times alone."
+        ) from None
+    return array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
+
+
+def parsed(values: Any, wanted: ColumnSpec) -> Any:
+    """Return the values of a column as training reads them: a NumPy or Arrow array. No time may be missing.
+
+    Raises:
+        UserError: for what the training would call a bad row, but for an id that is missing.
+    """
+    column = plain(column_of(values, wanted.column), wanted.column)
+    parsed_values, faults = wanted.parse(column)
+    is_bad = faults != 0 if wanted.kind == TIME else (faults != 0) & (faults != MISSING)
+    if is_bad.any():
+        place = int(np.argmax(is_bad))
+        shown = shown_value(column, place)
+        raise UserError(f"{wanted.column} {shown}{FAULTS[faults[place]]}; fix it.")
+    return parsed_values
+
+
+def raw_values(values: Any, wanted: ColumnSpec, known: type[Any] | None) -> list[Any]:
+    """Return ids, categories or numbers as a model receives them, None for a missing one.
+
+    known: their type in the training, or None. It is needed because some values of a column may be whole
+    numbers although the column as a whole is one of texts.
+
+    Raises:
+        UserError: see `parsed`.
+    """
+    parsed_values = parsed(values, wanted)
+    if isinstance(parsed_values, np.ndarray):
+        return [None if np.isnan(each) else each for each in parsed_values.tolist()]
+    if known is str:
+        parsed_values = parsed_values.cast(pyarrow.string())
+    is_number = types.is_floating(plain(column_of(values, wanted.column), wanted.column).type)
+    raw: list[Any] = parsed_values.to_pylist()
+    if is_number and known is int and types.is_string(parsed_values.type):
+        # Values that are not whole are out of vocabulary.
+        return [int(each) if each is not None and each.lstrip("-").isdecimal() else None for each in raw]
+    return raw

@@ -76,9 +76,6 @@ class Flags(TypedDict, total=False):
     dump_every: int
     keep: int
     async_dump: bool
-    user: str
-    top: int
-    follow: bool
     cutoffs: tuple[int, ...]
     seed: int
     timeout: int
@@ -88,3 +85,6 @@ class Flags(TypedDict, total=False):
     tensorboard: bool
     format: str
     row_type: str
+    user: str
+    top: int
+    follow: bool

@@ -31,9 +31,9 @@ import pyarrow.parquet
 
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, ITEM, USER
-from recsuite.datasets.spread import spread_of
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of, digest_of_bytes, explained, flush, held, remove, replacing
+from recsuite.hooks import extra
 from recsuite.runtime.console import say
 from recsuite.serving.request import check_k
 from recsuite.serving.served import ServedModel
@@ -304,7 +304,7 @@ def describe_lists(output: Path, model: ServedModel) -> str:
         for entry in counts.to_pylist():
             listed[positions[entry["values"]]] += entry["counts"]
     is_known = model.snapshot.known(schema.item, ids).numpy()
-    spread = spread_of(listed, model.data.item_counts(), is_known, lambda place: ids[place])
+    spread = extra("spread").spread_of(listed, model.data.item_counts(), is_known, lambda place: ids[place])
     return spread.described(schema.items) if spread else f"no {schema.item} is in a list"
 
 

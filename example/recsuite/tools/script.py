@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsuite.config.config import TRAINING, Config, alone_modes
+from recsuite.config.config import TRAINING, Config, alone_modes, serving_modes
 from recsuite.config.fitting import fitting_preset, preset_flags, with_preset
 from recsuite.config.parser import check_read, parse_given, unread_flags
 from recsuite.config.presets import AUTO, NONE, in_words
@@ -55,7 +55,7 @@ SYNTHETIC_NOTICE = "The ratings are synthetic; for real ones: ./run.sh --dataset
 
 # A mode of a script. Collective: every rank calls it.
 Mode = Callable[[Config, RuntimeContext], None]
-READING = {"--load", "--compact", "--export", "--recommend"}
+READING = {"--load", "--compact", *(f"--{name}" for name in serving_modes())}
 WITH_TRAINING = {f"--{name}" for name in (*TRAINING, "incremental_dump")}
 # Printed after a training without any flag, which is the first command of the README.
 NEXT = (
@@ -230,7 +230,7 @@ def check_machine() -> None:
 
 
 def run_alone(config: Config, given: frozenset[str], model: ModelMaker) -> int:
-    """Export, recommend, or run the mode of an extra, on rank 0 of a launch. Return the exit status.
+    """Export, or run the mode of an extra, on rank 0 of a launch. Return the exit status.
 
     Not collective.
 
@@ -245,15 +245,12 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker) -> int:
     # Before `check_machine`: an extra checks what it needs.
     for section in config.extras.values():
         if any(config.flags[mode] for mode in section.modes):
-            return section.run_alone(config)
+            return section.run_alone(config, given, model)
     check_machine()
     with showing_progress():
-        if config.serving.export:
-            from recsuite.serving.export import export
+        from recsuite.serving.export import export
 
-            export(config.checkpoint, Path(config.serving.export), model, config.extras.values())
-        else:
-            extra("recommend").recommend(config, given, model)
+        export(config.checkpoint, Path(config.serving.export), model, config.extras.values())
     return 0
 
 
@@ -484,12 +481,12 @@ def restore(
 
     train_state = build_train_state(data.columns, config, context, model, **others)
     if config.checkpoint.other_data:
-        from recsuite.checkpoint.warm import start_from
         from recsuite.models.tasks import TASKS
 
         section, task = config.checkpoint, TASKS[config.model.task]
         origin = (data.columns, task, context, section.checkpoint, section.until)
-        loaded = start_from(folder_at(section.folder_to_load), train_state, *origin, draws=False)
+        folder = folder_at(section.folder_to_load)
+        loaded = extra("warm").start_from(folder, train_state, *origin, draws=False)
         return train_state, loaded.progress
     restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
     return train_state, restored.progress

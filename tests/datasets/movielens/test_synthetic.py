@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recsuite.datasets.movielens import synthetic as planted
-from recsuite.datasets.movielens.synthetic import DriftingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.errors import UserError
 from tests.support.written_world import World, contents, read, rmse
 
@@ -36,7 +36,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     [
         (planted.DEFAULT_WORLD, "f2680f79800843983e6c30779956bee796de47960a31269d92d81f3f9c62d481"),
         (planted.World(), "db8c6efd34f102c4e6f0954f1f8ee247665fc0341af7cd73f4e3f94865555fee"),
-        (DriftingWorld(), "aae7d7b25b01e6a952a7f71db6084f0dc9c81ee23cfcc82db6758f9e596e523c"),
     ],
 )
 def test_bytes_are_those_of_earlier_versions(drawn: planted.World, digest: str, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pandas
 import pyarrow
 import pytest
 
-from recsuite.datasets.schema import EVENT
 from recsuite.datasets.tables.values import (
     FAR_TIME,
     FAULTS,
@@ -20,14 +19,12 @@ from recsuite.datasets.tables.values import (
     NO_TIME,
     NOT_WHOLE,
     OTHER_UNIT,
-    TIME,
     ColumnSpec,
     categories,
     ids,
     lists,
     near,
     numbers,
-    parsed,
     shown_value,
     times,
 )
@@ -118,8 +115,6 @@ def test_a_time_outside_the_years_1_to_9999_is_a_fault_in_every_type(kind: Any, 
     assert lists(in_lists, "when", ",").faults.tolist() == [FAR_TIME, 0, FAR_TIME, 0]
     assert str(most) in shown_value(column, 0)
     assert near(column).to_pylist()[0] is None
-    with pytest.raises(UserError, match=rf"when '{most} as .* is outside of the years 1 to 9999"):
-        parsed(column, ColumnSpec("when", TIME, EVENT, "iso"))
 
 
 @pytest.mark.parametrize("column", [pyarrow.array([[1]]), pyarrow.array([datetime.date(2026, 1, 1)])])

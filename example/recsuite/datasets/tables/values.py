@@ -2,19 +2,16 @@
 
 Roles are ids, numbers, times, labels, lists and categories. The function of each takes an Arrow column of a
 file, and returns its values and their faults, int8 [n], 0 for a good value. The values of faulty rows are
-meaningless. Times of any format become seconds since 1970 in UTC. Tables in memory, such as a frame of
-pandas, are parsed as files are.
+meaningless. Times of any format become seconds since 1970 in UTC.
 """
 
 from __future__ import annotations
 
-import calendar
 import contextlib
 import dataclasses
 import re
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -372,123 +369,11 @@ def weights(column: pyarrow.Array, name: str) -> ParsedValues:
 
 # Seconds of the start of the years 1 and 10000.
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
-# Numbers are guessed as times if they are of the years 1976 to 2103.
+# Numbers are likely times if they are of the years 1976 to 2103.
 FIRST_LIKELY, LAST_LIKELY = 2e8, 4.2e9
 # Directives that Arrow can read, in a tenth of the time of pandas. It knows no zones and no fractions.
 QUICK_PATTERN = set("YmdHMSyBbjIp")
 FRACTION = r"(:\d\d)[.,]\d+"
-# Parts of a time in a text: the time of the day with AM or PM and a zone, words, and digits.
-PART = re.compile(
-    r"(?<!\d)\d{1,2}:\d\d(?P<second>:\d\d)?(?P<half> ?[AaPp][Mm]\b)?(?P<zone> ?([+-]\d\d:?\d\d|Z)\b)?"
-    r"|(?P<word>[A-Za-z]+)|(?P<digits>\d+)|[%{}]"
-)
-# Directives for digits, by their number; one or two digits are ambiguous.
-DIGITS = {1: "{}", 2: "{}", 4: "%Y", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
-NAMES = (
-    *(("%B", calendar.month_name), ("%b", calendar.month_abbr)),
-    *(("%A", calendar.day_name), ("%a", calendar.day_abbr)),
-)
-# For May, the short name is taken.
-WORDS = {name: directive for directive, names in NAMES for name in names if name}
-
-
-class TimeFormat(NamedTuple):
-    """Format of texts as times; the name is empty for texts that are no times.
-
-    number: number of texts with this format. example: one of them. other: another format that reads as many
-    of them, as other times.
-    """
-
-    name: str
-    number: int
-    example: str
-    other: str = ""
-
-
-def forms_of(texts: Sequence[str]) -> list[TimeFormat]:
-    """Return the time formats of texts, the most frequent one first."""
-    # If there are very many columns, most hold numbers that cannot be times.
-    if texts and not any(map(_candidates, texts)):
-        return [TimeFormat("", len(texts), texts[0])]
-    forms, unread = [], []
-    while texts:
-        form, is_read = _form_of_first(texts)
-        if form.name:
-            forms.append(form)
-        else:
-            unread.append(texts[0])
-        texts = [text for text, done in zip(texts, is_read, strict=True) if not done]
-    forms += [TimeFormat("", len(unread), unread[0])] if unread else []
-    return sorted(forms, key=lambda form: -form.number)
-
-
-def _form_of_first(texts: Sequence[str]) -> tuple[TimeFormat, np.ndarray]:
-    """Return the format of the first text that reads most texts, and a mask of those it reads, bool [n]."""
-    read = {}
-    for name in _candidates(texts[0]):
-        seconds, faults = times(pyarrow.array(texts, pyarrow.string()), "", name)
-        if faults[0] == 0:
-            # Prefer a format with times in the past: events have already happened.
-            is_past, is_read = seconds < time.time() + SECONDS_PER_DAY, faults == 0
-            read[name] = (int(is_read.sum()), int((is_past & is_read).sum())), seconds, is_read
-    if not read:
-        return TimeFormat("", 1, texts[0]), np.arange(len(texts)) == 0
-    # The first of several equally good ones.
-    best = max(read, key=lambda name: read[name][0])
-    # Digits that are a date are not read as a number.
-    equal = (name for name in read if read[name][0] == read[best][0] and name not in UNITS)
-    other = next((name for name in equal if not np.array_equal(read[name][1], read[best][1])), "")
-    return TimeFormat(best, read[best][0][0], texts[0], other), read[best][2]
-
-
-def _candidates(text: str) -> list[str]:
-    """Return the possible formats of a text, the likeliest first."""
-    try:
-        number = abs(float(text))
-    except ValueError:
-        return [*([ISO] if text[:4].isdigit() else []), *_patterns(text)]
-    whole = text.removesuffix(".0")
-    pattern = [DIGITS[len(whole)]] if whole.isdigit() and len(whole) >= 8 and len(whole) in DIGITS else []
-    units = [name for name, ticks in UNITS.items() if FIRST_LIKELY * ticks <= number <= LAST_LIKELY * ticks]
-    return pattern + units
-
-
-def _patterns(text: str) -> Iterator[str]:
-    """Yield the possible strptime patterns of a text."""
-    form = PART.sub(_meaning, re.sub(FRACTION, r"\1", text))
-    if "\0" in form:
-        return
-    year, has_month = form.find("%Y"), "%b" in form.lower()
-    options: tuple[str, ...]
-    if "{}" not in form:
-        options = ("",)
-    elif year < 0:
-        options = ("%d %y",) if has_month else ("%m %d %y", "%d %m %y", "%y %m %d")
-    elif has_month:
-        options = ("%d",)
-    else:
-        # After a year, the month comes first.
-        options = ("%m %d", "%d %m") if year > form.find("{}") else ("%m %d", "%m %d %H %M %S")
-    for option in options:
-        parts = option.split()
-        if len(parts) == form.count("{}"):
-            pattern = form.format(*parts)
-            directives = re.findall("%.", pattern)
-            if "%d" in directives and len({*directives}) == len(directives):
-                # May is both the short and the long name of a month.
-                yield from dict.fromkeys([pattern, pattern.replace("%b", "%B")])
-
-
-def _meaning(part: re.Match[str]) -> str:
-    """Return the directive for a part of a text; NUL if it is no part of a time."""
-    if part["digits"]:
-        return DIGITS.get(len(part["digits"]), "\0")
-    if word := part["word"]:
-        return word if word in ("T", "UTC", "GMT") else WORDS.get(word.capitalize(), "\0")
-    if ":" not in part[0]:
-        return "\0"
-    clock = ("%I:%M" if part["half"] else "%H:%M") + ":%S" * bool(part["second"])
-    return clock + re.sub(r"\w+", "%p", part["half"] or "") + re.sub(r"[-+Z].*", "%z", part["zone"] or "")
 
 
 def times(column: pyarrow.Array, name: str, form: str) -> ParsedValues:
@@ -795,100 +680,3 @@ def _properties(schema: TableSchema) -> list[ColumnSpec]:
         elif call.of:
             specs.append(ColumnSpec(call.column, DATE, call.of, form))
     return specs
-
-
-def frame_of(values: Any, name: str) -> pandas.DataFrame:
-    """Return a table in memory as a pandas.DataFrame, with its types unchanged.
-
-    values: a pandas.DataFrame, or any table that offers Arrow's stream of batches, such as those of polars,
-    pyarrow and DuckDB.
-
-    Raises:
-        UserError: for what is no table, and for columns that a file of tables cannot have.
-    """
-    if hasattr(values, "__arrow_c_stream__") and not isinstance(values, pandas.DataFrame):
-        try:
-            # Categories of polars have a text type that Arrow can neither decode nor write.
-            values = pyarrow.table(values).to_pandas(
-                types_mapper=lambda t: None if types.is_dictionary(t) else pandas.ArrowDtype(t)
-            )
-        except (pyarrow.ArrowException, TypeError, ValueError) as error:
-            raise UserError(
-                f"Cannot read {name} as an Arrow table: {printable(error)}. Fix: give another one."
-            ) from None
-    if not isinstance(values, pandas.DataFrame):
-        given = printable(repr(type(values)))
-        raise UserError(f"{name} must be a table of pandas, polars, pyarrow or DuckDB, got {given}.")
-    odd = [column for column in values.columns if not isinstance(column, str)]
-    odd += [*values.columns[values.columns.duplicated()]]
-    if odd:
-        raise UserError(
-            f"{name} has a column {printable(repr(odd[0]))}, and takes columns with one name each, a text; "
-            "rename it."
-        )
-    lost = [each for each in values.index.names if each is not None and each not in values.columns]
-    if lost:
-        raise UserError(
-            f"{name} has an index {printable(repr(lost[0]))}, which is not read; call reset_index() to make "
-            "it a column, or reset_index(drop=True) to remove it."
-        )
-    for column, kind in values.dtypes.items():
-        # Columns of plain numbers, booleans and times have a single type.
-        if kind.kind not in "biufM":
-            column_of(values[column], str(column))
-    return values
-
-
-def column_of(values: Any, name: str) -> pyarrow.Array:
-    """Return values of one type as an Arrow array.
-
-    Raises:
-        UserError: for values of several types, or of one that no table has.
-    """
-    try:
-        array = pyarrow.array(values, from_pandas=True)
-    # Arrow's error depends on the value that it finds first.
-    except (pyarrow.ArrowException, OverflowError, TypeError, ValueError):
-        raise UserError(
-            f"The column {printable(name)} holds values of several types, or of one that no table has; give "
-            "texts, numbers, truths or times alone."
-        ) from None
-    return array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
-
-
-def parsed(values: Any, wanted: ColumnSpec) -> Any:
-    """Return the values of a column as training reads them: a NumPy or Arrow array. No time may be missing.
-
-    Raises:
-        UserError: for what the training would call a bad row, but for an id that is missing.
-    """
-    column = plain(column_of(values, wanted.column), wanted.column)
-    parsed_values, faults = wanted.parse(column)
-    is_bad = faults != 0 if wanted.kind == TIME else (faults != 0) & (faults != MISSING)
-    if is_bad.any():
-        place = int(np.argmax(is_bad))
-        shown = shown_value(column, place)
-        raise UserError(f"{wanted.column} {shown}{FAULTS[faults[place]]}; fix it.")
-    return parsed_values
-
-
-def raw_values(values: Any, wanted: ColumnSpec, known: type[Any] | None) -> list[Any]:
-    """Return ids, categories or numbers as a model receives them, None for a missing one.
-
-    known: their type in the training, or None. It is needed because some values of a column may be whole
-    numbers although the column as a whole is one of texts.
-
-    Raises:
-        UserError: see `parsed`.
-    """
-    parsed_values = parsed(values, wanted)
-    if isinstance(parsed_values, np.ndarray):
-        return [None if np.isnan(each) else each for each in parsed_values.tolist()]
-    if known is str:
-        parsed_values = parsed_values.cast(pyarrow.string())
-    is_number = types.is_floating(plain(column_of(values, wanted.column), wanted.column).type)
-    raw: list[Any] = parsed_values.to_pylist()
-    if is_number and known is int and types.is_string(parsed_values.type):
-        # Values that are not whole are out of vocabulary.
-        return [int(each) if each is not None and each.lstrip("-").isdecimal() else None for each in raw]
-    return raw

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from recsuite.config.config import Config, ExtraSection
 from recsuite.config.flag import flag
@@ -18,7 +19,7 @@ class DoctorConfig(ExtraSection):
     )
     modes: ClassVar[tuple[str, ...]] = ("doctor",)
 
-    def run_alone(self, config: Config) -> int:
+    def run_alone(self, config: Config, given: Collection[str], model: Any) -> int:
         """Examine the machine, and return the exit status."""
         from recsuite.extras.doctor.doctor import diagnose
 

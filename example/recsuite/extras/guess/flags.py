@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from recsuite.config.config import Config, ExtraSection
 from recsuite.config.flag import flag
@@ -20,7 +21,7 @@ class GuessConfig(ExtraSection):
     )
     modes: ClassVar[tuple[str, ...]] = ("schema",)
 
-    def run_alone(self, config: Config) -> int:
+    def run_alone(self, config: Config, given: Collection[str], model: Any) -> int:
         """Write a schema.toml beside the tables."""
         from recsuite.extras.guess.proposal import propose
 

@@ -44,7 +44,6 @@ from recsuite.datasets.tables.values import (
     COMMAS,
     MOST_UNREAD,
     NO_VALUE,
-    forms_of,
     forms_with_commas,
     indices_of,
     plain,
@@ -54,6 +53,7 @@ from recsuite.datasets.tables.values import (
 )
 from recsuite.errors import UserError, counted, printable
 from recsuite.extras.guess.overview import first_values
+from recsuite.extras.guess.times import forms_of
 from recsuite.extras.guess.writer import SkippedColumn
 
 # The first match is taken.

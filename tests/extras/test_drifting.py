@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 from recsuite.config.parser import parse_args
-from recsuite.datasets.movielens import synthetic
 from recsuite.datasets.movielens.source import locate
-from recsuite.datasets.movielens.synthetic import FIRST_TIME, LAST_TIME, DriftingWorld, write_synthetic
+from recsuite.datasets.movielens.synthetic import FIRST_TIME, LAST_TIME, write_synthetic
 from recsuite.errors import UserError
-from tests.support.written_world import World, read, rmse
+from recsuite.extras import drifting
+from recsuite.extras.drifting import DriftingWorld
+from tests.support.written_world import World, contents, read, rmse
 
 NUM_RATINGS = 30_000
 
@@ -28,8 +30,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[np.ndar
         lives.append(moving_lives(*arguments))
         return lives[-1]
 
-    moving_lives = synthetic.draw_lives
-    with mock.patch.object(synthetic, "draw_lives", noted):
+    moving_lives = drifting.draw_lives
+    with mock.patch.object(drifting, "draw_lives", noted):
         write_synthetic(folder, NUM_RATINGS, seed=0, world=DriftingWorld())
     return read(folder), lives
 
@@ -41,6 +43,15 @@ def world(drawn: tuple[World, list[np.ndarray]]) -> World:
 
 def moments(world: World) -> np.ndarray:
     return (world.times - FIRST_TIME) / (LAST_TIME - FIRST_TIME)
+
+
+def test_bytes_are_those_of_earlier_versions(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "world", 5_000, seed=0, world=DriftingWorld())
+    written = b"".join(
+        name.encode() + content for name, content in sorted(contents(tmp_path / "world").items())
+    )
+    digest = "aae7d7b25b01e6a952a7f71db6084f0dc9c81ee23cfcc82db6758f9e596e523c"
+    assert hashlib.sha256(written).hexdigest() == digest
 
 
 def test_no_rating_precedes_the_arrival_or_follows_the_departure_of_its_user_or_movie(

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from recsuite.errors import UserError
-from recsuite.serving.followers import ModelChain
+from recsuite.extras.chain.cases import RequestCases, latencies
+from recsuite.extras.chain.chain import ModelChain
 from recsuite.serving.served import ServedModel
-from recsuite.tools.cases import RequestCases, latencies
 from tests.support.random_model import ITEMS, snapshot_of
 
 USERS: dict[str, list[Any]] = {

@@ -22,9 +22,8 @@ from typing import NoReturn
 import pytest
 
 from recsuite.config.sections import DATASETS
-from recsuite.datasets.movielens import source
 from recsuite.errors import UserError
-from recsuite.extras.stores import urls
+from recsuite.extras.stores import download, urls
 from tests.support.launch import PATIENCE, started
 
 RATINGS = bytes(range(250)) * 200
@@ -96,10 +95,10 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     mirror = Mirror()
     monkeypatch.setenv("MOVIELENS_MIRROR", mirror.address)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(source, "PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(source, "DEADLINE_SECONDS", 60)
+    monkeypatch.setattr(download, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(download, "DEADLINE_SECONDS", 60)
     for name in ("ml-1m", "ml-10m"):
-        monkeypatch.setitem(source.ARCHIVES, name, (hashlib.md5(GOOD).hexdigest(), 6))
+        monkeypatch.setitem(download.ARCHIVES, name, (hashlib.md5(GOOD).hexdigest(), 6))
     yield mirror
     mirror.close()
 
@@ -114,7 +113,7 @@ def refusal(folder: Path, name: str = "ml-1m") -> str:
     """The sentence of a download that fails as it should: with a remedy, and nothing is left on the disk."""
     before = sorted(folder.parent.parent.rglob("*"))
     with pytest.raises(UserError) as caught:
-        source.download(name, folder)
+        download.download(name, folder)
     assert sorted(folder.parent.parent.rglob("*")) == before
     sentence = str(caught.value)
     assert f"place the unpacked files in {folder} by hand, or use --dataset synthetic." in sentence
@@ -128,7 +127,7 @@ def assert_complete(folder: Path) -> None:
 
 
 def test_every_real_data_set_of_the_command_line_can_be_downloaded() -> None:
-    assert sorted(source.ARCHIVES) == sorted(set(DATASETS) - {"synthetic"})
+    assert sorted(download.ARCHIVES) == sorted(set(DATASETS) - {"synthetic"})
 
 
 def test_a_set_is_unpacked_and_one_line_names_its_address_and_size(
@@ -136,7 +135,7 @@ def test_a_set_is_unpacked_and_one_line_names_its_address_and_size(
 ) -> None:
     monkeypatch.setenv("MOVIELENS_MIRROR", mirror.address.replace("//", "//user:hunter2@") + "/")
     mirror.answer(sent(GOOD))
-    source.download("ml-10m", folder)
+    download.download("ml-10m", folder)
     assert_complete(folder)
     assert capsys.readouterr().out == f"Downloading {mirror.address}/ml-10m.zip (6 MB)\n"
     assert mirror.paths == ["/ml-10m.zip"]
@@ -152,7 +151,7 @@ def test_a_download_fills_an_empty_folder_and_the_target_of_a_link(
     else:
         folder.mkdir()
     mirror.answer(sent(GOOD))
-    source.download("ml-1m", folder)
+    download.download("ml-1m", folder)
     assert folder.is_symlink() == is_link
     assert_complete(target)
 
@@ -161,7 +160,7 @@ def test_a_download_that_fails_for_a_moment_is_tried_again(
     mirror: Mirror, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mirror.answer(refused(503), DROPPED, DROPPED, sent(GOOD))
-    source.download("ml-1m", folder)
+    download.download("ml-1m", folder)
     assert_complete(folder)
     _, *tries = capsys.readouterr().out.splitlines()
     assert [line.partition(": ")[0] for line in tries] == [
@@ -193,7 +192,7 @@ def test_a_download_that_fails_gives_one_message_and_leaves_nothing(
 
 def test_a_redirect_is_followed(mirror: Mirror, folder: Path) -> None:
     mirror.answer(refused(301, b"Location: /elsewhere\r\n"), sent(GOOD))
-    source.download("ml-1m", folder)
+    download.download("ml-1m", folder)
     assert_complete(folder)
     assert mirror.paths == ["/ml-1m.zip", "/elsewhere"]
 
@@ -221,7 +220,7 @@ def test_a_server_that_sends_slowly_is_given_up_at_the_deadline(
     mirror.answer(start, again=again)
     if where == "https":
         monkeypatch.setenv("MOVIELENS_MIRROR", mirror.address.replace("http:", "https:"))
-    monkeypatch.setattr(source, "DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(download, "DEADLINE_SECONDS", 0.5)
     begin = time.monotonic()
     assert ": it was not complete after 0.5 s. Fix: place" in refusal(folder)
     assert time.monotonic() - begin < 5 * PATIENCE
@@ -235,7 +234,7 @@ def test_a_slow_name_lookup_ends_at_the_deadline(
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(source, "DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(download, "DEADLINE_SECONDS", 0.5)
     monkeypatch.setenv("MOVIELENS_MIRROR", "http://movies.invalid")
     begin = time.monotonic()
     assert "it was not complete after 0.5 s" in refusal(folder)
@@ -287,7 +286,7 @@ def test_the_next_download_removes_files_of_a_killed_one(mirror: Mirror, folder:
     left.mkdir()
     (left / "users.dat").touch()
     mirror.answer(sent(GOOD))
-    source.download("ml-1m", folder)
+    download.download("ml-1m", folder)
     assert_complete(folder)
     assert not (folder / "users.dat").exists()
 
@@ -303,7 +302,7 @@ def test_an_interrupt_or_a_full_disk_leaves_nothing(
     monkeypatch.setattr(shutil, "copyfileobj", copy)
     mirror.answer(sent(GOOD))
     with pytest.raises((KeyboardInterrupt, UserError), match=r"^$|No space left on device"):
-        source.download("ml-1m", folder)
+        download.download("ml-1m", folder)
     assert list(folder.parent.iterdir()) == []
 
 
@@ -334,7 +333,7 @@ def test_a_download_into_a_folder_that_is_not_empty_changes_nothing(mirror: Mirr
 def test_an_archive_that_cannot_be_unpacked_is_refused(
     mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, reason: str
 ) -> None:
-    monkeypatch.setitem(source.ARCHIVES, "ml-1m", (hashlib.md5(content).hexdigest(), 6))
+    monkeypatch.setitem(download.ARCHIVES, "ml-1m", (hashlib.md5(content).hexdigest(), 6))
     mirror.answer(sent(content))
     assert reason in refusal(folder)
 
@@ -342,7 +341,7 @@ def test_an_archive_that_cannot_be_unpacked_is_refused(
 def test_an_archive_cannot_write_outside_the_folder(mirror: Mirror, folder: Path, tmp_path: Path) -> None:
     content = archive("ml-latest/ratings.csv", "ml-latest/../../evil", "/evil-movielens", "../evil")
     mirror.answer(sent(hashlib.md5(content).hexdigest().encode()), sent(content))
-    source.download("ml-latest", folder)
+    download.download("ml-latest", folder)
     assert {path.parent for path in tmp_path.rglob("*") if path.is_file()} == {folder}
     assert not Path("/evil-movielens").exists()
 
@@ -352,7 +351,7 @@ def test_a_set_that_changes_is_checked_against_the_digest_beside_it(
     mirror: Mirror, folder: Path, form: str
 ) -> None:
     mirror.answer(sent(form.format(hashlib.md5(GOOD).hexdigest()).encode()), sent(GOOD))
-    source.download("ml-latest-small", folder)
+    download.download("ml-latest-small", folder)
     assert_complete(folder)
     assert mirror.paths == ["/ml-latest-small.zip.md5", "/ml-latest-small.zip"]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recsuite.datasets.movielens import source
 from recsuite.errors import UserError
+from recsuite.extras.stores import download
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 SHORT = 200
@@ -112,14 +112,14 @@ def unpack_damaged(draw: Draw, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         content = hostile(draw)
     else:
         content = DAMAGES[draw.integers(len(DAMAGES))](draw, archive())
-    monkeypatch.setattr(source, "_fetch", lambda url, file, end: file.write(content))
-    monkeypatch.setattr(source, "_md5", lambda file: source.ARCHIVES["ml-1m"][0])
+    monkeypatch.setattr(download, "_fetch", lambda url, file, end: file.write(content))
+    monkeypatch.setattr(download, "_md5", lambda file: download.ARCHIVES["ml-1m"][0])
     folder.mkdir()
     (folder / "around").mkdir()
     target = folder / "around" / "ml"
 
     def act() -> None:
-        source.download("ml-1m", target)
+        download.download("ml-1m", target)
         assert target.is_dir()
 
     found = outcome(act)

@@ -31,7 +31,7 @@ time.sleep(60)
 SCRIPT = """
 import sys, time
 from recsuite.tools.script import exit_status, run_script
-from recsuite.tools.trainings import started, working_folder
+from recsuite.extras.trainings import started, working_folder
 
 def work():
     with working_folder("told-to-end-") as folder, started({"training": ["-c", TRAINING, folder.parent]}):

@@ -185,7 +185,7 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker) -> None
     Raises:
         UserError: when there is no model or no data, or they do not belong together.
     """
-    save_dir, follows = folder_at(config.checkpoint.save_dir), config.serving.follow
+    save_dir, follows = folder_at(config.checkpoint.save_dir), config.flags["follow"]
     checkpoint = config.checkpoint.checkpoint
     # A `Follower` refuses a folder without a trained checkpoint.
     if follows:
@@ -196,7 +196,7 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker) -> None
     # Before the data are read, so that files that come meanwhile are read again.
     seen = _seen(model, config, given) if follower else None
     viewer = open_viewer(model, config, given)
-    for line in page(model, viewer, config.serving.top, requested_kind(save_dir, checkpoint)).split("\n"):
+    for line in page(model, viewer, config.flags["top"], requested_kind(save_dir, checkpoint)).split("\n"):
         say(line)
     if follower:
         _follow(follower, viewer, seen, config, given)
@@ -217,7 +217,7 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     # Without --user, as in the script of a training, take the user of the newest event.
     raw, events = data.raw, data.raw.events
     newest = raw.users[schema.column_of(USER)].iloc[events.user[events.time.argmax()]]
-    return Viewer(raw, schema, config.serving.user or str(newest), data.features)
+    return Viewer(raw, schema, config.flags["user"] or str(newest), data.features)
 
 
 def _seen(model: ServedModel, config: Config, given: Collection[str]) -> object:
@@ -240,7 +240,7 @@ def _follow(follower: Follower, viewer: Viewer, seen: object, config: Config, gi
         now = _seen(follower.model, config, given)
         if now != seen:
             viewer, seen = open_viewer(follower.model, config, given), now
-        for line in ("", *page(follower.model, viewer, config.serving.top, follower.checkpoint).split("\n")):
+        for line in ("", *page(follower.model, viewer, config.flags["top"], follower.checkpoint).split("\n")):
             say(line)
 
     follow(follower, stop, show)
