@@ -32,7 +32,9 @@ MAY_IMPORT = {
     "ids": "errors",
     "compiled": "files",
     "time_buckets": "",
-    "datasets": "errors files places config runtime workers ids time_buckets compiled hooks",
+    "spread": "errors",
+    "metrics": "spread",
+    "datasets": "errors files places config runtime workers ids time_buckets metrics compiled hooks",
     "models": "errors config datasets.schema compiled time_buckets",
     "sharding": "errors files config runtime datasets models ids compiled",
     "training.progress": "files",
@@ -43,7 +45,7 @@ MAY_IMPORT = {
     "checkpoint.shards": "errors files places ids checkpoint.format",
     "checkpoint.recorded": "errors files places config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
-    "training": "errors config places runtime datasets models sharding compiled hooks",
+    "training": "errors config places runtime datasets metrics spread models sharding compiled hooks",
     "checkpoint": "errors files places config runtime datasets models sharding training ids",
     "serving": "errors files places config models runtime.console ids time_buckets datasets.schema "
     "datasets.source datasets.preparation.vocabulary datasets.preparation.reading checkpoint.format "

@@ -16,13 +16,13 @@ from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns, record_type
-from recsuite.datasets.metrics import finite
 from recsuite.datasets.opening import fitted_to_tables, open_data
 from recsuite.datasets.preparation.cache import _name, open_columns
 from recsuite.datasets.preparation.vocabulary import Scale, encoding_of, fit
 from recsuite.datasets.schema import BUCKETS, DENSE, UNKNOWN_ROW
 from recsuite.datasets.source import locate
 from recsuite.errors import UserError
+from recsuite.metrics import finite
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.loop import Training
 from tests.support.batches import lists_of

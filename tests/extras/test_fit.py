@@ -27,7 +27,6 @@ import pytest
 
 import recsuite
 from example import make_loss, make_model
-from recsuite.datasets.metrics import finite
 from recsuite.datasets.tables.sections import (
     FeatureColumn,
     ItemColumn,
@@ -39,6 +38,7 @@ from recsuite.datasets.tables.sections import (
 from recsuite.datasets.tables.values import frame_of
 from recsuite.errors import UserError
 from recsuite.extras.fit import _folder_of_launch, in_arguments
+from recsuite.metrics import finite
 from recsuite.runtime.process import launch_name
 from recsuite.serving.served import ServedModel
 from tests.support.launch import read_json, succeeded, torchrun

@@ -16,7 +16,7 @@ import torch
 
 import recsuite as rs
 from recsuite.config.sections import CheckpointConfig
-from recsuite.datasets.metrics import Measured
+from recsuite.metrics import Measured
 from recsuite.serving.export import export
 from recsuite.tools.cases import cases_of_models
 from recsuite.training.observers import observing

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from recsuite.config.config import Config
-from recsuite.datasets.metrics import Measured
+from recsuite.metrics import Measured
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
 from tests.support.trainings import gather, train
 

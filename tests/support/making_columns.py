@@ -21,7 +21,8 @@ import numpy as np
 import pandas
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets import arrays, metrics
+from recsuite import metrics
+from recsuite.datasets import arrays
 from recsuite.datasets.preparation import loops, making, vocabulary
 from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import (

@@ -54,7 +54,6 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import (
     ENTITIES,
     EVALUATIONS,
@@ -68,6 +67,7 @@ from recsuite.datasets.schema import (
 )
 from recsuite.errors import UserError, printable
 from recsuite.files import SEAL, FileEntry, check_file, parsed, reason_of, sealed, typed
+from recsuite.metrics import Metrics
 from recsuite.runtime.console import stage
 
 MANIFEST = "manifest.json"

@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Unpack
 
-    from recsuite.datasets.metrics import Metrics
     from recsuite.datasets.tables.sections import TableSchema
     from recsuite.extras.flags import Flags
+    from recsuite.metrics import Metrics
     from recsuite.models.losses import LossMaker
     from recsuite.models.tasks import ModelMaker
 

@@ -31,12 +31,12 @@ import pyarrow.parquet
 
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, ITEM, USER
-from recsuite.datasets.spread import spread_of
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of, digest_of_bytes, explained, flush, held, remove, replacing
 from recsuite.runtime.console import say
 from recsuite.serving.request import check_k
 from recsuite.serving.served import ServedModel
+from recsuite.spread import spread_of
 
 # Users or pairs of one file at most: a rank holds the histories and scores of one block.
 BLOCK = 4096

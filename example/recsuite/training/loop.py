@@ -17,11 +17,11 @@ from typing_extensions import Self, override
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM, TrainingConfig
 from recsuite.datasets.batches import EventBatches
-from recsuite.datasets.metrics import Measured, Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import Window
 from recsuite.errors import UserError, counted, format_metric
 from recsuite.hooks import INITIAL_ROWS, extra
+from recsuite.metrics import Measured, Metrics
 from recsuite.models.losses import LossMaker
 from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask
 from recsuite.runtime.console import stage

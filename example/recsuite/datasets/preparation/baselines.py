@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.datasets.arrays import chunks, counts_of, highest, release
-from recsuite.datasets.metrics import (
+from recsuite.datasets.preparation.histories import StoredEvents
+from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
+from recsuite.datasets.schema import HISTORY, LEAST_SHARE
+from recsuite.metrics import (
     KNOWN,
     NEVER_FOUND,
     NEW,
@@ -26,9 +29,6 @@ from recsuite.datasets.metrics import (
     measure_ranks,
     ranks_by_chance,
 )
-from recsuite.datasets.preparation.histories import StoredEvents
-from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
-from recsuite.datasets.schema import HISTORY, LEAST_SHARE
 
 if TYPE_CHECKING:
     from recsuite.datasets.schema import RawData, Schema

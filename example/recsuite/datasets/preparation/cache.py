@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
-from recsuite.datasets.metrics import TOP
 from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, with_flags
 from recsuite.datasets.streams import COPY, EMPTY_STREAM_STATE, StreamState
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes, explained, locked, place_for, remove, replace_file, replacing
+from recsuite.metrics import TOP
 from recsuite.places import ObjectPath, folder_at, is_remote
 from recsuite.runtime.console import say, stage
 

@@ -24,7 +24,6 @@ from recsuite.datasets.arrays import (
     write_records,
 )
 from recsuite.datasets.columns import MANIFEST, Columns, listed_items
-from recsuite.datasets.metrics import Metrics, finite
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.splits import rule_for_seen, split, stream_order
@@ -49,6 +48,7 @@ from recsuite.datasets.streams import HEAD, StreamState, digests_of, keys_of
 from recsuite.errors import UserError, escaped
 from recsuite.files import digest_of, flush, flushed, flushing, plain, remove, sealed
 from recsuite.hooks import extra
+from recsuite.metrics import Metrics, finite
 from recsuite.runtime.console import stage
 
 # Name of an unfinished folder, with the process id.

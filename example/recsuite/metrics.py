@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from recsuite.datasets.spread import Spread
+from recsuite.spread import Spread
 
 # The K of HR@K and NDCG@K; --cutoffs adds others.
 TOP = 10
