@@ -20,8 +20,8 @@ from unittest import mock
 import numpy as np
 import pandas
 
-from recsuite.config.sections import DataConfig
 from recsuite import metrics
+from recsuite.config.sections import DataConfig
 from recsuite.datasets import arrays
 from recsuite.datasets.preparation import loops, making, vocabulary
 from recsuite.datasets.preparation.splits import settle

@@ -287,11 +287,9 @@ def draw_lives(rng: np.random.Generator, number: int, staying: float) -> np.ndar
 
 
 def _first_sessions(rng: np.random.Generator, lives: np.ndarray) -> np.ndarray:
-    """Draw the moments of the users' first sessions, float64 [users, 1].
-
-    A user's first session is at the arrival. For a user from before the period it is in the first half of the
-    remaining time, because otherwise all of them would begin at once.
-    """
+    """Draw the moments of the users' first sessions, float64 [users, 1]."""
+    # At the arrival; for a user from before the period in the first half of the remaining time, because
+    # otherwise all of them would begin at once.
     come, gone = lives[:, :1], lives[:, 1:]
     return np.where(come > 0, come, gone / 2 * rng.random(come.shape))
 
@@ -299,10 +297,8 @@ def _first_sessions(rng: np.random.Generator, lives: np.ndarray) -> np.ndarray:
 def _draw_movies(
     rng: np.random.Generator, user_rows: np.ndarray, moments: np.ndarray, lives: np.ndarray, picks: np.ndarray
 ) -> np.ndarray:
-    """Draw the movie of each rating, int64 [ratings]: one available at its time, and none twice for a user.
-
-    lives: see `draw_lives`; picks: cumulative chance of the movies, float64 [movies].
-    """
+    """Draw the movie of each rating, int64 [ratings]: one of its time, and none twice for a user."""
+    # lives: see `draw_lives`; picks: cumulative chance of the movies, float64 [movies].
     movies, part = np.full(len(user_rows), -1), np.arange(len(user_rows))
     # Unsuitable movies are drawn again, for the users with a missing movie: few after the first rounds.
     while len(missing := part[movies[part] < 0]):
@@ -472,12 +468,7 @@ def _append_lines(file: BinaryIO, columns: list[np.ndarray]) -> None:
 def _write_movies(
     path: Path, num_movies: int, world: World, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Write movies.dat.
-
-    Returns:
-        Planted parameters, float64 [num_movies, 1 + rank], the bias first; ids, int64 [num_movies];
-        cumulative chance to be picked, float64 [num_movies].
-    """
+    """Write movies.dat. Return planted parameters [movies, 1 + rank], the bias first, ids and picks."""
     ids = np.cumsum(1 + (rng.random(num_movies) < SHARE_OF_ID_GAPS))
     years = np.maximum(LAST_YEAR - rng.exponential(MEAN_MOVIE_AGE, num_movies).astype(np.int64), FIRST_YEAR)
     names = GENRES.split()

@@ -131,10 +131,8 @@ def _measured(
     liked_label: float,
     some: Any,
 ) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
-    """Metrics of predicted labels on the test, and metrics of the calibrated probabilities.
-
-    fitted: biases without the validation events, and with them; some: the test events, bool or a slice.
-    """
+    """Return metrics of predicted labels on the test, and those of the calibrated probabilities."""
+    # fitted: biases without the validation events, and with them; some: the test events, bool or a slice.
     num_train, num_validation, num_test = sizes
     num_known = num_train + num_validation
     validation, test = slice(num_train, num_known), slice(num_known, None)

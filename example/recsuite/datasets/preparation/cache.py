@@ -140,10 +140,7 @@ def _with_lock(
     read_again: Callable[[], RawData],
     stream_state: StreamState | None,
 ) -> Columns:
-    """Return the columns of this name. Make them unless the previous holder of the lock did.
-
-    settings: of the data, and the seed.
-    """
+    """Return the columns of this name. Make them unless the previous holder of the lock did."""
     (data, seed), folder = settings, newest_of(cache, name)
     there, fault = load_columns(folder, source.folder, source.schema)
     if there is not None and not _is_due(data, cache, name, launch):
@@ -203,10 +200,8 @@ def _share(folder: Path, store: ObjectPath) -> None:
 
 
 def _mark_of(cache: Path, name: str) -> Path:
-    """Path of the file with the launch that last rebuilt columns of this name.
-
-    Other modes and restarts of the launch do not rebuild them.
-    """
+    """Return the path of the file with the launch that last rebuilt columns of this name."""
+    # Other modes and restarts of the launch do not rebuild them.
     return cache / f".rebuilt-{name}"
 
 

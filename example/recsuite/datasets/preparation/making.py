@@ -224,10 +224,7 @@ def _write_features(
     schema: Schema,
     stream_state: StreamState | None,
 ) -> tuple[WrittenFeatures, FeatureArrays]:
-    """Write the features of users and items, and the vocabulary. Returns the features of events too.
-
-    stream_state: of a stream, with the vocabulary of its earlier columns.
-    """
+    """Write the features of users and items, and the vocabulary; return the features, of events too."""
     is_trained = {
         entity: counts_of(column[:num_train], len(frame)) > 0
         for entity, frame, column in ((USER, raw.users, stored.user), (ITEM, raw.items, stored.item))
