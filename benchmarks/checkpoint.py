@@ -272,13 +272,13 @@ def measure_dumps(settings: CheckpointSettings, config: Config, context: Runtime
 
     Leaves a full checkpoint.
     """
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.checkpoint.checkpointer import Checkpointer
     from recsuite.training.state import build_train_state
 
     columns = wide_columns(settings, config)
     # Untrained: bytes and seconds do not depend on the values of rows.
-    state = build_train_state(columns, config, context, make_model)
+    state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
     checkpointer = Checkpointer(None, "benchmark", columns, config, context)
     checkpointer.begin(state, checkpointer.start)
     shard = all_gather_object(lambda: sum(len(array) for array in _shard_bytes(checkpointer.writer.tables)))
@@ -482,13 +482,13 @@ def steps_beside(
 
 def measure_loads(settings: CheckpointSettings, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Seconds to load the newest checkpoint beside reading as many bytes, from page cache and from disk."""
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.checkpoint.chain import chain_at
     from recsuite.checkpoint.restore import restore
     from recsuite.training.state import build_train_state
 
     columns = wide_columns(settings, config)
-    state = build_train_state(columns, config, context, make_model)
+    state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
     chain = chain_at(Path(config.checkpoint.save_dir))
     shard_files = sorted(chain.base.glob("*.safetensors"))
     clock, plain = AllRanksClock(), PlainRead(shard_files, context)
@@ -549,13 +549,13 @@ def forget(folder: Path, context: RuntimeContext) -> None:
 
 def measure_tracking(settings: CheckpointSettings, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Seconds of a training step with a tracker and without, block by block."""
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.sharding.plan import embedding_tables
     from recsuite.sharding.table import track_changes
     from recsuite.training.state import build_train_state
 
     columns = open_columns(config)
-    state = build_train_state(columns, config, context, make_model)
+    state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
     # In one process: two processes may differ by more than the tracking costs.
     track_changes(state.model, embedding_tables(state.model))
     tracked = [module for module in state.model.modules() if getattr(module, "post_lookup_tracker_fn", None)]

@@ -308,7 +308,7 @@ def measure_workers(
     folder: Path, config: Config, context: RuntimeContext, settings: SectionSettings
 ) -> dict[str, Any]:
     """Rate and share of waiting with a number of workers, then the profile."""
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.extras.reports.profiler import Profile
@@ -321,7 +321,7 @@ def measure_workers(
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         is_made_there = context.device.type == "cuda" and config.loader.num_workers == 0
         inputs = inputs_on_device(columns, config, context) if is_made_there else BatchFeed(loader)
-        state = build_train_state(columns, config, context, make_model)
+        state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
         step = captured_step(state, context, not is_made_there)
         schedule = Schedule(columns.num_train, EPOCHS)
 
@@ -580,12 +580,12 @@ class HereAt:
     """Training of the example, with batches made on the device."""
 
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
-        from example import make_model
+        from example import make_loss, make_model
         from recsuite.training.state import build_train_state
 
         self.columns, self.context, self.config = columns, context, config
         with rows_drawn_on_device():
-            self.state = build_train_state(columns, config, context, make_model)
+            self.state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
         self.kinds: dict[tuple[str, int], Iterator[None]] = {}
 
     def steps_of(self, kind: str, batch_size: int, number: int) -> float:
@@ -1038,7 +1038,7 @@ def plain_rates(folder: Path, num_bytes: int, context: RuntimeContext) -> dict[s
 
 def checkpoint_rates(rows: int, folder: Path, context: RuntimeContext) -> Any:
     """Bytes a second of writing a full checkpoint, and of loading it from the disk."""
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.checkpoint.chain import chain_at
     from recsuite.checkpoint.checkpointer import Checkpointer
     from recsuite.checkpoint.restore import restore
@@ -1054,7 +1054,7 @@ def checkpoint_rates(rows: int, folder: Path, context: RuntimeContext) -> Any:
         (made / name).write_text("{}")
     columns = columns_of(made, model)
     with rows_drawn_on_device():
-        state = build_train_state(columns, config, context, make_model)
+        state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
     checkpointer = Checkpointer(None, "benchmark", columns, config, context)
     Path(config.checkpoint.save_dir).mkdir()
     checkpointer.begin(state, checkpointer.start)

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 from common import ROOT, describe, finish, make_parser, table
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.config.config import Config
 from recsuite.datasets import batching
 from recsuite.datasets.batching import shuffled
@@ -89,7 +89,7 @@ def train(config: Config, context: RuntimeContext, order: ShuffleOrder) -> float
     torch.manual_seed(config.runtime.seed)
     # The only place where batches look their order up; without workers they are made in this process.
     with mock.patch.object(batching, "shuffled", order), open_data(config, context) as data:
-        return Training(data, config, context).run(make_model).test["rmse"]
+        return Training(data, config, context).run(make_model, make_loss).test["rmse"]
 
 
 def true_permutation(positions: np.ndarray, number: int, seed: int, epoch: int) -> np.ndarray:

@@ -36,9 +36,9 @@ from scipy.sparse import csr_matrix, diags_array, hstack, identity
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import Calibration, Metrics, finite, measure, measure_ranks
 from recsuite.datasets.preparation.baselines import fit_biases
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.metrics import Calibration, Metrics, finite, measure, measure_ranks
 
 NUM_RANKS = 2
 NUM_SEEDS = 3

@@ -70,10 +70,10 @@ from peers import (
 from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import TOP, Metrics
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.schema import ITEM, USER, RawData, with_columns
 from recsuite.extras.recommend.recommend import Viewer, open_viewer
+from recsuite.metrics import TOP, Metrics
 from recsuite.serving.request import HISTORY_AGES
 from recsuite.serving.served import ServedModel
 from recsuite.serving.training_data import TrainingFeatures, ages_in

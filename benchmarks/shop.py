@@ -38,7 +38,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from recsuite.datasets.metrics import measure_ranks
+from recsuite.metrics import measure_ranks
 
 LABELS = ("stars", "yes_no", "clicks")
 # Share of the users, hours ahead of UTC, and effect of a price one standard deviation above the mean, of each

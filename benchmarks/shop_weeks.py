@@ -35,7 +35,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from recsuite.datasets.metrics import NEVER_FOUND, measure_ranks
+from recsuite.metrics import NEVER_FOUND, measure_ranks
 
 # Monday, 2026-08-03, 00:00 UTC.
 FIRST_TIME, WEEK, DAY = 1_785_715_200, 7 * 86_400, 86_400

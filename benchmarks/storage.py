@@ -74,7 +74,7 @@ def main() -> None:
 def train(folder: Path, name: str, given: dict[str, Any], is_mapped: bool) -> None:
     """Train two passes and print the rate of the second one, memory and counts."""
     context = init_runtime(Config())
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.sharding import cpu_tables
@@ -90,7 +90,7 @@ def train(folder: Path, name: str, given: dict[str, Any], is_mapped: bool) -> No
     columns = columns_of(folder, MODELS[name])
     config = MODELS[name].config.replaced(batch_size=BATCH, **given)
     with mock.patch.object(cpu_tables, "_rows_of", mapped) if is_mapped else contextlib.nullcontext():
-        state = build_train_state(columns, config, context, make_model)
+        state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
     inputs = BatchFeed(build_dataloader(sampler.dataset, sampler, config))
     rows = next((table.rows.on_disk for table in state.tables.values() if table.rows.on_disk), None)

@@ -184,13 +184,13 @@ class Here:
     """Training of the example, without evaluation, checkpoints and the progress bar."""
 
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
-        from example import make_model
+        from example import make_loss, make_model
         from recsuite.training.state import build_train_state
 
         self.columns = columns
         self.context = context
         self.config = config
-        state = build_train_state(columns, config, context, make_model)
+        state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
         state.model.train()
         self.state = state
         self.number = 0

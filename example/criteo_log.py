@@ -25,7 +25,6 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.config.parser import check_read, unread_flags
-from recsuite.datasets.metrics import auc
 from recsuite.datasets.tables.files import find_tables, schema_path
 from recsuite.datasets.tables.formats import TextFile
 from recsuite.datasets.tables.sections import (
@@ -39,6 +38,7 @@ from recsuite.datasets.tables.sections import (
 from recsuite.errors import UserError
 from recsuite.extras.guess.writer import write_schema
 from recsuite.files import DATA_ROOT, locked, replacing
+from recsuite.metrics import auc
 from recsuite.runtime.process import RuntimeContext, read_launch
 
 T = TypeVar("T")

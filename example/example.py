@@ -112,6 +112,24 @@ class RatingLoss(nn.Module):
         return (batch.weights * (errors + self.l2 * output.squares)).mean()
 
 
+class ResponseLoss(RatingLoss):
+    """The binary cross entropy, plus the same decay."""
+
+    def forward(self, output: rs.WithSquares, batch: rs.ModelInput) -> torch.Tensor:
+        """Return the loss, float32 []."""
+        entropy = nn.functional.binary_cross_entropy_with_logits
+        losses = entropy(output.predictions, batch.labels, weight=batch.weights)
+        return losses + self.l2 * (batch.weights * output.squares).mean()
+
+
+def make_loss(data: rs.TrainingData, args: rs.Config) -> nn.Module:
+    """Return a loss above, or for a ranking a softmax over items."""
+    if args.model.task in ("rating", "response"):
+        kind = RatingLoss if args.model.task == "rating" else ResponseLoss
+        return kind(args.optimizer.l2)
+    return rs.SampledSoftmax.of(data)
+
+
 def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
     """Return a model above, or for another --task that of its script."""
     if args.task in ("rating", "response"):
@@ -135,7 +153,7 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     with rs.session(args, runtime, build_dataloader) as training:
         model = training.shard(
             make_model,
-            loss=RatingLoss(args.optimizer.l2) if args.model.task == "rating" else None,
+            loss=make_loss(training.columns, args),
             tables=rs.RowWiseAdagrad(args.optimizer.lr),
             dense=dense_optimizer,
         )

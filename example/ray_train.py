@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import recsuite as rs
-from example import RatingLoss, make_model
+from example import make_loss, make_model
 
 
 def train_worker(
@@ -31,8 +31,7 @@ def train_worker(
 
     def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         with rs.session(args, runtime, rs.build_dataloader) as training:
-            loss = RatingLoss(args.optimizer.l2) if args.model.task == "rating" else None
-            model = training.shard(make_model, loss=loss)
+            model = training.shard(make_model, loss=make_loss(training.columns, args))
             step = training.step(model.train_on)
             for epoch in training.epochs():
                 for batch in epoch:

@@ -60,8 +60,8 @@ def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     """Train, validate after each epoch, and test the best weights. Collective: every rank."""
     with rs.session(args, runtime, rs.build_dataloader) as training:
-        # The loss of the task: a softmax over the items of the batch and those of --negatives.
-        model = training.shard(make_model)
+        # A softmax over the items of the batch and those of --negatives.
+        model = training.shard(make_model, loss=rs.SampledSoftmax.of(training.columns))
 
         @training.step
         def step(batch: rs.ModelInput) -> torch.Tensor:

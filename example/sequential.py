@@ -41,8 +41,8 @@ def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     """Train, validate after each epoch, and test the best weights. Collective: every rank."""
     with rs.session(args, runtime, rs.build_dataloader) as training:
-        # The loss of the task: a softmax over sampled items or over all of them, see --negatives.
-        model = training.shard(make_model)
+        # A softmax over sampled items or over all of them, see --negatives.
+        model = training.shard(make_model, loss=rs.SampledSoftmax.of(training.columns))
 
         @training.step
         def step(batch: rs.ModelInput) -> torch.Tensor:

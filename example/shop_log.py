@@ -25,9 +25,9 @@ import numpy as np
 import pandas
 
 import criteo_log
-from recsuite.datasets.metrics import auc
 from recsuite.errors import UserError
 from recsuite.files import DATA_ROOT, replacing
+from recsuite.metrics import auc
 
 ROWS, MIN_ROWS, TEST_SHARE = 300_000, 1_000, 0.2
 LABELS = ("purchase", "click")

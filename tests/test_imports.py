@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "ids": "errors",
     "compiled": "files",
     "time_buckets": "",
-    "datasets": "errors files places config runtime workers ids time_buckets compiled hooks",
+    "metrics": "",
+    "datasets": "errors files places config runtime workers ids time_buckets metrics compiled hooks",
     "models": "errors config datasets.schema compiled time_buckets",
     "sharding": "errors files config runtime datasets models ids compiled",
     "training.progress": "files",
@@ -43,8 +44,8 @@ MAY_IMPORT = {
     "checkpoint.shards": "errors files places ids checkpoint.format",
     "checkpoint.recorded": "errors files places config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
-    "training": "errors config places runtime datasets models sharding compiled hooks",
     "checkpoint": "errors files places hooks config runtime datasets models sharding training ids",
+    "training": "errors config places runtime datasets metrics models sharding compiled hooks",
     "serving": "errors files places config models runtime.console ids time_buckets datasets.schema "
     "datasets.source datasets.preparation.vocabulary datasets.preparation.reading checkpoint.format "
     "checkpoint.folder checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded "

@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 
 from recsuite.config.parser import parse_args
-from recsuite.datasets.metrics import finite
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.metrics import finite
 from tests.support.benchmarks import benchmark
 from tests.support.launch import EXAMPLE, read_json, succeeded, torchrun
 

@@ -12,9 +12,9 @@ import pytest
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import measure_ranks
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.metrics import measure_ranks
 from tests.support.benchmarks import benchmark, measured
 from tests.support.csv_ratings import write_ratings
 

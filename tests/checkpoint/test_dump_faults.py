@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.checkpoint import chain, writer
 from recsuite.checkpoint import checkpointer as checkpointers
 from recsuite.checkpoint import folder as folders
@@ -336,7 +336,7 @@ def train_epoch_of_8_steps(
                 if step.progress.step == 8:
                     at_end(checkpointer)
 
-        training.Training(data, config, trained.context, checkpointer, [AtEnd()]).run(make_model)
+        training.Training(data, config, trained.context, checkpointer, [AtEnd()]).run(make_model, make_loss)
 
 
 @pytest.mark.parametrize("increments", [False, True])

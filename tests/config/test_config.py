@@ -15,7 +15,7 @@ import online
 import pipeline
 import recsuite
 import serve
-from example import make_model
+from example import make_loss, make_model
 from recsuite import hooks
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.flag import Section
@@ -287,7 +287,7 @@ def test_a_named_data_set_cannot_be_written_to_a_url() -> None:
         lambda url: Follower(".", model=make_model, start=url),
         lambda url: Follower(url, model=make_model, start="."),
         lambda url: recsuite.FittedModel.save(SimpleNamespace(snapshot=None), url),
-        lambda url: recsuite.fit(url, model=make_model, save_dir=Path(url)),
+        lambda url: recsuite.fit(url, model=make_model, loss=make_loss, save_dir=Path(url)),
     ],
 )
 def test_every_script_and_call_refuses_a_url_as_a_folder(given: Callable[[str], object]) -> None:

@@ -24,7 +24,7 @@ from recsuite.errors import UserError
 from recsuite.extras.guess.writer import text_of
 from recsuite.files import plain, typed
 from recsuite.ids import UNKNOWN_ID, ids_of
-from recsuite.models.tasks import Ranking
+from recsuite.models.losses import SampledSoftmax
 from tests.support.batches import lists_of
 
 SCHEMA = """
@@ -173,7 +173,7 @@ def test_all_values_of_the_files_are_known_and_each_has_its_id(columns: Columns)
 def test_the_ranking_loss_uses_the_shares_of_ids(config: Config, columns: Columns) -> None:
     static = open_columns(config.replaced(vocabulary="fixed"))
     known = vocabulary_of(static)["item"]
-    by_id, by_row = Ranking().make_loss(columns), Ranking().make_loss(static)
+    by_id, by_row = SampledSoftmax.of(columns), SampledSoftmax.of(static)
     rows = torch.arange(len(known) + 1)
     ids = torch.from_numpy(np.concatenate([[UNKNOWN_ID], ids_of(known)]))
     assert torch.equal(by_id._log_shares_of(ids), by_row._log_shares_of(rows))

@@ -17,13 +17,13 @@ from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import measure_probabilities
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables.schema_file import parse_schema
 from recsuite.errors import UserError
 from recsuite.extras.guess.proposal import propose
 from recsuite.extras.guess.writer import text_of
+from recsuite.metrics import measure_probabilities
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.evaluation import make_evaluator
 from recsuite.training.loop import Training

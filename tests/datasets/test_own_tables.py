@@ -11,18 +11,18 @@ import pandas
 import pytest
 import torch
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns, record_type
-from recsuite.datasets.metrics import finite
 from recsuite.datasets.opening import fitted_to_tables, open_data
 from recsuite.datasets.preparation.cache import _name, open_columns
 from recsuite.datasets.preparation.vocabulary import Scale, encoding_of, fit
 from recsuite.datasets.schema import BUCKETS, DENSE, UNKNOWN_ROW
 from recsuite.datasets.source import locate
 from recsuite.errors import UserError
+from recsuite.metrics import finite
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.loop import Training
 from tests.support.batches import lists_of
@@ -348,7 +348,7 @@ def test_ranks_train_the_same_model_of_events_features_and_numbers(
     flags: dict[str, Any] = {"data_path": str(folder), "epochs": 1, "lr": 0.1, "preset": "none"}
     config = Config.of(**flags, batch_size=192)
     with open_data(config, context) as data:
-        run = Training(data, config, context).run(make_model)
+        run = Training(data, config, context).run(make_model, make_loss)
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     succeeded(torchrun(2, EXAMPLE, *words, "--batch_size", 192, "--report_dir", tmp_path))
     found = read_json(tmp_path / "metrics.json")

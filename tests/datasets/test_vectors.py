@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 
 import recsuite
-from example import make_model
+from example import make_loss, make_model
 from recsuite.config.parser import parse_args
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.opening import open_data
@@ -197,7 +197,9 @@ def test_new_items_are_rated_by_their_vectors_and_served_alike(tmp_path: Path) -
     flags: dict[str, Any] = {"embedding_dim": 8, "batch_size": 256, "num_workers": 0, "epochs": 6}
     # A name that a dictionary of modules has itself.
     (tmp_path / "schema.toml").write_text(SCHEMA.replace("[features.picture]", "[features.values]"))
-    model = recsuite.fit(events(), model=make_model, items=items(), schema=tmp_path / "schema.toml", **flags)
+    model = recsuite.fit(
+        events(), model=make_model, loss=make_loss, items=items(), schema=tmp_path / "schema.toml", **flags
+    )
     # The noise is 0.2. The spread of the stars is 0.9, and nothing but the vectors tells it of new items.
     assert model.metrics["rmse"] < 0.45
     some = {name: events().tail(50)[name].tolist() for name in ("user", "item")}

@@ -26,8 +26,7 @@ import pyarrow
 import pytest
 
 import recsuite
-from example import make_model
-from recsuite.datasets.metrics import finite
+from example import make_loss, make_model
 from recsuite.datasets.tables.sections import (
     FeatureColumn,
     ItemColumn,
@@ -38,6 +37,7 @@ from recsuite.datasets.tables.sections import (
 )
 from recsuite.errors import UserError
 from recsuite.extras.fit import _folder_of_launch, frame_of, in_arguments
+from recsuite.metrics import finite
 from recsuite.runtime.process import launch_name
 from recsuite.serving.served import ServedModel
 from tests.support.launch import read_json, succeeded, torchrun
@@ -46,7 +46,8 @@ FLAGS = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (8,)}
 SCRIPT = """
 import json, os, pathlib, sys
 import pandas, recsuite
-from example import make_model
+from example import make_loss, make_model
+from recsuite.extras.fit import frame_of
 from recsuite.errors import UserError
 
 if __name__ == "__main__":
@@ -54,11 +55,12 @@ if __name__ == "__main__":
     events, items = (pandas.read_parquet(folder / f"{name}.parquet") for name in ("events", "items"))
     found = {}
     try:
-        recsuite.fit(events, model=make_model, items=items, schema="nope.toml")
+        recsuite.fit(events, model=make_model, loss=make_loss, items=items, schema="nope.toml")
     except UserError as error:
         found["mistake"] = str(error)
     model = recsuite.fit(
-        events, model=make_model, items=items, epochs=1, batch_size=128, embedding_dim=8, mlp_dims=(8,)
+        events, model=make_model, loss=make_loss, items=items, epochs=1, batch_size=128, embedding_dim=8,
+        mlp_dims=(8,),
     )
     found |= {"scores": model.score(events.head(5)).tolist(), "best": model.recommend(["user-3"], k=4)}
     (folder / f"found-{os.environ['RANK']}.json").write_text(json.dumps(found))
@@ -98,7 +100,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> recsuite.FittedModel:
     # The rest is guessed, and no column of the event is taken by itself.
     schema = tmp_path_factory.mktemp("schema") / "schema.toml"
     schema.write_text('[features.device]\nof = "event"\ncolumn = "device"\nkind = "category"\n')
-    return recsuite.fit(events, model=make_model, items=items, schema=schema, **FLAGS)
+    return recsuite.fit(events, model=make_model, loss=make_loss, items=items, schema=schema, **FLAGS)
 
 
 def test_a_model_of_frames_scores_their_rows_on_the_scale_of_the_labels(model: recsuite.FittedModel) -> None:
@@ -157,26 +159,26 @@ def test_a_saved_model_scores_the_same_without_the_tables(
 )
 def test_a_flag_that_cannot_be_gives_one_message(flags: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        recsuite.fit(frames(50)[0], model=make_model, **flags)
+        recsuite.fit(frames(50)[0], model=make_model, loss=make_loss, **flags)
 
 
 def test_an_argument_that_is_no_frame_gives_one_message() -> None:
     with pytest.raises(UserError, match="events must be a table of pandas, polars"):
-        recsuite.fit([1, 2, 3], model=make_model)
+        recsuite.fit([1, 2, 3], model=make_model, loss=make_loss)
 
 
 def test_a_frame_that_no_table_can_hold_gives_one_message() -> None:
     events, _ = frames(50)
     twice = pandas.concat([events, events[["device"]]], axis=1)
     with pytest.raises(UserError, match="events has a column 'device', and takes columns with one name each"):
-        recsuite.fit(twice, model=make_model)
+        recsuite.fit(twice, model=make_model, loss=make_loss)
     mixed = events.assign(device=["phone", 3] * 25)
     with pytest.raises(UserError, match="The column device holds values of several types"):
-        recsuite.fit(mixed, model=make_model)
+        recsuite.fit(mixed, model=make_model, loss=make_loss)
     with pytest.raises(UserError, match="events has an index 'user_id', which is not read; call reset_index"):
-        recsuite.fit(events.set_index("user_id"), model=make_model)
+        recsuite.fit(events.set_index("user_id"), model=make_model, loss=make_loss)
     with pytest.raises(UserError, match="The column z holds values of several types"):
-        recsuite.fit(events.assign(z=1j), model=make_model)
+        recsuite.fit(events.assign(z=1j), model=make_model, loss=make_loss)
 
 
 class Streamed:
@@ -219,7 +221,11 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
         call = threading.Thread(
             target=lambda flags=flags: found.append(
                 recsuite.fit(
-                    Streamed(events), model=make_model, items=pyarrow.Table.from_pandas(items), **flags
+                    Streamed(events),
+                    model=make_model,
+                    loss=make_loss,
+                    items=pyarrow.Table.from_pandas(items),
+                    **flags,
                 )
             )
         )
@@ -242,7 +248,10 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
     # The guess can be given again.
     tables = found[0].tables
     assert tables.label == LabelColumn("rating", "stars", 1.0, 5.0, 4.0, noun="rating")
-    assert recsuite.fit(events, model=make_model, schema=tables, items=items, **FLAGS).tables == tables
+    assert (
+        recsuite.fit(events, model=make_model, loss=make_loss, schema=tables, items=items, **FLAGS).tables
+        == tables
+    )
 
 
 def argument_in(text: str) -> Any:
@@ -263,19 +272,19 @@ def test_advice_on_frames_is_an_argument_and_trains_when_it_is_followed(
     )
     unnamed = events.rename(columns={"user_id": "a", "product_id": "b", "session_id": "c"})
     with pytest.raises(UserError) as refused:
-        recsuite.fit(unnamed, model=make_model, **FLAGS)
+        recsuite.fit(unnamed, model=make_model, loss=make_loss, **FLAGS)
     assert argument_in(str(refused.value)) == {"user": {"column": "NAME"}, "item": {"column": "NAME"}}
     unrated = events.drop(columns=["stars", "timestamp"])
     with pytest.raises(UserError) as refused:
-        recsuite.fit(unrated, model=make_model, **FLAGS)
+        recsuite.fit(unrated, model=make_model, loss=make_loss, **FLAGS)
     label = argument_in(str(refused.value))
     assert label == {"label": {"kind": "clicks"}}
     with pytest.raises(UserError, match="the table events, row 6: user_id is missing") as missing:
-        recsuite.fit(unrated, model=make_model, schema=label, **FLAGS)
+        recsuite.fit(unrated, model=make_model, loss=make_loss, schema=label, **FLAGS)
     shown = capsys.readouterr().out
     user = argument_in(shown)
     assert user == {"user": {"column": "session_id"}}
-    model = recsuite.fit(unrated, model=make_model, schema=label | user, **FLAGS)
+    model = recsuite.fit(unrated, model=make_model, loss=make_loss, schema=label | user, **FLAGS)
     assert (model.tables.user.column, model.tables.label.kind) == ("session_id", "clicks")
     assert model.tables.timestamp == TimestampColumn("eventdate")
     for text in (str(refused.value), str(missing.value), shown, capsys.readouterr().out):
@@ -317,7 +326,7 @@ def test_frames_with_decimal_commas_and_a_word_are_trained_and_scored() -> None:
     items = items.assign(price=[f"{price:.2f}" for price in items["price"][:-1]] + ["unknown"])
     paid = {"features": {"paid": {"of": "event", "column": "paid", "kind": "number"}}}
     model = recsuite.fit(
-        events[events["paid"] != "free"], model=make_model, items=items, schema=paid, **FLAGS
+        events[events["paid"] != "free"], model=make_model, loss=make_loss, items=items, schema=paid, **FLAGS
     )
     assert (model.tables.label.kind, model.tables.files.decimal_commas) == ("rating", ("stars", "paid"))
     rows = events[events["paid"] == "3,50"].head(3)
@@ -331,7 +340,7 @@ def test_a_bad_row_is_named_by_its_table_and_place() -> None:
     events, _ = frames(300)
     events.loc[250, "user_id"] = None
     with pytest.raises(UserError) as raised:
-        recsuite.fit(events, model=make_model, **FLAGS)
+        recsuite.fit(events, model=make_model, loss=make_loss, **FLAGS)
     assert str(raised.value) == (
         'Cannot read the table events, row 251: user_id is missing. Fix: correct it, or give bad_rows="skip".'
     )
@@ -389,7 +398,7 @@ def strange() -> tuple[pandas.DataFrame, recsuite.FittedModel]:
         },
     )
     flags = {**FLAGS, "epochs": 3, "batch_size": 32, "test_fraction": 0.1, "duplicates": "keep"}
-    return events, recsuite.fit(events, model=make_model, schema=schema, **flags)
+    return events, recsuite.fit(events, model=make_model, loss=make_loss, schema=schema, **flags)
 
 
 def test_the_rows_of_the_test_have_the_reported_error(
@@ -434,7 +443,9 @@ def test_a_path_has_its_columns_beside_the_tables_and_a_report_where_one_is_want
     (tmp_path / "shop").mkdir()
     for name, frame in (("events", events), ("items", items)):
         frame.to_parquet(tmp_path / "shop" / f"{name}.parquet")
-    model = recsuite.fit(tmp_path / "shop", model=make_model, **FLAGS, report_dir=tmp_path / "report")
+    model = recsuite.fit(
+        tmp_path / "shop", model=make_model, loss=make_loss, **FLAGS, report_dir=tmp_path / "report"
+    )
     assert (tmp_path / "shop" / ".columns").is_dir()
     assert read_json(tmp_path / "report" / "metrics.json")["test"] == finite(model.metrics)
 
@@ -445,7 +456,7 @@ def test_ranks_without_a_common_launcher_are_refused(monkeypatch: pytest.MonkeyP
     for name, value in launch.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="start them with torchrun"):
-        recsuite.fit(frames(50)[0], model=make_model)
+        recsuite.fit(frames(50)[0], model=make_model, loss=make_loss)
 
 
 def test_files_of_a_killed_fit_are_removed_by_the_next(
@@ -490,7 +501,7 @@ def test_ctrl_c_in_a_fit_is_a_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Checkpointer, "on_step", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        recsuite.fit(frames(300)[0], model=make_model, **{**FLAGS, "batch_size": 32})
+        recsuite.fit(frames(300)[0], model=make_model, loss=make_loss, **{**FLAGS, "batch_size": 32})
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -507,7 +518,7 @@ def test_recommendations_have_the_scores_of_the_same_values_with_numbers_and_a_c
     }
     schema = TableSchema(UserColumn("user_id"), ItemColumn("product_id"), label, features=features)
     model = recsuite.fit(
-        events, model=make_model, items=items, schema=schema, **FLAGS, split="random", lr=0.1
+        events, model=make_model, loss=make_loss, items=items, schema=schema, **FLAGS, split="random", lr=0.1
     )
     coming = {"device": "phone", "discount": 0.4}
     (found,) = model.recommend(["user-3"], k=40, event=coming, exclude=None)

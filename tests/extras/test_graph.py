@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import recsuite
-from example import make_model
+from example import make_loss, make_model
 from recsuite.config.parser import parse_args
 from recsuite.config.sections import CheckpointConfig
 from recsuite.errors import UserError
@@ -213,6 +213,7 @@ def test_a_client_encodes_numbers_vectors_and_lists_as_the_server(tmp_path: Path
     model = recsuite.fit(
         events,
         model=make_model,
+        loss=make_loss,
         users=users,
         items=items,
         schema=tmp_path / "schema.toml",

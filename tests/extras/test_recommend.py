@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import recsuite
-from example import make_model
+from example import make_loss, make_model
 from recsuite.checkpoint.folder import publish
 from recsuite.checkpoint.format import CONFIG, DynamicRecord
 from recsuite.config.config import Config
@@ -352,7 +352,7 @@ def test_output_for_own_tables_uses_their_names(label: str, said: str, heading: 
     pandas.DataFrame(columns).to_parquet(tmp_path / "events.parquet")
     dumps = str(tmp_path / "dumps")
     flags = {"epochs": 1, "batch_size": 128, "embedding_dim": 4, "mlp_dims": (4,), "save_dir": dumps}
-    recsuite.fit(tmp_path / "events.parquet", model=make_model, **flags)
+    recsuite.fit(tmp_path / "events.parquet", model=make_model, loss=make_loss, **flags)
     config = Config.of(recommend=True, user="u1", data_path=str(tmp_path / "events.parquet"), save_dir=dumps)
     served = ServedModel.open(dumps, model=make_model)
     shown = page(served, open_viewer(served, config, ["data_path"]), 3).splitlines()

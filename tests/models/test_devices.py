@@ -80,6 +80,7 @@ def test_a_step_mixes_no_devices_and_does_not_synchronize(synthetic_folder: Path
         with Crossings() as crossings:
             rows = model.recommender.rows_of([looked_up], {})
             output = head(rows, batch)
+            assert model.loss is not None
             loss = model.loss(output, batch)
             loss.backward()
         assert {part.device for part in (*tree_leaves(output), loss)} == {DEVICE}
@@ -218,7 +219,7 @@ def model_and_batch(config: Config) -> tuple[TrainableModel, ModelInput]:
     feed = BatchFeed(build_dataloader(sampler.dataset, sampler, config))
     num_rows = {table.name: table.rows for table in columns.tables}
     head = make_head(columns, config.model, config.data.history, example.make_model)
-    model = make_model(columns, config, head, num_rows)
+    model = make_model(columns, config, head, num_rows, example.make_loss(columns, config))
     return model, next(feed.batches("train", 0))
 
 
@@ -227,6 +228,7 @@ def moved(
 ) -> tuple[TrainableModel, ModelInput, dict[str, JaggedTensor]]:
     """The same on another device, and rows as TorchRec looks them up there."""
     head, features = model.recommender.head, batch.features
+    assert model.loss is not None
     for module in (head, model.loss):
         module._apply(move)
     lengths = move(features.lengths())

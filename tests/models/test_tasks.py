@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recsuite import metrics
 from recsuite.config.sections import ModelConfig
-from recsuite.datasets import metrics
 from recsuite.datasets.schema import EVALUATIONS
 from recsuite.models.tasks import TASKS
 

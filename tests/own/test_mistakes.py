@@ -111,6 +111,7 @@ def trained(training: Training, **given: Any) -> rs.Run:
             TypeError,
             "tuple",
         ),
+        ({"maker": small()}, ValueError, r"without a loss\. Fix: give training\.shard a loss"),
         ({"maker": lambda data, args: None}, rs.UserError, "requires a Module, got None"),
         ({"maker": lambda data, args: data.names("events")}, ValueError, r"names takes .*, got 'events'"),
         *(
@@ -182,7 +183,7 @@ def test_a_batch_without_a_loss_is_refused(training: Training) -> None:
 def test_a_metric_that_returns_no_number_is_named(training: Training) -> None:
     no_number: Any = np.subtract
     with pytest.raises(ValueError, match=r"The metric spread must return one number, got the shape \[\d+\]"):
-        trained(training, maker=small(), metrics={"spread": no_number})
+        trained(training, maker=small(), loss=Mean(), metrics={"spread": no_number})
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,8 @@ def test_items_are_ranked_by_vectors_of_any_width(synthetic_folder: Path, contex
     with open_data(config, context) as data, Training(data, config, context) as training:
         with pytest.raises(rs.UserError, match=r"requires a forward that returns the vectors of both sides"):
             training.shard(lambda data, args: rs.TwoSided())
-        run = trained(training, maker=lambda data, args: Vectors())
+        loss = rs.SampledSoftmax.of(training.columns)
+        run = trained(training, maker=lambda data, args: Vectors(), loss=loss)
     assert 0 < run.test["ndcg_at_10"] < 1
 
 

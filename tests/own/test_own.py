@@ -16,8 +16,8 @@ import torch
 
 import recsuite as rs
 from recsuite.config.sections import CheckpointConfig
-from recsuite.datasets.metrics import Measured
 from recsuite.extras.chain.cases import cases_of_models
+from recsuite.metrics import Measured
 from recsuite.serving.export import export
 from recsuite.training.observers import observing
 from recsuite.training.progress import Progress

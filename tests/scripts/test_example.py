@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from recsuite.config.sections import TrainingConfig
-from recsuite.datasets.metrics import Measured
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import counted
+from recsuite.metrics import Measured
 from recsuite.models.tasks import TASKS
 from recsuite.runtime import host
 from recsuite.training.results import (

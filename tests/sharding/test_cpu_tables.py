@@ -16,7 +16,7 @@ from torchrec.distributed import dist_data
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
@@ -84,7 +84,7 @@ def trained(
     """Losses of an epoch, all that was learned and which rows changed in it, and if the tables were ours."""
     columns = open_columns(config)
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
-    train_state = build_train_state(columns, config, context, maker, tables=rule)
+    train_state = build_train_state(columns, config, context, maker, make_loss(columns, config), rule)
     track_changes(train_state.model, train_state.tables)
     feed = BatchFeed(build_dataloader(sampler.dataset, sampler, config))
     losses = train_epoch(train_state, feed, Progress(), config.training, context)

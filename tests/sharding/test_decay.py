@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.checkpoint.writer import tensors_of
 from recsuite.config.config import Config
@@ -159,7 +159,7 @@ def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
     context = init_runtime(config)
     try:
         columns = open_columns(config)
-        train_state = build_train_state(columns, config, context, maker, tables=rule)
+        train_state = build_train_state(columns, config, context, maker, make_loss(columns, config), rule)
         features = [table.feature for table in columns.tables]
         model = maker(ModelData(columns.schema, features, columns.mean_label), config.model)
         state = train_state.head.state_dict()
@@ -205,7 +205,7 @@ def test_the_decay_of_the_second_pass_is_divided_by_two_to_the_power(synthetic_f
     context = init_runtime(config)
     try:
         with open_data(config, context) as data, Training(data, config, context) as training:
-            model = training.shard(make_model)
+            model = training.shard(make_model, make_loss(training.columns, config))
             for epoch in training.epochs():
                 learn(epoch)
                 training.save(training.validate())

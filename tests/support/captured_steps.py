@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import recsuite as rs
-from example import RatingModel
+from example import RatingModel, make_loss
 from recsuite.config.config import Config
 from recsuite.datasets.opening import open_data
 from recsuite.runtime.process import RuntimeContext
@@ -61,7 +61,7 @@ def trained(config: Config, context: RuntimeContext, rule: Any, kind: type[Ratin
         contextlib.redirect_stdout(said),
         Training(data, config, context) as training,
     ):
-        model = training.shard(maker(kind), tables=rule)
+        model = training.shard(maker(kind), make_loss(training.columns, config), rule)
         track_changes(model.model, model.tables)
         returned = []
 

@@ -22,7 +22,7 @@ def main() -> None:
     config = Config.of(**{**read_recorded(newest), "save_dir": target})
     context = init_runtime(config)
 
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.checkpoint.chain import chain_at
     from recsuite.checkpoint.restore import restore
     from recsuite.checkpoint.writer import CheckpointWriter
@@ -30,7 +30,9 @@ def main() -> None:
     from recsuite.training.state import build_train_state
 
     with open_data(config, context) as data:
-        train_state = build_train_state(data.columns, config, context, make_model)
+        train_state = build_train_state(
+            data.columns, config, context, make_model, make_loss(data.columns, config)
+        )
         manifest = restore(chain_at(newest), train_state, data.columns, context)
         writer = CheckpointWriter(train_state, manifest.run, None, data.columns, config, context)
         writer.write_full(manifest.progress)

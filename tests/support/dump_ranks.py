@@ -151,6 +151,7 @@ def write_all(folder: Path, place: Path, context: RuntimeContext) -> dict[str, A
 
 def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Write deltas and full checkpoints as a training does; what the model was then, and what came after."""
+    from example import make_loss
     from recsuite.checkpoint.folder import deltas_in, step_of
     from recsuite.checkpoint.writer import tensors_of
     from recsuite.datasets.preparation.cache import open_columns
@@ -158,7 +159,9 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     from recsuite.training.state import build_train_state
 
     columns = open_columns(config)
-    train_state = build_train_state(columns, config, context, maker_of(case), tables=rule_of(case))
+    train_state = build_train_state(
+        columns, config, context, maker_of(case), make_loss(columns, config), tables=rule_of(case)
+    )
     checkpointers = [
         begin_checkpointer(folder / kind, kind, train_state, columns, config, context) for kind in KINDS
     ]
@@ -306,6 +309,7 @@ def read_case(
     folder: Path, case: Case, all_of_them: bool, config: Config, context: RuntimeContext
 ) -> dict[str, Any]:
     """By kind, what loading every checkpoint, or every other one, gave, and the steps after the newest."""
+    from example import make_loss
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.training.state import build_train_state
 
@@ -313,7 +317,9 @@ def read_case(
     # Other initial weights, so that nothing right is there by chance; the second kind finds what the steps
     # after the first left.
     other = config.replaced(seed=config.runtime.seed + 1)
-    train_state = build_train_state(columns, other, context, maker_of(case), tables=rule_of(case))
+    train_state = build_train_state(
+        columns, other, context, maker_of(case), make_loss(columns, other), tables=rule_of(case)
+    )
     found = {}
     for kind in KINDS:
         states, progress = load_states(folder / kind, all_of_them, train_state, columns, context)

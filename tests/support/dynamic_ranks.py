@@ -65,7 +65,7 @@ def main() -> None:
 
 def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Losses of some passes, metrics on the test, and all that the dynamic tables hold, of all ranks."""
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.sharding.dynamic_ranks import STEPS_BETWEEN_GROWTH, counts_of, dynamic_rows
     from recsuite.training.evaluation import make_evaluator
@@ -75,7 +75,7 @@ def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
     columns = open_columns(config)
     feed = feed_of(columns, config, context)
-    train_state = build_train_state(columns, config, context, make_model)
+    train_state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
     losses, step = [], STEPS_BETWEEN_GROWTH - 3
     with feed.loader:
         for epoch in range(2):

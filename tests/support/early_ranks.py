@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from recsuite.config.config import Config
-from recsuite.datasets.metrics import Measured
+from recsuite.metrics import Measured
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
 from tests.support.trainings import gather, train
 
@@ -119,7 +119,7 @@ def train_kept(
     folder: Path, config: Config, context: RuntimeContext, modes: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Messages and test metrics of a training with checkpoints, or without."""
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.datasets.opening import open_data
     from recsuite.training import loop as training
 
@@ -130,7 +130,7 @@ def train_kept(
         found = train(folder, config, context, **modes, keep=1)
     else:
         with open_data(config, context) as data:
-            run = training.Training(data, config, context).run(make_model)
+            run = training.Training(data, config, context).run(make_model, make_loss)
             found = {"test": run.test.values, "test_epoch": run.test_epoch}
     links = {link.name: link.resolve().name for link in folder.glob("*") if link.is_symlink()}
     return {**found, "said": [line for line in said if "weights" in line], "links": links}

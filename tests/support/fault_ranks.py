@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.checkpoint import writer
 from recsuite.checkpoint.chain import chain_at
 from recsuite.checkpoint.checkpointer import checkpointing
@@ -115,7 +115,10 @@ class Place:
     def of(cls, data: str, ids: str, config: Config, context: RuntimeContext) -> Place:
         """State of tables with or without a vocabulary."""
         columns = open_columns(Config.of(data_path=data, vocabulary=ids))
-        dumped, loaded = (build_train_state(columns, config, context, make_model) for _ in range(2))
+        dumped, loaded = (
+            build_train_state(columns, config, context, make_model, make_loss(columns, config))
+            for _ in range(2)
+        )
         return cls(columns, context, dumped, loaded)
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.checkpoint.chain import chain_at, check_whole
 from recsuite.checkpoint.checkpointer import Checkpointer, checkpointing, compact
 from recsuite.checkpoint.folder import BEST, LATEST, LEFTOVER, LOCK, NAME, newest_in, step_of
@@ -98,7 +98,9 @@ class Rank:
             timeout=timedelta(seconds=DEADLINE),
         )
         self.context = RuntimeContext(rank, rank, WORLD_SIZE, WORLD_SIZE, torch.device("cpu"), 1)
-        self.train_state: ShardedModel = build_train_state(columns, config, self.context, make_model)
+        self.train_state: ShardedModel = build_train_state(
+            columns, config, self.context, make_model, make_loss(columns, config)
+        )
         self.tensors = tensors_of(self.train_state)
         self.shares = dynamic_rows(self.train_state.model)
 

@@ -20,8 +20,9 @@ from unittest import mock
 import numpy as np
 import pandas
 
+from recsuite import metrics
 from recsuite.config.sections import DataConfig
-from recsuite.datasets import arrays, metrics
+from recsuite.datasets import arrays
 from recsuite.datasets.preparation import loops, making, vocabulary
 from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import (

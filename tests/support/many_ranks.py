@@ -35,7 +35,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.checkpoint.chain import chain_at
 from recsuite.checkpoint.folder import full_name
 from recsuite.checkpoint.restore import restore
@@ -396,7 +396,7 @@ def run(results: Path, data: str, folder: Path, context: RuntimeContext) -> None
     with meter.part("broadcast"):
         found: dict[str, Any] = {"broadcast": len(broadcast_from_rank0(lambda: bytes(BYTES_OF_A_BROADCAST)))}
     with meter.part("model"):
-        train_state = build_train_state(columns, config, context, make_model)
+        train_state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
     (tables,) = (each for each in train_state.model.modules() if isinstance(each, cpu_tables.CpuTables))
     found |= {"kind": type(tables.exchange).__name__, "losses": [], "states": []}
     checkpointer = begin_checkpointer(folder, "inc_dump", train_state, columns, config, context)

@@ -135,11 +135,13 @@ def build(
     columns: Any, config: Config, context: RuntimeContext, rule: Any = None, maker: Any = None
 ) -> tuple[Any, Any]:
     """A train state and an input pipeline, as `train` makes them."""
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.training.state import build_train_state
 
     feed = feed_of(columns, config, context)
-    return build_train_state(columns, config, context, maker or make_model, tables=rule), feed
+    return build_train_state(
+        columns, config, context, maker or make_model, make_loss(columns, config), tables=rule
+    ), feed
 
 
 def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:

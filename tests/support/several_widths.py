@@ -22,14 +22,21 @@ class SeveralWidths(nn.Module):
         self.mlp = rs.make_mlp([width, 8, 1])
         self.pair = [name for name in ("movie", "history") if name in self.names]
 
-    def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+    def predict(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
         """Return ratings, float32 [B]."""
         beside = torch.cat([rows[name] for name in self.names], dim=1)
         # Of one width, so they can be added up and stacked.
         product = rows.sum(self.pair) * rows.stack(self.pair)[:, -1]
         return 3.5 + self.mlp(beside).squeeze(1) + product.sum(dim=1)
 
-    predict = forward
+    def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> rs.WithSquares:
+        """Return ratings, and no squares for a decay, float32 [B] both."""
+        ratings = self.predict(rows, batch)
+        return rs.WithSquares(ratings, torch.zeros_like(ratings))
+
+    def predictions(self, output: rs.WithSquares) -> torch.Tensor:
+        """Return the ratings of the output for the loss."""
+        return output.predictions
 
 
 def several_widths(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:

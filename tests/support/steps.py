@@ -10,7 +10,7 @@ def tell(checkpointer: Any, progress: Any, loss: float = 0.5) -> None:
     import numpy as np
     import torch
 
-    from recsuite.datasets.metrics import Measured
+    from recsuite.metrics import Measured
     from recsuite.training.callbacks import Epoch, Step
 
     if progress.samples:

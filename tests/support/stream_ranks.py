@@ -58,7 +58,7 @@ def main() -> None:
 
 def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = -1) -> dict[str, Any]:
     """The windows of a stream, and what it learned in the end; end_at: after this step SIGTERM comes."""
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.checkpoint.checkpointer import checkpointing
     from recsuite.checkpoint.stream_state import reopen_data
     from recsuite.checkpoint.writer import named_tensors
@@ -84,7 +84,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
             reopen_data(config, context, trains=True) as data,
             checkpointing(data.columns, config, context) as checkpointer,
         ):
-            run = Training(data, config, context, checkpointer, [Noting()]).run(make_model)
+            run = Training(data, config, context, checkpointer, [Noting()]).run(make_model, make_loss)
             found["test"], found["num_train"] = run.test.values, run.columns.num_train
             found["tensors"] = digests(named_tensors(checkpointer.writer.tables, checkpointer.dense), context)
     except SystemExit as ended:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.checkpoint.chain import chain_at, with_suggestion
 from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.checkpoint.restore import restore
@@ -54,7 +54,7 @@ def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
         data_path=str(data), save_dir=str(folder), embedding_dim=4, mlp_dims=(4,), dump_every=1
     )
     columns = open_columns(config)
-    train_state = build_train_state(columns, config, context, make_model)
+    train_state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
     tensors = tensors_of(train_state)
     for increments, steps in ((False, (1, 2)), (True, (3, 4))):
         config = config.replaced(resume=True, inc_dump=increments)

@@ -31,7 +31,7 @@ def train(
 
     The positions are known only if batches are made in this process.
     """
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.checkpoint.checkpointer import Checkpointer, checkpointing
     from recsuite.checkpoint.folder import newest_in
     from recsuite.checkpoint.format import read_manifest
@@ -54,7 +54,7 @@ def train(
             with noting(data.loader.dataset, taken):
                 begun = training.Training(data, config, context, checkpointer)
                 begun.shard = functools.partial(begun.shard, tables=rule)  # type: ignore[method-assign]
-                run = begun.run(maker or make_model)
+                run = begun.run(maker or make_model, make_loss)
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
             found["test"] = run.test.values
             found["tensors"] = digests(named_tensors(checkpointer.writer.tables, checkpointer.dense), context)

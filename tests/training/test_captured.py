@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.opening import Data, open_data
@@ -78,7 +78,7 @@ def on_device(opened: tuple[Config, Data], context: RuntimeContext) -> Iterator[
     """A training with batches of the device, and its model."""
     config, data = opened
     with Training(data, config, context) as training:
-        model = training.shard(make_model)
+        model = training.shard(make_model, make_loss(training.columns, config))
         training.feed.on_device = DeviceBatches(data.loader.dataset, CPU)
         yield training, model
 
@@ -197,7 +197,7 @@ def test_a_loop_that_names_no_step_is_refused_if_it_is_to_be_captured(
 ) -> None:
     config, data = opened
     with Training(data, config.replaced(capture="on"), context) as training:
-        training.shard(make_model)
+        training.shard(make_model, make_loss(training.columns, config))
         epoch = next(training.epochs())
         with pytest.raises(UserError, match="no step of the epoch was captured"):
             learn(epoch)

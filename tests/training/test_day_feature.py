@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
@@ -47,7 +47,7 @@ def test_a_served_model_scores_as_the_trained_one(
         columns = data.columns
         with checkpointing(columns, config, context) as checkpointer:
             loop = Training(data, config, context, checkpointer)
-            loop.run(make_model)
+            loop.run(make_model, make_loss)
         evaluator = PredictionEvaluator(
             loop.task, BatchFeed(data.loader), columns, context, Users(columns, [])
         )

@@ -11,7 +11,7 @@ import pandas
 import pytest
 import torch
 
-from example import RatingModel, make_model
+from example import RatingModel, make_loss, make_model
 from recsuite.config.config import Config
 from recsuite.datasets import batching
 from recsuite.datasets.batches import EventBatches
@@ -212,7 +212,7 @@ def test_a_training_with_them_learns_the_same(data: tuple[Config, Data], context
     losses = []
     for on_device in (False, True):
         with Training(data[1], data[0], context) as training:
-            model = training.shard(make_model)
+            model = training.shard(make_model, make_loss(training.columns, training.config))
             if on_device:
                 training.feed.on_device = DeviceBatches(data[1].loader.dataset, CPU)
             for epoch in training.epochs():
@@ -263,7 +263,7 @@ def test_products_in_bf16_learn_nearly_the_same(data: tuple[Config, Data], conte
     losses = []
     for precision in ("fp32", "bf16"):
         with Training(data[1], data[0].replaced(precision=precision), context) as training:
-            losses.append([epoch.train_loss for epoch in training.run(make_model).epochs])
+            losses.append([epoch.train_loss for epoch in training.run(make_model, make_loss).epochs])
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], abs=5e-3)
 

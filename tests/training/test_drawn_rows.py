@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from example import RatingLoss
 from recsuite.config.sections import TrainingConfig
 from recsuite.models.layers import BIAS_RATE, with_slow_bias
-from recsuite.models.losses import Decayed, SquaredError, WithSquares
+from recsuite.models.losses import WithSquares
 from recsuite.training.progress import Progress
 from recsuite.training.state import Schedule, stops_early
 from tests.support.csv_ratings import write_ratings
@@ -33,7 +34,7 @@ def test_each_event_shrinks_its_own_vectors_in_proportion_to_its_weight() -> Non
     vectors = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
     # The prediction of each event is its label, so nothing but the decay has a gradient; the last is padding.
     batch = type("Batch", (), {"labels": torch.zeros(2), "weights": torch.tensor([2.0, 0.0])})()
-    loss = Decayed(SquaredError(), 0.5)(WithSquares(torch.zeros(2), vectors.square().sum(1)), batch)
+    loss = RatingLoss(0.5)(WithSquares(torch.zeros(2), vectors.square().sum(1)), batch)
     assert float(loss.detach()) == pytest.approx(0.5 * 2 * (1 + 4) / 2)
     loss.backward()
     assert vectors.grad is not None
@@ -45,14 +46,6 @@ def test_the_decay_of_a_pass_falls_with_its_number_to_a_power(power: float, thir
     schedule = Schedule(num_events=100, epochs=4, decay_power=power)
     assert schedule.decay_left(Progress(0, epoch=0)) == schedule.left(Progress(0, epoch=0)) == 1
     assert schedule.decay_left(Progress(9, epoch=2)) == pytest.approx(third)
-
-
-def test_a_decay_of_a_model_without_squares_is_unused_and_said_once() -> None:
-    batch = type("Batch", (), {"labels": torch.zeros(2), "weights": torch.ones(2)})()
-    loss, predictions = Decayed(SquaredError(), 0.5), torch.tensor([1.0, 2.0])
-    with pytest.warns(UserWarning, match=r"--l2 0\.5 is unused") as found:
-        assert [float(loss(predictions, batch)) for _ in range(2)] == [2.5, 2.5]
-    assert len(found) == 1
 
 
 def test_drawn_rows_find_planted_factors_on_any_number_of_processes(tmp_path: Path) -> None:

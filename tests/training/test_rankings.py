@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from example import make_model
+from example import make_loss, make_model
 from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
@@ -110,7 +110,7 @@ def trained(
     with open_data(config, context) as data:
         with checkpointing(data.columns, config, context) as checkpointer:
             loop = Training(data, config, context, checkpointer)
-            loop.run(make_model)
+            loop.run(make_model, make_loss)
         evaluator = RankingEvaluator(BatchFeed(data.loader), data.columns, context, Users(data.columns, []))
         loop.train_state.model.eval()
         with torch.no_grad():
@@ -138,12 +138,12 @@ def test_a_checkpoint_from_before_own_scores_is_continued_with_them(
         with monkeypatch.context() as patched:
             patched.setattr(heads, "OwnItems", lambda num_types: None)
             with checkpointing(data.columns, first, context) as checkpointer:
-                Training(data, first, context, checkpointer).run(make_model)
+                Training(data, first, context, checkpointer).run(make_model, make_loss)
         assert ServedModel.open(tmp_path / "dumps", model=make_model).snapshot.head.own_items is None
         # The second delta builds on a full checkpoint with all parameters.
         second = first.replaced(resume=True, epochs=3)
         with checkpointing(data.columns, second, context) as checkpointer:
-            run = Training(data, second, context, checkpointer).run(make_model)
+            run = Training(data, second, context, checkpointer).run(make_model, make_loss)
     assert [epoch.number for epoch in run.epochs] == [2, 3]
     head = ServedModel.open(tmp_path / "dumps", "latest", model=make_model).snapshot.head
     assert head.own_items.types.abs().max() > 0

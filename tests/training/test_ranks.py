@@ -10,9 +10,9 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import NEVER_FOUND, TOP
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.metrics import NEVER_FOUND, TOP
 from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun
 
 # The three launches run within the first test.

@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 import recsuite
-from example import make_model
+from example import make_loss, make_model
 from recsuite.extras.chain.cases import cases_of_models
 from recsuite.serving.served import ServedModel
 
@@ -45,7 +45,14 @@ def test_reported_metrics_of_data_with_repeated_pairs_equal_those_of_the_served_
     data, dumps = world_with_repeats(tmp_path), tmp_path / "dumps"
     sizes = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (), "history": 20}
     fitted = recsuite.fit(
-        data, model=make_model, duplicates="keep", save_dir=dumps, validation_fraction=0.05, **sizes, **flags
+        data,
+        model=make_model,
+        loss=make_loss,
+        duplicates="keep",
+        save_dir=dumps,
+        validation_fraction=0.05,
+        **sizes,
+        **flags,
     )
     guessed = r"--seen allow: [\d.]+% of the training clicks repeat an item of their user \(limit: 10%\)"
     assert bool(re.search(guessed, capsys.readouterr().out)) == ("seen" not in flags)
@@ -77,7 +84,7 @@ def test_items_that_nobody_chose_change_no_metric_and_are_in_no_list(vocabulary:
         items = pandas.DataFrame({"item": some, "colour": np.array(["red", "blue", "green"])[some % 3]})
         folder = tmp_path / number
         flags = {**sizes, "task": "ranking", "report_dir": folder / "report", "save_dir": folder / "dumps"}
-        found.append(recsuite.fit(events, model=make_model, items=items, **flags).metrics)
+        found.append(recsuite.fit(events, model=make_model, loss=make_loss, items=items, **flags).metrics)
         lists.append(json.loads((folder / "report" / "metrics.json").read_text())["lists"])
     assert found[0] == found[1]
     assert lists[0].pop("novelty") == pytest.approx(lists[1].pop("novelty"), abs=1e-9)

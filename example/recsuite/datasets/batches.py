@@ -212,10 +212,7 @@ class EventBatches:
     def _labels_and_weights(
         self, events: np.ndarray, weight: float, trains: bool, empty: Callable[..., np.ndarray]
     ) -> tuple[np.ndarray, ...]:
-        """Labels and weights of a `Batch`, and those of the labels after the first.
-
-        weight: of each event.
-        """
+        """Labels and weights of a `Batch`, and those of the labels after the first; weight: of each event."""
         number = self.local_batch_size
         labels, weights = empty(number, np.float32), empty(number, np.float32)
         labels[: len(events)], labels[len(events) :] = events["label"], 0
@@ -273,12 +270,9 @@ class EventBatches:
         return slice(-self._place_of(request) % self._hidden_every, None, self._hidden_every)
 
     def _place_of(self, request: Request) -> int:
-        """Return the place of this rank's first event of a step.
-
-        Counted from the beginning of the pass, so that the same events are chosen on any number of ranks and
-        in a resumed pass. For a stream counted from its beginning, or the first event of each window would be
-        chosen.
-        """
+        """Return the place of this rank's first event of a step, from the beginning of the pass or stream."""
+        # Not from the first step here: then the same events are chosen on any number of ranks and in a
+        # resumed pass. A stream counts from its beginning, or the first event of each window would be chosen.
         begin = self.positions_of(request.split, request.window).start + request.first
         return begin + request.step * self.batch_size + self.part.start
 
@@ -289,10 +283,7 @@ class EventBatches:
         events[f"{HISTORY}_end"][hidden] = begins.take(events[USER][hidden])
 
     def _mask_ids(self, single: list[np.ndarray], numbers: list[np.ndarray], request: Request) -> None:
-        """Hide the user of a few events, and the own features of a few others.
-
-        So training learns the unknown rows.
-        """
+        """Hide the user of a few events, and the own features of others, so that unknown rows are trained."""
         # The order differs in each pass, so other events are chosen.
         of_user = single[ENTITIES.index(USER)]
         of_user[self.user_place, self._hidden_users(request)] = UNKNOWN_ROW
@@ -304,10 +295,7 @@ class EventBatches:
             of_event[others] = np.nan
 
     def _positions_of_step(self, request: Request) -> tuple[np.ndarray, ReadPositions | None]:
-        """Return this rank's part of a step: positions in the columns of events, int64 [at most the part].
-
-        Also return their turns if they are runs of user histories, else None.
-        """
+        """Return this rank's events of a step, int64 [at most its part], and their turns in runs, or None."""
         positions, turns = self._positions_of_groups(request)
         first = self.part.start - self._of_groups.start
         part = slice(first, first + len(self.part))

@@ -54,7 +54,6 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import (
     ENTITIES,
     EVALUATIONS,
@@ -68,6 +67,7 @@ from recsuite.datasets.schema import (
 )
 from recsuite.errors import UserError, printable
 from recsuite.files import SEAL, FileEntry, check_file, parsed, reason_of, sealed, typed
+from recsuite.metrics import Metrics
 from recsuite.runtime.console import stage
 
 MANIFEST = "manifest.json"
@@ -286,11 +286,7 @@ def load_columns(
 def _described(
     manifest: Any, folder: Path, source: Path, schema: Schema
 ) -> tuple[tuple[FileEntry, ...], Columns]:
-    """Return the files and the columns of a parsed manifest.
-
-    Raises:
-        TypeError, ValueError: when it describes none.
-    """
+    """Return the files and columns of a parsed manifest; TypeError or ValueError if it describes none."""
     if not isinstance(manifest, dict):
         raise TypeError("it holds no names with their values")
     entries = typed(tuple[FileEntry, ...], manifest.get("files"), "files")
@@ -332,11 +328,7 @@ def _with_nan(entry: Any) -> Any:
 
 
 def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -> None:
-    """Refuse files that changed since they were written, and other .npy files in the folder.
-
-    Raises:
-        UserError, OSError: for the first one.
-    """
+    """Refuse files that changed since they were written, and other .npy files in the folder."""
     # Sizes first: checking them is cheap.
     for entry in entries:
         if (folder / entry.name).stat().st_size != entry.bytes:

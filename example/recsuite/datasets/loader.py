@@ -127,10 +127,8 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
         return batch
 
     def _try_out(self, requests: Iterator[Request]) -> Iterator[Batch]:
-        """Do and time the first steps without workers, then choose the number of workers.
-
-        A batch does not depend on the process that makes it, so the pool may start in the middle of a pass.
-        """
+        """Do and time the first steps without workers, then choose the number of workers."""
+        # A batch does not depend on the process that makes it, so the pool may start in the middle of a pass.
         start, making = time.perf_counter(), 0.0
         for steps, request in enumerate(requests, start=1):
             begin = time.perf_counter()

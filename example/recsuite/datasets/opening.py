@@ -350,10 +350,8 @@ def with_machine_flags(mine: Config, decided: Config) -> Config:
 
 
 def _check_same_data(everyones: Sequence[tuple[str, Columns]]) -> None:
-    """Refuse machines whose data differ in any byte: row 7 of one rank could be row 8 of another.
-
-    everyones: for each rank, the name of its machine and its columns.
-    """
+    """Refuse machines whose data differ in any byte; everyones: name of the machine and columns, by rank."""
+    # Row 7 of one rank could be row 8 of another.
     machine, ours = everyones[0]
     # Compare the digests of all columns: names and counts may agree while vocabularies differ.
     others = [rank for rank, (_, columns) in enumerate(everyones) if columns.files != ours.files]

@@ -49,10 +49,8 @@ def locate(config: DataConfig, seed: int) -> TableSource:
 
 
 def _refuse_near_known(path: str) -> None:
-    """Refuse a file of a set of a known form, and a folder with such a set in a subfolder.
-
-    Read as tables of unknown columns, such a file would lack the other files of the set.
-    """
+    """Refuse a file of a set of a known form, and a folder with such a set in a subfolder."""
+    # Read as tables of unknown columns, such a file would lack the other files of the set.
     from recsuite.datasets.tables.files import schema_path
 
     # A schema file overrides the check.

@@ -2,9 +2,9 @@
 
     import recsuite
 
-    from example import make_model                    # or a function of your own
+    from example import make_loss, make_model         # or functions of your own
 
-    model = recsuite.fit(events, model=make_model, epochs=5)    # a table, or the path of tables
+    model = recsuite.fit(events, model=make_model, loss=make_loss)    # a table, or the path of tables
     model.recommend(["8d1f..."], k=5, event={"device": "phone"})
     model.score(events.head(3))
     model.save("served")                              # a folder that ServedModel.open reads
@@ -70,9 +70,10 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Unpack
 
-    from recsuite.datasets.metrics import Metrics
     from recsuite.datasets.tables.sections import TableSchema
     from recsuite.extras.flags import Flags
+    from recsuite.metrics import Metrics
+    from recsuite.models.losses import LossMaker
     from recsuite.models.tasks import ModelMaker
 
 
@@ -92,7 +93,7 @@ class FittedModel(ServedModel):
         UserError: From its methods, for values of a wrong type and for features that the model lacks.
 
     Example:
-        model = rs.fit(events, model=make_model, epochs=5)
+        model = rs.fit(events, model=make_model, loss=make_loss, epochs=5)
         model.recommend(["8d1f"], k=5)              # [[(item, score), ...]]: 5 pairs for one user
         model.save("served")
     """
@@ -272,6 +273,7 @@ def fit(
     schema: str | Path | Mapping[str, Any] | TableSchema | None = None,
     *,
     model: ModelMaker | None = None,
+    loss: LossMaker | None = None,
     users: Any = None,
     items: Any = None,
     **flags: Unpack[Flags],
@@ -285,7 +287,8 @@ def fit(
             in `cache_dir` or beside the tables, as on the command line.
         schema: A schema.toml or its content, such as {"label": {"column": "stars"}}. The rest is guessed from
             tables in memory, and found or guessed beside a path.
-        model: Makes the model, such as `make_model` of example.py; required. Its loss is that of the task.
+        model: Makes the model, such as `make_model` of example.py; required.
+        loss: Makes the loss from the columns and the flags, such as `make_loss` of example.py; required.
         users: A table with a row for each user, or None.
         items: A table with a row for each item, or None.
         flags: Flags of the command line by their names, such as epochs=5. A `save_dir` keeps the checkpoints;
@@ -300,13 +303,14 @@ def fit(
 
     Example:
         events = pandas.DataFrame({"user": [1, 1, 2], "item": [7, 8, 7], "rating": [4.0, 3.0, 5.0]})
-        model = rs.fit(events, model=make_model, epochs=5)
+        model = rs.fit(events, model=make_model, loss=make_loss, epochs=5)
         model.score(events)                                   # float32 [3]
     """
-    if model is None:
+    if model is None or loss is None:
         raise UserError(
-            "fit requires the function that makes the model. Fix: from example import make_model, then "
-            "fit(events, model=make_model); example.py is in the repository, or give a function of your own."
+            "fit requires the functions that make the model and its loss. Fix: from example import "
+            "make_loss, make_model, then fit(events, model=make_model, loss=make_loss); example.py is in the "
+            "repository, or give functions of your own."
         )
     config = _config_of(flags)
     is_path = isinstance(events, (str, Path))
@@ -333,7 +337,7 @@ def fit(
                     config = config.replaced(data_path=str(folder / "data"), cache_dir=columns)
                 if "save_dir" not in flags:
                     config = config.replaced(save_dir=str(folder / "checkpoints"))
-                return _fitted(config, frozenset(flags), folder, model)
+                return _fitted(config, frozenset(flags), folder, model, loss)
         finally:
             # The objects of a training have reference cycles with its process groups and mapped columns.
             # Their threads and descriptors would stay until Python's garbage collector runs.
@@ -519,7 +523,9 @@ def _write(
     )
 
 
-def _fitted(config: Config, given: frozenset[str], folder: Path, model: ModelMaker) -> FittedModel:
+def _fitted(
+    config: Config, given: frozenset[str], folder: Path, model: ModelMaker, loss: LossMaker
+) -> FittedModel:
     from recsuite.checkpoint.folder import BEST
     from recsuite.datasets.loader import build_dataloader
     from recsuite.datasets.preparation.reading import read
@@ -529,7 +535,7 @@ def _fitted(config: Config, given: frozenset[str], folder: Path, model: ModelMak
 
     with joined_launch(config, given) as (config, context):
         with session(config, context, build_dataloader) as training:
-            run = training.run(model)
+            run = training.run(model, loss)
         # Prints the table of results, and writes the outputs that the flags request.
         raise_on_all(lambda: training.report(run))
 

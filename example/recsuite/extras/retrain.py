@@ -35,9 +35,9 @@ from recsuite.checkpoint.recorded import DATA_FLAGS, NAME_FLAGS
 from recsuite.config.config import TRAINING, Config, alone_modes
 from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
-from recsuite.datasets.metrics import lower_is_better
 from recsuite.errors import UserError, markdown_table
 from recsuite.files import explained, held, resolved
+from recsuite.metrics import lower_is_better
 from recsuite.places import ObjectPath, folder_at, write_whole
 from recsuite.runtime.console import say
 from recsuite.runtime.host import die_with_parent

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from typing_extensions import Self
 
-from recsuite.datasets.schema import HISTORY
+from recsuite.config.config import Config
+from recsuite.datasets.schema import HISTORY, Schema
 from recsuite.models.layers import repeated
 
 # Events to score against all drawn items at once: this limits the memory of scores with many items, and keeps
@@ -41,35 +44,39 @@ class Labelled(Protocol):
         ...
 
 
-class SquaredError(nn.Module):
-    """Weighted mean squared error of predicted labels. Padding has the weight 0 and adds nothing.
+# A protocol too: models import only the schema of the data sets. `Columns` is one.
+class TrainingData(Protocol):
+    """Properties of the data that a loss is made from; `training.columns` has them.
 
     Example:
-        model = training.shard(make_model, loss=rs.SquaredError())
-        loss = rs.SquaredError()(predictions, batch)          # float32 [], of float32 [B]
+        def make_loss(data: rs.TrainingData, args: rs.Config) -> nn.Module:
+            return rs.SampledSoftmax.of(data)
     """
 
-    def forward(self, predictions: torch.Tensor, batch: Labelled) -> torch.Tensor:
-        """Return the loss.
+    @property
+    def schema(self) -> Schema:
+        """Names of users, items and labels."""
+        ...
 
-        Args:
-            predictions: float32 [B].
-            batch: With labels and weights, float32 [B] both.
+    def item_ids(self) -> np.ndarray | None:
+        """Return the ids of items, int64, if batches have ids; None if they have table rows.
 
         Returns:
-            float32 [].
+            int64 [items], or None.
         """
-        # Padding has the weight 0.
-        return (batch.weights * (predictions - batch.labels) ** 2).mean()
+        ...
+
+    def item_shares(self) -> np.ndarray:
+        """Return each item's share of the training events.
+
+        Returns:
+            float32 [rows of the items' table]; with `item_ids` a share for each of these.
+        """
+        ...
 
 
-class LogLoss(nn.Module):
-    """Weighted mean of minus the logarithm of the probability of the actual answer."""
-
-    def forward(self, logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
-        """Return the loss, float32 [], of logits float32 [B]."""
-        # Padding has the weight 0.
-        return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
+# Function that makes a loss from the columns and the flags.
+LossMaker = Callable[[TrainingData, Config], nn.Module]
 
 
 class WithSquares(NamedTuple):
@@ -88,30 +95,6 @@ class WithSquares(NamedTuple):
 
     predictions: torch.Tensor
     squares: torch.Tensor
-
-
-class Decayed(nn.Module):
-    """A loss plus a decay in proportion to events: each event adds l2 times the squares of its vectors.
-
-    It is the L2 term of matrix factorization, of the batch instead of all rows: rows without events stay, and
-    the decay of a row grows with its events as its gradient does. Source: Koren, Bell and Volinsky, "Matrix
-    factorization techniques for recommender systems", 2009.
-
-    loss: of predictions and a batch. Another output than `WithSquares` has no decay, with a warning.
-    """
-
-    def __init__(self, loss: nn.Module, l2: float) -> None:
-        super().__init__()
-        self.loss, self.l2 = loss, l2
-
-    def forward(self, output: Any, batch: Labelled) -> torch.Tensor:
-        """Return the loss, float32 [], of a `WithSquares`, or of what the loss takes."""
-        if isinstance(output, WithSquares):
-            return self.loss(output.predictions, batch) + self.l2 * (batch.weights * output.squares).mean()
-        if self.l2:
-            warnings.warn(f"--l2 {self.l2} is unused: the model does not return rs.WithSquares", stacklevel=2)
-            self.l2 = 0.0
-        return self.loss(output, batch)
 
 
 class WithOwn(NamedTuple):
@@ -186,7 +169,8 @@ class SampledSoftmax(nn.Module):
             share is also that of all other ids.
 
     Example:
-        loss = rs.SampledSoftmax("item", torch.as_tensor(data.columns.item_shares()))
+        model = training.shard(make_model, loss=rs.SampledSoftmax.of(training.columns))
+        loss = rs.SampledSoftmax("item", torch.as_tensor(training.columns.item_shares()))
         loss(vectors, batch)                  # float32 [], of users and items float32 [N + B, 2, D]
     """
 
@@ -202,6 +186,21 @@ class SampledSoftmax(nn.Module):
         self.register_buffer("item_ids", item_ids, persistent=False)
         # Not in checkpoints, because it follows from the data.
         self.register_buffer("log_shares", item_shares.log(), persistent=False)
+
+    @classmethod
+    def of(cls, data: TrainingData) -> Self:
+        """Return the loss for the items of a training.
+
+        Args:
+            data: The columns of the training.
+
+        Returns:
+            The loss.
+        """
+        ids = data.item_ids()
+        # A copy: the columns are memory-mapped, and read-only.
+        item_ids = None if ids is None else torch.from_numpy(ids.copy())
+        return cls(data.schema.item, torch.as_tensor(data.item_shares()), item_ids)
 
     def forward(self, output: torch.Tensor | WithOwn, batch: Labelled) -> torch.Tensor:
         """Return the weighted mean over B events. Collective if there are in-batch negatives: every rank.

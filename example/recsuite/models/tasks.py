@@ -1,13 +1,11 @@
-"""Tasks: the loss, metrics and labels for a name of --task."""
+"""Tasks: the metrics and labels for a name of --task."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from typing_extensions import override
@@ -16,7 +14,6 @@ from recsuite.config.sections import MAX_EMBEDDING_DIM, ModelConfig
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, Feature, Schema
 from recsuite.errors import require
 from recsuite.models.heads import Head
-from recsuite.models.losses import Decayed, LogLoss, SampledSoftmax, SquaredError
 
 
 class ModelData(NamedTuple):
@@ -61,26 +58,8 @@ class ModelData(NamedTuple):
 ModelMaker = Callable[[ModelData, ModelConfig], nn.Module]
 
 
-# A protocol too: models import only the schema of the data sets. `Columns` is one.
-class TrainingData(Protocol):
-    """Properties of the data that a task uses."""
-
-    @property
-    def schema(self) -> Schema:
-        """Schema of the data: names of users and items."""
-
-    def item_ids(self) -> np.ndarray | None:
-        """Return the ids of items, int64, if batches have ids; None if they have table rows."""
-
-    def item_shares(self) -> np.ndarray:
-        """Return each item's share of the training events, float32 [rows of the items' table].
-
-        With `item_ids` there is a share for each of these.
-        """
-
-
-class WorkerTask(ABC):
-    """Choice of --task: its loss, metrics and labels.
+class WorkerTask:
+    """Choice of --task: its metrics and labels. The script has its loss.
 
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
     which two models are compared; epoch_metrics: those in the line of an epoch; evaluation: "predictions"
@@ -98,13 +77,6 @@ class WorkerTask(ABC):
     evaluation: ClassVar[Literal["predictions", "ranks", "answers"]]
     score_label: ClassVar[str]
     reads_order: ClassVar[bool] = False
-
-    @abstractmethod
-    def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
-        """Return the loss: (output of the head, batch) -> weighted mean over the batch, float32 [].
-
-        l2: see `Decayed`; a ranking has none.
-        """
 
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
         """Return predicted labels, float32 [B], of the output of the head for the loss."""
@@ -140,10 +112,6 @@ class Rating(WorkerTask):
     evaluation = "predictions"
     score_label = "predicted"
 
-    @override
-    def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
-        return Decayed(SquaredError(), l2)
-
 
 class ResponseTask(WorkerTask):
     """Prediction of the probability of a yes, such as a click."""
@@ -153,10 +121,6 @@ class ResponseTask(WorkerTask):
     epoch_metrics = ("log_loss", "auc")
     evaluation = "answers"
     score_label = "chance of {answer}"
-
-    @override
-    def make_loss(self, data: TrainingData, l2: float = 0.0) -> nn.Module:
-        return Decayed(LogLoss(), l2)
 
     @override
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
@@ -176,13 +140,6 @@ class Ranking(WorkerTask):
     @override
     def labels_for(self, values: Mapping[str, float]) -> dict[str, str]:
         return {name: name.replace("_at_", "@").upper() for name in {**values, **self.metrics}}
-
-    @override
-    def make_loss(self, data: TrainingData, l2: float = 0.0) -> SampledSoftmax:
-        ids = data.item_ids()
-        # A copy: the columns are memory-mapped, and read-only.
-        item_ids = None if ids is None else torch.from_numpy(ids.copy())
-        return SampledSoftmax(data.schema.item, torch.as_tensor(data.item_shares()), item_ids)
 
 
 class NextItem(Ranking):

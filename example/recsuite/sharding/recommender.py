@@ -249,10 +249,10 @@ class TrainableModel(nn.Module):
     """The model with its loss, in the form that TorchRec's pipelines train: batch -> (loss, output).
 
     loss: called with the output of the model and the batch, returns the weighted mean over its B rows,
-    float32 []; metrics: a user's own.
+    float32 []; None where the loop has its own, or nothing is trained; metrics: a user's own.
     """
 
-    def __init__(self, recommender: Recommender, loss: nn.Module) -> None:
+    def __init__(self, recommender: Recommender, loss: nn.Module | None) -> None:
         super().__init__()
         self.recommender = recommender
         # Inside the model, because TorchRec's pipelines call the model with a batch, sum the first value that
@@ -263,7 +263,14 @@ class TrainableModel(nn.Module):
     def forward(self, batch: ModelInput) -> LossAndOutput:
         """Return the loss over this rank's B rows, only in training, and the output."""
         output = self.recommender(batch)
-        return LossAndOutput(self.loss(output, batch) if self.training else None, output)
+        if not self.training:
+            return LossAndOutput(None, output)
+        if self.loss is None:
+            raise ValueError(
+                "A batch is trained on without a loss. Fix: give training.shard a loss, or compute your own "
+                "from model.output(batch)."
+            )
+        return LossAndOutput(self.loss(output, batch), output)
 
 
 def make_embeddings(num_rows: Mapping[str, int], widths: Mapping[str, int]) -> nn.ModuleList:
@@ -350,10 +357,9 @@ def make_model(
 ) -> TrainableModel:
     """Return the model of a data set with its loss; its tables are not allocated yet.
 
-    num_rows: of each table, by its name; loss: None for that of the task.
+    num_rows: of each table, by its name; loss: see `TrainableModel`.
     """
     lists = [table.name for table in columns.tables if table.feature.multi]
     recommender = Recommender(num_rows, config.model.embedding_dim, head, lists)
     recommender.is_bf16 = config.training.precision == "bf16"
-    loss = loss or TASKS[config.model.task].make_loss(columns, config.optimizer.l2)
     return TrainableModel(recommender, loss)

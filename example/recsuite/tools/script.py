@@ -431,7 +431,7 @@ def session(
 
     Example:
         with rs.session(args, runtime, rs.build_dataloader) as training:
-            model = training.shard(make_model)
+            model = training.shard(make_model, loss=MyLoss())
             step = training.step(model.train_on)
             for epoch in training.epochs():
                 for batch in epoch:

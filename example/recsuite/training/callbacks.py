@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from recsuite.datasets.columns import Columns
-    from recsuite.datasets.metrics import Measured, Metrics
+    from recsuite.metrics import Measured, Metrics
     from recsuite.training.state import ShardedModel
 
 # Names of the parts of a training, for `Callback.phase`: building the model; waiting for a batch; the rest of

@@ -23,7 +23,9 @@ from recsuite.config.config import Config, ExtraSection
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import history_prefix, places_of
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import (
+from recsuite.datasets.schema import HISTORY, ITEM, UNKNOWN_ROW, USER, YES_NO
+from recsuite.errors import UserError
+from recsuite.metrics import (
     KNOWN,
     NEVER_FOUND,
     NEW,
@@ -36,8 +38,6 @@ from recsuite.datasets.metrics import (
     measure_probabilities,
     measure_ranks,
 )
-from recsuite.datasets.schema import HISTORY, ITEM, UNKNOWN_ROW, USER, YES_NO
-from recsuite.errors import UserError
 from recsuite.models.layers import repeated
 from recsuite.models.losses import parts_of
 from recsuite.models.retrieval import Added, highest

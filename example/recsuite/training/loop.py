@@ -17,11 +17,12 @@ from typing_extensions import Self, override
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM, TrainingConfig
 from recsuite.datasets.batches import EventBatches
-from recsuite.datasets.metrics import Measured, Metrics
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import Window
 from recsuite.errors import UserError, counted, format_metric
 from recsuite.hooks import INITIAL_ROWS, extra
+from recsuite.metrics import Measured, Metrics
+from recsuite.models.losses import LossMaker
 from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
@@ -84,7 +85,7 @@ class Training:
 
     Example:
         with Training(data, config, context, checkpointer, callbacks) as training:
-            model = training.shard(make_model)
+            model = training.shard(make_model, loss=make_loss(training.columns, config))
             step = training.step(model.train_on)
             for epoch in training.epochs():
                 for batch in epoch:
@@ -147,8 +148,9 @@ class Training:
         Args:
             maker: Function that makes the model from the columns and the flags of the model. The attribute
                 `embedding_dims` of the model gives tables another width than --embedding_dim.
-            loss: Called with the output of the model and the batch; returns the mean over the batch.
-            tables: Optimizer of the tables; None for that of the task and the flags, as for all of these.
+            loss: Called with the output of the model and the batch; returns the mean over the batch. None for
+                a loop that computes its own from `model.output(batch)`.
+            tables: Optimizer of the tables; None for that of the flags.
             dense: Function that makes the optimizer of the dense part from its parameters.
             metrics: Name to a function of predictions and labels, numpy float32 [n], that returns a number.
                 They are shown with those of the task. One with the name of the main metric replaces it, and
@@ -246,8 +248,8 @@ class Training:
         self._steps.append(step)
         return step
 
-    def run(self, maker: ModelMaker) -> Run:
-        """Train a model with the loss of the task. Collective: every rank. maker: see `shard`.
+    def run(self, maker: ModelMaker, loss: LossMaker) -> Run:
+        """Train by the plain loop. Collective: every rank. maker, loss: make the model and its loss.
 
         Returns:
             The results.
@@ -257,7 +259,7 @@ class Training:
             WorkerError: when a data worker fails.
         """
         with self:
-            self.shard(maker)
+            self.shard(maker, loss(self.columns, self.config))
             step = self.step(self.train_state.train_on)
             for epoch in self.epochs():
                 learn(epoch, step)

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import Measured, Metrics
 from recsuite.errors import counted, format_metric, markdown_table
 from recsuite.hooks import extra
+from recsuite.metrics import Measured, Metrics
 from recsuite.models.tasks import TASKS, WorkerTask
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Run

@@ -299,8 +299,8 @@ def build_train_state(
 ) -> ShardedModel:
     """Return the model of a data set and its optimizers, untrained. Collective: every rank.
 
-    maker: makes the model; loss: None for that of the task; tables, dense: the optimizers, None for those of
-    the flags; metrics: of predictions and labels, besides those of the task.
+    maker: makes the model; loss: None where nothing is trained, or the loop has its own; tables, dense: the
+    optimizers, None for those of the flags; metrics: of predictions and labels, besides those of the task.
 
     Raises:
         UserError: when the tables do not fit the memory of the ranks, or the optimizer is unsupported.

@@ -15,7 +15,6 @@ from recsuite.config.config import Config
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader
-from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import Data, load, open_same_columns
 from recsuite.datasets.preparation.baselines import PastBiases
 from recsuite.datasets.preparation.cache import VOCABULARY, owner_of, remove_owned
@@ -31,6 +30,7 @@ from recsuite.datasets.streams import (
     num_empty,
 )
 from recsuite.errors import UserError, counted, format_metric
+from recsuite.metrics import Metrics
 from recsuite.models.tasks import TASKS, WorkerTask
 from recsuite.places import folder_at
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, launch_name, raise_on_all

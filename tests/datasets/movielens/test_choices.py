@@ -9,10 +9,10 @@ import pytest
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import measure_ranks
 from recsuite.datasets.movielens.choices import FAVOURITES, ORDER, TASTE, Clusters, draw_clusters
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.metrics import measure_ranks
 from tests.support.written_world import World, read
 
 NUM_RATINGS = 30_000

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import recsuite
-from example import make_model
+from example import make_loss, make_model
 from recsuite.datasets.tables.schema_file import read_schema
 from recsuite.errors import UserError
 
@@ -166,7 +166,7 @@ def test_a_training_ends_with_the_right_roles_after_following_what_messages_say(
     number_followed = 0
     while True:
         try:
-            recsuite.fit(tmp_path, model=make_model, **{**SMALL, **flags})
+            recsuite.fit(tmp_path, model=make_model, loss=make_loss, **{**SMALL, **flags})
             told = capsys.readouterr().out
         except UserError as refused:
             told = f"{capsys.readouterr().out}{refused}"

@@ -6,9 +6,9 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-from recsuite.datasets.metrics import Measured
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.extras.reports.diagnosis import describe_better_baselines, describe_difference
+from recsuite.metrics import Measured
 from recsuite.models.tasks import TASKS
 
 

@@ -19,7 +19,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from recsuite.config.config import Config
 from recsuite.config.presets import PRESETS
-from recsuite.datasets.metrics import Measured
 from recsuite.errors import UserError
 from recsuite.extras.reports import trackers
 from recsuite.extras.reports.trackers import (
@@ -30,6 +29,7 @@ from recsuite.extras.reports.trackers import (
     Tracking,
     numbers,
 )
+from recsuite.metrics import Measured
 from recsuite.sharding.table_rules import RowWiseAdagrad
 from recsuite.training.callbacks import Epoch, Step
 from recsuite.training.observers import observing

@@ -91,11 +91,9 @@ def _choose(
     positions: np.ndarray,
     ranks: np.ndarray,
 ) -> None:
-    """Write the positions of the taken movies in a `Clusters`, and their ranks.
-
-    order: chance of the cluster after that of the last movie; draws: float64 [sum of counts], from 0 to below
-    1; positions, ranks: int64 [sum of counts].
-    """
+    """Write the positions of the taken movies in a `Clusters`, and their ranks, int64 [sum of counts]."""
+    # order: chance of the cluster after that of the last movie; draws: float64 [sum of counts], from 0 to
+    # below 1.
     num_clusters, number = len(begins) - 1, 0
     had, left = np.empty(len(shares), np.bool_), np.empty(num_clusters)
     for user in range(len(counts)):

@@ -208,10 +208,8 @@ def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
 
 
 def _decoded(file: File) -> File:
-    """Return a file with its encoding, UTF-8 if it is valid, else ISO-8859-1, as in ml-1m and ml-100k.
-
-    Accents in ISO-8859-1 are never valid UTF-8.
-    """
+    """Return a file with its encoding, UTF-8 if it is valid, else ISO-8859-1, as in ml-1m and ml-100k."""
+    # Accents in ISO-8859-1 are never valid UTF-8.
     from recsuite.datasets.tables.formats import TextFile
 
     decoded = dataclasses.replace(file, encoding="utf-8")

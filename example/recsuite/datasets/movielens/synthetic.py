@@ -369,12 +369,7 @@ def _append_lines(file: BinaryIO, columns: list[np.ndarray]) -> None:
 def _write_movies(
     path: Path, num_movies: int, world: World, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Write movies.dat.
-
-    Returns:
-        Planted parameters, float64 [num_movies, 1 + rank], the bias first; ids, int64 [num_movies];
-        cumulative chance to be picked, float64 [num_movies].
-    """
+    """Write movies.dat. Return planted parameters [movies, 1 + rank], the bias first, ids and picks."""
     ids = np.cumsum(1 + (rng.random(num_movies) < SHARE_OF_ID_GAPS))
     years = np.maximum(LAST_YEAR - rng.exponential(MEAN_MOVIE_AGE, num_movies).astype(np.int64), FIRST_YEAR)
     names = GENRES.split()

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.datasets.arrays import chunks, counts_of, highest, release
-from recsuite.datasets.metrics import (
+from recsuite.datasets.preparation.histories import StoredEvents
+from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
+from recsuite.datasets.schema import HISTORY, LEAST_SHARE
+from recsuite.metrics import (
     KNOWN,
     NEVER_FOUND,
     NEW,
@@ -26,9 +29,6 @@ from recsuite.datasets.metrics import (
     measure_ranks,
     ranks_by_chance,
 )
-from recsuite.datasets.preparation.histories import StoredEvents
-from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
-from recsuite.datasets.schema import HISTORY, LEAST_SHARE
 
 if TYPE_CHECKING:
     from recsuite.datasets.schema import RawData, Schema
@@ -131,10 +131,8 @@ def _measured(
     liked_label: float,
     some: Any,
 ) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
-    """Metrics of predicted labels on the test, and metrics of the calibrated probabilities.
-
-    fitted: biases without the validation events, and with them; some: the test events, bool or a slice.
-    """
+    """Return metrics of predicted labels on the test, and those of the calibrated probabilities."""
+    # fitted: biases without the validation events, and with them; some: the test events, bool or a slice.
     num_train, num_validation, num_test = sizes
     num_known = num_train + num_validation
     validation, test = slice(num_train, num_known), slice(num_known, None)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
-from recsuite.datasets.metrics import TOP
 from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, with_flags
 from recsuite.datasets.streams import COPY, EMPTY_STREAM_STATE, StreamState
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes, explained, locked, place_for, remove, replace_file, replacing
+from recsuite.metrics import TOP
 from recsuite.places import ObjectPath, folder_at, is_remote
 from recsuite.runtime.console import say, stage
 
@@ -140,10 +140,7 @@ def _with_lock(
     read_again: Callable[[], RawData],
     stream_state: StreamState | None,
 ) -> Columns:
-    """Return the columns of this name. Make them unless the previous holder of the lock did.
-
-    settings: of the data, and the seed.
-    """
+    """Return the columns of this name. Make them unless the previous holder of the lock did."""
     (data, seed), folder = settings, newest_of(cache, name)
     there, fault = load_columns(folder, source.folder, source.schema)
     if there is not None and not _is_due(data, cache, name, launch):
@@ -203,10 +200,8 @@ def _share(folder: Path, store: ObjectPath) -> None:
 
 
 def _mark_of(cache: Path, name: str) -> Path:
-    """Path of the file with the launch that last rebuilt columns of this name.
-
-    Other modes and restarts of the launch do not rebuild them.
-    """
+    """Return the path of the file with the launch that last rebuilt columns of this name."""
+    # Other modes and restarts of the launch do not rebuild them.
     return cache / f".rebuilt-{name}"
 
 

@@ -62,10 +62,7 @@ def _with_context(folder: Path, stored: StoredEvents, context: Events) -> Stored
 
 
 def _content_of(stored: StoredEvents, item_rows: np.ndarray, num_events: int) -> Content:
-    """Return the content of the files. item_rows: the table row of each item, int32 [items].
-
-    num_events: number of events before those of the context.
-    """
+    """Return the content of the files; item_rows: int32 [items]; num_events: without those of the context."""
 
     def rows_and_labels(part: slice) -> np.ndarray:
         # Table rows, not positions of items, so that a history is copied to a batch without a look-up.

@@ -24,7 +24,6 @@ from recsuite.datasets.arrays import (
     write_records,
 )
 from recsuite.datasets.columns import MANIFEST, Columns, listed_items
-from recsuite.datasets.metrics import Metrics, finite
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.splits import rule_for_seen, split, stream_order
@@ -49,6 +48,7 @@ from recsuite.datasets.streams import HEAD, StreamState, digests_of, keys_of
 from recsuite.errors import UserError, escaped
 from recsuite.files import digest_of, flush, flushed, flushing, plain, remove, sealed
 from recsuite.hooks import extra
+from recsuite.metrics import Metrics, finite
 from recsuite.runtime.console import stage
 
 # Name of an unfinished folder, with the process id.
@@ -224,10 +224,7 @@ def _write_features(
     schema: Schema,
     stream_state: StreamState | None,
 ) -> tuple[WrittenFeatures, FeatureArrays]:
-    """Write the features of users and items, and the vocabulary. Returns the features of events too.
-
-    stream_state: of a stream, with the vocabulary of its earlier columns.
-    """
+    """Write the features of users and items, and the vocabulary; return the features, of events too."""
     is_trained = {
         entity: counts_of(column[:num_train], len(frame)) > 0
         for entity, frame, column in ((USER, raw.users, stored.user), (ITEM, raw.items, stored.item))

@@ -292,11 +292,7 @@ def _cut_of(number: int, config: DataConfig) -> int:
 
 
 def _describe_cut(time: np.ndarray, by_time: np.ndarray, cut: int, schema: Schema) -> list[str]:
-    """Notes for a test that begins among events of one time. by_time: places of events in the order of time.
-
-    Raises:
-        UserError: when all have one time, so that none is newer than another.
-    """
+    """Return notes on a test that begins among events of one time; refuse events that all have one time."""
     number = len(time)
     # They would be split in the order of the file, whose end often has users without a training event.
     if number > 1 and time[by_time[0]] == time[by_time[-1]]:
@@ -354,12 +350,8 @@ def _num_tied(events: Events, newest: np.ndarray) -> int:
 def _choose_validation(
     events: Events, by_time: np.ndarray, is_test: np.ndarray, config: DataConfig, seed: int
 ) -> np.ndarray:
-    """Mark the validation events, bool [events], in the order of time.
-
-    As many as `DataConfig.num_validation` says are drawn by the seed from the events outside the test; for
-    leave_one_out from the newest remaining event of each user. For --split time they are not the newest: the
-    newest events are the most informative ones about the test.
-    """
+    """Mark the validation events, bool [events], in the order of time: drawn, or the newest of each user."""
+    # Not the newest for --split time: these are the most informative ones about the test.
     among = where(~is_test)
     wanted = config.num_validation(len(among))
     if config.split == "leave_one_out":
@@ -371,11 +363,8 @@ def _choose_validation(
 
 
 def _newest_of_each(user: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return where, among events at these places, the last one of each user is, int32, user after user.
-
-    places: in the order of time. Only users with two or more events are included; also returns the number of
-    users with one.
-    """
+    """Return where the last event of each user is, int32, and the number of users with only one event."""
+    # places: in the order of time. Users with one event are skipped.
     number = highest(user) + 1
     counts, last = np.zeros(number, np.int64), np.zeros(number, np.int32)
     for part in chunks(len(places)):

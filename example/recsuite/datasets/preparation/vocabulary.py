@@ -268,10 +268,7 @@ def _add_categories(
 def _add_lists(
     folder: Path, written: WrittenFeatures, feature: Feature, column: pandas.Series, trained: np.ndarray
 ) -> np.ndarray:
-    """Add a feature with lists to `written` and write their values.
-
-    Returns the begin of each list among the values, and its length, int32 [n, 2].
-    """
+    """Write a feature with lists; return the begin of each list and its length, int32 [n, 2]."""
     counts = column.str.len().clip(lower=1).to_numpy(np.int32)
     # An empty list gets the unknown row: no list is empty.
     rows = _add_categories(written, feature, column.explode(), trained, int(counts.max()))
@@ -285,10 +282,7 @@ def _add_lists(
 
 
 def _add_codes(written: WrittenFeatures, feature: Feature, values: Codes, trained: np.ndarray) -> np.ndarray:
-    """Add a category of events to `written` and return the table row of each of its codes, int32.
-
-    The last row is that of the code -1. trained: the places of the training events.
-    """
+    """Add a category of events; return the table row of each of its codes, int32, last that of code -1."""
     if feature.is_dynamic:
         known = np.arange(len(values.values))
     else:

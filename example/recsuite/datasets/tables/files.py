@@ -270,11 +270,7 @@ def stem_of(path: str) -> str:
 
 
 def _is_file(root: str) -> bool:
-    """True if a path is one file.
-
-    Raises:
-        UserError: when nothing is there, or what is there is neither a file nor a folder.
-    """
+    """Return True for one file, False for a folder; refuse anything else."""
     if is_remote(root):
         return _format_of(root) is not None and not set("*[") & set(root.partition("?")[0])
     if os.path.isdir(root):
@@ -381,11 +377,7 @@ def _is_table(path: str) -> bool:
 
 
 def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File, ...]:
-    """Return the files of a role, with the properties given by their names and folders.
-
-    Raises:
-        UserError: when they are of several formats, or lie in folders of different partitions.
-    """
+    """Return the files of a role, of one format and one partitioning, with the properties in their names."""
     listed = [_file(path, folder, files, role) for path in sorted(paths)]
     formats = [file.format for file in listed]
     partitions = [" and ".join(name for name, _ in file.partitions) or "none" for file in listed]

@@ -449,11 +449,7 @@ class Delimited(TextReader):
                 first += batch.num_rows
 
     def _unnamed(self, first: list[str], rows: list[list[str]]) -> list[str]:
-        """Return empty names for the fields of the first rows beyond those of the header, if all are empty.
-
-        Raises:
-            UserError: when hardly any of the rows has as many fields as the header.
-        """
+        """Return empty names for the fields of the first rows beyond the header, if all of them are empty."""
         num_alike = sum(len(row) == len(first) for row in rows)
         if not rows or num_alike >= (1 - LEAST_ALIKE) * len(rows):
             return []

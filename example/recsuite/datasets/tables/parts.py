@@ -536,11 +536,7 @@ def _name(file: File, wanted: tuple[ColumnSpec, ...]) -> str:
 
 
 def _missing(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield a note on each feature with numbers or dates that cannot be read, which count as missing.
-
-    Raises:
-        UserError: for a feature with too many of them.
-    """
+    """Yield a note on each feature with unreadable numbers or dates; too many of them are refused."""
     for column in dict.fromkeys(column for part in parts for column in part.unread):
         lacking = [part for part in parts if column in part.unread]
         number = sum(part.unread[column].number for part in lacking)
@@ -559,11 +555,7 @@ def _missing(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _accepted(part: Part, config: DataConfig) -> list[str]:
-    """Return notes on the bad rows of a file.
-
-    Raises:
-        UserError: where there are more than are allowed.
-    """
+    """Return notes on the bad rows of a file, if there are no more than are allowed."""
     if config.bad_rows != "skip":
         part.faults.refuse(part.file)
     return part.faults.accepted(part.file, part.num_rows + part.faults.number, config.max_bad_rows)

@@ -118,11 +118,7 @@ def _with_split_of_files(raw: RawData) -> RawData:
 
 
 def _by_type(raw: RawData, schema: TableSchema, folder: Path) -> RawData:
-    """Keep the events of the target as events, and those of the context types as context.
-
-    Raises:
-        UserError: when no event has the target.
-    """
+    """Keep the events of the target, of which there must be one, as events, and the others as context."""
     types, events = schema.events, raw.events
     assert types is not None
     column = events.features[types.type]
@@ -625,11 +621,7 @@ class _Reading:
 
 
 def _check_weights(label: LabelColumn, values: np.ndarray, weights: np.ndarray) -> None:
-    """Refuse values of a label that have no weight; a value that is missing needs none.
-
-    Raises:
-        UserError: says how many there are.
-    """
+    """Refuse values of a label that have no weight; a value that is missing needs none."""
     parts = chunks(len(values), values, weights)
     number = sum(int((np.isnan(weights[part]) & ~np.isnan(values[part])).sum()) for part in parts)
     if number:

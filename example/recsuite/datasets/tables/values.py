@@ -307,10 +307,7 @@ def _within(values: np.ndarray, lowest: float, highest: float) -> bool:
 
 
 def _cast(texts: pyarrow.Array, kind: Any, pattern: str, fault: int) -> tuple[pyarrow.Array, np.ndarray]:
-    """Cast texts to another type, null for a missing value; `fault` marks texts that are not of the type.
-
-    pattern: of the texts of the type, without blanks around them.
-    """
+    """Cast texts to another type, null for a missing value; `fault` marks texts that are not of it."""
     # Arrow would read 0x1 as 1.
     raw, faults = bytes(texts.buffers()[2] or b""), np.zeros(len(texts), np.int8)
     if b"x" not in raw and b"X" not in raw:
@@ -470,10 +467,7 @@ def shown_value(column: pyarrow.Array, place: int) -> str:
 
 
 def _iso(texts: pyarrow.Array) -> np.ndarray:
-    """Return the seconds of ISO texts; NaN for others.
-
-    Examples: 2026-11-20, 2026-11-20 10:00 UTC, 2026-11-20T10:00:00.5+01:00 and 20261120T100000Z.
-    """
+    """Return the seconds of ISO texts, such as 20261120T100000Z; NaN for others."""
     # The usual form, which Arrow reads in a tenth of the time.
     with contextlib.suppress(pyarrow.ArrowInvalid):
         return _seconds(texts.cast(pyarrow.timestamp("us")))

@@ -14,10 +14,10 @@ from recsuite.checkpoint.recorded import checked_flags
 from recsuite.config.config import Config
 from recsuite.datasets.batching import history_prefix
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import TOP, Metrics, measure_ranks
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import HISTORY, ITEM, USER, RawData
 from recsuite.errors import UserError
+from recsuite.metrics import TOP, Metrics, measure_ranks
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
 from recsuite.serving.served import ServedModel
 from recsuite.serving.training_data import KnownFeatures, data_at

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recsuite.datasets.metrics import lower_is_better
 from recsuite.errors import LINES, UserError, escaped, format_metric, markdown_table, printable
 from recsuite.files import reason_of
+from recsuite.metrics import lower_is_better
 from recsuite.places import folder_at
 from recsuite.runtime.console import end_when_pipe_closes
 from recsuite.runtime.host import check_limits

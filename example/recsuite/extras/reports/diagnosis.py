@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import KNOWN, NEW, TOP, Measured, Metrics
 from recsuite.errors import counted, format_metric, with_article
+from recsuite.metrics import KNOWN, NEW, TOP, Measured, Metrics
 from recsuite.models.tasks import TASKS, WorkerTask
 
 # Difference between validation and test, by the value of --split.

@@ -13,10 +13,10 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import Measured, finite
 from recsuite.datasets.schema import ITEM, USER
 from recsuite.extras.reports.drift import drift_of
 from recsuite.files import digest_of_bytes, explained
+from recsuite.metrics import Measured, finite
 from recsuite.places import write_whole
 from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from recsuite.datasets.metrics import finite
 from recsuite.errors import UserError, counted
 from recsuite.extras.reports.report import epoch_report
 from recsuite.files import explained
+from recsuite.metrics import finite
 from recsuite.training.callbacks import Callback, Epoch, Run, Step, Tracker
 from recsuite.training.progress import Progress
 

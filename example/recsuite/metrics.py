@@ -185,10 +185,8 @@ def _means(
     values_of: Callable[[slice], tuple[np.ndarray, ...]],
     users: np.ndarray | None,
 ) -> Measured:
-    """Means of values of the cases, with intervals if their users are given.
-
-    values_of: the values of a part of the cases, float64 [cases] for each name.
-    """
+    """Means of values of the cases, with intervals if their users are given."""
+    # values_of: the values of a part of the cases, float64 [cases] for each name.
     totals = [0.0] * len(names)
     groups = np.zeros((GROUPS, 1 + len(names)))
     for part in _chunks(number):
@@ -215,12 +213,10 @@ def _means(
 def _with_auc(
     measured: Measured, scores: np.ndarray, positive: np.ndarray, users: np.ndarray | None
 ) -> Measured:
-    """Return the metrics with the AUC, and its interval if users are given.
-
-    The AUC is a mean over cases of their shares of the pairs in order with cases of the other answer. The
-    cases of a user are alike, so the variance is that of the sums of users (Obuchowski, "Nonparametric
-    analysis of clustered ROC curve data", 1997).
-    """
+    """Return the metrics with the AUC, and its interval if users are given."""
+    # The AUC is a mean over cases of their shares of the pairs in order with cases of the other answer. The
+    # cases of a user are alike, so the variance is that of the sums of users (Obuchowski, "Nonparametric
+    # analysis of clustered ROC curve data", 1997).
     value = auc(scores, positive)
     measured = replace(measured, values={**measured.values, "auc": value})
     if users is None or math.isnan(value):

@@ -8,9 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recsuite import metrics
 from recsuite.config.sections import MOST_CUTOFF
-from recsuite.datasets import metrics
-from recsuite.datasets.metrics import (
+from recsuite.datasets.movielens.source import SCHEMA
+from recsuite.datasets.preparation.baselines import (
+    Biases,
+    Oracle,
+    baselines_of,
+    fit_biases,
+    popularity_ranks,
+)
+from recsuite.datasets.preparation.histories import StoredEvents, write_histories
+from recsuite.datasets.preparation.loops import grouped
+from recsuite.metrics import (
     LEAST_CALIBRATED,
     LEAST_OF_EACH,
     NEVER_FOUND,
@@ -23,16 +33,6 @@ from recsuite.datasets.metrics import (
     measure_ranks,
     ranks_by_chance,
 )
-from recsuite.datasets.movielens.source import SCHEMA
-from recsuite.datasets.preparation.baselines import (
-    Biases,
-    Oracle,
-    baselines_of,
-    fit_biases,
-    popularity_ranks,
-)
-from recsuite.datasets.preparation.histories import StoredEvents, write_histories
-from recsuite.datasets.preparation.loops import grouped
 
 LIKED = 4.0
 NO_CALIBRATION = Calibration(float("nan"), float("nan"))
