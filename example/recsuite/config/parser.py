@@ -22,7 +22,7 @@ from recsuite.files import PATHS
 # Flags that --help shows, in this order; --help_all shows every flag.
 FIRST = (
     *("dataset", "data_path", "task", "split", "epochs", "batch_size", "num_workers"),
-    *("dump", "inc_dump", "resume", "load", "save_dir", "report_dir"),
+    *("dump", "inc_dump", "resume", "load", "save_dir"),
 )
 # Flags that have a second, longer name.
 LONG_NAMES = {"inc_dump": "incremental_dump"}
